@@ -1,0 +1,47 @@
+# Two commands matter to a user: `make train-ctr` and `make test`. Each builds .venv first where it must.
+
+PYTHON ?= python3
+VENV := .venv
+# Prefect asks a terminal about telemetry on first use otherwise.
+export DO_NOT_TRACK := 1
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.complete
+
+# Parameters of train-ctr, for instance: make train-ctr DATA=clicks.tsv.gz MODEL=2emb ARGS="--epochs 2"
+DATA ?=
+SCHEMA ?=
+MODEL ?=
+ARGS ?=
+
+.PHONY: setup train-ctr serve test check lock clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+train-ctr: $(STAMP)
+	@$(BIN)/python -m flows.train_ctr $(if $(DATA),--data "$(DATA)") $(if $(SCHEMA),--schema "$(SCHEMA)") \
+		$(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+serve: $(STAMP)
+	@$(BIN)/python -m flows.serve
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Writes the lock file from what is installed, after pyproject.toml was changed and installed by hand.
+lock:
+	( echo "# Exact versions of a tested environment, Python 3.11; written by 'make lock'."; \
+	  $(BIN)/python -m pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+cpu$$//' ) > requirements.lock
+
+clean:
+	rm -rf $(VENV) .heterps build *.egg-info

@@ -1,0 +1,1 @@
+"""Stories that a user can run, one file each; they read like a table of contents."""

@@ -1,0 +1,115 @@
+"""Runs a flow from a shell: one option for each of its parameters, a clean terminal, one line for an error."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flows.prefect_connection import connect
+from heterps_core.errors import HeterpsError
+from infra.workspace import Workspace
+from tasks.story import show_on_terminal
+
+ENDED_HINT = (
+    "interrupted; what was running is ended. "
+    "To go on from the newest checkpoint: --resume-run-id with the id above"
+)
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
+
+
+def main(
+    flow: Callable[..., Any],
+    *,
+    program: str,
+    check: Callable[..., object],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Run a flow with the parameters of the command line and return the exit status.
+
+    Args:
+        flow: A Prefect flow; its docstring documents the parameters.
+        program: How the user started it, for the help.
+        check: Called with the parameters first, so that a wrong name is told before Prefect is started.
+        arguments: Instead of those of the process.
+    """
+    function = inspect.unwrap(flow.fn)  # type: ignore[attr-defined]
+    parameters = vars(parser_for(function, program=program).parse_args(arguments))
+    try:
+        check(**parameters)
+        workspace = Workspace.locate().create()
+        # Errors are told here in one line; Prefect would print each with its traceback, some of them twice.
+        os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
+        connect(workspace)
+        show_on_terminal()
+        flow(**parameters)
+    except HeterpsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print(ENDED_HINT, file=sys.stderr)
+        return INTERRUPTED
+    except SystemExit:
+        # How the machines' context manager leaves on SIGTERM and SIGHUP.
+        print(ENDED_HINT, file=sys.stderr)
+        raise
+    return 0
+
+
+def parser_for(function: Callable[..., Any], *, program: str) -> argparse.ArgumentParser:
+    """Return a parser with an option for each parameter, documented by the function's docstring.
+
+    Knows the types that Prefect's form is made of here: str, int, float and list[str], each of them or None.
+    """
+    documentation = inspect.getdoc(function) or ""
+    helps = parameter_helps(documentation)
+    parser = argparse.ArgumentParser(prog=program, description=documentation.partition("\n")[0])
+    hints = typing.get_type_hints(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        is_list, kind = _kind_of(hints[name])
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            nargs="+" if is_list else None,
+            default=parameter.default,
+            metavar="NAME" if kind is str else "N",
+            help=_help(helps[name], parameter.default),
+        )
+    return parser
+
+
+def parameter_helps(documentation: str) -> Mapping[str, str]:
+    """Return the text of each entry under "Args:" of a docstring, joined to one line.
+
+    Example:
+        >>> parameter_helps("Do it.\\n\\nArgs:\\n    a: One\\n        two.\\n    b: Three.\\n\\nReturns:\\n    c: 4")
+        {'a': 'One two.', 'b': 'Three.'}
+    """
+    section = re.search(r"^Args:\n((?: +.*\n?|\n)*)", documentation, re.MULTILINE)
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section.group(1) if section else "", re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+def _kind_of(hint: Any) -> tuple[bool, type]:
+    """Return whether a hint is a list, and the type of one value."""
+    if isinstance(hint, types.UnionType):
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    if typing.get_origin(hint) is list:
+        return True, typing.get_args(hint)[0]
+    return False, hint
+
+
+def _help(text: str, default: Any) -> str:
+    # argparse reads % as the start of a format.
+    text = text.replace("%", "%%")
+    if default is None:
+        return text
+    shown = " ".join(default) if isinstance(default, list) else default
+    return f"{text} (default: {shown})"

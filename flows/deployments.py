@@ -1,0 +1,139 @@
+"""The serving process: runs `train-ctr` and `sweep-orphans` on schedule and on request.
+
+`python -m flows.serve` starts it. It must be its own main module, as flow runs that are served from
+an imported one stay pending for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+
+from prefect import serve
+from prefect.automations import Automation
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import (
+    ConcurrencyLimitConfig,
+    ConcurrencyLimitStrategy,
+    FlowRun,
+    StateType,
+)
+from prefect.deployments.runner import RunnerDeployment
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.flows import EntrypointType
+from prefect.schedules import Cron, Interval
+
+from flows.prefect_connection import HEARTBEAT_SECONDS
+from flows.schedule import (
+    NIGHTLY_CRON,
+    SWEEP_INTERVAL_S,
+    SWEEP_ORPHANS,
+    TRAIN_CTR,
+    nightly_timezone,
+)
+from flows.sweep_orphans import sweep_orphans
+from flows.train_ctr import train_ctr
+
+CRASH_AUTOMATION = "crash runs without heartbeat"
+HEARTBEATS_MISSED = 3
+
+logger = logging.getLogger(__name__)
+
+# A second run while one is live would rent a second fleet, so it is refused and not queued.
+ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
+
+
+def main() -> None:
+    """Register the deployments and run what they are asked for, until SIGINT or SIGTERM."""
+    install_crash_automation()
+    skip_missed_runs()
+    # Schedules stay as they are on a stop, so that one which somebody paused stays paused.
+    serve(*deployments(), pause_on_shutdown=False, print_starting_message=False)
+
+
+def deployments() -> tuple[RunnerDeployment, RunnerDeployment]:
+    """Return the nightly training and the sweeper, each named as its flow."""
+    training = train_ctr.to_deployment(
+        name=TRAIN_CTR,
+        schedule=Cron(NIGHTLY_CRON, timezone=nightly_timezone()),
+        concurrency_limit=ONE_AT_A_TIME,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    sweeper = sweep_orphans.to_deployment(
+        name=SWEEP_ORPHANS,
+        schedule=Interval(SWEEP_INTERVAL_S),
+        concurrency_limit=ONE_AT_A_TIME,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    return training, sweeper
+
+
+def install_crash_automation() -> None:
+    """Make the server call a run crashed when its heartbeats stop; may be called again.
+
+    A self-hosted server leaves the run of a killed process running for ever otherwise, and with it
+    the only place that the concurrency limit grants.
+    """
+    within = timedelta(seconds=HEARTBEATS_MISSED * HEARTBEAT_SECONDS)
+    heartbeat = "prefect.flow-run.heartbeat"
+    ends = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+    wanted = Automation(
+        name=CRASH_AUTOMATION,
+        description="Written by HeterPS at every start of the serving process.",
+        trigger=EventTrigger(
+            after={heartbeat},
+            expect={heartbeat, *ends},
+            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=within,
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED, message=f"no heartbeat for {within.total_seconds():.0f} s"
+            )
+        ],
+    )
+    with get_client(sync_client=True) as client:
+        existing = client.read_automations_by_name(CRASH_AUTOMATION)
+    if not existing:
+        wanted.create()
+        return
+    wanted.id = existing[0].id
+    wanted.update()
+
+
+def skip_missed_runs() -> int:
+    """Delete scheduled runs that fell due while nothing served them; return how many.
+
+    Prefect would start all of them at once, oldest first. A run that a person asked for is kept.
+    """
+    with get_client(sync_client=True) as client:
+        missed = client.read_flow_runs(
+            deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[TRAIN_CTR, SWEEP_ORPHANS])),
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+                expected_start_time=FlowRunFilterExpectedStartTime(before_=datetime.now(UTC)),
+            ),
+        )
+        skipped: list[FlowRun] = [run for run in missed if run.auto_scheduled]
+        for run in skipped:
+            client.delete_flow_run(run.id)
+    if skipped:
+        logger.warning("skipped %d scheduled runs that fell due while nothing was serving", len(skipped))
+    return len(skipped)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Ends what dead runs left behind: machines whose lease is over, and records that still say running.
+
+The third of the four layers of teardown. It runs every five minutes beside the serving process, and may
+run at any time by hand (`python -m flows.sweep_orphans`); a second sweep finds nothing left to do.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from prefect import flow
+
+from flows.schedule import SWEEP_ORPHANS
+from infra.workspace import Workspace
+from tasks.story import tell
+from tasks.sweeping import close_dead_records, end_orphans
+
+
+@flow(name=SWEEP_ORPHANS)
+def sweep_orphans() -> int:
+    """End the machines of dead runs and close their records.
+
+    Returns:
+        How many machines were ended and records closed together.
+    """
+    workspace = Workspace.locate().create()
+    machines = end_orphans(workspace)
+    for machine in machines:
+        tell("ended", f"{machine.provider_instance_id} of run {machine.run_id}: {machine.reason}")
+    closed = close_dead_records(workspace, machines)
+    for run_id in closed:
+        tell("closed", f"the record of run {run_id}")
+    tell("swept", f"{len(machines)} machines ended, {len(closed)} records closed")
+    return len(machines) + len(closed)
+
+
+if __name__ == "__main__":
+    from flows.command_line import main
+
+    sys.exit(main(sweep_orphans, program="python -m flows.sweep_orphans", check=dict))

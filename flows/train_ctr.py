@@ -1,0 +1,269 @@
+"""The whole line: data, profile, plan, machines, training, teardown, record and bill.
+
+`make train-ctr` runs it from the command line, `prefect deployment run train-ctr` from a served
+deployment; both are this one flow.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.flows import Flow
+from prefect.runtime import flow_run as current_flow_run
+
+from flows.schedule import TRAIN_CTR
+from heterps_core.hardware import get_device_type
+from heterps_core.scheduling.schedulers import get_scheduler
+from heterps_core.training.job import default_batch_size
+from heterps_core.training.run_directory import RunDirectory
+from infra.caps import Caps
+from infra.workspace import Workspace
+from tasks.baseline import measure_baseline
+from tasks.clusters import bills_of_run, check_provider, rented_cluster, run_location
+from tasks.data import check_source, prepare_data
+from tasks.parameter_ranges import check_numbers
+from tasks.planned_job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT, planned_job
+from tasks.profiling import check_model_name, profile_layers
+from tasks.provisioning import find_offers, provision
+from tasks.recording import record_run, register_model
+from tasks.reporting import RunReport, plan_summary, publish_artifacts, report_text, training_summary
+from tasks.runs import (
+    TrainingParameters,
+    clean_up_run,
+    keep_parameters,
+    new_run_id,
+    open_record,
+    utc_now,
+)
+from tasks.scheduling import make_problem, predict_launch, search_with_all
+from tasks.story import tell, tell_block
+from tasks.tracking import EndStatus, close_run
+from tasks.training import resume_summary, train, training_config, write_job
+
+DEFAULT_DEVICE_TYPES = ["cpu-c7i", "cpu-r6in", "gpu-t4", "gpu-t4-20gbit"]
+
+
+def _clean_up(status: EndStatus) -> Any:
+    """Return a hook that ends machines by run id and closes the record with `status`."""
+
+    def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+        reason = f"{state.name}: {(state.message or 'no message').splitlines()[0]}"
+        clean_up_run(
+            Workspace.locate(),
+            str(flow_run.id),
+            resume_run_id=flow_run.parameters.get("resume_run_id"),
+            status=status,
+            reason=reason,
+        )
+
+    return clean_up
+
+
+def check_parameters(
+    *,
+    data: str | None,
+    schema_file: str | None,
+    model: str,
+    scheduler: str,
+    provider: str,
+    device_types: list[str],
+    **numbers: Any,
+) -> None:
+    """Check the parameters in milliseconds, before any work or record begins.
+
+    Raises:
+        UnknownNameError: A name is in no registry; the message lists the known ones.
+        DataError, ConfigurationError: A file is not there, the provider lacks what it needs, or a number is out
+            of its range.
+    """
+    check_numbers(numbers)
+    check_provider(Workspace.locate(), provider)
+    get_scheduler(scheduler)
+    check_model_name(model)
+    for name in device_types:
+        get_device_type(name)
+    check_source(data, schema_file=schema_file)
+
+
+@flow(
+    name=TRAIN_CTR,
+    flow_run_name="{model}-{scheduler}",
+    on_failure=[_clean_up("FAILED")],
+    on_cancellation=[_clean_up("KILLED")],
+    on_crashed=[_clean_up("KILLED")],
+)
+def train_ctr(
+    data: str | None = None,
+    schema_file: str | None = None,
+    model: str = "ctrdnn",
+    scheduler: str = "reinforce",
+    provider: str = "local",
+    device_types: list[str] = DEFAULT_DEVICE_TYPES,
+    throughput_floor_samples_per_s: float = 0.0,
+    planned_samples: int | None = NIGHT_SAMPLES,
+    planned_rows_per_slot: int | None = PRODUCTION_ROWS_PER_SLOT,
+    epochs: int = 1,
+    batch_size: int | None = None,
+    max_usd_per_hour: float | None = None,
+    max_usd_per_run: float | None = None,
+    budget_evaluations: int = 2_000,
+    seed: int = 0,
+    resume_run_id: str | None = None,
+) -> str:
+    """Train a click model on machines that a proven plan chose, and record what it cost.
+
+    Args:
+        data: File, folder or pattern of clicks in time order; empty for a made-up click stream.
+        schema_file: JSON file that names label, numeric and categorical columns; empty for the Criteo format.
+        model: Name of a model (ctrdnn, 2emb), or your own as package.module:function.
+        scheduler: Search method whose plan is used; exact proves every plan.
+        provider: Where machines come from: local rehearses the plan on this machine, aws rents.
+        device_types: What layers may be placed on.
+        throughput_floor_samples_per_s: Least throughput of a plan in samples/s; 0 for none.
+        planned_samples: Samples of the night that a rehearsed plan is made for; empty for those of the data.
+        planned_rows_per_slot: Rows of each table that a rehearsed plan is made for; empty for those of the data.
+        epochs: Passes over the training rows.
+        batch_size: Samples per training step; empty to choose it from the number of rows.
+        max_usd_per_hour: Refuse a plan that costs more in USD/hour; empty for no cap.
+        max_usd_per_run: Refuse a plan that costs more in USD for the whole run; empty for no cap.
+        budget_evaluations: Plans that each search method may rate.
+        seed: Of all random choices in search and training.
+        resume_run_id: Go on with the training of this run from its newest checkpoint, with its data, model
+            and numbers.
+
+    Returns:
+        The run's id.
+    """
+    check_parameters(
+        data=data,
+        schema_file=schema_file,
+        model=model,
+        scheduler=scheduler,
+        provider=provider,
+        device_types=device_types,
+        throughput_floor_samples_per_s=throughput_floor_samples_per_s,
+        planned_samples=planned_samples,
+        planned_rows_per_slot=planned_rows_per_slot,
+        epochs=epochs,
+        batch_size=batch_size,
+        max_usd_per_hour=max_usd_per_hour,
+        max_usd_per_run=max_usd_per_run,
+        budget_evaluations=budget_evaluations,
+        seed=seed,
+    )
+    workspace = Workspace.locate().create()
+    caps = Caps(max_usd_per_hour=max_usd_per_hour, max_usd_per_run=max_usd_per_run)
+    run_id = resume_run_id or new_run_id(current_flow_run.id, now=utc_now())
+    asked = TrainingParameters(
+        data=data, schema_file=schema_file, model=model, epochs=epochs, batch_size=batch_size, seed=seed
+    )
+    asked = keep_parameters(workspace, asked, run_id=run_id, is_resumed=resume_run_id is not None)
+    tell("run", run_id)
+    tracked = open_record(
+        workspace,
+        run_id=run_id,
+        model=asked.model,
+        scheduler=scheduler,
+        provider=provider,
+        flow_run_id=current_flow_run.id,
+    )
+
+    clicks = prepare_data(workspace, data=asked.data, schema_file=asked.schema_file)
+    tell("data", clicks.summary)
+    dataset = clicks.open()
+    batch_size = asked.batch_size or default_batch_size(dataset.num_train_rows)
+
+    job = planned_job(
+        dataset,
+        provider=provider,
+        batch_size=asked.batch_size,
+        planned_samples=planned_samples,
+        planned_rows_per_slot=planned_rows_per_slot,
+    )
+    profiled = profile_layers(
+        workspace, clicks, job, model=asked.model, batch_size=batch_size, device_types=device_types
+    )
+    tell("profile", profiled.summary)
+
+    offers = find_offers(device_types)
+    problem = make_problem(
+        profiled,
+        offers,
+        job,
+        device_types=device_types,
+        num_epochs=asked.epochs,
+        throughput_floor_samples_per_s=throughput_floor_samples_per_s,
+    )
+    searches = search_with_all(
+        problem, scheduler=scheduler, budget_evaluations=budget_evaluations, seed=asked.seed
+    )
+    plan = searches.results[scheduler].plan
+    tell("plan", plan_summary(plan))
+
+    provisioning = provision(plan, offers, provider=provider, caps=caps)
+    tell("machines", provisioning.summary)
+
+    config = training_config(
+        dataset,
+        batch_size=batch_size,
+        epochs=asked.epochs,
+        seed=asked.seed,
+        num_stages=len(provisioning.launch_stages),
+    )
+    prediction = predict_launch(profiled, provisioning.launch_stages, config)
+    run_directory = RunDirectory(run_location(workspace, provider, run_id))
+    if resume_run_id is not None:
+        tell("resume", resume_summary(run_directory))
+    write_job(
+        run_directory,
+        run_id=run_id,
+        model=asked.model,
+        dataset=dataset,
+        stages=provisioning.launch_stages,
+        config=config,
+    )
+    with rented_cluster(
+        workspace,
+        provider,
+        provisioning,
+        run_id=run_id,
+        run_directory=run_directory.location,
+        caps=caps,
+    ) as cluster:
+        training = train(run_directory, cluster)
+    tell("trained", training_summary(training))
+
+    report = RunReport(
+        run_id=run_id,
+        model=asked.model,
+        data=clicks.description,
+        num_train_rows=dataset.num_train_rows,
+        num_eval_rows=dataset.num_eval_rows,
+        problem=problem,
+        searches=searches,
+        scheduler=scheduler,
+        provisioning=provisioning,
+        prediction=prediction,
+        training=training,
+        baseline=measure_baseline(clicks),
+        best_reachable=clicks.best_reachable,
+        bills=bills_of_run(workspace, provider, run_id),
+        tracked=tracked,
+        is_estimated=bool(profiled.estimated_device_types),
+    )
+    text = report_text(report, workspace)
+    record_run(workspace, report, num_microbatches=config.num_microbatches, text=text)
+    register_model(workspace, run_directory, report, clicks)
+    publish_artifacts(report)
+    close_run(workspace, tracked, status="FINISHED", reason="completed")
+    tell_block(text)
+    return run_id
+
+
+if __name__ == "__main__":
+    from flows.command_line import main
+
+    sys.exit(main(train_ctr, program="python -m flows.train_ctr", check=check_parameters))

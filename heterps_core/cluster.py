@@ -1,0 +1,111 @@
+"""The machines of one run as a description: who they are, where they are, what they cost.
+
+Providers make it, training and reports read it, and it goes through JSON into the run directory, so
+that a node needs nothing but that file to know its neighbours. It starts and ends nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.hardware import Market
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One machine of a run; with the local provider, one process tree that stands for a machine."""
+
+    node_id: str
+    """Unique within the run, for instance "stage0-node0"."""
+
+    address: str
+    """That the other nodes reach it at."""
+
+    device_type: str
+    instance_type: str
+    market: Market
+    stage: int
+    """Index of the pipeline stage, counted from 0."""
+
+    num_workers: int
+    """Worker processes, each one replica of the stage on one unit."""
+
+    price_usd_per_hour: float
+    provider_instance_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """All machines of one run, ordered by stage."""
+
+    run_id: str
+    provider: str
+    nodes: tuple[Node, ...]
+    rendezvous: str
+    """host:port at which the workers find one another."""
+
+    created_at: str
+    """ISO 8601 time at which the launch was complete."""
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ConfigurationError(f"a cluster needs at least one node, run {self.run_id} has none")
+        ids = [node.node_id for node in self.nodes]
+        if len(set(ids)) != len(ids):
+            raise ConfigurationError(f"node ids must be unique within a run, got {', '.join(ids)}")
+
+    @property
+    def price_usd_per_hour(self) -> float:
+        """Of all nodes together."""
+        return sum(node.price_usd_per_hour for node in self.nodes)
+
+    @property
+    def workers_per_stage(self) -> tuple[int, ...]:
+        """Number of worker processes of each stage, in order."""
+        counts = [0] * (max(node.stage for node in self.nodes) + 1)
+        for node in self.nodes:
+            counts[node.stage] += node.num_workers
+        return tuple(counts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Cluster:
+        """Read the JSON form; fields that are not known are ignored.
+
+        Raises:
+            ConfigurationError: The schema version is another one.
+        """
+        version = document.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise ConfigurationError(
+                f"a cluster file must have schema_version {SCHEMA_VERSION}, got {version!r}"
+            )
+        values = {name: document[name] for name in cls.__dataclass_fields__}
+        values["nodes"] = tuple(_node_from_json(node) for node in document["nodes"])
+        return cls(**values)
+
+    def save(self, path: Path) -> None:
+        """Write the JSON form; a reader sees the old file or the new one, never a part."""
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(json.dumps(self.to_json(), indent=2))
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Cluster:
+        """Read a file that `save` wrote."""
+        return cls.from_json(json.loads(path.read_text()))
+
+
+def _node_from_json(document: Mapping[str, Any]) -> Node:
+    values = {name: document[name] for name in Node.__dataclass_fields__}
+    return Node(**{**values, "market": Market(document["market"])})

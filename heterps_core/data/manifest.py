@@ -1,0 +1,171 @@
+"""What a prepared dataset holds and what it was made from: the JSON file that makes it complete.
+
+It is written last, so a folder without it is unfinished work, and it carries a fingerprint of the source
+files and parameters, so that the same work is never done twice and a changed source is always noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from heterps_core.data.features import FeatureSpec
+from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.schema import DataSchema
+from heterps_core.errors import ConfigurationError, DataError
+
+FORMAT_VERSION = 1
+"""Raised whenever the same source would give other files, so that older caches are not reused."""
+
+MANIFEST_NAME = "manifest.json"
+
+_SAMPLED_BYTES = 65_536
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFile:
+    """One file that a dataset was prepared from, as it was then."""
+
+    path: str
+    """Absolute path."""
+
+    size_bytes: int
+    modified_ns: int
+    """Time of the last change, nanoseconds since 1970."""
+
+    sample_sha256: str
+    """Of the first and the last 64 KiB: a rewritten file is noticed even where size and time agree."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetManifest:
+    """The content of `manifest.json`."""
+
+    fingerprint: str
+    """Equal for equal source files, schema and parameters."""
+
+    schema: DataSchema
+    features: FeatureSpec
+    numeric_transform: NumericTransform
+    """Fitted on the training rows; apply it to raw numbers when serving."""
+
+    eval_fraction: float
+    num_train_rows: int
+    num_eval_rows: int
+    num_train_clicks: int
+    num_eval_clicks: int
+    sources: tuple[SourceFile, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows for training and evaluation together."""
+        return self.num_train_rows + self.num_eval_rows
+
+    @property
+    def train_click_rate(self) -> float:
+        """Share of clicks among the training rows, in [0, 1]."""
+        return self.num_train_clicks / self.num_train_rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the `manifest.json` form."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "fingerprint": self.fingerprint,
+            "schema": self.schema.to_json(),
+            "features": self.features.to_json(),
+            "numeric_transform": self.numeric_transform.to_json(),
+            "eval_fraction": self.eval_fraction,
+            "num_train_rows": self.num_train_rows,
+            "num_eval_rows": self.num_eval_rows,
+            "num_train_clicks": self.num_train_clicks,
+            "num_eval_clicks": self.num_eval_clicks,
+            "train_click_rate": self.train_click_rate,
+            "sources": [asdict(source) for source in self.sources],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> DatasetManifest:
+        """Read the `manifest.json` form.
+
+        Raises:
+            ConfigurationError: The format version is another one.
+        """
+        version = document.get("format_version")
+        if version != FORMAT_VERSION:
+            raise ConfigurationError(
+                f"a prepared dataset must have format_version {FORMAT_VERSION}, got {version!r}; "
+                f"prepare it anew"
+            )
+        plain = (
+            "fingerprint",
+            "eval_fraction",
+            "num_train_rows",
+            "num_eval_rows",
+            "num_train_clicks",
+            "num_eval_clicks",
+        )
+        return cls(
+            schema=DataSchema.from_json(document["schema"]),
+            features=FeatureSpec.from_json(document["features"]),
+            numeric_transform=NumericTransform.from_json(document["numeric_transform"]),
+            sources=tuple(SourceFile(**source) for source in document["sources"]),
+            **{name: document[name] for name in plain},
+        )
+
+
+def write_manifest(directory: Path, manifest: DatasetManifest) -> None:
+    """Write `manifest.json` in one step: it is there completely or not at all."""
+    path = directory / MANIFEST_NAME
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(manifest.to_json(), indent=2) + "\n", encoding="utf-8")
+    temporary.rename(path)
+
+
+def read_manifest(directory: Path) -> DatasetManifest | None:
+    """Return the manifest, or None where there is none of this format that can be read."""
+    try:
+        document = json.loads((directory / MANIFEST_NAME).read_text(encoding="utf-8"))
+        return DatasetManifest.from_json(document)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigurationError):
+        return None
+
+
+def describe_source(file: Path) -> SourceFile:
+    """Return what a source file is now.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        status = file.stat()
+        digest = hashlib.sha256()
+        with file.open("rb") as stream:
+            digest.update(stream.read(_SAMPLED_BYTES))
+            stream.seek(max(0, status.st_size - _SAMPLED_BYTES))
+            digest.update(stream.read(_SAMPLED_BYTES))
+    except OSError as error:
+        raise DataError(file, f"cannot be read: {error.strerror}") from error
+    return SourceFile(
+        path=str(file.absolute()),
+        size_bytes=status.st_size,
+        modified_ns=status.st_mtime_ns,
+        sample_sha256=digest.hexdigest(),
+    )
+
+
+def compute_fingerprint(
+    sources: Sequence[SourceFile], schema: DataSchema, buckets_per_slot: int, eval_fraction: float
+) -> str:
+    """Return a hash of everything that decides what a prepared dataset holds."""
+    document = {
+        "format_version": FORMAT_VERSION,
+        "sources": [asdict(source) for source in sources],
+        "schema": schema.to_json(),
+        "buckets_per_slot": buckets_per_slot,
+        "eval_fraction": eval_fraction,
+    }
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,91 @@
+"""Which files a source names, in which order, and which reader each of them takes.
+
+Everything downstream sees one stream of checked rows, whatever the files were. Their order is the order
+of time: the last rows are the ones held out.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from heterps_core.data.parquet_reader import read_parquet
+from heterps_core.data.row_batch import RowBatch
+from heterps_core.data.schema import DataSchema
+from heterps_core.data.text_reader import GZIP_MAGIC, read_text
+from heterps_core.errors import DataError
+
+Source = str | Path | Sequence[str | Path]
+"""A file, a folder, a pattern such as "day_*.gz", or a list of them."""
+
+_PARQUET_MAGIC = b"PAR1"
+
+
+def list_source_files(source: Source) -> tuple[Path, ...]:
+    """Return the files of a source in time order.
+
+    A list keeps its order. The files of a folder or pattern are ordered by name with numbers by value
+    (day_2 before day_10); names that begin with "." or "_" are left out of a folder.
+
+    Raises:
+        DataError: A file is missing, or a folder or pattern holds no file.
+    """
+    if not isinstance(source, str | Path):
+        files = tuple(file for part in source for file in list_source_files(part))
+        if not files:
+            raise DataError("the list of sources", "must name at least one file, got none")
+        return files
+    path = Path(source)
+    if path.is_dir():
+        found = [file for file in path.iterdir() if file.is_file() and file.name[0] not in "._"]
+        expected = "a folder must hold at least one data file, got none"
+    elif path.exists():
+        return (path,)
+    else:
+        # Path.glob takes no absolute patterns.
+        matches = glob.glob(str(source))  # noqa: PTH207
+        found = [file for file in map(Path, matches) if file.is_file()]
+        expected = "there is no such file or folder; check the path"
+    if not found:
+        raise DataError(path, expected)
+    return tuple(sorted(found, key=_name_with_numbers))
+
+
+def read_rows(files: Sequence[Path], schema: DataSchema) -> Iterator[RowBatch]:
+    """Yield all rows of the files, one file after the other, in batches of some thousand rows.
+
+    The kind of each file (Parquet, gzip or plain text) is told by its first bytes, not by its name.
+
+    Raises:
+        DataError: A file cannot be read or breaks the schema; with file, line and what was expected.
+    """
+    for file in files:
+        num_rows = 0
+        for batch in _read_file(file, schema):
+            num_rows += len(batch.labels)
+            yield batch
+        if num_rows == 0:
+            raise DataError(file, f"must hold at least one row of {schema.name} data, got none")
+
+
+def _read_file(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_PARQUET_MAGIC))
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror}") from error
+    if not magic:
+        raise DataError(path, f"must hold at least one row of {schema.name} data, but is empty")
+    if magic == _PARQUET_MAGIC:
+        return read_parquet(path, schema)
+    if path.suffix == ".gz" and not magic.startswith(GZIP_MAGIC):
+        raise DataError(path, "must be a gzip file, as its name ends in .gz; rename it or get it anew")
+    return read_text(path, schema)
+
+
+def _name_with_numbers(file: Path) -> list[tuple[int, str]]:
+    """Return a sort key that compares runs of digits by value."""
+    parts = re.split(r"(\d+)", str(file))
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]

@@ -1,0 +1,133 @@
+"""The rules that every row of click data must meet, checked column by column and, to explain, row by row.
+
+The readers hand over Arrow batches; what leaves here is known to be good. The slow form of the same
+rules says what is wrong with one row, for the error message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from heterps_core.data.schema import DataSchema
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_SHOWN_CHARACTERS = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowBatch:
+    """n rows of a source, checked, in file order."""
+
+    labels: npt.NDArray[np.uint8]
+    """[n], 1 for a click."""
+
+    numbers: npt.NDArray[np.float64]
+    """[n, D] numeric columns in schema order; NaN where missing, finite elsewhere."""
+
+    texts: tuple[pa.StringArray, ...]
+    """One array [n] per categorical column in schema order; null or empty where missing."""
+
+
+def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: bool) -> RowBatch | None:
+    """Return the rows of an Arrow batch, or None if any of them breaks a rule.
+
+    Args:
+        record_batch: The columns `schema.used_columns`, in that order.
+        schema: Their meaning.
+        is_padded: Whether blanks around a text are dropped.
+    """
+    columns = iter(record_batch.columns)
+    labels = _labels(_clean(next(columns), schema, is_padded=is_padded), schema)
+    numbers = np.empty((record_batch.num_rows, len(schema.numeric_columns)), dtype=np.float64)
+    num_present = 0
+    for index in range(len(schema.numeric_columns)):
+        column = _as_numbers(next(columns), schema, is_padded=is_padded)
+        if column is None:
+            return None
+        num_present += len(column) - column.null_count
+        numbers[:, index] = column.to_numpy(zero_copy_only=False)
+    texts = tuple(_clean(column, schema, is_padded=is_padded) for column in columns)
+    # A null became NaN, so fewer finite numbers than values means that "nan" or "inf" was written.
+    if labels is None or int(np.isfinite(numbers).sum()) != num_present:
+        return None
+    return RowBatch(labels=labels, numbers=numbers, texts=texts)
+
+
+def row_problem(row: Mapping[str, str | None], schema: DataSchema) -> str | None:
+    """Return which rule a row breaks, with the value and the way out; None if it is good.
+
+    Args:
+        row: Text of at least the label and the numeric columns, None for a null.
+        schema: Their meaning.
+    """
+    label = row[schema.label_column]
+    if label is None or label not in (*schema.label_positive, *schema.label_negative):
+        return (
+            f"the label (column {schema.label_column}) must be {' or '.join(schema.label_positive)} for a click "
+            f"and {' or '.join(schema.label_negative)} for none, got {shorten(label or '')}"
+        )
+    for column in schema.numeric_columns:
+        value = (row[column] or "").strip(" \t")
+        if value and value not in schema.missing_markers and not _is_finite_number(value):
+            return (
+                f"column {column} must be a finite number or empty, got {shorten(value)}; "
+                f"if that means a missing value, add it to missing_markers of the schema"
+            )
+    return None
+
+
+def shorten(text: str) -> str:
+    """Return a text in quotes, cut where it is too long for a message."""
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
+
+
+def column_texts(column: pa.Array) -> pa.StringArray:
+    """Return an Arrow column of any plain type as texts; true and false become 1 and 0."""
+    if pa.types.is_string(column.type):
+        return column
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    return column.cast(pa.string())
+
+
+def _labels(texts: pa.StringArray, schema: DataSchema) -> npt.NDArray[np.uint8] | None:
+    """Return 1 and 0 for the schema's label texts, or None where any other text stands."""
+    is_click = pc.is_in(texts, pa.array(schema.label_positive, pa.string()))
+    is_none = pc.is_in(texts, pa.array(schema.label_negative, pa.string()))
+    if is_click.true_count + is_none.true_count != len(texts):
+        return None
+    clicks: npt.NDArray[np.bool_] = is_click.to_numpy(zero_copy_only=False)
+    return clicks.view(np.uint8)
+
+
+def _as_numbers(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.DoubleArray | None:
+    """Return a column as float64 with nulls where missing, or None if a text is no number."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        texts = _clean(column, schema, is_padded=is_padded)
+        column = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+    try:
+        return column.cast(pa.float64(), safe=False)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _clean(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.StringArray:
+    """Return a column as texts without padding, null where a missing marker stands."""
+    texts = column_texts(column)
+    if is_padded:
+        texts = pc.ascii_trim(texts, characters=" ")
+    if schema.missing_markers:
+        is_marker = pc.is_in(texts, pa.array(schema.missing_markers, pa.string()))
+        texts = pc.if_else(is_marker, pa.scalar(None, pa.string()), texts)
+    return texts
+
+
+def _is_finite_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text) is not None and bool(np.isfinite(float(text)))

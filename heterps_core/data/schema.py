@@ -1,0 +1,203 @@
+"""Which column of a table is the label, which are numbers and which are categories.
+
+The default is the Criteo format. Any other table comes in by a small JSON file; JSON and not TOML,
+because the schema is also written into the manifest of a prepared dataset and the standard library
+writes JSON only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from heterps_core.errors import ConfigurationError
+
+SCHEMA_VERSION = 1
+
+_TUPLE_FIELDS = (
+    "label_positive",
+    "label_negative",
+    "numeric_columns",
+    "count_columns",
+    "categorical_columns",
+    "column_names",
+    "missing_markers",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSchema:
+    """How to read a table of labelled rows from CSV, TSV or Parquet."""
+
+    name: str
+    """Short name of the format, for messages and records."""
+
+    label_column: str
+
+    label_positive: tuple[str, ...] = ("1", "1.0")
+    """Texts of the label that mean a click; anything that is in neither list is an error."""
+
+    label_negative: tuple[str, ...] = ("0", "0.0")
+    """Texts of the label that mean no click."""
+
+    numeric_columns: tuple[str, ...] = ()
+    """Columns read as numbers, in the order of the model's dense input."""
+
+    count_columns: tuple[str, ...] = ()
+    """The numeric columns that are counts or amounts over several magnitudes: they enter as a logarithm."""
+
+    categorical_columns: tuple[str, ...]
+    """Columns read as text and hashed, in the order of the model's slots; at least one."""
+
+    column_names: tuple[str, ...] = ()
+    """All columns of a text file without header, in file order; empty where every file has a header."""
+
+    separator: str | None = None
+    """Text between two fields: one character, or one character and blanks (then blanks around fields
+    are dropped). None: tab or comma, whichever the first line holds more often."""
+
+    has_header: bool | None = None
+    """Whether text files start with a line of names. None: they do where the first line names columns."""
+
+    missing_markers: tuple[str, ...] = ()
+    """Texts that mean "no value", besides the empty field, which always does."""
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+        _check_label_values(self)
+        _check_layout(self)
+
+    @property
+    def used_columns(self) -> tuple[str, ...]:
+        """Label, numeric and categorical columns: all that is read from a file."""
+        return (self.label_column, *self.numeric_columns, *self.categorical_columns)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form, which is also the form of a schema file."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> DataSchema:
+        """Read the JSON form.
+
+        Raises:
+            ConfigurationError: A field is unknown, missing, of a wrong type or against a rule.
+        """
+        version = document.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise ConfigurationError(
+                f'a data schema must have "schema_version": {SCHEMA_VERSION}, got {version!r}'
+            )
+        values = {name: value for name, value in document.items() if name != "schema_version"}
+        _check_fields(values)
+        return cls(**{name: _typed(name, value) for name, value in values.items()})
+
+    @classmethod
+    def load(cls, path: Path) -> DataSchema:
+        """Read a schema file.
+
+        Raises:
+            ConfigurationError: The file is missing, is no JSON object, or breaks a rule.
+        """
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigurationError(f"cannot read the data schema {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigurationError(f"the data schema {path} is not JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise ConfigurationError(
+                f"the data schema {path} must be a JSON object, got a {type(document).__name__}"
+            )
+        try:
+            return cls.from_json(document)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from error
+
+
+def _check_fields(values: Mapping[str, Any]) -> None:
+    known = {field.name for field in fields(DataSchema)}
+    unknown = sorted(values.keys() - known)
+    if unknown:
+        raise ConfigurationError(
+            f"{unknown[0]!r} is no field of a data schema; the fields are: {', '.join(sorted(known))}"
+        )
+    missing = [name for name in ("name", "label_column", "categorical_columns") if name not in values]
+    if missing:
+        raise ConfigurationError(f"a data schema needs the fields {', '.join(missing)}")
+
+
+def _typed(name: str, value: Any) -> Any:
+    """Return a JSON value as the type of the field `name`."""
+    if name in _TUPLE_FIELDS:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ConfigurationError(f"{name} must be a list of texts, got {value!r}")
+        return tuple(value)
+    if name == "has_header":
+        if value is not None and not isinstance(value, bool):
+            raise ConfigurationError(f"has_header must be true, false or null, got {value!r}")
+        return value
+    if not isinstance(value, str) and not (name == "separator" and value is None):
+        raise ConfigurationError(f"{name} must be a text, got {value!r}")
+    return value
+
+
+def _check_columns(schema: DataSchema) -> None:
+    if not schema.categorical_columns:
+        raise ConfigurationError("categorical_columns must name at least one column, got none")
+    for field, columns in (("column_names", schema.column_names), ("a schema", schema.used_columns)):
+        twice = sorted({column for column in columns if columns.count(column) > 1})
+        if twice:
+            raise ConfigurationError(
+                f"{field} must name each column once, but {twice[0]!r} stands there twice"
+            )
+    no_numbers = sorted(set(schema.count_columns) - set(schema.numeric_columns))
+    if no_numbers:
+        raise ConfigurationError(f"count_columns must also be numeric_columns, but {no_numbers[0]!r} is not")
+    if schema.column_names:
+        unnamed = [column for column in schema.used_columns if column not in schema.column_names]
+        if unnamed:
+            raise ConfigurationError(f"column_names must hold every column in use, but lacks {unnamed[0]!r}")
+
+
+def _check_label_values(schema: DataSchema) -> None:
+    for field, values in (
+        ("label_positive", schema.label_positive),
+        ("label_negative", schema.label_negative),
+    ):
+        if not values:
+            raise ConfigurationError(f"{field} must hold at least one text, got none")
+    both = sorted(set(schema.label_positive) & set(schema.label_negative))
+    if both:
+        raise ConfigurationError(f"a label cannot be positive and negative at once, but {both[0]!r} is")
+
+
+def _check_layout(schema: DataSchema) -> None:
+    separator = schema.separator
+    if separator is not None and (
+        not separator or separator[1:].strip(" ") or separator[0] in ' "\r\n' or not separator.isascii()
+    ):
+        raise ConfigurationError(
+            f"separator must be one ASCII character, with blanks after it where fields are padded "
+            f'(for instance "," or ", "), got {separator!r}'
+        )
+    if schema.has_header is False and not schema.column_names:
+        raise ConfigurationError("a file without header needs column_names: list all columns in file order")
+
+
+_COUNTS = tuple(f"I{i}" for i in range(1, 14))
+_CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
+
+CRITEO_SCHEMA = DataSchema(
+    name="criteo",
+    label_column="label",
+    numeric_columns=_COUNTS,
+    count_columns=_COUNTS,
+    categorical_columns=_CATEGORIES,
+    column_names=("label", *_COUNTS, *_CATEGORIES),
+)
+"""Criteo display advertising: 40 tab-separated columns without header as published (Kaggle, 2014), or
+a CSV or Parquet file with the usual names label, I1..I13, C1..C26."""

@@ -1,0 +1,43 @@
+"""Initial values of embedding rows, the same however the table is sharded.
+
+Rows are drawn in blocks, each from its own seed, so a shard makes only the blocks that it owns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from heterps_core.embeddings.row_range import RowRange
+
+ROWS_PER_BLOCK = 65_536
+
+
+def initial_rows(
+    rows: RowRange, *, table: str, dimension: int, seed: int, standard_deviation: float
+) -> Tensor:
+    """Draw initial rows from a normal distribution.
+
+    Args:
+        rows: The rows wanted.
+        table: Name of the table; tables of different names get different values.
+        dimension: Width of a row (D).
+        seed: Seed of the whole training run.
+        standard_deviation: Of every element.
+
+    Returns:
+        Tensor [rows, D], float32, that depends on nothing but the arguments' values per row.
+    """
+    values = torch.empty(rows.num_rows, dimension)
+    for block in range(rows.first // ROWS_PER_BLOCK, -(-rows.stop // ROWS_PER_BLOCK)):
+        block_first = block * ROWS_PER_BLOCK
+        digest = hashlib.sha256(f"{seed}/{table}/{block}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        block_values = torch.randn(ROWS_PER_BLOCK, dimension, generator=generator)
+        first, stop = max(rows.first, block_first), min(rows.stop, block_first + ROWS_PER_BLOCK)
+        values[first - rows.first : stop - rows.first] = block_values[
+            first - block_first : stop - block_first
+        ]
+    return values.mul_(standard_deviation)

@@ -1,0 +1,120 @@
+"""The exceptions that HeterPS raises on purpose, as one tree.
+
+HeterpsError
+|-- ConfigurationError            a parameter, file or name that the user gave cannot be used
+|   |-- UnknownNameError          a name that is in no registry; the message lists the known ones
+|   `-- MalformedProblemError     problem.json breaks its contract; carries the field
+|-- DataError                     training data that cannot be read; carries file and line
+|-- InfeasiblePlanError           no plan meets the constraints; carries the constraint and the shortfall
+|-- BudgetExceededError           a plan or run would cost more than a cap allows
+|-- ProvisioningError             machines could not be had, or an offer does not exist
+|-- TrainingError                 a worker failed; carries rank, stage and last step where known
+`-- CheckpointError               a checkpoint could not be written or read
+
+Every message says the rule that was broken, the values that broke it, and the way out. The command
+line prints the message alone, without a traceback, and exits with `exit_status`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HeterpsError(Exception):
+    """Base of all errors that a user can cause and mend."""
+
+    exit_status = 1
+
+
+class ConfigurationError(HeterpsError):
+    """A parameter, file or name that the user gave cannot be used."""
+
+    exit_status = 2
+
+
+class UnknownNameError(ConfigurationError):
+    """A name that stands in no registry.
+
+    Args:
+        family: What was looked up, in the singular, for instance "scheduler".
+        name: The name that was asked for.
+        known: All names that would have been right.
+    """
+
+    def __init__(self, family: str, name: str, known: Iterable[str]) -> None:
+        known_names = sorted(known)
+        near = difflib.get_close_matches(name, known_names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"{name!r} is not a known {family}; known are: {', '.join(known_names)}.{hint}")
+        self.family = family
+        self.name = name
+        self.known = known_names
+
+
+class MalformedProblemError(ConfigurationError):
+    """A planning problem that breaks its contract.
+
+    Args:
+        field: Path of the field, for instance "layers[3].compute_seconds.cpu".
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class DataError(HeterpsError):
+    """Training data that cannot be read.
+
+    Args:
+        path: The file.
+        problem: What is wrong, and what was expected.
+        line: Line number counted from 1, where one line is to blame.
+    """
+
+    exit_status = 2
+
+    def __init__(self, path: object, problem: str, *, line: int | None = None) -> None:
+        place = f"{path}, line {line}" if line is not None else f"{path}"
+        super().__init__(f"{place}: {problem}")
+        self.path = str(path)
+        self.line = line
+
+
+class InfeasiblePlanError(HeterpsError):
+    """No plan meets all constraints.
+
+    Args:
+        constraint: Name of the constraint that cannot be met, for instance "throughput floor".
+        detail: By how far it is missed, and what would have to change.
+    """
+
+    exit_status = 3
+
+    def __init__(self, constraint: str, detail: str) -> None:
+        super().__init__(f"no plan meets the {constraint}: {detail}")
+        self.constraint = constraint
+
+
+class BudgetExceededError(HeterpsError):
+    """A plan or run would cost more than a cap allows; nothing was launched."""
+
+    exit_status = 4
+
+
+class ProvisioningError(HeterpsError):
+    """Machines could not be had, or no offer carries what the plan asks for."""
+
+    exit_status = 5
+
+
+class TrainingError(HeterpsError):
+    """A training worker failed."""
+
+    exit_status = 6
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint could not be written or read; earlier complete ones stay as they are."""

@@ -1,0 +1,453 @@
+"""What can be rented: device types with their published figures, instance types, and offers with a price.
+
+A plan places layers on device types and counts in units; money is spent on instances. The table
+DEVICE_TYPES is the only place that says what one unit can do, and every figure in it names its source,
+because a roofline built on a number of unknown origin cannot be argued with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from heterps_core.errors import ConfigurationError, UnknownNameError
+from heterps_core.units import BYTES_PER_GIB, BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
+
+
+class Market(StrEnum):
+    """How an instance is bought."""
+
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+
+
+class DeviceKind(StrEnum):
+    """What a device type's unit is: a processor core, or an accelerator card with its host."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceType:
+    """A machine size that a provider rents."""
+
+    name: str
+    vcpus: int
+    """Hardware threads, or physical cores on types without simultaneous multithreading."""
+
+    memory_bytes: int
+    accelerator_name: str | None
+    """Lower-case short name, for instance "t4"; None without an accelerator."""
+
+    accelerator_count: int
+    accelerator_memory_bytes_each: int
+    network_bandwidth_bytes_per_s: float
+    """Sustained baseline of the whole instance; 0 where the provider publishes none."""
+
+    @property
+    def family(self) -> str:
+        """The part of the name before the size, for instance "g4dn" of "g4dn.xlarge"."""
+        return self.name.split(".", 1)[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceOffer:
+    """An instance type at a price, in a region, zone and market, at a time, by a source."""
+
+    instance_type: InstanceType
+    region: str
+    zone: str | None
+    """None where the price holds in every zone of the region."""
+
+    market: Market
+    price_usd_per_hour: float
+    price_as_of: str
+    """When the price was true: an ISO 8601 date or time."""
+
+    price_source: str
+    """Who published the price."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.price_usd_per_hour) and self.price_usd_per_hour > 0):
+            raise ConfigurationError(
+                f"the price of {self.instance_type.name} must be a positive number of USD per hour, "
+                f"got {self.price_usd_per_hour}; leave offers without a price out"
+            )
+        moment_of(self.price_as_of)
+
+    def price_age(self, now: datetime) -> timedelta:
+        """Return how old the price is; `now` carries a time zone."""
+        return now - moment_of(self.price_as_of)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the offer as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> InstanceOffer:
+        """Read what `to_json` wrote."""
+        values = {name: document[name] for name in cls.__dataclass_fields__}
+        values["instance_type"] = InstanceType(**document["instance_type"])
+        values["market"] = Market(document["market"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceType:
+    """What a layer is placed on, with the published figures of one unit.
+
+    One unit is what one replica occupies: a physical core of a CPU type, or a card with its host of a
+    GPU type. Peaks are never reached; profiles calibrate them per kind of layer.
+    """
+
+    name: str
+    """Contains "cpu" or "gpu"."""
+
+    kind: DeviceKind
+    peak_fp32_flops_per_s: float
+    """Dense single precision without TF32 or sparsity."""
+
+    memory_bandwidth_bytes_per_s: float
+    memory_bytes: int
+    """That a stage may fill: the card's own memory, or the core's share of the host's."""
+
+    network_bandwidth_bytes_per_s: float
+    """One unit's share of its instance's network; sizes with a smaller share do not carry the type."""
+
+    kernel_launch_seconds: float
+    """Fixed cost of one operation, however small its tensors."""
+
+    vcpus_per_unit: int
+    """CPU types: vCPUs of one physical core. GPU types: 0, because units are counted in cards."""
+
+    accelerator_name: str | None
+    """As in `InstanceType.accelerator_name`."""
+
+    instance_families: tuple[str, ...]
+    """Families of instances that carry this type."""
+
+    sources: Mapping[str, str]
+    """Field name -> document, or derivation, or "assumed: ..." where nobody publishes the figure."""
+
+    def units_of(self, instance_type: InstanceType) -> int:
+        """Return how many units an instance carries; 0 where it carries none.
+
+        Example:
+            >>> t4_host = InstanceType(name="g4dn.12xlarge", vcpus=48, memory_bytes=0, accelerator_name="t4",
+            ...     accelerator_count=4, accelerator_memory_bytes_each=0, network_bandwidth_bytes_per_s=0.0)
+            >>> DEVICE_TYPES["gpu-t4"].units_of(t4_host), DEVICE_TYPES["cpu-c5"].units_of(t4_host)
+            (4, 0)
+        """
+        if instance_type.family not in self.instance_families:
+            return 0
+        if self.kind is DeviceKind.CPU:
+            units = instance_type.vcpus // self.vcpus_per_unit
+        elif instance_type.accelerator_name == self.accelerator_name:
+            units = instance_type.accelerator_count
+        else:
+            units = 0
+        return units if self._has_network_for(units, instance_type) else 0
+
+    def _has_network_for(self, units: int, instance_type: InstanceType) -> bool:
+        published = instance_type.network_bandwidth_bytes_per_s
+        # Published in whole Mbit/s, so a share may come out a little short.
+        return published == 0 or published > 0.99 * units * self.network_bandwidth_bytes_per_s
+
+
+def moment_of(text: str) -> datetime:
+    """Read an ISO 8601 date or time; without a zone it is UTC.
+
+    Raises:
+        ConfigurationError: The text is neither.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"a time must be written as in ISO 8601, for instance 2026-07-20, got {text!r}"
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def get_device_type(name: str) -> DeviceType:
+    """Look a device type up by name.
+
+    Raises:
+        UnknownNameError: The table has no such type.
+    """
+    if name not in DEVICE_TYPES:
+        raise UnknownNameError("device type", name, DEVICE_TYPES)
+    return DEVICE_TYPES[name]
+
+
+def _by_name(types: Iterable[DeviceType]) -> dict[str, DeviceType]:
+    return {device_type.name: device_type for device_type in types}
+
+
+_LAUNCH_SOURCE = (
+    "assumed: no vendor publishes the cost of an operation under a framework; 5 microseconds is the order of "
+    "a launch in NVIDIA Technical Blog, Getting Started with CUDA Graphs (2019), and of PyTorch's dispatch"
+)
+_NETWORK_SOURCE = (
+    "Amazon EC2 instance type specifications, baseline network bandwidth divided by units, "
+    "least over the sizes (figures in infra/catalogue/snapshots)"
+)
+_GPU_MEMORY_SOURCE = (
+    "Amazon EC2 DescribeInstanceTypes, accelerator memory (figures in infra/catalogue/snapshots)"
+)
+_HOST_MEMORY_SOURCE = "Amazon EC2 instance type specifications, memory divided by units"
+_EC2_CLOCK = "Amazon EC2 DescribeInstanceTypes, sustained clock speed"
+
+DEVICE_TYPES: dict[str, DeviceType] = _by_name(
+    [
+        DeviceType(
+            name="cpu-c5",
+            kind=DeviceKind.CPU,
+            # 3.4e9 cycles/s x 2 AVX-512 FMA units x 16 floats x 2 operations. AVX-512 code clocks lower.
+            peak_fp32_flops_per_s=217.6e9,
+            memory_bandwidth_bytes_per_s=140.8e9 / 24,
+            memory_bytes=4 * BYTES_PER_GIB,
+            network_bandwidth_bytes_per_s=12_000 / 24 * BYTES_PER_S_PER_MBIT_PER_S,
+            kernel_launch_seconds=5e-6,
+            vcpus_per_unit=2,
+            accelerator_name=None,
+            instance_families=("c5",),
+            sources={
+                "peak_fp32_flops_per_s": f"{_EC2_CLOCK} 3.4 GHz x 2 FMA units x 16 x 2 "
+                "(Intel Xeon Scalable, AVX-512)",
+                "memory_bandwidth_bytes_per_s": "6 channels DDR4-2933 = 140.8 GB/s a socket of 24 cores "
+                "(Intel Xeon Platinum 8200 product brief)",
+                "memory_bytes": _HOST_MEMORY_SOURCE,
+                "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: c5.12xlarge",
+                "kernel_launch_seconds": _LAUNCH_SOURCE,
+            },
+        ),
+        DeviceType(
+            name="cpu-c7i",
+            kind=DeviceKind.CPU,
+            # 3.2e9 cycles/s x 2 AVX-512 FMA units x 16 floats x 2 operations. AVX-512 code clocks lower.
+            peak_fp32_flops_per_s=204.8e9,
+            memory_bandwidth_bytes_per_s=307.2e9 / 48,
+            memory_bytes=4 * BYTES_PER_GIB,
+            network_bandwidth_bytes_per_s=50_000 / 96 * BYTES_PER_S_PER_MBIT_PER_S,
+            kernel_launch_seconds=5e-6,
+            vcpus_per_unit=2,
+            accelerator_name=None,
+            instance_families=("c7i",),
+            sources={
+                "peak_fp32_flops_per_s": f"{_EC2_CLOCK} 3.2 GHz x 2 FMA units x 16 x 2 "
+                "(Intel Sapphire Rapids, AVX-512)",
+                "memory_bandwidth_bytes_per_s": "8 channels DDR5-4800 = 307.2 GB/s a socket of 48 cores "
+                "(Intel 4th Gen Xeon Scalable product brief)",
+                "memory_bytes": _HOST_MEMORY_SOURCE,
+                "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: c7i.48xlarge",
+                "kernel_launch_seconds": _LAUNCH_SOURCE,
+            },
+        ),
+        DeviceType(
+            name="cpu-r6in",
+            kind=DeviceKind.CPU,
+            # 3.5e9 cycles/s x 2 AVX-512 FMA units x 16 floats x 2 operations. AVX-512 code clocks lower.
+            peak_fp32_flops_per_s=224e9,
+            memory_bandwidth_bytes_per_s=204.8e9 / 32,
+            memory_bytes=16 * BYTES_PER_GIB,
+            network_bandwidth_bytes_per_s=3_125 * BYTES_PER_S_PER_MBIT_PER_S,
+            kernel_launch_seconds=5e-6,
+            vcpus_per_unit=2,
+            accelerator_name=None,
+            instance_families=("r6in",),
+            sources={
+                "peak_fp32_flops_per_s": f"{_EC2_CLOCK} 3.5 GHz x 2 FMA units x 16 x 2 "
+                "(Intel Ice Lake, AVX-512)",
+                "memory_bandwidth_bytes_per_s": "8 channels DDR4-3200 = 204.8 GB/s a socket of 32 cores "
+                "(Intel 3rd Gen Xeon Scalable product brief)",
+                "memory_bytes": _HOST_MEMORY_SOURCE,
+                "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: r6in.large",
+                "kernel_launch_seconds": _LAUNCH_SOURCE,
+            },
+        ),
+        DeviceType(
+            name="cpu-m7a",
+            kind=DeviceKind.CPU,
+            # 3.7e9 cycles/s x 2 FMA pipes of 256 bit x 8 floats x 2 operations (Zen 4).
+            peak_fp32_flops_per_s=118.4e9,
+            memory_bandwidth_bytes_per_s=460.8e9 / 96,
+            memory_bytes=4 * BYTES_PER_GIB,
+            network_bandwidth_bytes_per_s=50_000 / 192 * BYTES_PER_S_PER_MBIT_PER_S,
+            kernel_launch_seconds=5e-6,
+            # No simultaneous multithreading on M7a: a vCPU is a core (EC2 User Guide, CPU options).
+            vcpus_per_unit=1,
+            accelerator_name=None,
+            instance_families=("m7a",),
+            sources={
+                "peak_fp32_flops_per_s": f"{_EC2_CLOCK} 3.7 GHz x 2 FMA pipes x 8 x 2 "
+                "(AMD, Software Optimization Guide for Zen 4)",
+                "memory_bandwidth_bytes_per_s": "12 channels DDR5-4800 = 460.8 GB/s a socket of 96 cores "
+                "(AMD EPYC 9004 data sheet)",
+                "memory_bytes": _HOST_MEMORY_SOURCE,
+                "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: m7a.48xlarge",
+                "kernel_launch_seconds": _LAUNCH_SOURCE,
+            },
+        ),
+        DeviceType(
+            name="gpu-t4",
+            kind=DeviceKind.GPU,
+            peak_fp32_flops_per_s=8.1e12,
+            memory_bandwidth_bytes_per_s=320e9,
+            memory_bytes=16_384 * BYTES_PER_MIB,
+            network_bandwidth_bytes_per_s=5_000 * BYTES_PER_S_PER_MBIT_PER_S,
+            kernel_launch_seconds=5e-6,
+            vcpus_per_unit=0,
+            accelerator_name="t4",
+            instance_families=("g4dn",),
+            sources={
+                "peak_fp32_flops_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 8.1 TFLOPS single precision",
+                "memory_bandwidth_bytes_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 320 GB/s",
+                "memory_bytes": _GPU_MEMORY_SOURCE,
+                "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: g4dn.xlarge",
+                "kernel_launch_seconds": _LAUNCH_SOURCE,
+            },
+        ),
+        DeviceType(
+            name="gpu-t4-20gbit",
+            kind=DeviceKind.GPU,
+            peak_fp32_flops_per_s=8.1e12,
+            memory_bandwidth_bytes_per_s=320e9,
+            memory_bytes=16_384 * BYTES_PER_MIB,
+            # A dense tower on a T4 can eat four times what the network of the smallest host brings it.
+            network_bandwidth_bytes_per_s=20_000 * BYTES_PER_S_PER_MBIT_PER_S,
+            kernel_launch_seconds=5e-6,
+            vcpus_per_unit=0,
+            accelerator_name="t4",
+            instance_families=("g4dn",),
+            sources={
+                "peak_fp32_flops_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 8.1 TFLOPS single precision",
+                "memory_bandwidth_bytes_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 320 GB/s",
+                "memory_bytes": _GPU_MEMORY_SOURCE,
+                "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: g4dn.4xlarge; sizes with less are gpu-t4",
+                "kernel_launch_seconds": _LAUNCH_SOURCE,
+            },
+        ),
+        DeviceType(
+            name="gpu-a10g",
+            kind=DeviceKind.GPU,
+            peak_fp32_flops_per_s=31.2e12,
+            memory_bandwidth_bytes_per_s=600e9,
+            memory_bytes=22_888 * BYTES_PER_MIB,
+            network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
+            kernel_launch_seconds=5e-6,
+            vcpus_per_unit=0,
+            accelerator_name="a10g",
+            instance_families=("g5",),
+            sources={
+                "peak_fp32_flops_per_s": "NVIDIA A10 Tensor Core GPU datasheet: 31.2 TFLOPS; the A10G of AWS "
+                "has the same 9,216 cores at a slightly higher clock, so this errs on the low side",
+                "memory_bandwidth_bytes_per_s": "NVIDIA A10 Tensor Core GPU datasheet: 600 GB/s; the A10G "
+                "has the same memory",
+                "memory_bytes": _GPU_MEMORY_SOURCE,
+                "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: g5.xlarge",
+                "kernel_launch_seconds": _LAUNCH_SOURCE,
+            },
+        ),
+        DeviceType(
+            name="gpu-l4",
+            kind=DeviceKind.GPU,
+            peak_fp32_flops_per_s=30.3e12,
+            memory_bandwidth_bytes_per_s=300e9,
+            memory_bytes=22_888 * BYTES_PER_MIB,
+            network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
+            kernel_launch_seconds=5e-6,
+            vcpus_per_unit=0,
+            accelerator_name="l4",
+            instance_families=("g6",),
+            sources={
+                "peak_fp32_flops_per_s": "NVIDIA L4 Tensor Core GPU datasheet: 30.3 TFLOPS",
+                "memory_bandwidth_bytes_per_s": "NVIDIA L4 Tensor Core GPU datasheet: 300 GB/s",
+                "memory_bytes": _GPU_MEMORY_SOURCE,
+                "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: g6.xlarge",
+                "kernel_launch_seconds": _LAUNCH_SOURCE,
+            },
+        ),
+        DeviceType(
+            name="gpu-l40s",
+            kind=DeviceKind.GPU,
+            peak_fp32_flops_per_s=91.6e12,
+            memory_bandwidth_bytes_per_s=864e9,
+            memory_bytes=45_776 * BYTES_PER_MIB,
+            network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
+            kernel_launch_seconds=5e-6,
+            vcpus_per_unit=0,
+            accelerator_name="l40s",
+            instance_families=("g6e",),
+            sources={
+                "peak_fp32_flops_per_s": "NVIDIA L40S GPU datasheet: 91.6 TFLOPS",
+                "memory_bandwidth_bytes_per_s": "NVIDIA L40S GPU datasheet: 864 GB/s",
+                "memory_bytes": _GPU_MEMORY_SOURCE,
+                "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: g6e.xlarge",
+                "kernel_launch_seconds": _LAUNCH_SOURCE,
+            },
+        ),
+        DeviceType(
+            name="gpu-v100",
+            kind=DeviceKind.GPU,
+            peak_fp32_flops_per_s=15.7e12,
+            memory_bandwidth_bytes_per_s=900e9,
+            memory_bytes=16 * BYTES_PER_GIB,
+            network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
+            kernel_launch_seconds=5e-6,
+            vcpus_per_unit=0,
+            accelerator_name="v100",
+            instance_families=("p3",),
+            sources={
+                "peak_fp32_flops_per_s": "NVIDIA V100 Tensor Core GPU datasheet, SXM2: 15.7 TFLOPS",
+                "memory_bandwidth_bytes_per_s": "NVIDIA V100 Tensor Core GPU datasheet: 900 GB/s",
+                "memory_bytes": "NVIDIA V100 Tensor Core GPU datasheet: 16 GB HBM2",
+                "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: p3.2xlarge",
+                "kernel_launch_seconds": _LAUNCH_SOURCE,
+            },
+        ),
+        DeviceType(
+            name="gpu-a100",
+            kind=DeviceKind.GPU,
+            peak_fp32_flops_per_s=19.5e12,
+            memory_bandwidth_bytes_per_s=1_555e9,
+            memory_bytes=40_960 * BYTES_PER_MIB,
+            network_bandwidth_bytes_per_s=400_000 / 8 * BYTES_PER_S_PER_MBIT_PER_S,
+            kernel_launch_seconds=5e-6,
+            vcpus_per_unit=0,
+            accelerator_name="a100",
+            instance_families=("p4d",),
+            sources={
+                "peak_fp32_flops_per_s": "NVIDIA A100 Tensor Core GPU datasheet: 19.5 TFLOPS, without TF32",
+                "memory_bandwidth_bytes_per_s": "NVIDIA A100 Tensor Core GPU datasheet, 40 GB: 1,555 GB/s",
+                "memory_bytes": _GPU_MEMORY_SOURCE,
+                "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: p4d.24xlarge",
+                "kernel_launch_seconds": _LAUNCH_SOURCE,
+            },
+        ),
+        DeviceType(
+            name="gpu-h100",
+            kind=DeviceKind.GPU,
+            peak_fp32_flops_per_s=67e12,
+            memory_bandwidth_bytes_per_s=3_350e9,
+            memory_bytes=81_920 * BYTES_PER_MIB,
+            network_bandwidth_bytes_per_s=100_000 * BYTES_PER_S_PER_MBIT_PER_S,
+            kernel_launch_seconds=5e-6,
+            vcpus_per_unit=0,
+            accelerator_name="h100",
+            instance_families=("p5",),
+            sources={
+                "peak_fp32_flops_per_s": "NVIDIA H100 Tensor Core GPU datasheet, SXM: 67 TFLOPS",
+                "memory_bandwidth_bytes_per_s": "NVIDIA H100 Tensor Core GPU datasheet, SXM: 3.35 TB/s",
+                "memory_bytes": _GPU_MEMORY_SOURCE,
+                "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: p5.4xlarge",
+                "kernel_launch_seconds": _LAUNCH_SOURCE,
+            },
+        ),
+    ]
+)

@@ -1,0 +1,9 @@
+"""CTR models, one per file; listed here and nowhere else.
+
+A model is named by the import path of the function that builds it, so that looking at the list loads no torch.
+"""
+
+CTR_MODELS: dict[str, str] = {
+    "ctrdnn": "heterps_core.models.ctr_dnn:build",
+    "2emb": "heterps_core.models.two_emb:build",
+}

@@ -1,0 +1,108 @@
+"""The layer that turns categorical slots into vectors, and how it takes part in a chain of layers.
+
+A CTR model here is a chain of named layers. Most take the activation of the layer before. An embedding also
+reads the batch: it looks its slots up and puts the vectors beside the activation that it was given. That way a
+model may hold embeddings in several places and still be cut between any two layers with one tensor crossing.
+
+Shapes: B rows of a (micro-)batch, S slots of the layer, D width of a vector, W width of the incoming activation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import FeatureSpec
+from heterps_core.embeddings.row_optimizers import RowOptimizer
+from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.errors import ConfigurationError
+
+
+class SlotEmbedding(nn.Module):
+    """One table for several slots: output [B, W + S * D (+ dense features)].
+
+    The rows are not made here but by `attach_table`, since only the owner of a shard may hold it.
+
+    Args:
+        features: Slots and dense features of the data.
+        dimension: Width of a vector (D).
+        slots: Indices of the slots to look up; all by default.
+        rows_per_slot: Fold each slot into this many rows (row number modulo it); by default each slot has the
+            rows that the data gave it.
+        include_dense: Put the dense features beside the vectors.
+        input_width: Width of the activation that comes in (W); 0 for the first layer of a chain.
+
+    Example:
+        >>> features = FeatureSpec(num_dense=13, slot_rows=(100,) * 26)
+        >>> SlotEmbedding(features, dimension=16).output_width
+        429
+    """
+
+    def __init__(
+        self,
+        features: FeatureSpec,
+        *,
+        dimension: int,
+        slots: Sequence[int] | None = None,
+        rows_per_slot: int | None = None,
+        include_dense: bool = True,
+        input_width: int = 0,
+    ) -> None:
+        super().__init__()
+        self.slots = tuple(range(features.num_slots)) if slots is None else tuple(slots)
+        out_of_range = [slot for slot in self.slots if not 0 <= slot < features.num_slots]
+        if out_of_range or not self.slots:
+            raise ConfigurationError(
+                f"an embedding must look up at least one of the slots 0..{features.num_slots - 1} of the data, "
+                f"got {list(self.slots)}"
+            )
+        self.dimension = dimension
+        self.include_dense = include_dense
+        self.rows_per_slot = rows_per_slot
+        slot_rows = [rows_per_slot or features.slot_rows[slot] for slot in self.slots]
+        self.num_rows = sum(slot_rows)
+        self.input_width = input_width
+        self.output_width = (
+            input_width + len(self.slots) * dimension + (features.num_dense if include_dense else 0)
+        )
+        offsets = torch.tensor([0, *slot_rows[:-1]]).cumsum(0)
+        self.offsets_S: Tensor
+        self.register_buffer("offsets_S", offsets, persistent=False)
+        self._reads_all_slots = self.slots == tuple(range(features.num_slots))
+        self.table: ShardedTable | None = None
+
+    def attach_table(self, table: ShardedTable) -> None:
+        """Give the layer the rows that it looks up."""
+        self.table = table
+
+    def new_table(
+        self, name: str, optimizer: RowOptimizer, *, seed: int, group: object | None = None
+    ) -> ShardedTable:
+        """Make the shard of this process (`group`: the replicas of the stage; None for one process)."""
+        return ShardedTable(
+            name=name,
+            num_rows=self.num_rows,
+            dimension=self.dimension,
+            optimizer=optimizer,
+            seed=seed,
+            initial_standard_deviation=self.dimension**-0.5 / 10,
+            group=group,  # type: ignore[arg-type]
+        )
+
+    def forward(self, batch: ClickBatch, activation_BW: Tensor | None = None) -> Tensor:
+        """Return [B, output_width]: incoming activation, vectors in slot order, dense features."""
+        if self.table is None:
+            raise RuntimeError("attach_table must come before the first forward pass")
+        ids_BS = batch.ids if self._reads_all_slots else batch.ids[:, list(self.slots)]
+        if self.rows_per_slot is not None:
+            ids_BS = ids_BS % self.rows_per_slot
+        rows_BS = ids_BS + self.offsets_S
+        vectors = self.table.lookup(rows_BS.reshape(-1)).view(len(rows_BS), len(self.slots) * self.dimension)
+        parts = [] if activation_BW is None else [activation_BW]
+        parts.append(vectors)
+        if self.include_dense:
+            parts.append(batch.dense)
+        return torch.cat(parts, 1) if len(parts) > 1 else vectors

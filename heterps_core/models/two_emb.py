@@ -1,0 +1,58 @@
+"""2EMB: a main tower over all slots, and a second small table over the first slots that joins late.
+
+Structure after the public example of the PaddlePaddle heterogeneous pipeline: main 26 x 10 + 13 -> 400 -> 400 -> 50;
+second table of 100 rows, 10 wide, over 5 slots -> 128; both joined -> output.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from heterps_core.data.features import FeatureSpec
+from heterps_core.models.slot_embedding import SlotEmbedding
+
+EMBEDDING_DIMENSION = 10
+MAIN_WIDTHS = (400, 400, 50)
+SECOND_ROWS_PER_SLOT = 100
+SECOND_SLOTS = 5
+SECOND_WIDTH = 128
+
+
+class TailLinear(nn.Module):
+    """Passes the first `kept_width` columns through and applies a linear layer to the rest."""
+
+    def __init__(self, kept_width: int, tail_width: int, output_width: int) -> None:
+        super().__init__()
+        self.kept_width = kept_width
+        self.linear = nn.Linear(tail_width, output_width)
+
+    def forward(self, activation_BW: Tensor) -> Tensor:
+        """Return [B, kept_width + output_width]."""
+        kept, tail = activation_BW[:, : self.kept_width], activation_BW[:, self.kept_width :]
+        return torch.cat([kept, self.linear(tail)], 1)
+
+
+def build(features: FeatureSpec) -> nn.Sequential:
+    """Build the chain for the given slots and dense features."""
+    main = SlotEmbedding(features, dimension=EMBEDDING_DIMENSION)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(main_embedding=main)
+    width = main.output_width
+    for number, hidden in enumerate(MAIN_WIDTHS, start=1):
+        layers[f"fc{number}"] = nn.Linear(width, hidden)
+        layers[f"relu{number}"] = nn.ReLU()
+        width = hidden
+    second = SlotEmbedding(
+        features,
+        dimension=EMBEDDING_DIMENSION,
+        slots=range(min(SECOND_SLOTS, features.num_slots)),
+        rows_per_slot=SECOND_ROWS_PER_SLOT,
+        include_dense=False,
+        input_width=width,
+    )
+    layers["second_embedding"] = second
+    layers["second_fc"] = TailLinear(width, second.output_width - width, SECOND_WIDTH)
+    layers["output"] = nn.Linear(width + SECOND_WIDTH, 1)
+    return nn.Sequential(layers)

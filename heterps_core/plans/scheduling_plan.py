@@ -1,0 +1,134 @@
+"""Which layers run on which device type, with how many replicas: the noun that searches produce."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from heterps_core.errors import ConfigurationError
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A run of consecutive layers on one device type."""
+
+    first_layer: int
+    """Index of the first layer, counted from 0."""
+
+    last_layer: int
+    """Index of the last layer, inclusive."""
+
+    device_type: str
+    """Name of the device type; one replica occupies one unit of it."""
+
+    num_replicas: int
+    """Workers that share each batch of this stage, at least 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_layer <= self.last_layer:
+            raise ConfigurationError(
+                f"a stage must have 0 <= first_layer <= last_layer, "
+                f"got {self.first_layer} and {self.last_layer}"
+            )
+        if self.num_replicas < 1:
+            raise ConfigurationError(
+                f"a stage needs at least 1 replica, got {self.num_replicas} "
+                f"for layers {self.first_layer}..{self.last_layer}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulingPlan:
+    """A complete plan with what it promises and how good it is proven to be.
+
+    The JSON form is the `plan.json` contract.
+    """
+
+    scheduler: str
+    """Name of the method that found the plan."""
+
+    seed: int
+    stages: tuple[Stage, ...]
+    throughput_samples_per_s: float
+    """Predicted by the cost model."""
+
+    price_usd_per_hour: float
+    """Of all units of the plan together."""
+
+    cost_usd: float
+    """Predicted for all epochs."""
+
+    cost_lower_bound_usd: float
+    """Proven: no plan for this problem is cheaper."""
+
+    optimality_gap: float
+    """cost_usd / cost_lower_bound_usd - 1; 0 where the plan is proven optimal."""
+
+    num_evaluations: int
+    """Plans that the search rated."""
+
+    search_seconds: float
+
+    def __post_init__(self) -> None:
+        check_stages_cover_chain(self.stages)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the `plan.json` form."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self), "stages": stages_to_json(self.stages)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SchedulingPlan:
+        """Read the `plan.json` form; fields that are not known are ignored.
+
+        Raises:
+            ConfigurationError: The schema version is another one, or a field is missing.
+        """
+        version = document.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise ConfigurationError(f"plan.json must have schema_version {SCHEMA_VERSION}, got {version!r}")
+        names = [name for name in cls.__dataclass_fields__ if name != "stages"]
+        missing = [name for name in [*names, "stages"] if name not in document]
+        if missing:
+            raise ConfigurationError(f"plan.json lacks the fields {', '.join(missing)}")
+        return cls(stages=stages_from_json(document["stages"]), **{name: document[name] for name in names})
+
+    @classmethod
+    def load(cls, path: Path) -> SchedulingPlan:
+        """Read a `plan.json` file."""
+        return cls.from_json(json.loads(path.read_text()))
+
+
+def stages_to_json(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    """Return stages as plain dictionaries, in order."""
+    return [asdict(stage) for stage in stages]
+
+
+def stages_from_json(documents: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
+    """Read stages from plain dictionaries."""
+    names = Stage.__dataclass_fields__
+    return tuple(Stage(**{name: document[name] for name in names}) for document in documents)
+
+
+def check_stages_cover_chain(stages: Sequence[Stage], num_layers: int | None = None) -> None:
+    """Check that stages cover layers 0..num_layers-1 once, in order.
+
+    Raises:
+        ConfigurationError: There is no stage, a gap or overlap, or the last layer is another one.
+    """
+    if not stages:
+        raise ConfigurationError("a plan needs at least one stage")
+    expected = 0
+    for stage in stages:
+        if stage.first_layer != expected:
+            raise ConfigurationError(
+                f"stages must follow one another without gap: expected a stage that starts at layer "
+                f"{expected}, got {stage.first_layer}"
+            )
+        expected = stage.last_layer + 1
+    if num_layers is not None and expected != num_layers:
+        raise ConfigurationError(f"stages must cover layers 0..{num_layers - 1}, but end at {expected - 1}")

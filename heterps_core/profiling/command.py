@@ -1,0 +1,153 @@
+"""`heterps profile`: what each layer of a model costs on this machine and, by estimate, on others.
+
+Arguments and table only; torch is loaded when the command runs, not when its help is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from heterps_core.data.features import FeatureSpec
+from heterps_core.errors import ConfigurationError
+from heterps_core.hardware import DEVICE_TYPES
+from heterps_core.models import CTR_MODELS
+from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.profiling.measuring_process import ProfileRequest
+from heterps_core.profiling.timing import Timing
+
+SCHEMA_VERSION = 1
+
+DEFAULT_BATCH_SIZE = 512
+
+CRITEO_SHAPE = FeatureSpec(num_dense=13, slot_rows=(100_000,) * 26)
+"""Columns of the Criteo click logs, with 100,000 rows in each table; used where no data set is given."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--model",
+        default="ctrdnn",
+        metavar="NAME",
+        help=f"{', '.join(sorted(CTR_MODELS))}, or package.module:function (default: ctrdnn)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=DEFAULT_BATCH_SIZE,
+        metavar="N",
+        help=f"rows that are trained at once (default: {DEFAULT_BATCH_SIZE})",
+    )
+    parser.add_argument(
+        "--device-type",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"estimate for this type too, may be repeated; one of: {', '.join(sorted(DEVICE_TYPES))}",
+    )
+    parser.add_argument(
+        "--dataset",
+        type=Path,
+        metavar="FOLDER",
+        help="a prepared data set for columns and row numbers (default: the shape of the Criteo logs)",
+    )
+    parser.add_argument("--output", type=Path, metavar="PROFILES.json", help="write the profiles here too")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Profile, print a table for each device type, and write the profiles if asked.
+
+    Raises:
+        HeterpsError: An argument cannot be used, the measurement failed, or the output cannot be written.
+    """
+    from heterps_core.profiling.layer_profiler import trace_model
+    from heterps_core.profiling.model_profiles import profile_model
+
+    request = _request(options)
+    # Always measured anew: a person who asks on the command line wants to see this machine as it is now.
+    profiles = profile_model(request, trace_model(request), options.device_type, cache_directory=None)
+    if options.output is not None:
+        write_profiles(options.output, list(profiles.values()))
+    print("\n\n".join(profile_table(profile) for profile in profiles.values()))
+
+
+def profile_table(profile: LayerProfile) -> str:
+    """Return a profile as text for people: a row per layer, then what follows from them."""
+    rows: list[tuple[str, ...]] = [
+        ("layer", "kind", "forward ms", "backward ms", "update ms", "spread ms", "bytes", "")
+    ]
+    for timing in profile.timings:
+        rows.append(
+            (
+                timing.layer,
+                timing.kind,
+                *(_shown(phase) for phase in (timing.forward, timing.backward, timing.update)),
+                "-" if timing.is_estimated else f"{timing.spread_ms:.3f}",
+                f"{timing.exchanged_bytes + timing.all_reduced_bytes:,.0f}",
+                "estimated" if timing.is_estimated else "measured",
+            )
+        )
+    total_ms = sum(timing.compute_ms(update_share=1.0) for timing in profile.timings)
+    alpha = profile.compute_parallel_fraction(batch_size=profile.batch_size)
+    beta = profile.communication_parallel_fraction(batch_size=profile.batch_size)
+    lines = [
+        f"{profile.model} on one unit of {profile.device_type}, {profile.batch_size} samples: {profile.hardware}",
+        "",
+        *_aligned(rows),
+        "",
+        f"sum          {total_ms:.3f} ms, {profile.batch_size / total_ms * 1e3:,.0f} samples/s",
+        f"scaling      alpha {alpha:.3f} (computation), beta {beta:.3f} (communication inside a stage)",
+    ]
+    if profile.sum_over_step is not None:
+        lines.append(f"check        the layers' sum is {profile.sum_over_step:.1%} of a whole training step")
+    return "\n".join(lines)
+
+
+def write_profiles(path: Path, profiles: Sequence[LayerProfile]) -> None:
+    """Write profiles as one JSON file, by device type.
+
+    Raises:
+        ConfigurationError: The file cannot be written.
+    """
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "profiles": {profile.device_type: profile.to_json() for profile in profiles},
+    }
+    try:
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the profiles to {path}: {error.strerror}") from error
+
+
+def _request(options: argparse.Namespace) -> ProfileRequest:
+    if options.dataset is None:
+        return ProfileRequest(model=options.model, features=CRITEO_SHAPE, batch_size=options.batch_size)
+    from heterps_core.data.dataset import PreparedDataset
+
+    dataset = PreparedDataset.open(options.dataset)
+    return ProfileRequest(
+        model=options.model,
+        features=dataset.features,
+        batch_size=options.batch_size,
+        dataset=str(options.dataset.resolve()),
+        dataset_fingerprint=dataset.manifest.fingerprint,
+    )
+
+
+def _shown(phase: Timing) -> str:
+    return f"{phase.median_ms:.3f}" if phase.median_ms > 0 else "-"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    # Words to the left, numbers to the right.
+    return [
+        "  ".join(
+            cell.ljust(width) if column in (0, 1, len(row) - 1) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

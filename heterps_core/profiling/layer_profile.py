@@ -1,0 +1,280 @@
+"""What the layers of a model cost on one unit of a device type: the noun between measuring and planning.
+
+A profile holds the times of every layer at two batch sizes. How well a stage scales over replicas follows from
+the two: k replicas share a batch, so each of two works on half of it. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.profiling.timing import Timing
+from heterps_core.units import MS_PER_S
+
+SCHEMA_VERSION = 1
+
+LOCAL_DEVICE_TYPE = "local-cpu"
+"""Name of the device type whose unit is one core of the machine that runs the profiler."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """A way between replicas: fixed time of a message, and bytes per second beyond it."""
+
+    latency_seconds: float
+    bandwidth_bytes_per_s: float
+
+    def seconds(self, num_bytes: float, *, num_messages: int) -> float:
+        """Return the time of messages that hold `num_bytes` together."""
+        return num_messages * self.latency_seconds + num_bytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineSpeed:
+    """The limits of one unit, as measured; a roofline divides by them."""
+
+    flops_per_s: float
+    """Of a large float32 matrix product."""
+
+    memory_bandwidth_bytes_per_s: float
+    """Bytes read and written by a large copy."""
+
+    kernel_launch_seconds: float
+    """Time of an operation on a tensor of one element."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTiming:
+    """Times of one layer for one batch on one unit."""
+
+    layer: str
+    kind: str
+    """Value of a `LayerKind`."""
+
+    is_sharded: bool
+    """An embedding: its update grows with the batch. Other layers are updated as a whole, once a step."""
+
+    forward: Timing
+    backward: Timing
+    update: Timing
+    """The optimizer's work on the layer's parameters or on the rows that the batch touched."""
+
+    exchanged_bytes: float
+    """Row numbers, rows and gradients of the distinct rows that the batch touches, one way each."""
+
+    all_reduced_bytes: float
+    """Dense gradients, 0 for embeddings."""
+
+    is_estimated: bool
+    source: str
+    """Where the times come from, for people."""
+
+    def compute_ms(self, *, update_share: float) -> float:
+        """Return forward, backward and update time.
+
+        Args:
+            update_share: Part of a dense update that the batch bears, positive: profiling batches may be
+                micro-batches, and a dense layer is updated once a training batch.
+        """
+        update_ms = self.update.median_ms * (1.0 if self.is_sharded else update_share)
+        return self.forward.median_ms + self.backward.median_ms + update_ms
+
+    @property
+    def spread_ms(self) -> float:
+        """Sum of the three phases' spreads, tenth to ninetieth percentile."""
+        return sum(phase.high_ms - phase.low_ms for phase in (self.forward, self.backward, self.update))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerProfile:
+    """Times of all layers of a model on one unit of one device type."""
+
+    model: str
+    graph_fingerprint: str
+    device_type: str
+    hardware: str
+    """What was measured; for an estimate, what it was calibrated on."""
+
+    hardware_fingerprint: str
+    software: Mapping[str, str]
+    """Package -> version."""
+
+    batch_size: int
+    """B_o."""
+
+    half_batch_size: int
+    """What each of two replicas would get."""
+
+    num_threads: int
+    ids_source: str
+    """Where the row numbers came from that embeddings looked up."""
+
+    timings: tuple[LayerTiming, ...]
+    half_batch_timings: tuple[LayerTiming, ...]
+    exchange_link: Link
+    """Between replicas of a stage, for rows of embeddings."""
+
+    all_reduce_link: Link
+    """Between replicas of a stage, for dense gradients."""
+
+    boundary_link: Link
+    """Between stages."""
+
+    busy_message_seconds: float
+    """Mean time of a small message between two workers of this machine that compute in between."""
+
+    machine_speed: MachineSpeed
+    """Of one unit: measured, or published where the profile is an estimate."""
+
+    sum_over_step: float | None
+    """Sum of all layers' times over the time of a whole step of the chain in the same run; None for estimates."""
+
+    measured_at: str
+    """ISO 8601."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.half_batch_size < self.batch_size:
+            raise ConfigurationError(
+                f"a profile needs two batch sizes with 1 <= half_batch_size < batch_size, "
+                f"got {self.half_batch_size} and {self.batch_size}"
+            )
+        names = [timing.layer for timing in self.timings]
+        if names != [timing.layer for timing in self.half_batch_timings]:
+            raise ConfigurationError("a profile must hold the same layers at both batch sizes")
+
+    @property
+    def is_estimated(self) -> bool:
+        """At least one layer was not measured."""
+        return any(timing.is_estimated for timing in self.timings)
+
+    def update_share(self, batch_size: int) -> float:
+        """Return the part of a dense update that one profiling batch bears: B_o / B.
+
+        Args:
+            batch_size: B, samples of a training batch.
+        """
+        return self.batch_size / batch_size
+
+    def compute_seconds(self, layer: int, *, batch_size: int) -> float:
+        """Return OCT of a layer: forward, backward and update of B_o samples on one unit.
+
+        A dense update is done once a training batch, so B_o of its B samples bear B_o / B of it.
+        """
+        return self.timings[layer].compute_ms(update_share=self.update_share(batch_size)) / MS_PER_S
+
+    def compute_parallel_fraction(self, *, batch_size: int, layers: slice = slice(None)) -> float:
+        """Return alpha, the share of computation that shrinks with replicas.
+
+        Times at half the batch stand for those of two replicas; see `parallel_fraction`.
+
+        Args:
+            batch_size: B, samples of a training batch.
+            layers: The layers of a stage; all by default.
+        """
+        share = self.update_share(batch_size)
+        whole_ms = sum(timing.compute_ms(update_share=share) for timing in self.timings[layers])
+        half_ms = sum(timing.compute_ms(update_share=share) for timing in self.half_batch_timings[layers])
+        return parallel_fraction(whole_ms, half_ms, num_replicas=self.batch_size / self.half_batch_size)
+
+    def communication_parallel_fraction(
+        self, *, batch_size: int, boundary_bytes_per_sample: float = 0.0
+    ) -> float:
+        """Return beta, the share of communication that shrinks with replicas.
+
+        The rows of embeddings and the activations at a stage's boundary belong to samples, so two replicas
+        move half of them each; dense gradients belong to parameters, so every replica moves all of them.
+
+        Args:
+            batch_size: B, samples of a training batch.
+            boundary_bytes_per_sample: Bytes per sample that cross a boundary in one direction; 0 for in-stage
+                communication alone.
+        """
+        dense_seconds = self.update_share(batch_size) * sum(
+            self.all_reduce_seconds(index) for index in range(len(self.timings))
+        )
+        whole, half = (
+            dense_seconds
+            + self.exchange_link.seconds(sum(timing.exchanged_bytes for timing in timings), num_messages=0)
+            + self.boundary_link.seconds(2 * num_samples * boundary_bytes_per_sample, num_messages=0)
+            for num_samples, timings in (
+                (self.batch_size, self.timings),
+                (self.half_batch_size, self.half_batch_timings),
+            )
+        )
+        return parallel_fraction(whole, half, num_replicas=self.batch_size / self.half_batch_size)
+
+    def all_reduce_seconds(self, layer: int) -> float:
+        """Return the time in which one of many replicas all-reduces a layer's gradients: 2 |W| / bandwidth.
+
+        A ring moves 2 (k - 1) / k |W| bytes per replica, which this bounds. The message's latency is left out:
+        a stage sends one message for all its layers together.
+        """
+        return self.all_reduce_link.seconds(2 * self.timings[layer].all_reduced_bytes, num_messages=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the profile as plain JSON values, with alpha and beta for readers."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            **asdict(self),
+            "is_estimated": self.is_estimated,
+            "compute_parallel_fraction": self.compute_parallel_fraction(batch_size=self.batch_size),
+            "communication_parallel_fraction": self.communication_parallel_fraction(
+                batch_size=self.batch_size
+            ),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> LayerProfile:
+        """Read what `to_json` wrote; fields that are not known are ignored.
+
+        Raises:
+            ConfigurationError: The schema version is another one, or a field is missing or unusable.
+        """
+        version = document.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise ConfigurationError(
+                f"a profile must have schema_version {SCHEMA_VERSION}, got {version!r}; measure it anew"
+            )
+        try:
+            values = {name: document[name] for name in cls.__dataclass_fields__}
+            for name in ("timings", "half_batch_timings"):
+                values[name] = tuple(_timing_from_json(timing) for timing in values[name])
+            for name in ("exchange_link", "all_reduce_link", "boundary_link"):
+                values[name] = Link(**values[name])
+            values["machine_speed"] = MachineSpeed(**values["machine_speed"])
+            return cls(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(
+                f"a profile lacks or spoils a field: {error!r}; measure it anew"
+            ) from error
+
+
+def parallel_fraction(unit_seconds: float, shared_seconds: float, *, num_replicas: float) -> float:
+    r"""Return the share of work that shrinks with replicas, by Amdahl's law from two times.
+
+    With :math:`\rho = T(k) / T(1)` the share is :math:`(1 - \rho) / (1 - 1 / k)`, cut to [0, 1].
+    Where there is no work at all it is 1: nothing stands in the way of replicas.
+
+    Args:
+        unit_seconds: T(1), not negative; any unit of time.
+        shared_seconds: T(k), in the same unit.
+        num_replicas: k, above 1.
+
+    Example:
+        >>> parallel_fraction(10.0, 6.0, num_replicas=2)
+        0.8
+    """
+    if unit_seconds == 0:
+        return 1.0
+    rho = shared_seconds / unit_seconds
+    return min(max((1 - rho) / (1 - 1 / num_replicas), 0.0), 1.0)
+
+
+def _timing_from_json(document: Mapping[str, Any]) -> LayerTiming:
+    values = {name: document[name] for name in LayerTiming.__dataclass_fields__}
+    for name in ("forward", "backward", "update"):
+        values[name] = Timing(**values[name])
+    return LayerTiming(**values)

@@ -1,0 +1,183 @@
+"""How fast two processes of this machine exchange tensors through gloo, as replicas and stages do.
+
+Run as a program it is the second process: python -m heterps_core.profiling.link_measurement STORE_FILE.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from heterps_core.errors import HeterpsError
+from heterps_core.profiling.layer_profile import Link
+from heterps_core.profiling.timing import Timing
+from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
+
+SMALL_FLOATS, LARGE_FLOATS = 256, 1 << 20
+"""1 KiB shows the latency, 4 MiB the bandwidth: the gradients of a model of a million parameters."""
+
+SMALL_REPEATS, LARGE_REPEATS = 60, 30
+
+BUSY_ROWS, BUSY_WIDTH, BUSY_PRODUCTS = 256, 400, 5
+"""Computing between two messages: 4 ms on one core, like a layer or two of a model."""
+
+TIMEOUT = timedelta(seconds=60)
+"""Longest wait for the other process; it loads torch first."""
+
+_SECOND_PROCESS_EXIT_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """What two processes of this machine can exchange."""
+
+    exchange: Link
+    """All-to-all, as for rows of embeddings."""
+
+    all_reduce: Link
+    """As for dense gradients."""
+
+    boundary: Link
+    """Send and receive, as between stages."""
+
+    busy_message_seconds: float
+    """Mean time of a small all-to-all between stretches of computing; see `_busy_message_seconds`."""
+
+
+@contextmanager
+def second_process(folder: Path) -> Iterator[Path]:
+    """Start the second process and end it whatever happens; yields the store file to meet it with.
+
+    Starting it takes as long as loading torch, so start it early and measure late.
+    """
+    store_file = folder / "store"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "heterps_core.profiling.link_measurement", str(store_file)],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield store_file
+        # What was measured holds, however the other process ends.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_SECOND_PROCESS_EXIT_S)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure_links(store_file: Path, *, rank: int) -> Links:
+    """Measure together with the other process, which calls this with the other rank (0 or 1).
+
+    Raises:
+        HeterpsError: The other process did not come.
+    """
+    # Otherwise gloo binds to what the host name resolves to, which on a laptop may be nothing.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    try:
+        dist.init_process_group(
+            "gloo", init_method=store_file.as_uri(), rank=rank, world_size=2, timeout=TIMEOUT
+        )
+    except RuntimeError as error:
+        raise HeterpsError(
+            f"the exchange between two processes could not be measured, "
+            f"because they did not meet within {TIMEOUT.seconds} s: {error}"
+        ) from error
+    try:
+        return Links(
+            # Of the floats that a process sends, the half goes to itself.
+            exchange=_link(_exchange, bytes_on_the_wire=BYTES_PER_FLOAT32 / 2),
+            # A ring of two moves 2 * (2 - 1) / 2 of the floats.
+            all_reduce=_link(_all_reduce, bytes_on_the_wire=BYTES_PER_FLOAT32),
+            boundary=_link(_send_and_return, bytes_on_the_wire=2 * BYTES_PER_FLOAT32, num_messages=2),
+            busy_message_seconds=_busy_message_seconds(),
+        )
+    finally:
+        dist.destroy_process_group()
+
+
+def _exchange(floats: torch.Tensor) -> None:
+    dist.all_to_all_single(torch.empty_like(floats), floats)
+
+
+def _all_reduce(floats: torch.Tensor) -> None:
+    dist.all_reduce(floats)
+
+
+def _send_and_return(floats: torch.Tensor) -> None:
+    if dist.get_rank() == 0:
+        dist.send(floats, 1)
+        dist.recv(floats, 1)
+    else:
+        dist.recv(floats, 0)
+        dist.send(floats, 0)
+
+
+def _link(
+    operation: Callable[[torch.Tensor], None], *, bytes_on_the_wire: float, num_messages: int = 1
+) -> Link:
+    """Fit time = messages * latency + bytes / bandwidth to a small and a large message.
+
+    Args:
+        operation: Called by both processes with a tensor of as many floats.
+        bytes_on_the_wire: Of each process for each float, in all messages of the operation together.
+        num_messages: That follow one another in the operation.
+    """
+    small_seconds = _undisturbed_seconds(operation, SMALL_FLOATS, SMALL_REPEATS)
+    large_seconds = _undisturbed_seconds(operation, LARGE_FLOATS, LARGE_REPEATS)
+    # On a machine that is busy elsewhere, chance may make the small message the slower one.
+    difference_seconds = max(large_seconds - small_seconds, large_seconds / 2)
+    return Link(
+        latency_seconds=small_seconds / num_messages,
+        bandwidth_bytes_per_s=bytes_on_the_wire * (LARGE_FLOATS - SMALL_FLOATS) / difference_seconds,
+    )
+
+
+def _undisturbed_seconds(operation: Callable[[torch.Tensor], None], num_floats: int, repeats: int) -> float:
+    """Return the time that a tenth of the repeats keeps.
+
+    Two processes and their gloo threads need two cores at the same moment: where another program takes one, a
+    message waits for its time slice of 4 ms, and the median tells of that program and not of the link.
+    """
+    floats = torch.zeros(num_floats)
+    # Both processes repeat as often; a limit by time would let one leave while the other waits.
+    times_ms = []
+    for _ in range(repeats):
+        started_s = time.perf_counter()
+        operation(floats)
+        times_ms.append((time.perf_counter() - started_s) * MS_PER_S)
+    return Timing.from_repeats(times_ms).low_ms / MS_PER_S
+
+
+def _busy_message_seconds() -> float:
+    """Return the mean time of a small message after some milliseconds of computing.
+
+    The threads of gloo come to their turn on a core that computes only when its time slice ends, so now and then
+    a message takes milliseconds. A median would hide just that.
+    """
+    left, right = torch.rand(BUSY_ROWS, BUSY_WIDTH), torch.rand(BUSY_WIDTH, BUSY_WIDTH)
+    floats = torch.zeros(SMALL_FLOATS)
+    seconds = 0.0
+    for _ in range(SMALL_REPEATS):
+        for _ in range(BUSY_PRODUCTS):
+            torch.mm(left, right)
+        # Beginning together, neither waits for the other's computing.
+        dist.barrier()
+        started_s = time.perf_counter()
+        _exchange(floats)
+        seconds += time.perf_counter() - started_s
+    return seconds / SMALL_REPEATS
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    measure_links(Path(sys.argv[1]), rank=1)

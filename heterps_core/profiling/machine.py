@@ -1,0 +1,80 @@
+"""This machine in words and numbers: what a profile was measured on, and with which software.
+
+No torch here, so that a cached profile can be looked up at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from heterps_core import __version__
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """The hardware that this process runs on."""
+
+    processor: str
+    num_cores: int
+    """Cores that this process may use."""
+
+    memory_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.processor}, {self.num_cores} cores"
+
+    def fingerprint(self) -> str:
+        """Return a short hash of what speed depends on."""
+        text = "/".join(str(value) for value in asdict(self).values())
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def this_machine() -> Machine:
+    """Describe this machine.
+
+    Of a virtual machine the processor's family, model and stepping are part of its name, because its model
+    name may be cut down to the vendor's.
+    """
+    return Machine(
+        processor=_processor(),
+        num_cores=_num_cores(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
+def software_versions() -> Mapping[str, str]:
+    """Return the versions of what the measured code is made of."""
+    return {
+        "heterps": __version__,
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "python": platform.python_version(),
+    }
+
+
+def _num_cores() -> int:
+    # Not every system can limit a process to some of its cores.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    first: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        first.setdefault(name.strip(), value.strip())
+    if "model name" not in first:
+        return platform.processor() or platform.machine()
+    numbers = [f"{name} {first[name]}" for name in ("cpu family", "model", "stepping") if name in first]
+    return f"{first['model name']} ({', '.join(numbers)})" if numbers else first["model name"]

@@ -1,0 +1,127 @@
+"""Asks for a profile and measures it in a process of its own.
+
+One core is one unit of the local device type, and the number of threads of torch belongs to a whole process, so
+the caller's is left alone. No torch here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from heterps_core.data.features import FeatureSpec
+from heterps_core.errors import ConfigurationError, HeterpsError
+from heterps_core.profiling.layer_profile import LayerProfile
+
+REQUEST_NAME, PROFILE_NAME = "request.json", "profile.json"
+"""Files in the folder that the two processes share."""
+
+TIMEOUT_S = 300.0
+"""Longest measurement; one that takes longer hangs."""
+
+_SHOWN_LINES = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileRequest:
+    """What to measure."""
+
+    model: str
+    """Registry name or import path of the model."""
+
+    features: FeatureSpec
+    batch_size: int
+    """B_o, samples of one profiling batch, at least 2; best what is trained at once: a micro-batch."""
+
+    num_threads: int = 1
+    """Of a worker; one, where a unit is one core."""
+
+    dense_optimizer: str = "adam"
+    """Name in `DENSE_OPTIMIZERS`."""
+
+    embedding_optimizer: str = "rowwise-adagrad"
+    """Name in `ROW_OPTIMIZERS`."""
+
+    dataset: str | None = None
+    """Folder of a prepared data set whose row numbers are looked up; None to draw some by Zipf's law."""
+
+    dataset_fingerprint: str = ""
+    """Of that data set; a profile of other data is another profile."""
+
+    budget_s: float = 2.5
+    """Time for the repeats; loading torch and making tables comes on top."""
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 2:
+            raise ConfigurationError(
+                f"a profiling batch must have at least 2 rows, because half of it is timed too, "
+                f"got {self.batch_size}"
+            )
+        if self.num_threads < 1:
+            raise ConfigurationError(f"num_threads must be at least 1, got {self.num_threads}")
+
+    @property
+    def ids_source(self) -> str:
+        """Where the row numbers come from, for people and caches."""
+        return "Zipf's law, exponent 1" if self.dataset is None else f"data set {self.dataset_fingerprint}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the request as plain JSON values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**values, "features": self.features.to_json()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> ProfileRequest:
+        """Read what `to_json` wrote."""
+        values = {field.name: document[field.name] for field in fields(cls)}
+        return cls(**{**values, "features": FeatureSpec.from_json(document["features"])})
+
+
+def measure_in_fresh_process(request: ProfileRequest) -> LayerProfile:
+    """Measure a model on this machine; see `layer_profiler.measure`.
+
+    Raises:
+        HeterpsError: The process failed or hung; the message holds the end of what it said.
+    """
+    with tempfile.TemporaryDirectory(prefix="heterps-profile-") as name:
+        folder = Path(name)
+        (folder / REQUEST_NAME).write_text(json.dumps(request.to_json()), encoding="utf-8")
+        command = [sys.executable, "-m", "heterps_core.profiling.layer_profiler", str(folder)]
+        try:
+            finished = subprocess.run(
+                command,
+                env=_environment(request),
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise HeterpsError(
+                f"profiling {request.model!r} must end within {TIMEOUT_S:.0f} s, but did not; "
+                f"lower the batch size, which is {request.batch_size}"
+            ) from error
+        if finished.returncode != 0:
+            said = "\n".join(finished.stderr.strip().splitlines()[-_SHOWN_LINES:])
+            raise HeterpsError(
+                f"profiling {request.model!r} failed with exit status {finished.returncode}:\n{said}"
+            )
+        return LayerProfile.from_json(json.loads((folder / PROFILE_NAME).read_text(encoding="utf-8")))
+
+
+def _environment(request: ProfileRequest) -> dict[str, str]:
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(request.num_threads),
+        # A user's own model is found wherever this process finds it.
+        "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+    }

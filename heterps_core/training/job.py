@@ -1,0 +1,142 @@
+"""What a cluster is asked to train: written once as `job.json`, read by every node and worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.plans.scheduling_plan import (
+    Stage,
+    check_stages_cover_chain,
+    stages_from_json,
+    stages_to_json,
+)
+
+SCHEMA_VERSION = 1
+
+STEPS_PER_EPOCH = 256
+SMALLEST_BATCH, LARGEST_BATCH = 64, 4096
+
+
+def default_batch_size(num_train_rows: int) -> int:
+    """Return the power of two that gives an epoch about 256 to 512 steps, within 64 and 4096.
+
+    Fewer steps train worse in one epoch; smaller batches cost throughput.
+
+    Example:
+        >>> default_batch_size(160_000), default_batch_size(5_000), default_batch_size(10**9)
+        (512, 64, 4096)
+    """
+    power = max(num_train_rows // STEPS_PER_EPOCH, 1).bit_length() - 1
+    return min(max(1 << power, SMALLEST_BATCH), LARGEST_BATCH)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig:
+    """The numbers of a training run."""
+
+    batch_size: int
+    """Samples per step over the whole cluster, at least one per micro-batch and replica."""
+
+    num_microbatches: int
+    """Parts of a batch that are in the pipeline one after the other, at least 1."""
+
+    num_epochs: int
+    seed: int
+    dense_optimizer: str = "adam"
+    """Name in `DENSE_OPTIMIZERS`."""
+
+    dense_learning_rate: float = 1e-3
+    """At the first step; it falls in a straight line to nothing at the last."""
+
+    embedding_optimizer: str = "rowwise-adagrad"
+    """Name in `ROW_OPTIMIZERS`."""
+
+    embedding_learning_rate: float = 0.05
+    """Falls like the dense one."""
+
+    checkpoint_interval_steps: int = 200
+    """Steps between two checkpoints; one more is written at the end."""
+
+    threads_per_worker: int = 1
+
+    def __post_init__(self) -> None:
+        for name in (
+            "batch_size",
+            "num_microbatches",
+            "num_epochs",
+            "checkpoint_interval_steps",
+            "threads_per_worker",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("dense_learning_rate", "embedding_learning_rate"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.batch_size % self.num_microbatches:
+            raise ConfigurationError(
+                f"batch_size must be a multiple of num_microbatches, got {self.batch_size} and "
+                f"{self.num_microbatches}; take a batch size of "
+                f"{-(-self.batch_size // self.num_microbatches) * self.num_microbatches}"
+            )
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples of one micro-batch over all replicas of a stage."""
+        return self.batch_size // self.num_microbatches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingJob:
+    """A model, its data, its stages and its configuration."""
+
+    run_id: str
+    model: str
+    """Registry name or import path of the model."""
+
+    dataset: str
+    """Folder of the prepared data set on the flow's host; nodes elsewhere take the copy in the run directory."""
+
+    stages: tuple[Stage, ...]
+    config: TrainingConfig
+
+    def __post_init__(self) -> None:
+        check_stages_cover_chain(self.stages)
+        most_replicas = max(stage.num_replicas for stage in self.stages)
+        if self.config.microbatch_size < most_replicas:
+            raise ConfigurationError(
+                f"a micro-batch must have a row for each replica, got {self.config.microbatch_size} rows for "
+                f"{most_replicas} replicas; raise batch_size to "
+                f"{most_replicas * self.config.num_microbatches} or more"
+            )
+
+    @property
+    def replicas_per_stage(self) -> tuple[int, ...]:
+        """Number of workers of each stage."""
+        return tuple(stage.num_replicas for stage in self.stages)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the job as plain JSON values."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            **asdict(self),
+            "stages": stages_to_json(self.stages),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> TrainingJob:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ConfigurationError: The schema version is another one.
+        """
+        if document.get("schema_version") != SCHEMA_VERSION:
+            raise ConfigurationError(
+                f"job.json must have schema_version {SCHEMA_VERSION}, got {document.get('schema_version')!r}"
+            )
+        fields = {name: document[name] for name in cls.__dataclass_fields__}
+        fields["stages"] = stages_from_json(document["stages"])
+        fields["config"] = TrainingConfig(**document["config"])
+        return cls(**fields)

@@ -1,0 +1,57 @@
+"""Optimizers of the dense layers, by name; embeddings have their own (`embeddings/row_optimizers.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from heterps_core.errors import UnknownNameError
+
+
+@dataclass(frozen=True, slots=True)
+class DenseOptimizer:
+    """How to make an optimizer, and what state it keeps."""
+
+    optimizer_class: type[torch.optim.Optimizer]
+    state_names: tuple[str, ...]
+    """Tensors that it keeps for each parameter, of the parameter's shape."""
+
+    counts_steps: bool
+    """It also keeps a step count for each parameter."""
+
+    @property
+    def state_values_per_parameter(self) -> int:
+        """Float32 values kept for each parameter."""
+        return len(self.state_names)
+
+    def new(self, parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
+        """Make the optimizer; `fused` does one pass over memory instead of several."""
+        optimizer = self.optimizer_class(parameters, lr=learning_rate, fused=True)  # type: ignore[call-arg]
+        # State exists from the start, so that a checkpoint has the same tensors before and after step one.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                for name in self.state_names:
+                    optimizer.state[parameter][name] = torch.zeros_like(parameter)
+                if self.counts_steps:
+                    optimizer.state[parameter]["step"] = torch.zeros(())
+        return optimizer
+
+
+DENSE_OPTIMIZERS: dict[str, DenseOptimizer] = {
+    "adam": DenseOptimizer(torch.optim.Adam, ("exp_avg", "exp_avg_sq"), counts_steps=True),
+    "sgd": DenseOptimizer(torch.optim.SGD, (), counts_steps=False),
+}
+
+
+def get_dense_optimizer(name: str) -> DenseOptimizer:
+    """Return the dense optimizer of that name.
+
+    Raises:
+        UnknownNameError: It is not in `DENSE_OPTIMIZERS`.
+    """
+    if name not in DENSE_OPTIMIZERS:
+        raise UnknownNameError("dense optimizer", name, DENSE_OPTIMIZERS)
+    return DENSE_OPTIMIZERS[name]

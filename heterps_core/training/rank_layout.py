@@ -1,0 +1,61 @@
+"""Which process is which replica of which stage.
+
+torchrun numbers processes as nodes happen to join, so every worker says which node and slot it runs in, and the
+layout maps (stage, replica) to the rank that torchrun gave. The description of nodes decides who is who.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heterps_core.cluster import Cluster
+from heterps_core.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """Ranks by stage and replica."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    """`ranks[stage][replica]` is a rank of the whole world."""
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return len(self.ranks)
+
+    def position(self, rank: int) -> tuple[int, int]:
+        """Return (stage, replica) of a rank."""
+        for stage, ranks in enumerate(self.ranks):
+            if rank in ranks:
+                return stage, ranks.index(rank)
+        raise ConfigurationError(f"rank {rank} has no place in the layout {self.ranks}")
+
+
+def layout_from_places(
+    cluster: Cluster, places: Sequence[tuple[str, int]], replicas_per_stage: Sequence[int]
+) -> RankLayout:
+    """Lay ranks out by the node and the local slot in which each runs.
+
+    Replicas of a stage are numbered over the stage's nodes in the cluster's order, then by slot.
+
+    Args:
+        cluster: The nodes and the stage that each serves.
+        places: For each rank its (node_id, local slot).
+        replicas_per_stage: What the job asks for.
+
+    Raises:
+        ConfigurationError: The processes that came are not those that the job needs.
+    """
+    rank_of = {place: rank for rank, place in enumerate(places)}
+    wanted: list[list[tuple[str, int]]] = [[] for _ in replicas_per_stage]
+    for node in cluster.nodes:
+        wanted[node.stage].extend((node.node_id, slot) for slot in range(node.num_workers))
+    counts = tuple(len(slots) for slots in wanted)
+    if counts != tuple(replicas_per_stage) or set(rank_of) != {slot for slots in wanted for slot in slots}:
+        raise ConfigurationError(
+            f"the workers that joined must be those of the plan: it has {tuple(replicas_per_stage)} replicas "
+            f"per stage, the cluster has room for {counts}, and {len(places)} workers joined"
+        )
+    return RankLayout(tuple(tuple(rank_of[slot] for slot in slots) for slots in wanted))

@@ -1,0 +1,61 @@
+"""Who sends which rows of a micro-batch to whom, between stages with different numbers of replicas.
+
+Each stage cuts a micro-batch into contiguous slices, one per replica. Where the slices of two neighbouring stages
+overlap, the overlap is one message. Sender and receiver compute the same list, so nothing is negotiated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RowSlice:
+    """Rows first..stop-1 of a micro-batch."""
+
+    first: int
+    stop: int
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, 0 or more."""
+        return self.stop - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One message between two replicas of neighbouring stages."""
+
+    peer_replica: int
+    first: int
+    """First row, relative to the slice of the replica that the route belongs to."""
+    stop: int
+
+
+def replica_slice(num_rows: int, num_replicas: int, replica: int) -> RowSlice:
+    """Return the rows of a micro-batch that one replica of a stage works on.
+
+    Example:
+        >>> [replica_slice(10, 3, i) for i in range(3)]
+        [RowSlice(first=0, stop=3), RowSlice(first=3, stop=6), RowSlice(first=6, stop=10)]
+    """
+    return RowSlice(num_rows * replica // num_replicas, num_rows * (replica + 1) // num_replicas)
+
+
+def routes_to_neighbour(
+    num_rows: int, *, num_replicas: int, replica: int, num_peer_replicas: int
+) -> tuple[Route, ...]:
+    """Return the messages between one replica and a neighbouring stage, in the order of peers.
+
+    Example:
+        >>> routes_to_neighbour(10, num_replicas=1, replica=0, num_peer_replicas=2)
+        (Route(peer_replica=0, first=0, stop=5), Route(peer_replica=1, first=5, stop=10))
+    """
+    mine = replica_slice(num_rows, num_replicas, replica)
+    routes = []
+    for peer in range(num_peer_replicas):
+        theirs = replica_slice(num_rows, num_peer_replicas, peer)
+        first, stop = max(mine.first, theirs.first), min(mine.stop, theirs.stop)
+        if first < stop:
+            routes.append(Route(peer, first - mine.first, stop - mine.first))
+    return tuple(routes)

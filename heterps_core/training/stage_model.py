@@ -1,0 +1,101 @@
+"""The layers that one replica holds: cut from the whole chain, with tables attached and optimizers made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from heterps_core.data.features import FeatureSpec
+from heterps_core.embeddings.row_optimizers import get_row_optimizer
+from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.graph.tracing import trace_chain
+from heterps_core.models.chain import build_chain
+from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
+from heterps_core.training.job import TrainingConfig
+from heterps_core.training.optimizers import get_dense_optimizer
+from heterps_core.units import BYTES_PER_FLOAT32
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageModel:
+    """A stage's layers with all that is trained in them."""
+
+    layers: dict[str, nn.Module]
+    """By name, in order."""
+
+    tables: dict[str, ShardedTable]
+    """This replica's shards, by the name of their layer."""
+
+    dense_optimizer: Optimizer | None
+    """None where the stage has no dense parameters."""
+
+    input_width: int
+    """Floats per sample that enter; 0 for the first stage."""
+
+    output_width: int
+
+    @property
+    def reads_batch(self) -> bool:
+        """The stage looks rows up, so it needs the features of a batch."""
+        return bool(self.tables)
+
+    def apply_gradients(self, *, dense_learning_rate: float, embedding_learning_rate: float) -> None:
+        """Update all parameters and clear the gradients; once a step."""
+        if self.dense_optimizer is not None:
+            for parameters in self.dense_optimizer.param_groups:
+                parameters["lr"] = dense_learning_rate
+            self.dense_optimizer.step()
+            self.dense_optimizer.zero_grad()
+        for table in self.tables.values():
+            table.apply_gradients(learning_rate=embedding_learning_rate)
+
+
+def build_stage_model(
+    model: str,
+    features: FeatureSpec,
+    config: TrainingConfig,
+    stages: Sequence[Stage],
+    stage_index: int,
+    group: ProcessGroup | None,
+) -> StageModel:
+    """Build the layers of one stage.
+
+    Args:
+        model: Registry name or import path.
+        features: What the data has.
+        config: Seed and optimizers.
+        stages: All stages of the plan; they must cover the chain.
+        stage_index: The stage to build.
+        group: Its replicas; None for one.
+    """
+    chain = build_chain(model, features, seed=config.seed)
+    check_stages_cover_chain(stages, len(chain))
+    row_optimizer = get_row_optimizer(config.embedding_optimizer)
+    dense_optimizer = get_dense_optimizer(config.dense_optimizer)
+    graph = trace_chain(
+        model,
+        chain,
+        dense_optimizer_values_per_parameter=dense_optimizer.state_values_per_parameter,
+        row_optimizer=row_optimizer,
+    )
+    stage = stages[stage_index]
+    named = list(chain.named_children())[stage.first_layer : stage.last_layer + 1]
+    tables = {}
+    for name, layer in named:
+        if isinstance(layer, SlotEmbedding):
+            tables[name] = layer.new_table(name, row_optimizer(), seed=config.seed, group=group)
+            layer.attach_table(tables[name])
+    parameters = [parameter for _, layer in named for parameter in layer.parameters()]
+    input_bytes = graph.layers[stage.first_layer - 1].output_bytes_per_sample if stage.first_layer else 0
+    return StageModel(
+        layers=dict(named),
+        tables=tables,
+        dense_optimizer=dense_optimizer.new(parameters, config.dense_learning_rate) if parameters else None,
+        input_width=input_bytes // BYTES_PER_FLOAT32,
+        output_width=graph.layers[stage.last_layer].output_bytes_per_sample // BYTES_PER_FLOAT32,
+    )

@@ -1,0 +1,111 @@
+"""What a run tells about itself while it trains, through files in the run directory."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict, dataclass
+
+from heterps_core.training.run_directory import PROGRESS, STEPS, RunDirectory
+
+logger = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMetrics:
+    """One training step."""
+
+    step: int
+    """Counted from 1 over all epochs."""
+
+    epoch: int
+    num_samples: int
+    loss: float
+    """Mean log-loss of the batch before its update."""
+
+    elapsed_s: float
+    """From the start of training (of this attempt) to the end of the step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """Where a run is right now."""
+
+    phase: str
+    """"training" or "evaluating"."""
+
+    step: int
+    num_steps: int
+    num_samples: int
+    """Trained in this attempt."""
+
+    loss: float
+    elapsed_s: float
+    attempt: int
+    """0 at first; one more after each restart of the workers."""
+
+
+class MetricWriter:
+    """Collects the steps of one process and writes them about twice a second.
+
+    Args:
+        run: Where to.
+        num_steps: Of the whole run.
+        attempt: How often the workers were restarted before.
+    """
+
+    def __init__(self, run: RunDirectory, *, num_steps: int, attempt: int) -> None:
+        self._run = run
+        self._num_steps = num_steps
+        self._attempt = attempt
+        self._pending: list[StepMetrics] = []
+        self._num_samples = 0
+        self._written_at_s = float("-inf")
+
+    def add(self, metrics: StepMetrics) -> None:
+        """Take one step in; writes when the last time is long enough ago."""
+        self._pending.append(metrics)
+        self._num_samples += metrics.num_samples
+        if time.monotonic() - self._written_at_s >= REPORT_INTERVAL_S:
+            self.flush("training")
+
+    def flush(self, phase: str) -> None:
+        """Write what was collected, and the progress."""
+        self._written_at_s = time.monotonic()
+        if not self._pending:
+            return
+        last = self._pending[-1]
+        name = f"{STEPS}/{self._attempt:03d}-{self._pending[0].step:08d}.json"
+        progress = Progress(
+            phase=phase,
+            step=last.step,
+            num_steps=self._num_steps,
+            num_samples=self._num_samples,
+            loss=last.loss,
+            elapsed_s=last.elapsed_s,
+            attempt=self._attempt,
+        )
+        try:
+            self._run.write_json(name, [asdict(metrics) for metrics in self._pending])
+            self._pending.clear()
+            self._run.write_json(PROGRESS, asdict(progress))
+        except OSError as error:
+            # Metrics do not end a training: they are kept and written when there is room again.
+            logger.warning("metrics of step %d could not be written yet: %s", last.step, error)
+
+
+def read_progress(run: RunDirectory) -> Progress | None:
+    """Return the newest progress, or None before the first."""
+    document = run.read_json(PROGRESS)
+    return None if document is None else Progress(**document)
+
+
+def read_steps(run: RunDirectory) -> list[list[StepMetrics]]:
+    """Return the steps of each attempt in which any was trained, in order."""
+    attempts: dict[str, list[StepMetrics]] = {}
+    for name in run.names(STEPS):
+        steps = [StepMetrics(**document) for document in run.read_json(f"{STEPS}/{name}") or []]
+        attempts.setdefault(name.partition("-")[0], []).extend(steps)
+    return [attempts[attempt] for attempt in sorted(attempts)]

@@ -1,0 +1,38 @@
+"""How the flow's host hands a job to its nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from heterps_core.cluster import Cluster
+from heterps_core.data.manifest import MANIFEST_NAME
+from heterps_core.training.job import TrainingJob
+from heterps_core.training.run_directory import CLUSTER, DATA, FAILURES, JOB, RESULT, STOP, RunDirectory
+
+
+def submit_job(run: RunDirectory, job: TrainingJob) -> None:
+    """Write the job, before its nodes are launched; its data too, where nodes do not see this disk.
+
+    Marks of an earlier attempt in the same folder (a run that is resumed) are removed; its checkpoints, steps and
+    logs stay.
+    """
+    for key in (CLUSTER, RESULT, STOP):
+        run.delete_file(key)
+    for node in run.names("nodes"):
+        run.delete_file(f"nodes/{node}/exit.json")
+        run.delete_file(f"nodes/{node}/heartbeat.json")
+    run.delete_folder(FAILURES)
+    if not run.is_local and not run.exists(f"{DATA}/{MANIFEST_NAME}"):
+        run.upload_folder(Path(job.dataset), DATA)
+    run.reserve_space()
+    run.write_json(JOB, job.to_json())
+
+
+def publish_cluster(run: RunDirectory, cluster: Cluster) -> None:
+    """Tell the nodes who takes part; they wait for it."""
+    run.write_json(CLUSTER, cluster.to_json())
+
+
+def request_stop(run: RunDirectory) -> None:
+    """Ask the workers to write a checkpoint and end."""
+    run.write_bytes(STOP, b"")

@@ -1,0 +1,90 @@
+"""What came out of a training run: throughput as measured, the loss over time, quality on held-out rows."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heterps_core.data.quality import ClickQuality
+from heterps_core.errors import TrainingError
+from heterps_core.training.run_directory import RESULT, RunDirectory
+from heterps_core.training.step_metrics import StepMetrics, read_steps
+
+WARMUP_SHARE = 0.1
+"""Share of an attempt's first steps that does not count for throughput: allocation, caches, first connections."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingRun:
+    """The record of a finished run."""
+
+    is_complete: bool
+    """All epochs were trained; False after a stop that was asked for."""
+
+    steps: tuple[StepMetrics, ...]
+    """Of all attempts; a step that was repeated after a restart occurs once, as it was done last."""
+
+    num_attempts: int
+    num_repeated_steps: int
+    """Done again because a failure came between them and the next checkpoint."""
+
+    throughput_samples_per_s: float
+    """Over the steps after the warm-up, by the clock; pauses for checkpoints count."""
+
+    undisturbed_throughput_samples_per_s: float
+    """Of the median step after the warm-up: what a prediction of the step time should meet."""
+
+    quality: ClickQuality
+    """Of the trained model on the held-out rows."""
+
+
+def read_training_run(run: RunDirectory) -> TrainingRun:
+    """Read the record of a run from its directory.
+
+    Raises:
+        TrainingError: The run has no result yet.
+    """
+    result = run.read_json(RESULT)
+    if result is None:
+        raise TrainingError(
+            f"a finished run must have {RESULT} in its folder {run.location}, but it has none"
+        )
+    attempts = read_steps(run)
+    by_step = {metrics.step: metrics for attempt in attempts for metrics in attempt}
+    return TrainingRun(
+        is_complete=result["is_complete"],
+        steps=tuple(by_step[step] for step in sorted(by_step)),
+        num_attempts=len(attempts),
+        num_repeated_steps=sum(len(attempt) for attempt in attempts) - len(by_step),
+        throughput_samples_per_s=clock_throughput_samples_per_s(attempts[-1] if attempts else []),
+        undisturbed_throughput_samples_per_s=median_throughput_samples_per_s(
+            attempts[-1] if attempts else []
+        ),
+        quality=ClickQuality(**result["quality"]),
+    )
+
+
+def clock_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float:
+    """Return the samples per second of an attempt after its warm-up; 0 where fewer than two steps are left."""
+    counted = _after_warmup(steps)
+    if len(counted) < 2:
+        return 0.0
+    seconds = counted[-1].elapsed_s - counted[0].elapsed_s
+    return sum(metrics.num_samples for metrics in counted[1:]) / seconds
+
+
+def median_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float:
+    """Return the samples per second of the median step after the warm-up; 0 where fewer than two steps are left."""
+    counted = _after_warmup(steps)
+    if len(counted) < 2:
+        return 0.0
+    return statistics.median(
+        after.num_samples / (after.elapsed_s - before.elapsed_s)
+        for before, after in itertools.pairwise(counted)
+    )
+
+
+def _after_warmup(steps: Sequence[StepMetrics]) -> Sequence[StepMetrics]:
+    return steps[int(len(steps) * WARMUP_SHARE) :]

@@ -1,0 +1,163 @@
+"""One training process: finds its place in the plan, trains it, and says how it ended.
+
+Started by torchrun on every node (`python -m heterps_core.training.worker`). It reads the job and the cluster from
+the run directory, resumes from the newest complete checkpoint, and leaves the result or its last words there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import asdict
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from heterps_core.cluster import Cluster
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.quality import measure_quality
+from heterps_core.errors import HeterpsError
+from heterps_core.training.checkpoint import load_latest_checkpoint
+from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.failures import WorkerFailure, now_s, write_failure
+from heterps_core.training.job import TrainingJob
+from heterps_core.training.loop import TrainingLoop
+from heterps_core.training.node import DATASET_VARIABLE, NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE
+from heterps_core.training.rank_layout import RankLayout, layout_from_places
+from heterps_core.training.run_directory import CLUSTER, JOB, RESULT, STEPS, RunDirectory
+from heterps_core.training.stage_model import build_stage_model
+from heterps_core.training.stage_runner import StageRunner
+from heterps_core.training.step_metrics import MetricWriter
+
+logger = logging.getLogger(__name__)
+
+EXCHANGE_TIMEOUT = timedelta(seconds=120)
+"""Longest wait for another worker, so that a lost one ends the run instead of hanging it."""
+
+
+class Worker:
+    """What a worker knows of itself, kept for its last words."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.rank = int(os.environ["RANK"])
+        self.stage: int | None = None
+        self.replica: int | None = None
+        self.step = 0
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+    def train(self) -> None:
+        """Train, evaluate, and write the result."""
+        job = TrainingJob.from_json(self.run.require_json(JOB))
+        cluster = Cluster.from_json(self.run.require_json(CLUSTER))
+        torch.set_num_threads(job.config.threads_per_worker)
+        dist.init_process_group("gloo", timeout=EXCHANGE_TIMEOUT)
+        layout = _layout(cluster, job)
+        self.stage, self.replica = layout.position(self.rank)
+        # Every process makes every group, in the same order: c10d asks for it.
+        groups = [dist.new_group(list(ranks)) for ranks in layout.ranks]
+        group = groups[self.stage] if len(layout.ranks[self.stage]) > 1 else None
+        loop = self._build_loop(job, layout, group)
+        cursor = load_latest_checkpoint(self.run, loop.model, group=group) or TrainingCursor()
+        self.step = cursor.step
+        logger.info(
+            "rank %d is stage %d replica %d, starts at step %d",
+            self.rank,
+            self.stage,
+            self.replica,
+            cursor.step,
+        )
+        end = loop.train(cursor)
+        logits = loop.predict_held_out()
+        if logits is not None:
+            quality = measure_quality(loop.dataset.eval_labels, logits)
+            is_complete = end.epoch >= job.config.num_epochs
+            self.run.write_json(RESULT, {"is_complete": is_complete, "quality": asdict(quality)})
+        dist.barrier()
+        dist.destroy_process_group()
+
+    def fail(self, error: BaseException) -> int:
+        """Leave last words and return the exit status."""
+        is_known = isinstance(error, HeterpsError)
+        status = error.exit_status if isinstance(error, HeterpsError) else HeterpsError.exit_status
+        failure = WorkerFailure(
+            rank=self.rank,
+            stage=self.stage,
+            replica=self.replica,
+            step=self.step,
+            attempt=self.attempt,
+            error_type=type(error).__name__,
+            message=str(error) if is_known else f"{type(error).__name__}: {error}",
+            exit_status=status,
+            is_cause=is_known or not isinstance(error, RuntimeError),
+            failed_at_s=now_s(),
+        )
+        write_failure(self.run, failure)
+        logger.error("%s", failure, exc_info=None if is_known else error)
+        return status
+
+    def _build_loop(
+        self, job: TrainingJob, layout: RankLayout, group: dist.ProcessGroup | None
+    ) -> TrainingLoop:
+        assert self.stage is not None
+        assert self.replica is not None
+        dataset = PreparedDataset.open(os.environ[DATASET_VARIABLE])
+        model = build_stage_model(job.model, dataset.features, job.config, job.stages, self.stage, group)
+        runner = StageRunner(
+            list(model.layers.values()),
+            layout=layout,
+            stage=self.stage,
+            replica=self.replica,
+            input_width=model.input_width,
+            output_width=model.output_width,
+            group=group,
+        )
+        metrics = None
+        if runner.is_last and self.replica == 0:
+            num_steps = job.config.num_epochs * dataset.num_batches(job.config.batch_size)
+            metrics = MetricWriter(self.run, num_steps=num_steps, attempt=_next_attempt(self.run))
+        return TrainingLoop(
+            runner=runner,
+            model=model,
+            dataset=dataset,
+            config=job.config,
+            run=self.run,
+            group=group,
+            metrics=metrics,
+            on_step=self._finish_step,
+        )
+
+    def _finish_step(self, step: int) -> None:
+        self.step = step
+
+
+def _layout(cluster: Cluster, job: TrainingJob) -> RankLayout:
+    """Tell the others which node and slot this process has, and lay all ranks out."""
+    places: list[tuple[str, int] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(places, (os.environ[NODE_ID_VARIABLE], int(os.environ["LOCAL_RANK"])))
+    return layout_from_places(cluster, [place for place in places if place], job.replicas_per_stage)
+
+
+def _next_attempt(run: RunDirectory) -> int:
+    names = run.names(STEPS)
+    return int(names[-1].partition("-")[0]) + 1 if names else 0
+
+
+def main() -> int:
+    """Run one worker; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    worker = Worker(RunDirectory(os.environ[RUN_DIRECTORY_VARIABLE]))
+    try:
+        worker.train()
+    except Exception as error:
+        status = worker.fail(error)
+        # Neighbours may wait for messages of ours that will never come, and ours for theirs: leave at once.
+        logging.shutdown()
+        os._exit(status)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

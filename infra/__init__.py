@@ -1,0 +1,1 @@
+"""The outside world of machines and prices: providers, leases, the ledger, the bill."""

@@ -1,0 +1,1 @@
+"""What a node runs first, the same on every provider."""

@@ -1,0 +1,1 @@
+"""Prices: dated snapshots and their reader."""

@@ -1,0 +1,444 @@
+"""Machines that are processes of this one: the whole line on a laptop, with the same steps as on a cloud.
+
+Each node is the leader of its own session, started by the same bootstrap script as an instance. Its tags
+are environment variables, which every descendant inherits, so that the processes of a run are found even
+when the lease files are lost. An instance exists, as on a cloud, until it is ended, also after its process
+has finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar
+
+import psutil
+
+from heterps_core.cluster import Cluster, Node
+from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
+from infra.ledger import EndReason, Ledger
+from infra.providers.base import (
+    BOOTSTRAP_SCRIPT,
+    Bootstrap,
+    LiveInstance,
+    Provider,
+    ProviderSettings,
+    check_run_id,
+    node_environment,
+)
+from infra.providers.lease_file import CREATE_TIME_TOLERANCE_S, LeaseFile, ProcessIdentity
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK_ADDRESS = "127.0.0.1"
+STATE_VARIABLE = "HETERPS_STATE_DIR"
+"""Tells the processes of one state directory from those of another on the same machine."""
+
+TERM_GRACE_S = 3.0
+"""Between asking processes to end and ending them."""
+
+KILL_GRACE_S = 10.0
+POLL_INTERVAL_S = 0.02
+
+CONSOLE_TAIL_CHARACTERS = 2_000
+LEASE_SUFFIX = ".lease.json"
+BOOTED = "booted"
+"""Mark that the bootstrap script makes in the node's folder of the run directory."""
+
+CONSOLE = "console.log"
+
+
+_CHILDREN: dict[Path, subprocess.Popen[bytes]] = {}
+"""Nodes that this very process started, by lease file: only a parent can clear an ended child away."""
+
+
+class LocalProvider(Provider):
+    """Runs each node as a session of processes on this machine.
+
+    Args:
+        state_directory: Where leases are kept; one sweeper looks after one directory.
+    """
+
+    name: ClassVar[str] = "local"
+    charges_money: ClassVar[bool] = False
+    lease_s: ClassVar[float] = 60.0
+    minimum_billed_s: ClassVar[float] = 0.0
+
+    def __init__(self, state_directory: Path) -> None:
+        self.state_directory = state_directory.resolve()
+
+    @classmethod
+    def from_settings(cls, settings: ProviderSettings) -> LocalProvider:
+        """Make the provider that the settings describe."""
+        return cls(settings.state_directory)
+
+    def launch(
+        self,
+        plan: ProvisioningPlan,
+        *,
+        run_id: str,
+        lease_until: datetime,
+        bootstrap: Bootstrap,
+        ledger: Ledger,
+    ) -> Cluster:
+        """Start every node; see `Provider.launch`."""
+        check_run_id(run_id)
+        if "://" in bootstrap.run_directory:
+            raise ConfigurationError(
+                f"the run directory of local nodes must be a local path, got {bootstrap.run_directory}"
+            )
+        rendezvous = self._known_rendezvous(run_id) or f"{LOOPBACK_ADDRESS}:{free_loopback_port()}"
+        nodes: list[Node] = []
+        for request in plan.node_requests():
+            ledger.intend(run_id, self.name, request, at=datetime.now(UTC))
+            try:
+                lease = self._start(
+                    request,
+                    run_id=run_id,
+                    rendezvous=rendezvous,
+                    lease_until=lease_until,
+                    bootstrap=bootstrap,
+                )
+            except OSError as problem:
+                now = datetime.now(UTC)
+                ledger.failed(run_id, request.node_id, reason=str(problem), at=now)
+                self.terminate(run_id)
+                ledger.close_run(run_id, reason=EndReason.LAUNCH_FAILED, at=now)
+                raise ProvisioningError(
+                    f"node {request.node_id} could not be started: {problem}; what was started is ended"
+                ) from problem
+            instance_id = _instance_id(run_id, request.node_id)
+            launched_at = datetime.fromisoformat(lease.launched_at)
+            ledger.launched(run_id, request.node_id, provider_instance_id=instance_id, at=launched_at)
+            nodes.append(_node_of(request, instance_id))
+        return Cluster(
+            run_id=run_id,
+            provider=self.name,
+            nodes=tuple(nodes),
+            rendezvous=rendezvous,
+            created_at=datetime.now(UTC).isoformat(),
+        )
+
+    def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
+        """Return once each node's bootstrap is through; see `Provider.wait_until_ready`."""
+        deadline_s = time.monotonic() + timeout_s
+        for node in cluster.nodes:
+            lease = LeaseFile.read(self._lease_path(cluster.run_id, node.node_id))
+            if lease is None or lease.leader is None:
+                raise ProvisioningError(f"node {node.node_id} of run {cluster.run_id} has been ended")
+            folder = _node_folder(lease.run_directory, node.node_id)
+            while not (folder / BOOTED).exists():
+                is_alive = lease.leader.is_alive()
+                if not is_alive or time.monotonic() > deadline_s:
+                    trouble = f"is not up after {timeout_s:.0f} s" if is_alive else "ended before it was up"
+                    raise ProvisioningError(
+                        f"node {node.node_id} of run {cluster.run_id} {trouble}; "
+                        f"its console says:\n{_console_tail(folder)}"
+                    )
+                time.sleep(POLL_INTERVAL_S)
+
+    def renew_lease(self, run_id: str, *, until: datetime) -> None:
+        """Move the leases of a run; see `Provider.renew_lease`."""
+        for path in self._lease_paths(run_id):
+            lease = LeaseFile.read(path)
+            if lease is not None:
+                replace(lease, lease_until=until.isoformat()).write(path)
+
+    def terminate(self, run_id: str) -> tuple[str, ...]:
+        """End every process of a run; see `Provider.terminate`."""
+        check_run_id(run_id)
+        instances = self.list_instances(run_id)
+        self._end(run_id, [instance.node_id for instance in instances])
+        return tuple(instance.provider_instance_id for instance in instances)
+
+    def terminate_instance(self, instance: LiveInstance) -> None:
+        """End every process of a node; see `Provider.terminate_instance`."""
+        self._end(instance.run_id, [instance.node_id])
+
+    def list_instances(self, run_id: str | None = None) -> tuple[LiveInstance, ...]:
+        """Return nodes that have a lease file, and nodes that have only processes left."""
+        found: dict[tuple[str, str], LiveInstance] = {}
+        for path in self._lease_paths(run_id):
+            instance = _instance_of(path)
+            found[instance.run_id, instance.node_id] = instance
+        for process, key in self._tagged_processes():
+            if key not in found and run_id in (None, key[0]):
+                found[key] = _instance_without_lease(process, *key)
+        return tuple(found[key] for key in sorted(found))
+
+    def _start(
+        self,
+        request: NodeRequest,
+        *,
+        run_id: str,
+        rendezvous: str,
+        lease_until: datetime,
+        bootstrap: Bootstrap,
+    ) -> LeaseFile:
+        """Write the lease, start the process, write its identity; or adopt a node that is there."""
+        path = self._lease_path(run_id, request.node_id)
+        known = LeaseFile.read(path)
+        if known is not None and known.leader is not None:
+            return known
+        run_directory = str(Path(bootstrap.run_directory).resolve())
+        folder = _node_folder(run_directory, request.node_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / BOOTED).unlink(missing_ok=True)
+        lease = LeaseFile(
+            run_id=run_id,
+            node_id=request.node_id,
+            instance_type=request.offer.instance_type.name,
+            run_directory=run_directory,
+            rendezvous=rendezvous,
+            owner=ProcessIdentity.of(os.getpid()),
+            launched_at=datetime.now(UTC).isoformat(),
+            lease_until=lease_until.isoformat(),
+            leader=None,
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lease.write(path)
+        environment = node_environment(
+            request.node_id,
+            provider=self.name,
+            run_id=run_id,
+            bootstrap=replace(bootstrap, run_directory=run_directory),
+        )
+        with (folder / CONSOLE).open("ab") as console:
+            child = subprocess.Popen(
+                ["bash", str(BOOTSTRAP_SCRIPT), *bootstrap.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment, STATE_VARIABLE: str(self.state_directory)},
+                start_new_session=True,
+            )
+        _CHILDREN[path] = child
+        lease = replace(lease, leader=ProcessIdentity.of(child.pid))
+        lease.write(path)
+        return lease
+
+    def _end(self, run_id: str, node_ids: Sequence[str]) -> None:
+        """Ask the processes of nodes to end, end those that stay, then forget the nodes.
+
+        Processes are looked for again until none is left: one may have been started meanwhile.
+        """
+        keys = {(run_id, node_id) for node_id in node_ids}
+        leaders = self._leaders(keys)
+        deadline_s = time.monotonic() + KILL_GRACE_S
+        _signal_all(self._processes_of(keys, leaders), is_kill=False)
+        self._wait_for_none(keys, leaders, timeout_s=TERM_GRACE_S)
+        while processes := self._processes_of(keys, leaders):
+            if time.monotonic() > deadline_s:
+                pids = ", ".join(str(process.pid) for process in processes)
+                raise ProvisioningError(
+                    f"the processes {pids} of run {run_id} must end when they are killed, and did not within "
+                    f"{KILL_GRACE_S:.0f} s; look at them with ps, the next sweep will try again"
+                )
+            _signal_all(processes, is_kill=True)
+            self._wait_for_none(keys, leaders, timeout_s=1.0)
+        for key in keys:
+            path = self._lease_path(*key)
+            path.unlink(missing_ok=True)
+            if child := _CHILDREN.pop(path, None):
+                child.wait()
+        with contextlib.suppress(OSError):
+            self._run_folder(run_id).rmdir()
+
+    def _wait_for_none(
+        self, keys: set[tuple[str, str]], leaders: Sequence[ProcessIdentity], *, timeout_s: float
+    ) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s and self._processes_of(keys, leaders):
+            time.sleep(POLL_INTERVAL_S)
+
+    def _processes_of(
+        self, keys: set[tuple[str, str]], leaders: Sequence[ProcessIdentity]
+    ) -> list[psutil.Process]:
+        """Return the live processes that carry the tag of a node, or are in the session of its leader."""
+        found = {process.pid: process for process, key in self._tagged_processes() if key in keys}
+        sessions = {leader.pid for leader in leaders if _owns_its_pid(leader)}
+        for process in psutil.process_iter():
+            if process.pid not in found and _session_of(process.pid) in sessions:
+                found[process.pid] = process
+        return [process for process in found.values() if not _is_zombie(process)]
+
+    def _tagged_processes(self) -> Iterator[tuple[psutil.Process, tuple[str, str]]]:
+        """Yield the processes on this machine that carry the tags of this state directory."""
+        for process in psutil.process_iter():
+            try:
+                environment = process.environ()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            if environment.get(STATE_VARIABLE) == str(self.state_directory) and process.pid != os.getpid():
+                yield process, (environment.get("HETERPS_RUN_ID", ""), environment.get("HETERPS_NODE_ID", ""))
+
+    def _leaders(self, keys: set[tuple[str, str]]) -> list[ProcessIdentity]:
+        leases = [LeaseFile.read(self._lease_path(*key)) for key in keys]
+        return [lease.leader for lease in leases if lease is not None and lease.leader is not None]
+
+    def _known_rendezvous(self, run_id: str) -> str | None:
+        leases = [LeaseFile.read(path) for path in self._lease_paths(run_id)]
+        return next((lease.rendezvous for lease in leases if lease is not None), None)
+
+    def _run_folder(self, run_id: str) -> Path:
+        return self.state_directory / run_id
+
+    def _lease_path(self, run_id: str, node_id: str) -> Path:
+        return self._run_folder(run_id) / f"{node_id}{LEASE_SUFFIX}"
+
+    def _lease_paths(self, run_id: str | None) -> list[Path]:
+        folder = run_id if run_id is not None else "*"
+        return sorted(self.state_directory.glob(f"{folder}/*{LEASE_SUFFIX}"))
+
+
+def free_loopback_port() -> int:
+    """Return a TCP port of the loopback interface that was free a moment ago.
+
+    Raises:
+        ProvisioningError: There is none.
+    """
+    with socket.socket() as probe:
+        try:
+            probe.bind((LOOPBACK_ADDRESS, 0))
+        except OSError as problem:
+            raise ProvisioningError(
+                f"the workers need one free TCP port on {LOOPBACK_ADDRESS} to find one another, and there is none "
+                f"({problem}); end programs that hold many connections, or wait a minute"
+            ) from problem
+        return int(probe.getsockname()[1])
+
+
+def rehearsal_replicas(num_replicas: Sequence[int], *, num_cores: int) -> tuple[int, ...]:
+    """Return replica counts in the proportions of a plan that this machine can run at once.
+
+    Every stage keeps at least one replica, also where there are more stages than cores. The cores left
+    over go one by one to the stage that is furthest behind its share: the one with the largest
+    num_replicas / (rehearsed + 1), the first of equals; no stage gets more than it has in the plan.
+
+    Example:
+        >>> rehearsal_replicas([40, 10, 2], num_cores=8)
+        (6, 1, 1)
+        >>> rehearsal_replicas([3, 1], num_cores=2)
+        (1, 1)
+    """
+    if not num_replicas or min(num_replicas) < 1 or num_cores < 1:
+        raise ConfigurationError(
+            f"a rehearsal needs stages with at least 1 replica each and at least 1 core, "
+            f"got replicas {list(num_replicas)} and {num_cores} cores"
+        )
+    rehearsed = [1] * len(num_replicas)
+    for _ in range(min(num_cores, sum(num_replicas)) - len(rehearsed)):
+        behind = [
+            planned / (given + 1) if given < planned else 0.0
+            for planned, given in zip(num_replicas, rehearsed, strict=True)
+        ]
+        rehearsed[behind.index(max(behind))] += 1
+    return tuple(rehearsed)
+
+
+def _signal_all(processes: Iterable[psutil.Process], *, is_kill: bool) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill() if is_kill else process.terminate()
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _owns_its_pid(leader: ProcessIdentity) -> bool:
+    """Tell whether the session named by a leader's pid is still the leader's.
+
+    While a session has members, its number is given to no new process: only a process that has the pid
+    and another time of creation shows that the session is gone and the number used again.
+    """
+    try:
+        created_at_s = psutil.Process(leader.pid).create_time()
+    except psutil.NoSuchProcess:
+        return True
+    return abs(created_at_s - leader.created_at_s) <= CREATE_TIME_TOLERANCE_S
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    """Tell whether a process has ended and only its entry is left."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _instance_of(path: Path) -> LiveInstance:
+    run_id, node_id = path.parent.name, path.name.removesuffix(LEASE_SUFFIX)
+    lease = LeaseFile.read(path)
+    if lease is None:
+        return LiveInstance(
+            provider_instance_id=_instance_id(run_id, node_id),
+            run_id=run_id,
+            node_id=node_id,
+            instance_type="unknown",
+            launched_at=datetime.fromtimestamp(path.stat().st_mtime, tz=UTC),
+            lease_until=None,
+            is_owner_dead=False,
+        )
+    return LiveInstance(
+        provider_instance_id=_instance_id(run_id, node_id),
+        run_id=run_id,
+        node_id=node_id,
+        instance_type=lease.instance_type,
+        launched_at=datetime.fromisoformat(lease.launched_at),
+        lease_until=lease.lease_end(),
+        is_owner_dead=not lease.owner.is_alive(),
+    )
+
+
+def _instance_without_lease(process: psutil.Process, run_id: str, node_id: str) -> LiveInstance:
+    return LiveInstance(
+        provider_instance_id=_instance_id(run_id, node_id),
+        run_id=run_id,
+        node_id=node_id,
+        instance_type="unknown",
+        launched_at=datetime.fromtimestamp(process.create_time(), tz=UTC),
+        lease_until=None,
+        is_owner_dead=False,
+    )
+
+
+def _instance_id(run_id: str, node_id: str) -> str:
+    return f"{run_id}/{node_id}"
+
+
+def _node_of(request: NodeRequest, instance_id: str) -> Node:
+    return Node(
+        node_id=request.node_id,
+        address=LOOPBACK_ADDRESS,
+        device_type=request.device_type,
+        instance_type=request.offer.instance_type.name,
+        market=request.offer.market,
+        stage=request.stage,
+        num_workers=request.num_workers,
+        price_usd_per_hour=request.offer.price_usd_per_hour,
+        provider_instance_id=instance_id,
+    )
+
+
+def _node_folder(run_directory: str, node_id: str) -> Path:
+    return Path(run_directory) / "nodes" / node_id
+
+
+def _console_tail(node_folder: Path) -> str:
+    try:
+        return (node_folder / CONSOLE).read_text(errors="replace")[-CONSOLE_TAIL_CHARACTERS:]
+    except FileNotFoundError:
+        return "(nothing)"

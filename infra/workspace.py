@@ -1,0 +1,207 @@
+"""The one folder that holds everything this machine keeps: data, profiles, runs, ledger, records.
+
+All state in one place means that a run can be found by its id alone, that a sweeper on the same
+machine sees what a dead flow left, and that deleting one folder undoes everything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from heterps_core.errors import ConfigurationError
+
+HOME_VARIABLE = "HETERPS_HOME"
+"""Environment variable that moves the workspace elsewhere."""
+
+DEFAULT_FOLDER_NAME = ".heterps"
+"""Under the current directory, where the variable is not set."""
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceAddresses:
+    """Where `make serve` answers, as the serving supervisor wrote it down."""
+
+    prefect_url: str
+    """Prefect UI, without a slash at the end; its API is below `/api`."""
+
+    mlflow_url: str
+    """MLflow UI, without a slash at the end."""
+
+    supervisor_pid: int
+    """Process that started the services and stops them."""
+
+    @property
+    def prefect_api_url(self) -> str:
+        """Address for PREFECT_API_URL."""
+        return f"{self.prefect_url}/api"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workspace:
+    """Paths below one root; nothing is created before `create` is called."""
+
+    root: Path
+    """Absolute."""
+
+    @classmethod
+    def locate(
+        cls, environment: Mapping[str, str] = os.environ, *, current_directory: Path | None = None
+    ) -> Workspace:
+        """Return the workspace that HETERPS_HOME names, else `.heterps` under the current directory.
+
+        Raises:
+            ConfigurationError: The path exists and is not a folder.
+        """
+        named = environment.get(HOME_VARIABLE, "").strip()
+        base = current_directory or Path.cwd()
+        root = (base / Path(named or DEFAULT_FOLDER_NAME).expanduser()).resolve()
+        if root.exists() and not root.is_dir():
+            raise ConfigurationError(
+                f"the workspace must be a folder, but {root} is a file; "
+                f"set {HOME_VARIABLE} to a folder, which may be a new one"
+            )
+        return cls(root=root)
+
+    def create(self) -> Workspace:
+        """Make the folders that are missing and return this workspace; may be called again.
+
+        Raises:
+            ConfigurationError: A folder cannot be made or written.
+        """
+        try:
+            for folder in (
+                self.data_directory,
+                self.profiles_directory,
+                self.runs_directory,
+                self.artifacts_directory,
+                self.prefect_home,
+                self.logs_directory,
+            ):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the workspace must be a folder that can be written, but {_root_cause(error)}; "
+                f"set {HOME_VARIABLE} to another folder"
+            ) from error
+        if not os.access(self.root, os.W_OK):
+            raise ConfigurationError(
+                f"the workspace must be a folder that can be written, but {self.root} is read-only; "
+                f"set {HOME_VARIABLE} to another folder"
+            )
+        return self
+
+    @property
+    def data_directory(self) -> Path:
+        """Prepared data sets."""
+        return self.root / "data"
+
+    @property
+    def profiles_directory(self) -> Path:
+        """Cached layer profiles."""
+        return self.root / "profiles"
+
+    @property
+    def runs_directory(self) -> Path:
+        """One folder for each run."""
+        return self.root / "runs"
+
+    def run_directory(self, run_id: str) -> Path:
+        """Return the folder where the flow's host and the nodes of one run meet.
+
+        Raises:
+            ConfigurationError: The id is no plain name, and could lead out of the workspace.
+        """
+        if not _RUN_ID.fullmatch(run_id):
+            raise ConfigurationError(
+                f"a run id must be 1 to 128 letters, digits, '.', '_' or '-' and start with a letter "
+                f"or digit, got {run_id!r}"
+            )
+        return self.runs_directory / run_id
+
+    @property
+    def ledger_path(self) -> Path:
+        """Write-ahead record of every launch (SQLite)."""
+        return self.root / "ledger.sqlite"
+
+    @property
+    def leases_directory(self) -> Path:
+        """Leases of the local provider's nodes."""
+        return self.root / "leases"
+
+    @property
+    def tracking_uri(self) -> str:
+        """MLflow's store. File stores are refused by MLflow 3, so it is SQLite."""
+        return f"sqlite:///{self.root / 'mlflow.db'}"
+
+    @property
+    def artifacts_directory(self) -> Path:
+        """What MLflow keeps beside its store."""
+        return self.root / "mlartifacts"
+
+    @property
+    def prefect_home(self) -> Path:
+        """PREFECT_HOME: the database of Prefect's server and its storage."""
+        return self.root / "prefect"
+
+    @property
+    def logs_directory(self) -> Path:
+        """Output of the long-running services."""
+        return self.root / "logs"
+
+    @property
+    def services_path(self) -> Path:
+        """Where the serving supervisor writes its addresses."""
+        return self.root / "services.json"
+
+    def write_services(self, addresses: ServiceAddresses) -> None:
+        """Write the addresses for other processes; a reader never sees half a file."""
+        draft = self.services_path.with_suffix(".tmp")
+        draft.write_text(json.dumps(asdict(addresses), indent=2) + "\n")
+        draft.replace(self.services_path)
+
+    def forget_services(self) -> None:
+        """Remove the addresses; nothing happens where there are none."""
+        self.services_path.unlink(missing_ok=True)
+
+    def running_services(self, *, timeout_s: float = 2.0) -> ServiceAddresses | None:
+        """Return the addresses of services that answer now, else None.
+
+        The file alone proves nothing, as a supervisor that was killed leaves it behind.
+        """
+        addresses = self.recorded_services()
+        if addresses is None or not answers(f"{addresses.prefect_api_url}/health", timeout_s=timeout_s):
+            return None
+        return addresses
+
+    def recorded_services(self) -> ServiceAddresses | None:
+        """Return the addresses as last written, whether they answer or not."""
+        try:
+            document = json.loads(self.services_path.read_text())
+            return ServiceAddresses(**document)
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def answers(url: str, *, timeout_s: float) -> bool:
+    """Tell whether a GET of `url` is answered with a success status within `timeout_s` seconds."""
+    # A proxy from the environment must never stand between this machine and its own loopback.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=timeout_s) as response:
+            return 200 <= int(response.status) < 300
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def _root_cause(error: OSError) -> str:
+    """Return what the operating system says, with the path."""
+    return f"{error.filename or 'it'} is refused: {error.strerror or error}"

@@ -1,0 +1,1 @@
+"""Steps of the flows, one file each: unpack, call the core or infra, return."""

@@ -1,0 +1,58 @@
+"""The exported model as MLflow loads and asks it: a table of raw columns in, click probabilities out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from heterps_core.data.schema import DataSchema
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from heterps_core.serving.exported_model import ClickPredictor
+
+
+class ClickModel:
+    """A pyfunc of MLflow around the core's predictor.
+
+    Args:
+        folder: What `export_model` wrote.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from heterps_core.serving.exported_model import ClickPredictor
+
+        self._predictor: ClickPredictor = ClickPredictor(folder)
+
+    def predict(
+        self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None
+    ) -> npt.NDArray[np.float64]:
+        """Return click probabilities [N] of N rows of raw columns.
+
+        Args:
+            model_input: The numeric and categorical columns of the schema, under their names, in any order.
+            params: None; MLflow passes it.
+
+        Raises:
+            DataError: A column is missing, or a numeric one holds text.
+        """
+        return self._predictor.predict({str(name): model_input[name] for name in model_input.columns})
+
+
+def example_rows(schema: DataSchema) -> pd.DataFrame:
+    """Return two rows of raw columns, one with values and one with none, from which MLflow reads a signature."""
+    import pandas as pd
+
+    columns: dict[str, Any] = {name: [1.0, float("nan")] for name in schema.numeric_columns}
+    columns |= {name: pd.Series(["a1b2c3d4", None], dtype=object) for name in schema.categorical_columns}
+    return pd.DataFrame(columns)
+
+
+def _load_pyfunc(data_path: str) -> ClickModel:
+    """Return the model in `data_path`; MLflow calls this by name."""
+    return ClickModel(Path(data_path))

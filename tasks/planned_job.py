@@ -1,0 +1,53 @@
+"""How large the job is that a plan is made for.
+
+Rented machines train on the data as it is. A rehearsal stands for a job that this machine could not hold: the
+samples of a night, and tables as large as production has them. It trains the same model on the rows at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.features import FeatureSpec
+from heterps_core.training.job import default_batch_size
+from tasks.provisioning import LOCAL_PROVIDER
+
+NIGHT_SAMPLES = 1_000_000_000
+"""Of a night by default; Criteo's terabyte click logs hold 4.4 billion in 24 days, a fifth of this a day."""
+
+PRODUCTION_ROWS_PER_SLOT = 300_000_000
+"""Of a production model by default. With 26 slots of 16 floats 530 GB: the tables of MLPerf's DLRM take about 100 GB,
+those that HeterPS was made for 10 TB."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedJob:
+    """What a plan is made for."""
+
+    num_samples: int
+    """Of one epoch."""
+
+    features: FeatureSpec
+    batch_size: int
+
+
+def planned_job(
+    dataset: PreparedDataset,
+    *,
+    provider: str,
+    batch_size: int | None,
+    planned_samples: int | None,
+    planned_rows_per_slot: int | None,
+) -> PlannedJob:
+    """Return the job that a plan is made for; `None` stands for what the data has."""
+    is_rehearsal = provider == LOCAL_PROVIDER
+    num_samples = planned_samples if is_rehearsal and planned_samples else dataset.num_train_rows
+    features = dataset.features
+    if is_rehearsal and planned_rows_per_slot:
+        features = replace(features, slot_rows=(planned_rows_per_slot,) * features.num_slots)
+    return PlannedJob(
+        num_samples=num_samples,
+        features=features,
+        batch_size=batch_size or default_batch_size(num_samples),
+    )

@@ -1,0 +1,110 @@
+"""What the layers of a model cost on each device type: measured here or from the cache, else estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.errors import UnknownNameError
+from heterps_core.graph.model_graph import ModelGraph
+from heterps_core.models import CTR_MODELS
+from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
+from heterps_core.profiling.measuring_process import ProfileRequest
+from heterps_core.profiling.model_profiles import profile_model
+from heterps_core.scheduling.problem_builder import profiles_for_larger_tables
+from infra.workspace import Workspace
+from tasks.data import PreparedClicks
+from tasks.planned_job import PlannedJob
+from tasks.training import pipeline_microbatches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfiledModel:
+    """A model's graph with a profile for each device type, at the size of the data and of the planned job."""
+
+    graph: ModelGraph
+    """With the tables of the data at hand."""
+
+    local_profile: LayerProfile
+    """Of this machine, measured, at the micro-batches that are trained here."""
+
+    planned_graph: ModelGraph
+    """With the tables of the planned job."""
+
+    profiles: Mapping[str, LayerProfile]
+    """For the planned graph, at the micro-batches of the planned job."""
+
+    @property
+    def estimated_device_types(self) -> tuple[str, ...]:
+        """Device types whose times are a roofline and not a measurement."""
+        return tuple(name for name, profile in self.profiles.items() if profile.is_estimated)
+
+    @property
+    def summary(self) -> str:
+        """What was profiled, in one line."""
+        estimated = ", ".join(self.estimated_device_types) or "none"
+        return (
+            f"{len(self.graph.layers)} layers of {self.graph.name} measured on {self.local_profile.hardware}; "
+            f"estimated for {estimated}"
+        )
+
+
+def check_model_name(model: str) -> None:
+    """Check that a model is registered or at least has the form of an import path, without loading torch.
+
+    Raises:
+        UnknownNameError: It is neither.
+    """
+    module_name, _, function_name = model.partition(":")
+    if model not in CTR_MODELS and not (module_name and function_name):
+        raise UnknownNameError("model", model, [*CTR_MODELS, "package.module:function"])
+
+
+@task(name="profile layers", cache_policy=NO_CACHE)
+def profile_layers(
+    workspace: Workspace,
+    clicks: PreparedClicks,
+    job: PlannedJob,
+    *,
+    model: str,
+    batch_size: int,
+    device_types: Sequence[str],
+) -> ProfiledModel:
+    """Time each layer alone on this machine, and estimate the device types that are not at hand.
+
+    The profiling batch is a micro-batch, which is what is trained at once: that of the data for the rehearsal, and
+    that of the planned job for the plan, since small batches cost more for each sample, most of all on a GPU.
+
+    Raises:
+        UnknownNameError, ConfigurationError: The model or a device type cannot be used.
+    """
+    from heterps_core.profiling.layer_profiler import trace_model
+
+    cache = workspace.profiles_directory
+    request = profile_request(clicks.open(), model=model, batch_size=batch_size)
+    graph = trace_model(request)
+    planned_graph = trace_model(replace(request, features=job.features))
+    local_profile = profile_model(request, graph, (), cache_directory=cache)[LOCAL_DEVICE_TYPE]
+    large_request = profile_request(clicks.open(), model=model, batch_size=job.batch_size)
+    profiles = profile_model(large_request, graph, device_types, cache_directory=cache)
+    return ProfiledModel(
+        graph=graph,
+        local_profile=local_profile,
+        planned_graph=planned_graph,
+        profiles=profiles_for_larger_tables(profiles, measured=graph, planned=planned_graph),
+    )
+
+
+def profile_request(dataset: PreparedDataset, *, model: str, batch_size: int) -> ProfileRequest:
+    """Return what to measure for training in batches of a size."""
+    return ProfileRequest(
+        model=model,
+        features=dataset.features,
+        batch_size=batch_size // pipeline_microbatches(batch_size),
+        dataset=str(dataset.directory),
+        dataset_fingerprint=dataset.manifest.fingerprint,
+    )

@@ -1,0 +1,115 @@
+"""What a run is called, with which parameters it was started, and how its record begins and ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from heterps_core.errors import ConfigurationError
+from infra.workspace import Workspace
+from tasks import tracking
+from tasks.clusters import end_machines_of
+from tasks.tracking import EndStatus, TrackedRun
+
+PARAMETERS_FILE = "parameters.json"
+ID_CHARACTERS = 8
+"""Of the flow run's id, from its end, which is its random part."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingParameters:
+    """What decides the trained model; a run that is resumed keeps all of it."""
+
+    data: str | None
+    schema_file: str | None
+    model: str
+    epochs: int
+    batch_size: int | None
+    seed: int
+
+
+def new_run_id(flow_run_id: str | None, *, now: datetime) -> str:
+    """Return a name that sorts by time and from which the flow run can be told.
+
+    Example:
+        >>> new_run_id("067e5f3c-0000-7000-8000-1234567890ab", now=datetime(2026, 11, 21, 4, 30, tzinfo=UTC))
+        '20261121-0430-567890ab'
+    """
+    text = (flow_run_id or str(uuid.uuid4())).replace("-", "")
+    return f"{now:%Y%m%d-%H%M}-{text[-ID_CHARACTERS:]}"
+
+
+def find_run_id(workspace: Workspace, flow_run_id: str, *, resume_run_id: str | None) -> str | None:
+    """Return the run of a flow run, or None where it never came so far as to have one."""
+    if resume_run_id is not None:
+        return resume_run_id
+    tail = flow_run_id.replace("-", "")[-ID_CHARACTERS:]
+    return next((path.name for path in workspace.runs_directory.glob(f"*-{tail}")), None)
+
+
+def keep_parameters(
+    workspace: Workspace, parameters: TrainingParameters, *, run_id: str, is_resumed: bool
+) -> TrainingParameters:
+    """Write a new run's parameters beside it, or return those that a resumed run began with.
+
+    Raises:
+        ConfigurationError: There is no such run to resume.
+    """
+    path = workspace.run_directory(run_id) / PARAMETERS_FILE
+    if not is_resumed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(parameters), indent=1) + "\n")
+        return parameters
+    try:
+        document: dict[str, object] = json.loads(path.read_text())
+        return TrainingParameters(**document)  # type: ignore[arg-type]
+    except FileNotFoundError as error:
+        known = sorted(entry.name for entry in workspace.runs_directory.glob("*"))[-5:]
+        raise ConfigurationError(
+            f"resume_run_id must be a run in {workspace.runs_directory}, got {run_id!r}; "
+            f"the newest are: {', '.join(known) or 'none'}"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"the parameters of run {run_id} in {path} are damaged: {error}") from error
+
+
+def open_record(
+    workspace: Workspace, *, run_id: str, model: str, scheduler: str, provider: str, flow_run_id: str | None
+) -> TrackedRun:
+    """Open the MLflow run of a flow run, named so that a column of names can be read."""
+    notes = {"heterps.provider": provider, "prefect.flow_run_id": flow_run_id or ""}
+    return tracking.open_run(workspace, run_id=run_id, run_name=f"{model} {scheduler} {run_id}", tags=notes)
+
+
+def clean_up_run(
+    workspace: Workspace, flow_run_id: str, *, resume_run_id: str | None, status: EndStatus, reason: str
+) -> None:
+    """End what is left of a run that did not end well, and close its record truthfully.
+
+    The second of the four layers of teardown: for hooks, which know a flow run by its id alone.
+    """
+    run_id = find_run_id(workspace, flow_run_id, resume_run_id=resume_run_id)
+    if run_id is None:
+        return
+    ended = end_machines_of(workspace, run_id)
+    closed = tracking.close_dead_run(workspace, run_id, status=status, reason=reason)
+    _forget_run_without_work(workspace, run_id)
+    logger.warning("run %s: ended %d machines, closed %d records: %s", run_id, ended, closed, reason)
+
+
+def _forget_run_without_work(workspace: Workspace, run_id: str) -> None:
+    """Remove the folder of a run that failed before anything was launched: there is nothing to resume."""
+    folder = workspace.run_directory(run_id)
+    if [path.name for path in folder.glob("*")] == [PARAMETERS_FILE]:
+        (folder / PARAMETERS_FILE).unlink()
+        folder.rmdir()
+
+
+def utc_now() -> datetime:
+    """Return the time, with its zone."""
+    return datetime.now(UTC)

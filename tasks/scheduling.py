@@ -1,0 +1,119 @@
+"""From profiles and prices to a planning problem, and from the problem to plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from heterps_core.errors import InfeasiblePlanError
+from heterps_core.hardware import InstanceOffer, get_device_type
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.provisioning.offer_choice import unit_prices
+from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.scheduling.problem_builder import UnitTerms, build_problem
+from heterps_core.scheduling.rehearsal import RehearsalPrediction, predict_rehearsal
+from heterps_core.scheduling.schedulers import get_scheduler
+from heterps_core.scheduling.search_result import SearchResult
+from heterps_core.training.job import TrainingConfig
+from tasks.planned_job import PlannedJob
+from tasks.profiling import ProfiledModel
+from tasks.provisioning import num_cores
+
+PROVING_SCHEDULER = "exact"
+COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")
+"""Searched in every run beside the chosen one, each with the same evaluations."""
+
+MAX_UNITS = 64
+"""Of each device type in a plan: the order of a new account's quota."""
+
+
+@task(name="build problem", cache_policy=NO_CACHE)
+def make_problem(
+    profiled: ProfiledModel,
+    offers: Sequence[InstanceOffer],
+    job: PlannedJob,
+    *,
+    device_types: Sequence[str],
+    num_epochs: int,
+    throughput_floor_samples_per_s: float,
+) -> SchedulingProblem:
+    """Put profiles, prices per unit, the job and the floor together."""
+    prices = unit_prices(offers)
+    terms = {
+        name: UnitTerms.of_device_type(
+            get_device_type(name), price_usd_per_hour=prices[name].usd_per_hour, max_units=MAX_UNITS
+        )
+        for name in device_types
+    }
+    return build_problem(
+        profiled.planned_graph,
+        profiled.profiles,
+        terms,
+        batch_size=job.batch_size,
+        num_samples=job.num_samples,
+        num_epochs=num_epochs,
+        throughput_floor_samples_per_s=throughput_floor_samples_per_s,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Searches:
+    """What each search method found for the same problem."""
+
+    results: Mapping[str, SearchResult]
+    without_plan: Mapping[str, InfeasiblePlanError]
+    """Methods that found none, with the reason; never the chosen one."""
+
+
+@task(name="search plan", task_run_name="search plan with {scheduler}", cache_policy=NO_CACHE)
+def search_plan(
+    problem: SchedulingProblem, *, scheduler: str, budget_evaluations: int, seed: int
+) -> SearchResult | InfeasiblePlanError:
+    """Search the cheapest plan with one method.
+
+    That a method finds no plan is an answer and no failure of the task: cpu-only cannot reach every floor.
+    """
+    try:
+        return get_scheduler(scheduler).search(problem, budget_evaluations=budget_evaluations, seed=seed)
+    except InfeasiblePlanError as error:
+        return error
+
+
+def search_with_all(
+    problem: SchedulingProblem, *, scheduler: str, budget_evaluations: int, seed: int
+) -> Searches:
+    """Search with the chosen method and those it is compared with, each with the same evaluations.
+
+    Raises:
+        InfeasiblePlanError: There is no plan at all, or the chosen method found none; names the constraint
+            and by how far it is missed.
+    """
+    results: dict[str, SearchResult] = {}
+    without_plan: dict[str, InfeasiblePlanError] = {}
+    for name in dict.fromkeys((PROVING_SCHEDULER, scheduler, *COMPARED_SCHEDULERS)):
+        found = search_plan(problem, scheduler=name, budget_evaluations=budget_evaluations, seed=seed)
+        if isinstance(found, SearchResult):
+            results[name] = found
+        elif name in (PROVING_SCHEDULER, scheduler):
+            raise found
+        else:
+            without_plan[name] = found
+    return Searches(results=results, without_plan=without_plan)
+
+
+@task(name="predict rehearsal", cache_policy=NO_CACHE)
+def predict_launch(
+    profiled: ProfiledModel, stages: Sequence[Stage], config: TrainingConfig
+) -> RehearsalPrediction:
+    """Predict what the rehearsal on this machine should reach."""
+    return predict_rehearsal(
+        profiled.graph,
+        profiled.local_profile,
+        stages,
+        batch_size=config.batch_size,
+        num_microbatches=config.num_microbatches,
+        num_cores=num_cores(),
+    )

@@ -1,0 +1,38 @@
+"""The sweep as two steps: machines first, then the records of the runs that they belonged to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from infra.sweeper import SweptMachine
+from infra.workspace import Workspace
+from tasks import tracking
+from tasks.clusters import live_run_ids, run_of_launch, sweep_all_providers
+
+
+@task(name="end orphans", cache_policy=NO_CACHE)
+def end_orphans(workspace: Workspace) -> list[SweptMachine]:
+    """End machines whose lease is over or whose owner is dead, on every provider in use."""
+    return sweep_all_providers(workspace)
+
+
+@task(name="close dead records", cache_policy=NO_CACHE)
+def close_dead_records(workspace: Workspace, swept: Sequence[SweptMachine]) -> list[str]:
+    """Close the MLflow runs whose flow is gone; return their ids.
+
+    A run is dead where its process on this host is gone, or where the sweep ended its machines and left
+    it none. A run that died before its launch has no machine, so the process decides there.
+    """
+    reasons = {run_of_launch(machine.run_id): f"machines swept: {machine.reason}" for machine in swept}
+    for run_id in live_run_ids(workspace):
+        reasons.pop(run_id, None)
+    for run_id in tracking.runs_without_process(workspace):
+        reasons.setdefault(run_id, "the process of the flow is gone")
+    return [
+        run_id
+        for run_id, reason in sorted(reasons.items())
+        if tracking.close_dead_run(workspace, run_id, status="KILLED", reason=reason)
+    ]

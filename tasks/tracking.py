@@ -1,0 +1,372 @@
+"""The record of runs in MLflow, and the only file that imports it.
+
+One parent run a flow run, one child a searcher, few parameters under the same keys in all of them, and
+metrics under stable names, so that the comparison page answers what a run cost, whether it was
+faster and whether it is better. Runs are named by ids, never by MLflow's notion of an active run,
+because a sweeper closes runs that other processes opened.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+import psutil
+
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.scheduling.search_result import SearchResult
+from heterps_core.units import SAMPLES_PER_MILLION, SECONDS_PER_HOUR
+from infra.workspace import Workspace
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+EXPERIMENT = "train-ctr"
+
+RUN_ID_TAG = "heterps.run_id"
+KIND_TAG = "heterps.kind"
+CHOSEN_TAG = "heterps.chosen"
+END_REASON_TAG = "heterps.end_reason"
+HOST_TAG = "heterps.host"
+PROCESS_TAG = "heterps.process"
+
+REGISTERED_MODEL = "ctr"
+MODEL_FOLDER = "model"
+CHALLENGER_ALIAS = "challenger"
+
+KIND_TRAINING = "training"
+KIND_SEARCH = "search"
+
+METRICS_PER_REQUEST = 1_000
+"""MLflow's limit of one log_batch."""
+
+EndStatus = Literal["FINISHED", "FAILED", "KILLED"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackedRun:
+    """An MLflow run by its ids."""
+
+    mlflow_run_id: str
+    experiment_id: str
+
+    def address(self, mlflow_url: str) -> str:
+        """Return the page of this run in an MLflow UI at `mlflow_url`."""
+        return f"{mlflow_url}/#/experiments/{self.experiment_id}/runs/{self.mlflow_run_id}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """The parameters that every run has, parent or child, so that columns line up."""
+
+    method: str
+    """Name of the scheduler."""
+
+    model: str
+    device_types: str
+    """In the order of the stages, for instance "cpu-c7i | gpu-t4"."""
+
+    replicas: str
+    """In the order of the stages, for instance "4 | 1"."""
+
+    market: str
+    batch_size: int
+    seed: int
+
+    @classmethod
+    def of_plan(
+        cls, stages: Sequence[Stage], *, method: str, model: str, market: str, batch_size: int, seed: int
+    ) -> RunSettings:
+        """Describe a plan."""
+        return cls(
+            method=method,
+            model=model,
+            device_types=" | ".join(stage.device_type for stage in stages),
+            replicas=" | ".join(str(stage.num_replicas) for stage in stages),
+            market=market,
+            batch_size=batch_size,
+            seed=seed,
+        )
+
+
+def open_run(workspace: Workspace, *, run_id: str, run_name: str, tags: Mapping[str, str]) -> TrackedRun:
+    """Open the parent run of a flow run; a run that is resumed gets its old one back.
+
+    The process is noted with its start time, so that a sweeper can tell whether it still lives.
+    """
+    client = _client(workspace)
+    experiment_id = _experiment_id(client, workspace)
+    notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: KIND_TRAINING}
+    for earlier in _runs_of(client, run_id, KIND_TRAINING):
+        client.update_run(earlier.info.run_id, status="RUNNING")
+        for name, value in notes.items():
+            client.set_tag(earlier.info.run_id, name, value)
+        return TrackedRun(mlflow_run_id=earlier.info.run_id, experiment_id=experiment_id)
+    run = client.create_run(experiment_id, run_name=run_name, tags=notes)
+    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment_id)
+
+
+def record_search(
+    workspace: Workspace, parent: TrackedRun, result: SearchResult, settings: RunSettings, *, is_chosen: bool
+) -> None:
+    """Write one searcher's result as a child run."""
+    from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+    client = _client(workspace)
+    parent_tags = client.get_run(parent.mlflow_run_id).data.tags
+    child = client.create_run(
+        parent.experiment_id,
+        run_name=f"search {settings.method}",
+        tags={
+            MLFLOW_PARENT_RUN_ID: parent.mlflow_run_id,
+            RUN_ID_TAG: parent_tags[RUN_ID_TAG],
+            KIND_TAG: KIND_SEARCH,
+            CHOSEN_TAG: str(is_chosen).lower(),
+        },
+    )
+    tracked = TrackedRun(mlflow_run_id=child.info.run_id, experiment_id=parent.experiment_id)
+    record_settings(workspace, tracked, settings)
+    record_metrics(workspace, tracked, plan_metrics(result))
+    record_series(
+        workspace,
+        tracked,
+        {"search/best_cost_usd": [(point.num_evaluations, point.best_cost_usd) for point in result.history]},
+    )
+    record_document(workspace, tracked, "plan.json", result.plan.to_json())
+    client.set_terminated(tracked.mlflow_run_id, "FINISHED")
+
+
+def plan_metrics(result: SearchResult) -> dict[str, float]:
+    """Return what a plan promises and what finding it took, under the stable names."""
+    plan = result.plan
+    usd_per_second = plan.price_usd_per_hour / SECONDS_PER_HOUR
+    return {
+        "predicted/throughput_samples_per_s": plan.throughput_samples_per_s,
+        "predicted/price_usd_per_hour": plan.price_usd_per_hour,
+        "predicted/cost_usd": plan.cost_usd,
+        "cost/usd_per_million_samples": usd_per_second / plan.throughput_samples_per_s * SAMPLES_PER_MILLION,
+        "search/optimality_gap": plan.optimality_gap,
+        "search/cost_lower_bound_usd": plan.cost_lower_bound_usd,
+        "search/num_evaluations": float(plan.num_evaluations),
+        "search/seconds": result.search_seconds,
+        "search/certificate_seconds": result.certificate_seconds,
+    }
+
+
+def record_settings(workspace: Workspace, run: TrackedRun, settings: RunSettings) -> None:
+    """Write the parameters; a run that is resumed keeps those it had."""
+    from mlflow.entities import Param
+    from mlflow.exceptions import MlflowException
+
+    parameters = [Param(name, str(value)) for name, value in asdict(settings).items()]
+    try:
+        _client(workspace).log_batch(run.mlflow_run_id, params=parameters)
+    except MlflowException as error:
+        # MLflow never changes a parameter. The plan of a resumed run may be another one.
+        logger.info("the run keeps its first parameters: %s", error)
+
+
+def record_metrics(workspace: Workspace, run: TrackedRun, metrics: Mapping[str, float | None]) -> None:
+    """Write single figures; those that are missing or not finite are left out."""
+    known = {name: [(0, value)] for name, value in metrics.items() if value is not None}
+    record_series(workspace, run, known)
+
+
+def record_series(
+    workspace: Workspace, run: TrackedRun, series: Mapping[str, Iterable[tuple[int, float]]]
+) -> None:
+    """Write figures over steps in few requests; a request each would take 7 ms apiece."""
+    from mlflow.entities import Metric
+
+    now_ms = int(time.time() * 1_000)
+    metrics = [
+        Metric(name, value, now_ms, step)
+        for name, points in series.items()
+        for step, value in points
+        if math.isfinite(value)
+    ]
+    client = _client(workspace)
+    for start in range(0, len(metrics), METRICS_PER_REQUEST):
+        client.log_batch(run.mlflow_run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
+
+
+def record_document(workspace: Workspace, run: TrackedRun, name: str, document: Mapping[str, Any]) -> None:
+    """Keep a JSON document with the run."""
+    _client(workspace).log_dict(run.mlflow_run_id, dict(document), name)
+
+
+def record_text(workspace: Workspace, run: TrackedRun, name: str, text: str) -> None:
+    """Keep a text with the run."""
+    _client(workspace).log_text(run.mlflow_run_id, text, name)
+
+
+def record_file(workspace: Workspace, run: TrackedRun, path: Path) -> None:
+    """Keep a copy of a file with the run."""
+    _client(workspace).log_artifact(run.mlflow_run_id, str(path))
+
+
+def record_figure(workspace: Workspace, run: TrackedRun, name: str, figure: Figure) -> None:
+    """Keep a figure with the run."""
+    _client(workspace).log_figure(run.mlflow_run_id, figure, name)
+
+
+def register_model(
+    workspace: Workspace,
+    run: TrackedRun,
+    folder: Path,
+    *,
+    loader_module: str,
+    example: pd.DataFrame,
+    example_prediction: npt.NDArray[Any],
+) -> str:
+    """Register a model folder as the newest challenger; return its version.
+
+    It is kept by the name of the module that loads it and not as a pickled object, so that loading it
+    unpickles nothing.
+
+    Args:
+        workspace: Where runs are recorded.
+        run: That trained the model.
+        folder: Handed to `_load_pyfunc` of the loader module.
+        loader_module: Import path of the module.
+        example: Rows that the model takes.
+        example_prediction: What it answers to them.
+    """
+    import mlflow
+    from mlflow.models import infer_signature
+
+    client = _client(workspace)
+    with TemporaryDirectory(prefix="heterps-mlflow-") as name, warnings.catch_warnings():
+        # MLflow warns of integer columns and of packages it cannot find on an index; neither applies.
+        warnings.simplefilter("ignore")
+        saved = Path(name) / REGISTERED_MODEL
+        mlflow.pyfunc.save_model(
+            saved,
+            loader_module=loader_module,
+            data_path=str(folder),
+            signature=infer_signature(example, example_prediction),
+            input_example=example,
+            pip_requirements=["heterps"],
+        )
+        client.log_artifacts(run.mlflow_run_id, str(saved), MODEL_FOLDER)
+    if not client.search_registered_models(filter_string=f"name = '{REGISTERED_MODEL}'"):
+        client.create_registered_model(REGISTERED_MODEL)
+    artifacts = client.get_run(run.mlflow_run_id).info.artifact_uri
+    version = client.create_model_version(
+        REGISTERED_MODEL, source=f"{artifacts}/{MODEL_FOLDER}", run_id=run.mlflow_run_id
+    )
+    client.set_registered_model_alias(REGISTERED_MODEL, CHALLENGER_ALIAS, version.version)
+    return str(version.version)
+
+
+def close_run(workspace: Workspace, run: TrackedRun, *, status: EndStatus, reason: str) -> None:
+    """End a run with its true status and why it ended."""
+    client = _client(workspace)
+    client.set_tag(run.mlflow_run_id, END_REASON_TAG, reason)
+    client.set_terminated(run.mlflow_run_id, status)
+
+
+def close_dead_run(workspace: Workspace, run_id: str, *, status: EndStatus, reason: str) -> int:
+    """End all MLflow runs of a flow run that nobody ended; return how many. May be called again.
+
+    A run that has ended keeps the status that it ended with.
+    """
+    if not has_records(workspace):
+        return 0
+    client = _client(workspace)
+    open_runs = [run for run in _runs_of(client, run_id) if run.info.status == "RUNNING"]
+    for run in open_runs:
+        client.set_tag(run.info.run_id, END_REASON_TAG, reason)
+        client.set_terminated(run.info.run_id, status)
+    return len(open_runs)
+
+
+def runs_without_process(workspace: Workspace) -> list[str]:
+    """Return the ids of flow runs that MLflow calls running, but whose process on this host is gone."""
+    if not has_records(workspace):
+        return []
+    client = _client(workspace)
+    running = _search(client, f"attributes.status = 'RUNNING' AND tags.`{KIND_TAG}` = '{KIND_TRAINING}'")
+    return sorted({run.data.tags[RUN_ID_TAG] for run in running if _is_gone(run)})
+
+
+def has_records(workspace: Workspace) -> bool:
+    """Tell whether anything was ever recorded here; asking MLflow would create its tables."""
+    return Path(workspace.tracking_uri.removeprefix("sqlite:///")).exists()
+
+
+def _this_process() -> dict[str, str]:
+    process = psutil.Process()
+    return {HOST_TAG: socket.gethostname(), PROCESS_TAG: f"{process.pid} {process.create_time():.2f}"}
+
+
+def _is_gone(run: Run) -> bool:
+    """Tell whether the process that opened a run is known to be gone; one on another host never is."""
+    if run.data.tags.get(HOST_TAG) != socket.gethostname():
+        return False
+    pid, _, created = run.data.tags.get(PROCESS_TAG, "").partition(" ")
+    try:
+        process = psutil.Process(int(pid))
+        # A pid is given again; with another start time it is another process.
+        return f"{process.create_time():.2f}" != created or process.status() == psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, ValueError):
+        return True
+
+
+def _runs_of(client: MlflowClient, run_id: str, kind: str | None = None) -> list[Run]:
+    condition = f"tags.`{RUN_ID_TAG}` = '{run_id}'"
+    return _search(client, f"{condition} AND tags.`{KIND_TAG}` = '{kind}'" if kind else condition)
+
+
+def _search(client: MlflowClient, condition: str) -> list[Run]:
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is None:
+        return []
+    found: list[Run] = []
+    token: str | None = None
+    while True:
+        page = client.search_runs([experiment.experiment_id], filter_string=condition, page_token=token)
+        found.extend(page)
+        token = page.token
+        if not token:
+            return found
+
+
+def _experiment_id(client: MlflowClient, workspace: Workspace) -> str:
+    from mlflow.exceptions import MlflowException
+
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is not None:
+        return str(experiment.experiment_id)
+    location = (workspace.artifacts_directory / EXPERIMENT).as_uri()
+    try:
+        return str(client.create_experiment(EXPERIMENT, artifact_location=location))
+    except MlflowException:
+        # Another run was first.
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        if experiment is None:
+            raise
+        return str(experiment.experiment_id)
+
+
+def _client(workspace: Workspace) -> MlflowClient:
+    """Return a client of the workspace's store; MLflow is loaded on first use, as that takes seconds."""
+    import mlflow
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return mlflow.MlflowClient(tracking_uri=workspace.tracking_uri, registry_uri=workspace.tracking_uri)

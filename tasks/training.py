@@ -1,0 +1,157 @@
+"""Hands a job to a cluster and follows it to its end, with a progress bar."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from tqdm import tqdm
+
+from heterps_core.cluster import Cluster
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.monitor import follow_training
+from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.step_metrics import Progress
+from heterps_core.training.submission import publish_cluster, submit_job
+from heterps_core.training.training_run import TrainingRun
+from tasks.provisioning import usd_for
+
+MOST_MICROBATCHES = 4
+"""With as many a pipeline of two equal stages is idle for a fifth of a step; more make messages small."""
+
+LEAST_MICROBATCH_ROWS = 64
+"""Below, the fixed cost of a message and of a layer's call outweighs its work."""
+
+LEAST_CHECKPOINT_STEPS, MOST_CHECKPOINT_STEPS = 50, 200
+"""At most 200 steps are lost, some seconds here; below 50 the writing would show in the throughput."""
+
+LOG_INTERVAL_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+def resume_summary(run: RunDirectory) -> str:
+    """Return from where a resumed run goes on, in one line."""
+    from heterps_core.training.checkpoint import complete_checkpoints
+
+    complete = complete_checkpoints(run)
+    if not complete:
+        return "the run has no checkpoint yet: it begins at step 0"
+    return f"from the checkpoint of step {int(complete[-1]):,}"
+
+
+def pipeline_microbatches(batch_size: int) -> int:
+    """Return into how many micro-batches a pipeline cuts a batch.
+
+    Example:
+        >>> [pipeline_microbatches(batch_size) for batch_size in (64, 128, 150, 512, 4096)]
+        [1, 2, 2, 4, 4]
+    """
+    count = MOST_MICROBATCHES
+    while count > 1 and (batch_size % count or batch_size // count < LEAST_MICROBATCH_ROWS):
+        count //= 2
+    return count
+
+
+def training_config(
+    dataset: PreparedDataset, *, batch_size: int, epochs: int, seed: int, num_stages: int
+) -> TrainingConfig:
+    """Return the numbers of a run; a pipeline of one stage has nothing to overlap."""
+    steps = dataset.num_batches(batch_size) * epochs
+    return TrainingConfig(
+        batch_size=batch_size,
+        num_microbatches=pipeline_microbatches(batch_size) if num_stages > 1 else 1,
+        num_epochs=epochs,
+        seed=seed,
+        checkpoint_interval_steps=min(max(steps // 5, LEAST_CHECKPOINT_STEPS), MOST_CHECKPOINT_STEPS),
+    )
+
+
+def write_job(
+    run: RunDirectory,
+    *,
+    run_id: str,
+    model: str,
+    dataset: PreparedDataset,
+    stages: Sequence[Stage],
+    config: TrainingConfig,
+) -> TrainingJob:
+    """Write the job into the run directory, before any node is launched."""
+    job = TrainingJob(
+        run_id=run_id, model=model, dataset=str(dataset.directory), stages=tuple(stages), config=config
+    )
+    submit_job(run, job)
+    return job
+
+
+@task(name="train", cache_policy=NO_CACHE)
+def train(run: RunDirectory, cluster: Cluster) -> TrainingRun:
+    """Tell the nodes who takes part, and follow them to the end.
+
+    Raises:
+        TrainingError: A worker failed or a node fell silent.
+    """
+    publish_cluster(run, cluster)
+    with _ProgressBar(cluster) as bar:
+        return follow_training(run, cluster, on_progress=bar.show)
+
+
+class _ProgressBar:
+    """Steps, samples/s and USD so far: a bar in a terminal, a line now and then in a log."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._created_at = datetime.fromisoformat(cluster.created_at)
+        self._bar: tqdm[None] | None = None
+        self._logged_at_s = 0.0
+        self._is_terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> _ProgressBar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, progress: Progress) -> None:
+        """Show a new progress."""
+        usd = usd_for(
+            self._cluster.price_usd_per_hour, (datetime.now(UTC) - self._created_at).total_seconds()
+        )
+        speed = progress.num_samples / progress.elapsed_s if progress.elapsed_s > 0 else 0.0
+        text = f"{speed:,.0f} samples/s, {usd:.5f} USD"
+        if self._is_terminal:
+            self._show_bar(progress, text)
+        elif time.monotonic() - self._logged_at_s >= LOG_INTERVAL_S:
+            self._logged_at_s = time.monotonic()
+            logger.info(
+                "%s: step %d of %d, %s, log-loss %.4f",
+                progress.phase,
+                progress.step,
+                progress.num_steps,
+                text,
+                progress.loss,
+            )
+
+    def _show_bar(self, progress: Progress, text: str) -> None:
+        if self._bar is None:
+            # A terminal that does not tell its size (in a container, say) has 0 lines, and tqdm then hides the bar.
+            size = shutil.get_terminal_size()
+            self._bar = tqdm(
+                total=progress.num_steps,
+                ncols=size.columns,
+                nrows=size.lines,
+                bar_format="  {desc:<11}{percentage:3.0f}% |{bar:16}| {n_fmt}/{total_fmt}{postfix}",
+                leave=True,
+            )
+        self._bar.set_description_str(progress.phase, refresh=False)
+        self._bar.n = progress.step
+        self._bar.set_postfix_str(text, refresh=True)

@@ -1,0 +1,81 @@
+"""Run one benchmark: `python -m tests.benchmarks NAME [--json FILE]`.
+
+A benchmark is a function `run(*, seed, ...)` that prints a table and returns its figures; it is listed in
+`BENCHMARKS`. This file adds what makes a figure worth keeping: command, hardware, versions and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import platform
+import sys
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = {
+    "input_speed": "tests.benchmarks.input_speed:run",
+    "planner_quality": "tests.benchmarks.planner:run_quality",
+    "planner_speed": "tests.benchmarks.planner:run_speed",
+}
+
+PACKAGES = ("heterps", "numpy", "torch", "optuna", "pyarrow")
+
+
+def main() -> int:
+    """Run the named benchmark and write its record."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("name", choices=sorted(BENCHMARKS))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--cases", type=int, metavar="N", help="random problems per figure, where a benchmark draws some"
+    )
+    options = parser.parse_args()
+    module_name, function_name = BENCHMARKS[options.name].split(":")
+    run = getattr(import_module(module_name), function_name)
+    arguments: dict[str, Any] = {"seed": options.seed}
+    if options.cases is not None:
+        if "num_cases" not in inspect.signature(run).parameters:
+            parser.error(f"{options.name} draws no random problems, so --cases says nothing")
+        arguments["num_cases"] = options.cases
+    record = {
+        "benchmark": options.name,
+        "command": f"python -m tests.benchmarks {' '.join(sys.argv[1:])}",
+        "hardware": hardware(),
+        "versions": versions(),
+        "seed": options.seed,
+        "figures": run(**arguments),
+    }
+    print(f"{record['hardware']}; {', '.join(f'{k} {v}' for k, v in record['versions'].items())}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+def hardware() -> str:
+    """Return the processor and how many cores this process may use."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else model
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that matter for speed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+import json
+import sys
+
+import pytest
+
+from tests.benchmarks import __main__ as benchmarks
+from tests.benchmarks import planner
+from tests.builders import make_problem
+
+
+def test_the_record_holds_every_figure_that_is_asked_for(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "speed.json"
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "planner_speed", "--cases", "1", "--json", str(path)])
+
+    assert benchmarks.main() == 0
+
+    record = json.loads(path.read_text())
+    assert {"benchmark", "command", "hardware", "versions", "seed", "figures"} <= set(record)
+    names = {figure["name"] for figure in record["figures"]}
+    assert names >= {
+        "exact_seconds_32x4",
+        "exact_seconds_100x10",
+        "replan_seconds_32x4",
+        "evaluation_microseconds",
+    }
+    assert all(figure["value"] > 0 for figure in record["figures"])
+    assert "exact_seconds_32x4" in capsys.readouterr().out
+
+
+def test_quality_is_measured_against_the_proven_optimum():
+    problems = [make_problem(seed, num_layers=4, num_types=2) for seed in range(2)]
+
+    figures = {
+        figure["name"]: figure["value"] for figure in planner.quality("brute-force", problems, "4x2", 16)
+    }
+
+    assert figures["brute_force_share_within_0.1_percent_4x2"] == 1
+    assert figures["brute_force_mean_gap_4x2"] == pytest.approx(0, abs=1e-12)

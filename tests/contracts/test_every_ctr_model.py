@@ -1,0 +1,90 @@
+"""What holds for every model in the registry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import FeatureSpec
+from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
+from heterps_core.graph.model_graph import LayerKind, ModelGraph
+from heterps_core.graph.tracing import trace_chain
+from heterps_core.models import CTR_MODELS
+from heterps_core.models.chain import build_chain, run_layers
+from heterps_core.models.slot_embedding import SlotEmbedding
+
+FEATURES = FeatureSpec(num_dense=13, slot_rows=(50,) * 26)
+
+
+def make_batch(num_rows: int = 64) -> ClickBatch:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 50, (num_rows, 26), generator=generator)
+    return ClickBatch(
+        dense=torch.randn(num_rows, 13, generator=generator),
+        ids=ids,
+        labels=(ids[:, 0] % 2).float(),
+    )
+
+
+def build_with_tables(model: str) -> torch.nn.Sequential:
+    chain = build_chain(model, FEATURES, seed=1)
+    for name, layer in chain.named_children():
+        if isinstance(layer, SlotEmbedding):
+            layer.attach_table(layer.new_table(name, RowWiseAdagrad(), seed=1))
+    return chain
+
+
+@pytest.mark.parametrize("model", CTR_MODELS)
+def test_a_model_becomes_a_graph_with_its_own_sizes(model):
+    chain = build_chain(model, FEATURES, seed=1)
+
+    graph = trace_chain(model, chain, dense_optimizer_values_per_parameter=2, row_optimizer=RowWiseAdagrad)
+
+    dense_bytes = 4 * sum(parameter.numel() for parameter in chain.parameters())
+    kinds = {layer.name: layer.kind for layer in graph.layers}
+    assert [layer.name for layer in graph.layers] == [name for name, _ in chain.named_children()]
+    assert graph.layers[0].kind is LayerKind.EMBEDDING
+    assert graph.layers[-1].output_bytes_per_sample == 4
+    assert dense_bytes == sum(
+        layer.parameter_bytes for layer in graph.layers if kinds[layer.name] is not LayerKind.EMBEDDING
+    )
+    assert ModelGraph.from_json(graph.to_json()) == graph
+
+
+@pytest.mark.parametrize("model", CTR_MODELS)
+def test_a_cut_anywhere_gives_the_same_output(model):
+    chain, batch = build_with_tables(model), make_batch()
+    whole = run_layers(chain, batch, None)
+
+    for cut in range(1, len(chain)):
+        crossing = run_layers(list(chain)[:cut], batch, None)
+        assert crossing.ndim == 2
+        assert torch.equal(run_layers(list(chain)[cut:], batch, crossing), whole)
+
+
+@pytest.mark.parametrize("model", CTR_MODELS)
+def test_the_loss_falls_on_a_learnable_signal(model):
+    chain, batch = build_with_tables(model), make_batch()
+    optimizer = torch.optim.Adam(chain.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(30):
+        loss = F.binary_cross_entropy_with_logits(run_layers(chain, batch, None).squeeze(1), batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        for layer in chain:
+            if isinstance(layer, SlotEmbedding) and layer.table is not None:
+                layer.table.apply_gradients(learning_rate=0.05)
+        losses.append(loss.item())
+
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("model", CTR_MODELS)
+def test_a_seed_fixes_the_initial_values(model):
+    first, again, other = (build_chain(model, FEATURES, seed=seed).state_dict() for seed in (1, 1, 2))
+
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)

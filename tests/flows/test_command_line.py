@@ -1,0 +1,76 @@
+import inspect
+
+import pytest
+
+from flows.command_line import main, parameter_helps, parser_for
+from flows.train_ctr import check_parameters, train_ctr
+from heterps_core.errors import ConfigurationError, DataError, UnknownNameError
+
+
+def test_the_command_line_has_the_parameters_of_the_flow_with_their_defaults():
+    parsed = vars(parser_for(train_ctr.fn, program="train").parse_args([]))
+
+    defaults = {
+        name: parameter.default for name, parameter in inspect.signature(train_ctr.fn).parameters.items()
+    }
+    assert parsed == defaults
+
+
+def test_every_parameter_of_the_flow_is_documented():
+    assert set(parameter_helps(inspect.getdoc(train_ctr.fn))) == set(
+        inspect.signature(train_ctr.fn).parameters
+    )
+
+
+def test_values_have_the_type_of_their_parameter():
+    arguments = "--epochs 2 --max-usd-per-hour 0.5 --device-types cpu-c7i gpu-t4 --data x.tsv"
+
+    parsed = parser_for(train_ctr.fn, program="train").parse_args(arguments.split())
+
+    assert (parsed.epochs, parsed.max_usd_per_hour, parsed.data) == (2, 0.5, "x.tsv")
+    assert parsed.device_types == ["cpu-c7i", "gpu-t4"]
+
+
+@pytest.fixture
+def good_names():
+    return {
+        "data": None,
+        "schema_file": None,
+        "model": "ctrdnn",
+        "scheduler": "exact",
+        "provider": "local",
+        "device_types": ["cpu-c7i"],
+    }
+
+
+def test_good_names_pass(good_names):
+    check_parameters(**good_names, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"model": "ctrdn"}, UnknownNameError, "ctrdnn"),
+        ({"scheduler": "exakt"}, UnknownNameError, "Did you mean 'exact'"),
+        ({"provider": "gcp"}, UnknownNameError, "aws, local"),
+        ({"device_types": ["cpu-c7i", "tpu"]}, UnknownNameError, "cpu-c7i"),
+        ({"data": "no-such-file.tsv"}, DataError, "no-such-file.tsv"),
+        ({"schema_file": "no-such-schema.json"}, ConfigurationError, "no-such-schema.json"),
+        ({"provider": "aws"}, ConfigurationError, "HETERPS_RUN_STORE"),
+    ],
+)
+def test_a_wrong_name_is_told_before_any_work(good_names, monkeypatch, wrong, error, message):
+    monkeypatch.delenv("HETERPS_RUN_STORE", raising=False)
+
+    with pytest.raises(error, match=message):
+        check_parameters(**{**good_names, **wrong})
+
+
+def test_an_error_is_one_line_and_leaves_no_workspace(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
+
+    status = main(train_ctr, program="train", check=check_parameters, arguments=["--scheduler", "magic"])
+
+    assert status == 2
+    assert capsys.readouterr().err.startswith("error: 'magic' is not a known scheduler")
+    assert list(tmp_path.iterdir()) == []

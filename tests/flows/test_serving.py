@@ -1,0 +1,263 @@
+"""The line as a user has it: `make serve` in one shell, literal commands in another, and a kill in mid-training.
+
+One service for all tests here, as its start takes most of the time. Processes are found by the workspace
+that stands in their environment, so that no other process of this machine is counted or touched.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+
+from heterps_core.data.synthetic import write_click_stream
+from infra.workspace import HOME_VARIABLE, Workspace
+
+pytestmark = pytest.mark.slow
+
+PROJECT = Path(__file__).parents[2]
+PREFECT = Path(sys.executable).with_name("prefect")
+
+
+def free_ports(count):
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def wait_for(condition: Callable[[], Any], *, timeout_s: float, what: str) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"{what} did not come within {timeout_s:.0f} s")
+
+
+class Service:
+    """A served workspace, with the two shells that a user has."""
+
+    def __init__(self, home: Path) -> None:
+        self.workspace = Workspace(root=home)
+        self.home = home
+        prefect_port, mlflow_port = free_ports(2)
+        self.api_url = f"http://127.0.0.1:{prefect_port}/api"
+        # What a user's shell has: the virtual environment, the project as current directory, nothing of Prefect's.
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))
+        }
+        self.shell = {**clean, HOME_VARIABLE: str(home), "DO_NOT_TRACK": "1"}
+        ports = {"HETERPS_PREFECT_PORT": str(prefect_port), "HETERPS_MLFLOW_PORT": str(mlflow_port)}
+        self.output = home / "serve.out"
+        home.mkdir()
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flows.serve"],
+                cwd=PROJECT,
+                env={**self.shell, **ports},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_until_up(self) -> None:
+        wait_for(self._is_up_or_dead, timeout_s=90, what="the service")
+        assert self.process.poll() is None, self.output.read_text()
+
+    def _is_up_or_dead(self) -> bool:
+        return "Start a run now" in self.output.read_text() or self.process.poll() is not None
+
+    def command(self, *arguments: str, timeout_s: float = 120) -> str:
+        """Run the literal `prefect` command."""
+        done = subprocess.run(
+            [str(PREFECT), *arguments],
+            cwd=PROJECT,
+            env=self.shell,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr + self.serving_log()
+        return done.stdout
+
+    def flow_runs(self, flow: str) -> list[dict[str, Any]]:
+        """Return the flow runs of a flow from the server."""
+        body = {"flows": {"name": {"any_": [flow]}}, "sort": "EXPECTED_START_TIME_ASC"}
+        request = urllib.request.Request(
+            f"{self.api_url}/flow_runs/filter",
+            data=json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:
+            runs: list[dict[str, Any]] = json.load(response)
+        return runs
+
+    def serving_log(self) -> str:
+        path = self.workspace.logs_directory / "serving.log"
+        return path.read_text() if path.exists() else ""
+
+    def processes(self) -> list[psutil.Process]:
+        """Return what runs for this workspace, but the test itself."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.pid != os.getpid() and process.environ().get(HOME_VARIABLE) == str(self.home)
+        except psutil.Error:
+            return False
+
+    def training_record(self, run_id: str) -> Any:
+        client = MlflowClient(self.workspace.tracking_uri)
+        experiment = client.get_experiment_by_name("train-ctr")
+        condition = f"tags.`heterps.run_id` = '{run_id}' AND tags.`heterps.kind` = 'training'"
+        [run] = client.search_runs([experiment.experiment_id], filter_string=condition)
+        return run
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(60)
+        finally:
+            for process in self.processes():
+                process.kill()
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory):
+    return write_click_stream(tmp_path_factory.mktemp("clicks") / "clicks.tsv", num_rows=6_000, seed=3).path
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory) -> Iterator[Service]:
+    served = Service(tmp_path_factory.mktemp("served") / "home")
+    try:
+        served.wait_until_up()
+        yield served
+    finally:
+        if served.process.poll() is None:
+            served.stop()
+
+
+def newest_run(workspace):
+    return max(workspace.runs_directory.iterdir(), key=lambda path: path.stat().st_ctime)
+
+
+def test_the_literal_command_starts_a_run_that_completes(service, clicks):
+    output = service.command(
+        *("deployment", "run", "train-ctr", "--watch", "--watch-interval", "1"),
+        *("--param", f"data={json.dumps(str(clicks))}", "--param", "batch_size=256"),
+        *("--param", "scheduler=exact", "--param", "budget_evaluations=64"),
+    )
+
+    assert "Completed" in output, output + service.serving_log()
+    run = service.training_record(newest_run(service.workspace).name)
+    assert run.info.status == "FINISHED"
+    assert 0.5 < run.data.metrics["quality/auc"] < 1
+
+
+def test_nightly_runs_stand_in_the_server(service):
+    scheduled = [run for run in service.flow_runs("train-ctr") if run["state_type"] == "SCHEDULED"]
+
+    assert scheduled
+    assert {run["expected_start_time"][11:16] for run in scheduled} == {"04:30"}
+
+
+def test_a_port_that_is_taken_is_named_with_its_owner_and_the_way_out(service, tmp_path):
+    port = service.api_url.rpartition(":")[2].removesuffix("/api")
+    other = {**service.shell, HOME_VARIABLE: str(tmp_path / "other"), "HETERPS_PREFECT_PORT": port}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.serve"],
+        cwd=PROJECT,
+        env=other,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert f"needs port {port} on 127.0.0.1, but it is taken by process" in done.stderr
+    assert "HETERPS_PREFECT_PORT=<port>" in done.stderr
+
+
+def test_the_sweep_ends_what_a_killed_flow_left_and_closes_its_record(service, clicks):
+    flow = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "flows.train_ctr",
+            "--data",
+            str(clicks),
+            "--epochs",
+            "500",
+            "--scheduler",
+            "exact",
+        ],
+        cwd=PROJECT,
+        env=service.shell,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    before = set(service.workspace.runs_directory.iterdir())
+    progress = wait_for(
+        lambda: [
+            path
+            for path in service.workspace.runs_directory.glob("*/progress.json")
+            if path.parent not in before
+        ],
+        timeout_s=60,
+        what="the first training step",
+    )
+    run_id = progress[0].parent.name
+    nodes = [process for process in service.processes() if process.environ().get("HETERPS_RUN_ID") == run_id]
+    os.killpg(flow.pid, signal.SIGKILL)
+    flow.communicate()
+    assert nodes
+    assert all(node.is_running() for node in nodes)
+    assert service.training_record(run_id).info.status == "RUNNING"
+
+    service.command("deployment", "run", "sweep-orphans", "--watch", "--watch-interval", "1")
+
+    assert [
+        process for process in service.processes() if process.environ().get("HETERPS_RUN_ID") == run_id
+    ] == []
+    record = service.training_record(run_id)
+    assert record.info.status == "KILLED"
+    assert "owner process dead" in record.data.tags["heterps.end_reason"]
+
+
+def test_a_service_that_dies_is_started_again(service):
+    [server] = [
+        process
+        for process in service.processes()
+        if process.cmdline()[1:5] == ["-m", "prefect", "server", "start"]
+    ]
+    server.kill()
+
+    wait_for(
+        lambda: "Prefect server is up again" in service.output.read_text(), timeout_s=60, what="the restart"
+    )
+    assert service.flow_runs("train-ctr")
+
+
+def test_stopping_leaves_no_process(service):
+    service.process.send_signal(signal.SIGINT)
+
+    assert service.process.wait(60) == 0
+    assert service.processes() == []
+    assert not service.workspace.services_path.exists()

@@ -1,0 +1,29 @@
+"""Rows in the Criteo format, all made up."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+
+COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+
+
+def criteo_fields(number: int, **changes: str) -> list[str]:
+    """Return the 40 fields of a row that differs with `number`; every third row is a click."""
+    row = {"label": str(int(number % 3 == 0))}
+    row |= {f"I{i}": str(number * i % 97) for i in range(1, 14)}
+    row |= {f"C{i}": f"{(number * 2654435761 + i) % 2**32:08x}" for i in range(1, 27)}
+    return list((row | changes).values())
+
+
+def criteo_lines(num_rows: int) -> list[str]:
+    """Return tab-separated lines without their ends."""
+    return ["\t".join(criteo_fields(number)) for number in range(num_rows)]
+
+
+def write_lines(path: Path, lines: Sequence[str | bytes], *, end: bytes = b"\n") -> Path:
+    """Write lines as plain text, or as gzip where the name says so."""
+    content = b"".join((line if isinstance(line, bytes) else line.encode()) + end for line in lines)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path

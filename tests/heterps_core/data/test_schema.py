@@ -1,0 +1,92 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
+from heterps_core.errors import ConfigurationError
+
+ADULT_SCHEMA_FILE = Path(__file__).parents[3] / "docs" / "examples" / "adult.schema.json"
+
+MINIMAL = {"schema_version": 1, "name": "clicks", "label_column": "click", "categorical_columns": ["site"]}
+
+
+def write_schema(folder, document):
+    path = folder / "clicks.schema.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return path
+
+
+def test_criteo_has_40_columns_of_which_13_are_counts_and_26_categories():
+    assert len(CRITEO_SCHEMA.column_names) == 40
+    assert CRITEO_SCHEMA.count_columns == tuple(f"I{i}" for i in range(1, 14))
+    assert CRITEO_SCHEMA.categorical_columns == tuple(f"C{i}" for i in range(1, 27))
+
+
+def test_json_form_returns_the_same_schema():
+    document = json.loads(json.dumps(CRITEO_SCHEMA.to_json()))
+
+    assert DataSchema.from_json(document) == CRITEO_SCHEMA
+
+
+def test_a_file_with_the_required_fields_alone_is_enough(tmp_path):
+    schema = DataSchema.load(write_schema(tmp_path, MINIMAL))
+
+    assert schema.used_columns == ("click", "site")
+    assert schema.label_positive == ("1", "1.0")
+
+
+def test_shipped_example_for_the_adult_table_uses_all_15_columns():
+    schema = DataSchema.load(ADULT_SCHEMA_FILE)
+
+    assert sorted(schema.used_columns) == sorted(schema.column_names)
+    assert (len(schema.numeric_columns), len(schema.categorical_columns)) == (6, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema_version": 2}, '"schema_version": 1, got 2'),
+        ({"colour": "red"}, "'colour' is no field of a data schema; the fields are: categorical_columns"),
+        ({"categorical_columns": []}, "categorical_columns must name at least one column"),
+        ({"categorical_columns": "site"}, "categorical_columns must be a list of texts, got 'site'"),
+        ({"categorical_columns": ["site", "site"]}, "'site' stands there twice"),
+        ({"categorical_columns": ["click"]}, "'click' stands there twice"),
+        ({"count_columns": ["age"]}, "count_columns must also be numeric_columns, but 'age' is not"),
+        ({"column_names": ["click"]}, "column_names must hold every column in use, but lacks 'site'"),
+        ({"label_positive": ["yes"], "label_negative": ["yes"]}, "positive and negative at once"),
+        ({"label_negative": []}, "label_negative must hold at least one text"),
+        ({"separator": "::"}, "separator must be one ASCII character"),
+        ({"separator": ""}, "separator must be one ASCII character"),
+        ({"separator": 7}, "separator must be a text, got 7"),
+        ({"has_header": "no"}, "has_header must be true, false or null"),
+        ({"has_header": False}, "a file without header needs column_names"),
+        ({"name": None}, "name must be a text, got None"),
+    ],
+)
+def test_names_file_and_rule_of_a_bad_schema(tmp_path, changes, message):
+    path = write_schema(tmp_path, MINIMAL | changes)
+
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        DataSchema.load(path)
+
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "is not JSON"), ("[1]", "must be a JSON object, got a list"), ("{}", '"schema_version": 1')],
+)
+def test_refuses_a_file_that_holds_no_schema(tmp_path, text, message):
+    with pytest.raises(ConfigurationError, match=message):
+        DataSchema.load(write_schema(tmp_path, text))
+
+
+def test_names_a_missing_schema_file(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"none.json: No such file"):
+        DataSchema.load(tmp_path / "none.json")
+
+
+def test_names_the_missing_fields():
+    with pytest.raises(ConfigurationError, match="needs the fields name, categorical_columns"):
+        DataSchema.from_json({"schema_version": 1, "label_column": "click"})

@@ -1,0 +1,62 @@
+"""Row updates against NumPy written out."""
+
+import numpy as np
+import pytest
+import torch
+
+from heterps_core.embeddings.row_optimizers import (
+    RowWiseAdagrad,
+    RowWiseSGD,
+    get_row_optimizer,
+    sum_repeated_rows,
+)
+from heterps_core.errors import UnknownNameError
+
+
+def test_gradients_of_repeated_rows_are_summed():
+    rows = torch.tensor([7, 2, 7, 0, 2, 7])
+    gradients = torch.arange(12, dtype=torch.float32).view(6, 2)
+
+    distinct, summed = sum_repeated_rows(rows, gradients)
+
+    assert distinct.tolist() == [0, 2, 7]
+    assert summed.tolist() == [[6, 7], [2 + 8, 3 + 9], [0 + 4 + 10, 1 + 5 + 11]]
+
+
+def test_no_rows_are_no_update():
+    rows, gradients = sum_repeated_rows(torch.empty(0, dtype=torch.int64), torch.empty(0, 4))
+
+    assert rows.shape == (0,)
+    assert gradients.shape == (0, 4)
+
+
+def test_row_wise_adagrad_follows_its_formula_over_three_steps():
+    generator = np.random.default_rng(0)
+    weight = generator.normal(size=(10, 4)).astype(np.float32)
+    accumulator = np.full(10, RowWiseAdagrad.INITIAL_ACCUMULATOR, dtype=np.float64)
+    optimizer = RowWiseAdagrad()
+    trained, state = torch.from_numpy(weight.copy()), optimizer.new_state(10)
+    for _ in range(3):
+        rows = np.array([1, 4, 9])
+        gradients = generator.normal(size=(3, 4)).astype(np.float32)
+        optimizer.update(
+            trained, state, torch.from_numpy(rows), torch.from_numpy(gradients), learning_rate=0.1
+        )
+        accumulator[rows] += (gradients.astype(np.float64) ** 2).mean(1)
+        weight[rows] -= 0.1 * gradients / (np.sqrt(accumulator[rows])[:, None] + RowWiseAdagrad.EPSILON)
+
+    np.testing.assert_allclose(trained.numpy(), weight, rtol=1e-5)
+    np.testing.assert_allclose(state["accumulator"].numpy(), accumulator, rtol=1e-5)
+
+
+def test_sgd_subtracts_the_gradient_times_the_learning_rate():
+    weight = torch.ones(3, 2)
+
+    RowWiseSGD().update(weight, {}, torch.tensor([2]), torch.tensor([[1.0, 4.0]]), learning_rate=0.5)
+
+    assert weight.tolist() == [[1, 1], [1, 1], [0.5, -1]]
+
+
+def test_an_unknown_optimizer_names_the_known_ones():
+    with pytest.raises(UnknownNameError, match="rowwise-adagrad, sgd"):
+        get_row_optimizer("adagrad")

@@ -1,0 +1,75 @@
+import json
+
+import pytest
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.hardware import InstanceOffer, InstanceType, Market
+from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
+
+
+def group(stage: int, *, count: int, units: int, price_usd_per_hour: float = 1.0) -> InstanceGroup:
+    machine = InstanceType(
+        name="c7i.xlarge",
+        vcpus=2 * units,
+        memory_bytes=8 * 1024**3,
+        accelerator_name=None,
+        accelerator_count=0,
+        accelerator_memory_bytes_each=0,
+        network_bandwidth_bytes_per_s=1e8,
+    )
+    offer = InstanceOffer(
+        instance_type=machine,
+        region="us-east-1",
+        zone=None,
+        market=Market.ON_DEMAND,
+        price_usd_per_hour=price_usd_per_hour,
+        price_as_of="2026-07-20",
+        price_source="test",
+    )
+    return InstanceGroup(
+        stage=stage, device_type="cpu-c7i", offer=offer, count=count, units_per_instance=units
+    )
+
+
+def plan(replicas: tuple[int, ...], *groups: InstanceGroup) -> ProvisioningPlan:
+    return ProvisioningPlan(replicas=replicas, groups=groups, planned_price_usd_per_hour=2.0)
+
+
+def test_fills_replicas_instance_by_instance_and_keeps_one_for_each():
+    requests = plan(
+        (5, 1), group(0, count=1, units=4), group(0, count=2, units=2), group(1, count=1, units=8)
+    )
+
+    assert [(r.node_id, r.stage, r.num_workers) for r in requests.node_requests()] == [
+        ("stage0-node0", 0, 3),
+        ("stage0-node1", 0, 1),
+        ("stage0-node2", 0, 1),
+        ("stage1-node0", 1, 1),
+    ]
+
+
+def test_says_what_whole_instances_cost_beyond_the_units():
+    rounded = plan((3,), group(0, count=2, units=2, price_usd_per_hour=1.5))
+
+    assert rounded.price_usd_per_hour == 3.0
+    assert rounded.rounding_usd_per_hour == 1.0
+
+
+def test_goes_through_json_text_unchanged():
+    written = plan((3, 1), group(0, count=2, units=2), group(1, count=1, units=1))
+
+    assert ProvisioningPlan.from_json(json.loads(json.dumps(written.to_json()))) == written
+
+
+@pytest.mark.parametrize(
+    ("replicas", "count", "units"),
+    [((5,), 2, 2), ((1,), 2, 2), ((1, 1), 1, 1)],  # too few units; an idle instance; a stage without any
+)
+def test_refuses_instances_that_do_not_fit_the_replicas(replicas, count, units):
+    with pytest.raises(ConfigurationError, match="each replica a unit"):
+        plan(replicas, group(0, count=count, units=units))
+
+
+def test_refuses_a_group_for_a_stage_that_is_not_there():
+    with pytest.raises(ConfigurationError, match=r"stages \[3\]"):
+        plan((1,), group(0, count=1, units=1), group(3, count=1, units=1))

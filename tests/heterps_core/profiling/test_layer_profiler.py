@@ -1,0 +1,169 @@
+"""One real, small measurement by the command serves most tests here, because it takes seconds to load torch."""
+
+import argparse
+import contextlib
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.features import FeatureSpec
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic import write_click_stream
+from heterps_core.errors import ConfigurationError, HeterpsError
+from heterps_core.profiling import command
+from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.profiling.layer_profiler import NUM_BATCHES, profiling_batches, trace_model, zipf_ids
+from heterps_core.profiling.machine import this_machine
+from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
+from heterps_core.profiling.model_profiles import profile_model
+from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey
+
+BATCH_SIZE = 64
+SMALL = ProfileRequest(
+    model="ctrdnn", features=FeatureSpec(num_dense=3, slot_rows=(51, 40)), batch_size=BATCH_SIZE
+)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    stream = write_click_stream(folder / "clicks.tsv", num_rows=300, seed=1)
+    return prepare_dataset(
+        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=50, out_dir=folder / "prepared"
+    )
+
+
+@pytest.fixture(scope="module")
+def request_for_dataset(dataset):
+    return ProfileRequest(
+        model="ctrdnn",
+        features=dataset.features,
+        batch_size=BATCH_SIZE,
+        dataset=str(dataset.directory.resolve()),
+        dataset_fingerprint=dataset.manifest.fingerprint,
+    )
+
+
+@pytest.fixture(scope="module")
+def command_result(dataset, tmp_path_factory):
+    """What the command printed, the document it wrote, and the number of threads before."""
+    output = tmp_path_factory.mktemp("profiles") / "profiles.json"
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    options = parser.parse_args(
+        f"--dataset {dataset.directory} --batch-size {BATCH_SIZE} --device-type gpu-t4 --output {output}".split()
+    )
+    num_threads = torch.get_num_threads()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        command.run(options)
+    return printed.getvalue(), json.loads(output.read_text()), num_threads
+
+
+@pytest.fixture(scope="module")
+def measured(command_result):
+    return LayerProfile.from_json(command_result[1]["profiles"]["local-cpu"])
+
+
+def test_every_layer_of_the_chain_is_timed_in_order(measured, request_for_dataset):
+    graph = trace_model(request_for_dataset)
+
+    assert [timing.layer for timing in measured.timings] == [layer.name for layer in graph.layers]
+    assert measured.graph_fingerprint == graph.fingerprint()
+    for timing in (*measured.timings, *measured.half_batch_timings):
+        assert timing.forward.median_ms > 0
+        assert timing.backward.median_ms > 0
+        assert timing.forward.low_ms <= timing.forward.median_ms <= timing.forward.high_ms
+        assert not timing.is_estimated
+
+
+def test_layers_with_parameters_are_updated_and_others_are_not(measured):
+    updated = {timing.layer for timing in measured.timings if timing.update.median_ms > 0}
+
+    assert updated == {"embedding", "fc1", "fc2", "fc3", "output"}
+
+
+def test_the_layers_together_are_compared_with_a_whole_step(measured):
+    # How well they agree is a matter of speed, and no test's; here only that both are of one kind.
+    assert 0.3 < measured.sum_over_step < 3
+
+
+def test_exchanged_bytes_are_those_of_the_distinct_rows(measured, dataset):
+    rows = np.resize(np.arange(dataset.num_train_rows), NUM_BATCHES * BATCH_SIZE)
+    batches = np.split(dataset.ids[rows], NUM_BATCHES)
+    distinct = sum(len(np.unique(slot_ids)) for ids in batches for slot_ids in ids.T) / NUM_BATCHES
+
+    # A row number of 8 bytes out, 16 floats in, 16 floats of gradient back.
+    assert measured.timings[0].exchanged_bytes == pytest.approx(distinct * (8 + 2 * 16 * 4))
+
+
+def test_the_number_of_threads_of_the_caller_is_left_alone(command_result, measured):
+    assert torch.get_num_threads() == command_result[2]
+    assert measured.num_threads == 1
+
+
+def test_links_and_speeds_are_measured(measured):
+    for link in (measured.exchange_link, measured.all_reduce_link, measured.boundary_link):
+        assert link.latency_seconds > 0
+        assert link.bandwidth_bytes_per_s > 0
+    assert measured.busy_message_seconds > 0
+    assert measured.machine_speed.flops_per_s > measured.machine_speed.memory_bandwidth_bytes_per_s > 0
+    assert measured.hardware_fingerprint == this_machine().fingerprint()
+
+
+def test_the_command_shows_what_is_measured_and_what_is_estimated(command_result, measured):
+    here, elsewhere = command_result[0].split("\n\nctrdnn on one unit of gpu-t4")
+
+    assert here.count(" measured\n") == len(measured.timings)
+    assert elsewhere.count(" estimated\n") == len(measured.timings)
+    assert command_result[1]["profiles"]["gpu-t4"]["is_estimated"]
+
+
+def test_a_kept_profile_is_not_measured_again(measured, request_for_dataset, tmp_path):
+    graph = trace_model(request_for_dataset)
+    key = ProfileKey.of(request_for_dataset, graph, this_machine(), device_type="local-cpu")
+    ProfileCache(tmp_path).get_or_measure(key, lambda: measured)
+
+    found = profile_model(request_for_dataset, graph, ["cpu-c5", "local-cpu"], cache_directory=tmp_path)
+
+    assert list(found) == ["local-cpu", "cpu-c5"]
+    assert found["local-cpu"] == measured
+    assert found["cpu-c5"].is_estimated
+
+
+def test_a_failed_measurement_ends_with_what_the_process_said():
+    broken = replace(SMALL, model="no_such_package:build")
+
+    with pytest.raises(HeterpsError, match=r"failed with exit status 1:\n(.|\n)*no_such_package"):
+        measure_in_fresh_process(broken)
+
+
+def test_refuses_a_batch_that_cannot_be_halved():
+    with pytest.raises(ConfigurationError, match="at least 2 rows"):
+        replace(SMALL, batch_size=1)
+
+
+def test_batches_of_a_data_set_are_its_rows_from_the_first(request_for_dataset, dataset):
+    reopened = PreparedDataset.open(dataset.directory)
+
+    batches = profiling_batches(request_for_dataset)
+
+    assert len(batches) == NUM_BATCHES
+    np.testing.assert_array_equal(batches[1].ids, reopened.ids[BATCH_SIZE : 2 * BATCH_SIZE])
+    # 240 training rows, so the fourth batch begins anew.
+    np.testing.assert_array_equal(batches[3].ids[-1], reopened.ids[4 * BATCH_SIZE - 240 - 1])
+
+
+def test_made_up_row_numbers_follow_zipfs_law():
+    ids = zipf_ids(SMALL.features, 200_000, np.random.default_rng(1))
+
+    shares = np.sort(np.bincount(ids[:, 0], minlength=51))[::-1][:50] / len(ids)
+    # Rank r is drawn where 51 ** u lies in [r, r + 1), with u uniform.
+    ranks = np.arange(1, 51)
+    np.testing.assert_allclose(shares, np.log((ranks + 1) / ranks) / np.log(51), atol=0.004)
+    assert ids.min(axis=0).tolist() == [1, 1]
+    assert ids.max(axis=0).tolist() == [50, 39]

@@ -1,0 +1,117 @@
+import itertools
+import random
+
+import pytest
+
+from heterps_core.errors import ProvisioningError, UnknownNameError
+from heterps_core.hardware import InstanceOffer, InstanceType, Market
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.provisioning.offer_choice import CoverOption, cheapest_cover, choose_instances, unit_prices
+
+
+def cpu_offer(name: str, *, vcpus: int, price_usd_per_hour: float) -> InstanceOffer:
+    machine = InstanceType(
+        name=name,
+        vcpus=vcpus,
+        memory_bytes=8 * 1024**3,
+        accelerator_name=None,
+        accelerator_count=0,
+        accelerator_memory_bytes_each=0,
+        network_bandwidth_bytes_per_s=1e11,
+    )
+    return InstanceOffer(
+        instance_type=machine,
+        region="us-east-1",
+        zone=None,
+        market=Market.ON_DEMAND,
+        price_usd_per_hour=price_usd_per_hour,
+        price_as_of="2026-07-20",
+        price_source="test",
+    )
+
+
+def brute_force_price(num_units: int, options: list[CoverOption]) -> float:
+    """Least price over all count vectors, in whole cents so that sums are exact."""
+    ranges = [range(-(-num_units // option.units) + 1) for option in options]
+    return min(
+        sum(round(c * o.offer.price_usd_per_hour * 100) for c, o in zip(counts, options, strict=True))
+        for counts in itertools.product(*ranges)
+        if sum(c * o.units for c, o in zip(counts, options, strict=True)) >= num_units
+    )
+
+
+def test_cover_equals_brute_force_on_random_sizes_and_prices():
+    generator = random.Random(20)
+    for _ in range(60):
+        options = [
+            CoverOption(
+                offer=cpu_offer(f"c7i.{i}", vcpus=2, price_usd_per_hour=generator.randint(1, 400) / 100),
+                units=generator.randint(1, 6),
+            )
+            for i in range(generator.randint(1, 3))
+        ]
+        num_units = generator.randint(1, 14)
+
+        cover = cheapest_cover(num_units, options)
+
+        assert sum(option.units * count for option, count in cover) >= num_units
+        cents = sum(round(count * option.offer.price_usd_per_hour * 100) for option, count in cover)
+        assert cents == brute_force_price(num_units, options)
+
+
+def test_takes_fewer_instances_where_the_price_is_equal():
+    small, large = (
+        CoverOption(offer=cpu_offer("c7i.large", vcpus=2, price_usd_per_hour=0.1), units=1),
+        CoverOption(offer=cpu_offer("c7i.2xlarge", vcpus=8, price_usd_per_hour=0.4), units=4),
+    )
+
+    assert cheapest_cover(5, [small, large]) == [(large, 1), (small, 1)]
+
+
+def test_mixes_sizes_per_stage_and_counts_the_rounding():
+    # By hand: 3 cores on c7i are 4 + 2 vCPUs; one core on m7a is sold only in fours here.
+    offers = [
+        cpu_offer("c7i.large", vcpus=2, price_usd_per_hour=0.09),
+        cpu_offer("c7i.xlarge", vcpus=4, price_usd_per_hour=0.17),
+        cpu_offer("m7a.xlarge", vcpus=4, price_usd_per_hour=0.24),
+    ]
+    stages = [
+        Stage(first_layer=0, last_layer=0, device_type="cpu-c7i", num_replicas=3),
+        Stage(first_layer=1, last_layer=1, device_type="cpu-m7a", num_replicas=1),
+    ]
+
+    plan = choose_instances(stages, offers)
+
+    bought = [(g.stage, g.offer.instance_type.name, g.count, g.units_per_instance) for g in plan.groups]
+    assert bought == [(0, "c7i.xlarge", 1, 2), (0, "c7i.large", 1, 1), (1, "m7a.xlarge", 1, 4)]
+    assert plan.price_usd_per_hour == pytest.approx(0.17 + 0.09 + 0.24)
+    assert plan.planned_price_usd_per_hour == pytest.approx(3 * 0.085 + 0.06)
+
+
+def test_unit_price_is_that_of_the_cheapest_size():
+    offers = [
+        cpu_offer("c7i.large", vcpus=2, price_usd_per_hour=0.09),
+        cpu_offer("c7i.xlarge", vcpus=4, price_usd_per_hour=0.17),
+        cpu_offer("t3.large", vcpus=2, price_usd_per_hour=0.01),
+    ]
+
+    prices = unit_prices(offers)
+
+    assert list(prices) == ["cpu-c7i"]
+    assert prices["cpu-c7i"].usd_per_hour == pytest.approx(0.085)
+    assert prices["cpu-c7i"].offer.instance_type.name == "c7i.xlarge"
+
+
+def test_names_the_device_types_that_can_be_had_when_one_cannot():
+    stages = [Stage(first_layer=0, last_layer=0, device_type="gpu-t4", num_replicas=1)]
+    offers = [cpu_offer("c7i.large", vcpus=2, price_usd_per_hour=0.09)]
+
+    with pytest.raises(ProvisioningError, match=r"no offer carries device type gpu-t4 .*carry: cpu-c7i"):
+        choose_instances(stages, offers)
+
+
+def test_unknown_device_type_is_named():
+    stages = [Stage(first_layer=0, last_layer=0, device_type="tpu", num_replicas=1)]
+
+    with pytest.raises(UnknownNameError, match="'tpu' is not a known device type"):
+        choose_instances(stages, [])

@@ -1,0 +1,134 @@
+"""What is exported predicts from raw columns what the trained model predicted from the prepared data set."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic import write_click_stream
+from heterps_core.errors import CheckpointError, DataError
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.serving.exported_model import WEIGHTS, ClickPredictor, export_model
+from heterps_core.training.checkpoint import save_checkpoint
+from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.rank_layout import RankLayout
+from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.stage_model import build_stage_model
+from heterps_core.training.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.submission import submit_job
+from tests.worker_processes import run_in_processes
+
+NUM_ROWS = 400
+
+
+def make_job(dataset: PreparedDataset, folder: str) -> TrainingJob:
+    return TrainingJob(
+        run_id="r",
+        model="ctrdnn",
+        dataset=str(dataset.directory),
+        stages=(Stage(0, 0, "cpu", 2), Stage(1, 7, "cpu", 1)),
+        config=TrainingConfig(batch_size=32, num_microbatches=1, num_epochs=1, seed=0),
+    )
+
+
+def train_one_step_and_save(rank: int, dataset_folder: str, run_folder: str) -> list[float]:
+    dataset = PreparedDataset.open(dataset_folder)
+    job = make_job(dataset, run_folder)
+    layout = RankLayout(((0, 1), (2,)))
+    groups = [dist.new_group([0, 1]), dist.new_group([2])]
+    stage, replica = layout.position(rank)
+    group = groups[0] if stage == 0 else None
+    model = build_stage_model(job.model, dataset.features, job.config, job.stages, stage, group)
+    runner = StageRunner(
+        list(model.layers.values()),
+        layout=layout,
+        stage=stage,
+        replica=replica,
+        input_width=model.input_width,
+        output_width=model.output_width,
+        group=group,
+    )
+    batch_rows = dataset.batch_rows(0, 0, batch_size=32, seed=0)
+    ((size, mine),) = runner.row_slices(32, 1)
+    runner.train_step([MicroBatch(size, dataset.train_batch(batch_rows[mine.first : mine.stop]))])
+    model.apply_gradients(dense_learning_rate=1e-2, embedding_learning_rate=0.1)
+    save_checkpoint(RunDirectory(run_folder), model, TrainingCursor(step=1), group=group)
+    ((size, mine),) = runner.row_slices(dataset.num_eval_rows, 1)
+    return runner.predict([MicroBatch(size, dataset.eval_batch(mine.first, mine.stop))]).tolist()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, np.ndarray]:
+    folder = tmp_path_factory.mktemp("exported")
+    stream = write_click_stream(folder / "clicks.tsv", num_rows=NUM_ROWS, seed=1)
+    dataset = prepare_dataset(
+        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=97, out_dir=folder / "prepared"
+    )
+    logits = run_in_processes(train_one_step_and_save, 3, str(dataset.directory), str(folder / "run"))[2]
+    job = make_job(dataset, str(folder / "run"))
+    submit_job(RunDirectory(str(folder / "run")), job)
+    export_model(RunDirectory(str(folder / "run")), dataset.manifest, folder / "model")
+    return folder / "model", stream.path, torch.tensor(logits).double().sigmoid().numpy()
+
+
+def raw_columns(path: Path) -> dict[str, list[str]]:
+    with path.open() as file:
+        rows = list(csv.reader(file, delimiter="\t"))[-NUM_ROWS // 5 :]
+    return {name: [row[index] for row in rows] for index, name in enumerate(CRITEO_SCHEMA.column_names)}
+
+
+def test_raw_columns_give_the_probabilities_of_training(exported):
+    folder, clicks, probabilities = exported
+
+    predicted = ClickPredictor(folder).predict(raw_columns(clicks))
+
+    np.testing.assert_allclose(predicted, probabilities, atol=1e-6)
+    assert predicted.std() > 0.001
+
+
+def test_missing_and_unseen_values_get_a_sensible_answer(exported):
+    folder, _, _ = exported
+    columns = {name: [None, ""] for name in CRITEO_SCHEMA.numeric_columns}
+    columns |= {name: ["never seen", None] for name in CRITEO_SCHEMA.categorical_columns}
+
+    first, second = ClickPredictor(folder).predict(columns)
+
+    assert 0 < first < 1
+    assert 0 < second < 1
+
+
+def test_no_rows_give_no_predictions(exported):
+    columns = {name: [] for name in CRITEO_SCHEMA.column_names}
+
+    assert ClickPredictor(exported[0]).predict(columns).shape == (0,)
+
+
+def test_a_missing_column_is_named(exported):
+    with pytest.raises(DataError, match="must have the columns C7"):
+        ClickPredictor(exported[0]).predict({n: [1] for n in CRITEO_SCHEMA.column_names if n != "C7"})
+
+
+def test_a_text_among_numbers_is_named(exported):
+    columns = {name: ["1"] for name in CRITEO_SCHEMA.column_names} | {"I3": ["many"]}
+
+    with pytest.raises(DataError, match="column I3 must hold numbers"):
+        ClickPredictor(exported[0]).predict(columns)
+
+
+def test_changed_weights_are_refused(exported, tmp_path):
+    for path in exported[0].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    damaged = bytearray((tmp_path / WEIGHTS).read_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / WEIGHTS).write_bytes(damaged)
+
+    with pytest.raises(CheckpointError, match="was changed or damaged"):
+        ClickPredictor(tmp_path)

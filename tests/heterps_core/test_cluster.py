@@ -1,0 +1,65 @@
+import pytest
+
+from heterps_core.cluster import Cluster, Node
+from heterps_core.errors import ConfigurationError
+from heterps_core.hardware import Market
+
+
+def node(node_id: str, *, stage: int, num_workers: int, price_usd_per_hour: float = 0.5) -> Node:
+    return Node(
+        node_id=node_id,
+        address="127.0.0.1",
+        device_type="cpu-c7i",
+        instance_type="c7i.xlarge",
+        market=Market.ON_DEMAND,
+        stage=stage,
+        num_workers=num_workers,
+        price_usd_per_hour=price_usd_per_hour,
+        provider_instance_id=f"i-{node_id}",
+    )
+
+
+def cluster(*nodes: Node) -> Cluster:
+    return Cluster(
+        run_id="r1",
+        provider="local",
+        nodes=nodes,
+        rendezvous="127.0.0.1:1",
+        created_at="2026-07-20T00:00:00+00:00",
+    )
+
+
+def test_sums_workers_per_stage_and_price():
+    described = cluster(
+        node("a", stage=0, num_workers=2),
+        node("b", stage=0, num_workers=1),
+        node("c", stage=1, num_workers=4),
+    )
+
+    assert described.workers_per_stage == (3, 4)
+    assert described.price_usd_per_hour == 1.5
+
+
+def test_comes_back_from_its_file(tmp_path):
+    written = cluster(node("a", stage=0, num_workers=2))
+    written.save(tmp_path / "cluster.json")
+
+    assert Cluster.load(tmp_path / "cluster.json") == written
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster.json"]
+
+
+def test_refuses_another_schema_version():
+    document = cluster(node("a", stage=0, num_workers=2)).to_json() | {"schema_version": 2}
+
+    with pytest.raises(ConfigurationError, match="schema_version 1, got 2"):
+        Cluster.from_json(document)
+
+
+def test_refuses_two_nodes_of_one_name():
+    with pytest.raises(ConfigurationError, match="node ids must be unique"):
+        cluster(node("a", stage=0, num_workers=1), node("a", stage=1, num_workers=1))
+
+
+def test_refuses_no_nodes():
+    with pytest.raises(ConfigurationError, match="at least one node"):
+        cluster()

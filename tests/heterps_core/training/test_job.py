@@ -1,0 +1,48 @@
+"""The job that nodes read."""
+
+import dataclasses
+
+import pytest
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.job import TrainingConfig, TrainingJob
+
+CONFIG = TrainingConfig(batch_size=64, num_microbatches=4, num_epochs=2, seed=1)
+JOB = TrainingJob(
+    run_id="r1",
+    model="ctrdnn",
+    dataset="/data",
+    stages=(Stage(0, 0, "cpu", 2), Stage(1, 7, "gpu", 1)),
+    config=CONFIG,
+)
+
+
+def test_a_job_survives_json():
+    assert TrainingJob.from_json(JOB.to_json()) == JOB
+
+
+def test_an_uneven_batch_names_the_next_even_one():
+    with pytest.raises(ConfigurationError, match="take a batch size of 68"):
+        dataclasses.replace(CONFIG, batch_size=65)
+
+
+@pytest.mark.parametrize("field", ["batch_size", "num_microbatches", "num_epochs", "threads_per_worker"])
+def test_counts_start_at_one(field):
+    with pytest.raises(ConfigurationError, match=f"{field} must be at least 1, got 0"):
+        dataclasses.replace(CONFIG, **{field: 0})
+
+
+def test_a_learning_rate_must_be_positive():
+    with pytest.raises(ConfigurationError, match="dense_learning_rate must be positive, got nan"):
+        dataclasses.replace(CONFIG, dense_learning_rate=float("nan"))
+
+
+def test_every_replica_needs_a_row_of_each_micro_batch():
+    with pytest.raises(ConfigurationError, match="raise batch_size to 80"):
+        dataclasses.replace(JOB, stages=(Stage(0, 7, "cpu", 20),))
+
+
+def test_stages_without_a_gap_are_required():
+    with pytest.raises(ConfigurationError, match="starts at layer 1, got 2"):
+        dataclasses.replace(JOB, stages=(Stage(0, 0, "cpu", 1), Stage(2, 7, "cpu", 1)))

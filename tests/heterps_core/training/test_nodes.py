@@ -1,0 +1,321 @@
+"""Whole runs on real nodes: processes that start torchrun, train, fail, are killed, and go on.
+
+Every run here trains the same 40 steps with SGD on the same data, so each step must have the same loss
+whatever the cut and whatever happened on the way: a sample lost or doubled would show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import boto3
+import psutil
+import pytest
+import torch
+from moto.server import ThreadedMotoServer
+from torch import nn
+
+from heterps_core.cluster import Cluster, Node
+from heterps_core.data.dataset import prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic import write_click_stream
+from heterps_core.errors import CheckpointError, TrainingError
+from heterps_core.hardware import Market
+from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.checkpoint import complete_checkpoints
+from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.monitor import follow_training
+from heterps_core.training.node import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE
+from heterps_core.training.run_directory import RESERVED_BYTES, RunDirectory
+from heterps_core.training.step_metrics import Progress
+from heterps_core.training.submission import publish_cluster, request_stop, submit_job
+from heterps_core.training.training_run import TrainingRun
+from tests.worker_processes import free_port
+
+NUM_STEPS = 40
+TINY = f"{__name__}:build_tiny"
+
+
+class Slow(nn.Module):
+    """Passes its input through after a moment, so that a run lasts long enough to be disturbed."""
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return activation
+
+
+class FailsAtStep(nn.Module):
+    """Raises at its fifth training batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        self.num_calls += torch.is_grad_enabled()
+        if self.num_calls > 4 * 2:
+            raise ValueError("the fifth batch is cursed")
+        return activation
+
+
+def build_tiny(features):
+    embedding = SlotEmbedding(features, dimension=4)
+    return nn.Sequential(
+        OrderedDict(embedding=embedding, slow=Slow(), output=nn.Linear(embedding.output_width, 1))
+    )
+
+
+def build_wide(features):
+    """Its checkpoints are larger than the space that a run reserves for last words."""
+    embedding = SlotEmbedding(features, dimension=64)
+    return nn.Sequential(
+        OrderedDict(embedding=embedding, slow=Slow(), output=nn.Linear(embedding.output_width, 1))
+    )
+
+
+def build_cursed(features):
+    embedding = SlotEmbedding(features, dimension=4)
+    return nn.Sequential(
+        OrderedDict(embedding=embedding, curse=FailsAtStep(), output=nn.Linear(embedding.output_width, 1))
+    )
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clicks")
+    stream = write_click_stream(folder / "clicks.tsv", num_rows=1600, seed=0)
+    prepare_dataset(stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=50, out_dir=folder / "prepared")
+    return folder / "prepared"
+
+
+def make_job(dataset: Path, replicas: tuple[int, int], *, model: str = TINY) -> TrainingJob:
+    return TrainingJob(
+        run_id="test",
+        model=model,
+        dataset=str(dataset),
+        stages=(Stage(0, 0, "cpu", replicas[0]), Stage(1, 2, "cpu", replicas[1])),
+        config=TrainingConfig(
+            batch_size=64,
+            num_microbatches=2,
+            num_epochs=2,
+            seed=3,
+            dense_optimizer="sgd",
+            embedding_optimizer="sgd",
+            dense_learning_rate=0.1,
+            embedding_learning_rate=1.0,
+            checkpoint_interval_steps=10,
+        ),
+    )
+
+
+@contextlib.contextmanager
+def running_nodes(run: RunDirectory, job: TrainingJob) -> Iterator[tuple[Cluster, list[psutil.Process]]]:
+    """One node for each stage, as a provider would start them; ended for good afterwards."""
+    submit_job(run, job)
+    nodes = tuple(
+        Node(
+            node_id=f"stage{index}",
+            address="127.0.0.1",
+            device_type="cpu",
+            instance_type="local",
+            market=Market.ON_DEMAND,
+            stage=index,
+            num_workers=stage.num_replicas,
+            price_usd_per_hour=0.1,
+            provider_instance_id=str(index),
+        )
+        for index, stage in enumerate(job.stages)
+    )
+    cluster = Cluster(
+        run_id="test",
+        provider="local",
+        nodes=nodes,
+        rendezvous=f"127.0.0.1:{free_port()}",
+        created_at="2026-11-21T00:00:00+00:00",
+    )
+    processes = [
+        psutil.Popen(
+            [sys.executable, "-m", "heterps_core.training.node"],
+            env={**os.environ, RUN_DIRECTORY_VARIABLE: run.location, NODE_ID_VARIABLE: node.node_id},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for node in nodes
+    ]
+    publish_cluster(run, cluster)
+    try:
+        yield cluster, processes
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in [*process.children(recursive=True), process]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
+            process.wait(10)
+
+
+def train(
+    run: RunDirectory,
+    job: TrainingJob,
+    disturb: Callable[[Progress, list[psutil.Process]], bool] = lambda progress, processes: True,
+) -> TrainingRun:
+    """Train to the end; `disturb` is called with each progress until it returns True."""
+    done = False
+    with running_nodes(run, job) as (cluster, processes):
+
+        def on_progress(progress: Progress) -> None:
+            nonlocal done
+            done = done or disturb(progress, processes)
+
+        return follow_training(run, cluster, on_progress=on_progress)
+
+
+def worker_processes(nodes: list[psutil.Process]) -> list[psutil.Process]:
+    return [
+        child
+        for node in nodes
+        for child in node.children(recursive=True)
+        if "heterps_core.training.worker" in child.cmdline()
+        and "torch.distributed.run" not in child.cmdline()
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
+    return train(RunDirectory(str(tmp_path_factory.mktemp("undisturbed"))), make_job(dataset, (2, 1)))
+
+
+def losses(training_run: TrainingRun) -> list[float]:
+    return [metrics.loss for metrics in training_run.steps]
+
+
+def test_an_undisturbed_run_trains_every_step_and_measures_itself(undisturbed):
+    assert [metrics.step for metrics in undisturbed.steps] == list(range(1, NUM_STEPS + 1))
+    assert undisturbed.is_complete
+    assert undisturbed.num_attempts == 1
+    assert undisturbed.quality.num_rows == 320
+    assert undisturbed.quality.auc > 0.55
+    # Two micro-batches that each sleep 20 ms on one worker: no more than 64 samples in 40 ms.
+    assert 100 < undisturbed.throughput_samples_per_s < 64 / 0.04
+
+
+def test_a_killed_worker_comes_back_and_no_sample_is_lost_or_doubled(undisturbed, dataset, tmp_path):
+    def kill_one_worker(progress: Progress, nodes: list[psutil.Process]) -> bool:
+        if progress.step < 13:
+            return False
+        worker_processes(nodes)[0].send_signal(signal.SIGKILL)
+        return True
+
+    training_run = train(RunDirectory(str(tmp_path)), make_job(dataset, (2, 1)), kill_one_worker)
+
+    assert training_run.num_attempts == 2
+    assert training_run.num_repeated_steps > 0
+    assert losses(training_run) == pytest.approx(losses(undisturbed), abs=1e-6)
+    assert training_run.quality.auc == pytest.approx(undisturbed.quality.auc, abs=1e-5)
+
+
+def test_a_stopped_run_goes_on_with_other_replicas_as_if_nothing_had_been(undisturbed, dataset, tmp_path):
+    run = RunDirectory(str(tmp_path))
+
+    def stop(progress: Progress, nodes: list[psutil.Process]) -> bool:
+        request_stop(run)
+        return True
+
+    stopped = train(run, make_job(dataset, (2, 1)), stop)
+    resumed = train(run, make_job(dataset, (1, 2)))
+
+    assert not stopped.is_complete
+    assert len(stopped.steps) == 20
+    assert resumed.is_complete
+    assert losses(resumed) == pytest.approx(losses(undisturbed), abs=1e-6)
+    assert resumed.num_repeated_steps == 0
+
+
+def test_an_error_names_the_worker_its_stage_and_its_last_step(dataset, tmp_path):
+    job = make_job(dataset, (1, 1), model=f"{__name__}:build_cursed")
+
+    with pytest.raises(TrainingError) as failure:
+        train(RunDirectory(str(tmp_path)), job)
+
+    assert "(stage 1, replica 0) failed after step 4: ValueError: the fifth batch is cursed" in str(
+        failure.value
+    )
+    assert "nodes/stage" in str(failure.value)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_ends_the_run_and_the_last_good_checkpoint_stays(dataset, tmp_path):
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        run = RunDirectory(str(tmp_path))
+        job = make_job(dataset, (2, 1), model=f"{__name__}:build_wide")
+
+        def fill(progress: Progress, nodes: list[psutil.Process]) -> bool:
+            if not complete_checkpoints(run):
+                return False
+            with contextlib.suppress(OSError), (tmp_path / "filler").open("wb") as filler:
+                while shutil.disk_usage(tmp_path).free > 4_096:
+                    filler.write(bytes(4_096))
+                    filler.flush()
+            return True
+
+        with pytest.raises(TrainingError) as failure:
+            train(run, job, fill)
+        kept = complete_checkpoints(run)
+        message = str(failure.value)
+        (tmp_path / "filler").unlink()
+        training_run = train(run, job)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+    free_bytes = int(re.search(r"with ([\d,]+) bytes free there", message).group(1).replace(",", ""))
+    assert free_bytes < RESERVED_BYTES
+    assert f"the checkpoint of step {int(kept[-1])} stays" in message
+    assert "free space there and resume the run" in message
+    assert failure.value.exit_status == CheckpointError.exit_status
+    assert training_run.is_complete
+
+
+def test_nodes_that_share_no_disk_train_through_a_bucket(undisturbed, dataset, monkeypatch):
+    """Data, checkpoints, metrics and logs go through S3 (moto over HTTP); each node has a folder of its own."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        for name, value in {
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        boto3.client("s3").create_bucket(Bucket="runs")
+        location = f"s3://runs/nightly?region=us-east-1&scheme=http&endpoint_override={host}:{port}"
+        run = RunDirectory(location)
+
+        training_run = train(run, make_job(dataset, (2, 1)))
+        kept = complete_checkpoints(run)
+        stopped_early = [name for name in run.names("nodes") if not run.exists(f"nodes/{name}/workers.log")]
+    finally:
+        server.stop()
+
+    assert losses(training_run) == pytest.approx(losses(undisturbed), abs=1e-6)
+    assert kept == ["00000030", "00000040"]
+    assert stopped_early == []

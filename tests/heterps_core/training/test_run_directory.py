@@ -1,0 +1,49 @@
+"""Small files of a run: whole or absent."""
+
+import pytest
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.training.run_directory import RunDirectory
+
+
+def test_what_was_written_is_read(tmp_path):
+    run = RunDirectory(str(tmp_path / "run"))
+
+    run.write_json("nodes/a/exit.json", {"exit_status": 3})
+
+    assert run.read_json("nodes/a/exit.json") == {"exit_status": 3}
+    assert run.names("nodes") == ["a"]
+    assert run.exists("nodes/a")
+
+
+def test_a_missing_file_is_none_and_a_required_one_an_error(tmp_path):
+    run = RunDirectory(str(tmp_path))
+
+    assert run.read_bytes("job.json") is None
+    assert run.names("steps") == []
+    with pytest.raises(ConfigurationError, match=r"job\.json must stand in"):
+        run.require_json("job.json")
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_part_of_the_new_one(tmp_path, monkeypatch):
+    run = RunDirectory(str(tmp_path))
+    run.write_bytes("progress.json", b"old")
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+
+    with pytest.raises(OSError, match="disk full"):
+        run.write_bytes("progress.json", b"new")
+
+    assert run.read_bytes("progress.json") == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+
+
+def test_deleting_what_is_not_there_is_no_error(tmp_path):
+    run = RunDirectory(str(tmp_path))
+
+    run.delete_file("stop")
+    run.delete_folder("checkpoints/00000010")
+
+
+def test_a_location_of_unknown_kind_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigurationError, match="s3://bucket/prefix"):
+        RunDirectory("ftp://host/folder")

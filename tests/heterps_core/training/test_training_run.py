@@ -1,0 +1,38 @@
+"""Throughput from the ends of steps, worked by hand."""
+
+import pytest
+
+from heterps_core.errors import TrainingError
+from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.step_metrics import StepMetrics
+from heterps_core.training.training_run import (
+    clock_throughput_samples_per_s,
+    median_throughput_samples_per_s,
+    read_training_run,
+)
+
+
+def make_steps(ends_s: list[float]) -> list[StepMetrics]:
+    return [
+        StepMetrics(step=number, epoch=0, num_samples=100, loss=0.5, elapsed_s=end_s)
+        for number, end_s in enumerate(ends_s, start=1)
+    ]
+
+
+def test_warm_up_steps_do_not_count_and_pauses_do():
+    # Ten steps: the first is warm-up. From the end of step 2 at 5 s, eight steps end at 15 s: 7 of 1 s, one of 3 s.
+    steps = make_steps([4.0, 5.0, 6.0, 7.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
+
+    assert clock_throughput_samples_per_s(steps) == pytest.approx(800 / 10)
+    assert median_throughput_samples_per_s(steps) == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("ends_s", [[], [1.0]])
+def test_too_few_steps_have_no_throughput(ends_s):
+    assert clock_throughput_samples_per_s(make_steps(ends_s)) == 0.0
+    assert median_throughput_samples_per_s(make_steps(ends_s)) == 0.0
+
+
+def test_a_run_without_result_is_not_finished(tmp_path):
+    with pytest.raises(TrainingError, match=r"must have result\.json"):
+        read_training_run(RunDirectory(str(tmp_path)))

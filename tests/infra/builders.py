@@ -1,0 +1,99 @@
+"""Small plans, offers and a moto server for the tests of machines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+from heterps_core.hardware import InstanceOffer, InstanceType, Market
+from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
+from infra.providers.base import Bootstrap
+
+REGION = "us-east-1"
+SLEEP = ("-c", "import time; time.sleep(100)")
+"""A node that does nothing for longer than any test lasts."""
+
+
+def offer(
+    name: str = "c7i.large",
+    *,
+    price_usd_per_hour: float = 0.09,
+    region: str = REGION,
+    market: Market = Market.ON_DEMAND,
+) -> InstanceOffer:
+    machine = InstanceType(
+        name=name,
+        vcpus=2,
+        memory_bytes=4 * 1024**3,
+        accelerator_name=None,
+        accelerator_count=0,
+        accelerator_memory_bytes_each=0,
+        network_bandwidth_bytes_per_s=1e11,
+    )
+    return InstanceOffer(
+        instance_type=machine,
+        region=region,
+        zone=None,
+        market=market,
+        price_usd_per_hour=price_usd_per_hour,
+        price_as_of="2026-07-20",
+        price_source="test",
+    )
+
+
+def plan(*stages: InstanceOffer) -> ProvisioningPlan:
+    """One replica on one instance per stage."""
+    offers = stages or (offer(), offer("c7i.xlarge", price_usd_per_hour=0.17))
+    groups = tuple(
+        InstanceGroup(stage=i, device_type="cpu-c7i", offer=o, count=1, units_per_instance=1)
+        for i, o in enumerate(offers)
+    )
+    return ProvisioningPlan(
+        replicas=(1,) * len(offers),
+        groups=groups,
+        planned_price_usd_per_hour=sum(o.price_usd_per_hour for o in offers),
+    )
+
+
+def bootstrap(
+    run_directory: Path,
+    arguments: tuple[str, ...] = SLEEP,
+    *,
+    lifetime_s: int = 100,
+    python: str = sys.executable,
+) -> Bootstrap:
+    return Bootstrap(
+        run_directory=str(run_directory), python=python, arguments=arguments, lifetime_s=lifetime_s
+    )
+
+
+@contextmanager
+def moto_ec2() -> Iterator[dict[str, str]]:
+    """Serve EC2 on a loopback port, with an own image; yields the environment that leads boto3 there."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        environment = {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        client = boto3.client(
+            "ec2",
+            endpoint_url=environment["AWS_ENDPOINT_URL"],
+            region_name=REGION,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
+        client.register_image(Name="heterps-node-1", Architecture="x86_64", RootDeviceName="/dev/sda1")
+        yield environment
+    finally:
+        server.stop()

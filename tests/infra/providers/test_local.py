@@ -1,0 +1,308 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+from heterps_core.errors import ConfigurationError, ProvisioningError
+from infra.ledger import EndReason, EntryState, Ledger
+from infra.providers.base import Bootstrap
+from infra.providers.local import (
+    STATE_VARIABLE,
+    LocalProvider,
+    ProcessIdentity,
+    free_loopback_port,
+    rehearsal_replicas,
+)
+from infra.sweeper import sweep
+from tests.infra.builders import SLEEP, bootstrap, plan
+
+PROJECT_ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def provider(tmp_path):
+    local = LocalProvider(tmp_path / "leases")
+    yield local
+    for instance in local.list_instances():
+        local.terminate(instance.run_id)
+    assert tagged_pids(local) == []
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "ledger.sqlite")
+
+
+def launch(provider, ledger, run_bootstrap, *, run_id="r1", lease_s=60.0):
+    return provider.launch(
+        plan(),
+        run_id=run_id,
+        lease_until=datetime.now(UTC) + timedelta(seconds=lease_s),
+        bootstrap=run_bootstrap,
+        ledger=ledger,
+    )
+
+
+def tagged_pids(provider) -> list[int]:
+    """Live processes that carry the tag, found without the provider's own code."""
+    tag = f"{STATE_VARIABLE}={provider.state_directory}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            is_ours = tag in (folder / "environ").read_bytes().split(b"\0")
+            state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if is_ours and state != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+def wait_until(condition, timeout_s=10.0):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition did not come true in time"
+        time.sleep(0.02)
+
+
+def test_the_node_sees_its_run_and_runs_in_the_run_directory(provider, ledger, tmp_path):
+    program = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if 'HETERPS_' in k}))"
+    cluster = launch(provider, ledger, bootstrap(tmp_path / "run", ("-c", program)))
+    provider.wait_until_ready(cluster, timeout_s=20.0)
+    console = tmp_path / "run" / "nodes" / "stage1-node0" / "console.log"
+    wait_until(lambda: console.read_text().endswith("}\n"))
+
+    variables = json.loads(console.read_text())
+
+    assert variables["HETERPS_RUN_ID"] == "r1"
+    assert variables["HETERPS_NODE_ID"] == "stage1-node0"
+    assert variables["HETERPS_PROVIDER"] == "local"
+    assert variables["HETERPS_RUN_DIR"] == str(tmp_path / "run")
+
+
+def test_ends_children_that_left_the_session_and_children_that_dropped_the_tag(provider, ledger, tmp_path):
+    program = textwrap.dedent(
+        """
+        import os, pathlib, signal, subprocess, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sleep = [sys.executable, "-c", "import time; time.sleep(100)"]
+        other_session = subprocess.Popen(sleep, start_new_session=True)
+        without_tag = subprocess.Popen(sleep, env={})
+        folder = pathlib.Path(os.environ["HETERPS_RUN_DIR"]) / "nodes" / os.environ["HETERPS_NODE_ID"]
+        (folder / "part").write_text(f"{os.getpid()} {other_session.pid} {without_tag.pid}")
+        (folder / "part").rename(folder / "pids")
+        time.sleep(100)
+        """
+    )
+    launch(provider, ledger, bootstrap(tmp_path / "run", ("-c", program)))
+    files = [tmp_path / "run" / "nodes" / f"stage{i}-node0" / "pids" for i in (0, 1)]
+    wait_until(lambda: all(file.exists() for file in files))
+    identities = [ProcessIdentity.of(int(pid)) for file in files for pid in file.read_text().split()]
+    assert all(identity.is_alive() for identity in identities)
+
+    provider.terminate("r1")
+
+    assert len(identities) == 6
+    assert not any(identity.is_alive() for identity in identities)
+    assert list(provider.state_directory.iterdir()) == []
+
+
+OWNER = textwrap.dedent(
+    """
+    import sys, time
+    from pathlib import Path
+    from infra.caps import Caps
+    from infra.ledger import Ledger
+    from infra.lifecycle import running_cluster
+    from infra.providers.local import LocalProvider
+    from tests.infra.builders import bootstrap, plan
+
+    folder = Path(sys.argv[1])
+    with running_cluster(
+        LocalProvider(folder / "leases"),
+        plan(),
+        run_id="owned",
+        bootstrap=bootstrap(folder / "run"),
+        ledger=Ledger(folder / "ledger.sqlite"),
+        caps=Caps(),
+        predicted_cost_usd=0.0,
+    ):
+        (folder / "up").touch()
+        time.sleep(100)
+    """
+)
+
+
+@pytest.fixture
+def owner(tmp_path, provider):
+    """A separate process that holds a cluster of two nodes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path)], cwd=PROJECT_ROOT, start_new_session=True
+    )
+    wait_until(lambda: (tmp_path / "up").exists() or process.poll() is not None, timeout_s=30.0)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_after_a_sigkill_of_the_owner_one_sweep_leaves_no_process(owner, provider, ledger):
+    assert len(tagged_pids(provider)) >= 2
+    assert sweep(provider, now=datetime.now(UTC), ledger=ledger) == []
+
+    os.killpg(owner.pid, signal.SIGKILL)
+    owner.wait()
+    assert len(tagged_pids(provider)) >= 2  # the nodes outlive their owner
+    swept = sweep(provider, now=datetime.now(UTC), ledger=ledger)
+
+    assert [(m.run_id, m.node_id, m.reason) for m in swept] == [
+        ("owned", "stage0-node0", EndReason.OWNER_DEAD),
+        ("owned", "stage1-node0", EndReason.OWNER_DEAD),
+    ]
+    assert tagged_pids(provider) == []
+    assert {entry.state for entry in ledger.entries(run_id="owned")} == {EntryState.ENDED}
+    assert list(provider.state_directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_an_owner_that_is_asked_to_end_takes_its_nodes_along(owner, provider, ledger, signum):
+    owner.send_signal(signum)
+    owner.wait(timeout=20)
+
+    assert owner.returncode != 0
+    assert tagged_pids(provider) == []
+    assert {entry.reason for entry in ledger.entries(run_id="owned")} == {EndReason.RUN_ENDED}
+
+
+def test_processes_whose_lease_file_is_lost_are_found_by_their_tag(provider, ledger, tmp_path):
+    launch(provider, ledger, bootstrap(tmp_path / "run"))
+    for path in provider.state_directory.glob("*/*"):
+        path.unlink()
+
+    swept = sweep(LocalProvider(provider.state_directory), now=datetime.now(UTC), ledger=ledger)
+
+    assert [m.reason for m in swept] == [EndReason.LEASE_UNREADABLE] * 2
+    assert tagged_pids(provider) == []
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"lease_until": 3}', "[]"])
+def test_a_lease_file_that_cannot_be_read_counts_as_expired(provider, ledger, tmp_path, content):
+    launch(provider, ledger, bootstrap(tmp_path / "run"))
+    next(provider.state_directory.glob("r1/stage0*")).write_text(content)
+
+    swept = sweep(provider, now=datetime.now(UTC), ledger=ledger)
+
+    assert [(m.node_id, m.reason) for m in swept] == [("stage0-node0", EndReason.LEASE_UNREADABLE)]
+    assert [instance.node_id for instance in provider.list_instances()] == ["stage1-node0"]
+
+
+def test_a_pid_that_was_used_again_is_not_taken_for_the_owner():
+    now = ProcessIdentity.of(os.getpid())
+
+    assert now.is_alive()
+    assert not ProcessIdentity(pid=now.pid, created_at_s=now.created_at_s - 60).is_alive()
+
+
+def test_a_node_that_dies_at_once_is_reported_with_its_console(provider, ledger, tmp_path):
+    broken = bootstrap(tmp_path / "run", python=str(tmp_path / "no-such-python"))
+    cluster = launch(provider, ledger, broken)
+
+    with pytest.raises(ProvisioningError, match=r"(?s)ended before it was up.*must be Python 3\.11"):
+        provider.wait_until_ready(cluster, timeout_s=20.0)
+
+
+def test_a_node_that_does_not_come_up_in_time_is_reported(provider, ledger, tmp_path):
+    slow_python = tmp_path / "slow-python"
+    slow_python.write_text("#!/bin/sh\nsleep 100\n")
+    slow_python.chmod(0o755)
+    cluster = launch(provider, ledger, bootstrap(tmp_path / "run", python=str(slow_python)))
+
+    with pytest.raises(ProvisioningError, match="is not up after 0 s"):
+        provider.wait_until_ready(cluster, timeout_s=0.2)
+
+
+def test_a_launch_that_fails_half_way_leaves_nothing_and_says_what_it_cost(provider, ledger, tmp_path):
+    nodes = tmp_path / "run" / "nodes"
+    nodes.mkdir(parents=True)
+    (nodes / "stage1-node0").write_text("a file where the node's folder must be")
+
+    with pytest.raises(
+        ProvisioningError, match=r"stage1-node0 could not be started.*what was started is ended"
+    ):
+        launch(provider, ledger, bootstrap(tmp_path / "run"))
+
+    assert tagged_pids(provider) == []
+    assert provider.list_instances() == ()
+    first, second = ledger.entries(run_id="r1")
+    assert (first.state, first.reason) == (EntryState.ENDED, EndReason.LAUNCH_FAILED)
+    assert second.state is EntryState.FAILED
+
+
+def test_a_node_ends_itself_when_its_lifetime_is_over(provider, ledger, tmp_path):
+    launch(provider, ledger, bootstrap(tmp_path / "run", SLEEP, lifetime_s=1))
+
+    wait_until(lambda: tagged_pids(provider) == [])
+
+    assert len(provider.list_instances()) == 2  # as on a cloud, until someone ends it
+
+
+def test_without_arguments_the_bootstrap_script_becomes_the_training_node(provider, ledger, tmp_path):
+    echo = tmp_path / "python-that-echoes"
+    echo.write_text('#!/bin/sh\necho "called with: $@"\n')
+    echo.chmod(0o755)
+    launch(provider, ledger, bootstrap(tmp_path / "run", (), python=str(echo)))
+    console = tmp_path / "run" / "nodes" / "stage0-node0" / "console.log"
+
+    wait_until(lambda: "called with: -m heterps_core.training.node\n" in console.read_text())
+
+
+def test_refuses_a_run_directory_that_is_not_on_this_machine(provider, ledger):
+    with pytest.raises(ConfigurationError, match="must be a local path, got s3:"):
+        launch(provider, ledger, Bootstrap(run_directory="s3://b/p", python="python"))
+
+
+def test_says_so_when_no_port_is_free(monkeypatch):
+    def refuse(self, address):
+        raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr("socket.socket.bind", refuse)
+
+    with pytest.raises(ProvisioningError, match=r"one free TCP port on 127\.0\.0\.1"):
+        free_loopback_port()
+
+
+@pytest.mark.parametrize(
+    ("planned", "num_cores", "rehearsed"),
+    [
+        ([1], 8, (1,)),  # never more than planned
+        ([3, 1], 2, (1, 1)),
+        ([2, 1], 3, (2, 1)),
+        ([1, 2], 3, (1, 2)),
+        ([40, 10, 2], 8, (6, 1, 1)),
+        ([5, 5, 5], 2, (1, 1, 1)),  # a stage without a worker could not be rehearsed
+    ],
+)
+def test_a_rehearsal_keeps_the_proportions_within_the_cores(planned, num_cores, rehearsed):
+    assert rehearsal_replicas(planned, num_cores=num_cores) == rehearsed
+
+
+def test_refuses_to_rehearse_a_stage_without_replicas():
+    with pytest.raises(ConfigurationError, match="at least 1 replica"):
+        rehearsal_replicas([1, 0], num_cores=2)
+
+
+def test_the_tag_of_another_state_directory_is_left_alone(provider, ledger, tmp_path):
+    launch(provider, ledger, bootstrap(tmp_path / "run"))
+    other = LocalProvider(tmp_path / "other-leases")
+
+    assert other.list_instances() == ()
+    assert other.terminate("r1") == ()
+    assert all(psutil.pid_exists(pid) for pid in tagged_pids(provider))
+    assert len(provider.list_instances()) == 2

@@ -1,0 +1,35 @@
+import pytest
+
+from heterps_core.errors import BudgetExceededError, ConfigurationError
+from infra.caps import Caps, check_caps
+
+
+@pytest.mark.parametrize(
+    "caps",
+    [
+        Caps(),
+        Caps(max_usd_per_hour=2.0),
+        Caps(max_usd_per_run=10.0),
+        Caps(max_usd_per_hour=2.0, max_usd_per_run=10.0),
+    ],
+)
+def test_a_plan_at_the_cap_is_within_it(caps):
+    check_caps(price_usd_per_hour=2.0, predicted_cost_usd=10.0, caps=caps)
+
+
+def test_says_by_how_much_a_cap_is_exceeded():
+    with pytest.raises(
+        BudgetExceededError, match=r"within 2 USD per hour, but takes 2\.5: 0\.5 \(25%\) too much"
+    ):
+        check_caps(price_usd_per_hour=2.5, predicted_cost_usd=1.0, caps=Caps(max_usd_per_hour=2.0))
+
+
+def test_a_cost_that_is_not_a_number_is_refused():
+    with pytest.raises(BudgetExceededError, match="USD per run"):
+        check_caps(price_usd_per_hour=1.0, predicted_cost_usd=float("nan"), caps=Caps(max_usd_per_run=1.0))
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0, float("nan")])
+def test_refuses_a_cap_that_nothing_could_meet(cap):
+    with pytest.raises(ConfigurationError, match="max_usd_per_hour must be positive"):
+        Caps(max_usd_per_hour=cap)

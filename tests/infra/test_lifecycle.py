@@ -1,0 +1,143 @@
+import signal
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from heterps_core.errors import ProvisioningError
+from infra.caps import Caps
+from infra.ledger import Ledger
+from infra.lifecycle import running_cluster, terminate_run
+from infra.providers.local import LocalProvider
+from tests.infra.builders import bootstrap, plan
+
+
+class ShortLeaseProvider(LocalProvider):
+    """The local provider with a lease that must be renewed while the test looks."""
+
+    lease_s = 0.6
+
+
+class StubbornProvider(LocalProvider):
+    """The local provider whose first attempts to end a run fail, as on a throttled account."""
+
+    failures_left = 0
+
+    def terminate(self, run_id):
+        if self.failures_left > 0:
+            self.failures_left -= 1
+            raise ProvisioningError("throttled")
+        return super().terminate(run_id)
+
+
+class InterruptedProvider(LocalProvider):
+    """The local provider that is told to end in the middle of ending."""
+
+    def terminate(self, run_id):
+        signal.raise_signal(signal.SIGTERM)
+        return super().terminate(run_id)
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "ledger.sqlite")
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr("infra.lifecycle.TERMINATE_PAUSE_S", 0.01)
+
+
+def running(provider, ledger, tmp_path):
+    return running_cluster(
+        provider,
+        plan(),
+        run_id="r1",
+        bootstrap=bootstrap(tmp_path / "run"),
+        ledger=ledger,
+        caps=Caps(),
+        predicted_cost_usd=1.0,
+    )
+
+
+def test_the_lease_is_renewed_while_the_block_runs_and_no_longer(ledger, tmp_path):
+    provider = ShortLeaseProvider(tmp_path / "leases")
+
+    with running(provider, ledger, tmp_path):
+        time.sleep(2 * provider.lease_s)
+        leases = [instance.lease_until for instance in provider.list_instances("r1")]
+        assert len(leases) == 2
+        assert min(leases) > datetime.now(UTC)
+
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lease of")]
+
+
+def test_a_failed_attempt_to_end_is_repeated(ledger, tmp_path):
+    provider = StubbornProvider(tmp_path / "leases")
+    provider.failures_left = 2
+
+    with running(provider, ledger, tmp_path):
+        pass
+
+    assert provider.list_instances() == ()
+
+
+def test_says_that_the_lease_is_the_last_resort_when_nothing_can_be_ended(ledger, tmp_path):
+    provider = StubbornProvider(tmp_path / "leases")
+    with running(provider, ledger, tmp_path):
+        provider.failures_left = 3
+        with pytest.raises(
+            ProvisioningError, match=r"3 attempts failed: throttled; the sweeper ends them .*60 s"
+        ):
+            terminate_run(provider, "r1", ledger=ledger)
+
+    assert provider.list_instances() == ()
+
+
+def test_a_signal_during_teardown_waits_until_everything_has_ended(ledger, tmp_path):
+    provider = InterruptedProvider(tmp_path / "leases")
+
+    with pytest.raises(SystemExit) as caught, running(provider, ledger, tmp_path):
+        pass
+
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert provider.list_instances() == ()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_handler_that_someone_else_set_is_left_alone(ledger, tmp_path):
+    def others_handler(signum, frame):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGTERM, others_handler)
+    try:
+        with pytest.raises(TimeoutError), running(LocalProvider(tmp_path / "leases"), ledger, tmp_path):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert LocalProvider(tmp_path / "leases").list_instances() == ()
+
+
+def test_works_in_a_thread_where_no_signal_can_be_handled(ledger, tmp_path):
+    seen = []
+
+    def run():
+        with running(LocalProvider(tmp_path / "leases"), ledger, tmp_path) as cluster:
+            seen.append(len(cluster.nodes))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+    assert seen == [2]
+    assert LocalProvider(tmp_path / "leases").list_instances() == ()
+
+
+def test_a_lease_is_in_the_future_from_the_first_moment(ledger, tmp_path):
+    provider = LocalProvider(tmp_path / "leases")
+
+    with running(provider, ledger, tmp_path):
+        (first, _) = provider.list_instances("r1")
+        assert first.lease_until - first.launched_at > timedelta(seconds=provider.lease_s - 5)

@@ -1,0 +1,102 @@
+import http.server
+import os
+import threading
+
+import pytest
+
+from heterps_core.errors import ConfigurationError
+from infra.workspace import ServiceAddresses, Workspace
+
+
+def test_is_a_hidden_folder_under_the_current_directory(tmp_path):
+    assert Workspace.locate({}, current_directory=tmp_path).root == tmp_path / ".heterps"
+
+
+@pytest.mark.parametrize(("named", "found"), [("state", "state"), ("a/../b", "b"), ("  ", ".heterps")])
+def test_follows_the_environment_variable(tmp_path, named, found):
+    workspace = Workspace.locate({"HETERPS_HOME": named}, current_directory=tmp_path)
+
+    assert workspace.root == tmp_path / found
+
+
+def test_creates_nothing_before_it_is_asked_to(tmp_path):
+    workspace = Workspace.locate({}, current_directory=tmp_path)
+    assert workspace.run_directory("run-1").is_relative_to(tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_creates_its_folders_and_may_be_asked_again(tmp_path):
+    workspace = Workspace(root=tmp_path / "new" / "home").create().create()
+
+    names = {path.name for path in workspace.root.iterdir()}
+    assert names == {"data", "profiles", "runs", "mlartifacts", "prefect", "logs"}
+
+
+def test_refuses_a_file_in_its_place(tmp_path):
+    (tmp_path / ".heterps").write_text("")
+
+    with pytest.raises(ConfigurationError, match=r"must be a folder.*set HETERPS_HOME"):
+        Workspace.locate({}, current_directory=tmp_path)
+
+
+def test_says_which_folder_cannot_be_made(tmp_path):
+    (tmp_path / "data").write_text("in the way")
+
+    with pytest.raises(ConfigurationError, match=r"data is refused: File exists"):
+        Workspace(root=tmp_path).create()
+
+
+@pytest.mark.parametrize("run_id", ["", "..", "../other", "a/b", "-x", "a" * 129])
+def test_refuses_a_run_id_that_could_lead_out(tmp_path, run_id):
+    with pytest.raises(ConfigurationError, match="run id"):
+        Workspace(root=tmp_path).run_directory(run_id)
+
+
+@pytest.fixture
+def health_server():
+    class AlwaysHealthy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), AlwaysHealthy)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_knows_the_services_that_answer(tmp_path, health_server):
+    workspace = Workspace(root=tmp_path)
+    addresses = ServiceAddresses(
+        prefect_url=health_server, mlflow_url="http://127.0.0.1:1", supervisor_pid=os.getpid()
+    )
+    workspace.write_services(addresses)
+
+    assert workspace.running_services() == addresses
+
+
+def test_forgets_services_that_no_longer_answer(tmp_path):
+    workspace = Workspace(root=tmp_path)
+    workspace.write_services(
+        ServiceAddresses(prefect_url="http://127.0.0.1:1", mlflow_url="http://127.0.0.1:1", supervisor_pid=1)
+    )
+
+    assert workspace.recorded_services() is not None
+    assert workspace.running_services() is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"other": 1}'])
+def test_ignores_a_damaged_note_of_services(tmp_path, content):
+    workspace = Workspace(root=tmp_path)
+    workspace.services_path.write_text(content)
+
+    assert workspace.running_services() is None
+    workspace.forget_services()
+    workspace.forget_services()

@@ -1,0 +1,69 @@
+"""A small planning problem whose figures can be checked by hand, and a search result over it."""
+
+from heterps_core.cost_model.evaluation import evaluate
+from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
+from heterps_core.scheduling.problem import LayerCosts, SchedulingProblem, UnitType
+from heterps_core.scheduling.search_result import HistoryPoint, SearchResult
+
+
+def make_problem(*, throughput_floor_samples_per_s=1_000.0):
+    """Three layers; on one cpu unit a batch of 100 takes 40, 20 and 20 ms, on one gpu unit 80, 4 and 4 ms."""
+    times = {"embedding": (0.040, 0.080), "fc1": (0.020, 0.004), "output": (0.020, 0.004)}
+    layers = tuple(
+        LayerCosts(
+            name=name,
+            kind="embedding" if name == "embedding" else "fully_connected",
+            is_sharded=name == "embedding",
+            state_bytes=1_000.0,
+            output_bytes_per_sample=4.0,
+            compute_seconds={"cpu-c7i": cpu, "gpu-t4": gpu},
+            communication_seconds={"cpu-c7i": 0.0, "gpu-t4": 0.0},
+        )
+        for name, (cpu, gpu) in times.items()
+    )
+    unit = {
+        "max_units": 8,
+        "memory_bytes": 1e9,
+        "bandwidth_bytes_per_s": 1e9,
+        "compute_parallel_fraction": 1.0,
+        "communication_parallel_fraction": 1.0,
+    }
+    return SchedulingProblem(
+        model="tiny",
+        batch_size=100,
+        profile_batch_size=100,
+        num_samples=36_000.0,
+        num_epochs=1.0,
+        throughput_floor_samples_per_s=throughput_floor_samples_per_s,
+        layers=layers,
+        device_types={
+            "cpu-c7i": UnitType(price_usd_per_hour=0.1, **unit),
+            "gpu-t4": UnitType(price_usd_per_hour=0.5, **unit),
+        },
+    )
+
+
+def make_result(problem, *, scheduler="exact", stages=None, cost_lower_bound_usd=None):
+    """A plan as a search would hand it back: by default the embedding on 4 cpu units, the rest on a gpu."""
+    stages = stages or (Stage(0, 0, "cpu-c7i", 4), Stage(1, 2, "gpu-t4", 1))
+    evaluation = evaluate(problem, stages)
+    bound = cost_lower_bound_usd or evaluation.cost_usd
+    plan = SchedulingPlan(
+        scheduler=scheduler,
+        seed=0,
+        stages=stages,
+        throughput_samples_per_s=evaluation.throughput_samples_per_s,
+        price_usd_per_hour=evaluation.price_usd_per_hour,
+        cost_usd=evaluation.cost_usd,
+        cost_lower_bound_usd=bound,
+        optimality_gap=evaluation.cost_usd / bound - 1,
+        num_evaluations=12,
+        search_seconds=0.5,
+    )
+    history = (
+        HistoryPoint(1, 0.1, 4 * evaluation.cost_usd),
+        HistoryPoint(7, 0.3, evaluation.cost_usd),
+    )
+    return SearchResult(
+        plan=plan, evaluation=evaluation, history=history, search_seconds=0.5, certificate_seconds=0.0
+    )
