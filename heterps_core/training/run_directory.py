@@ -40,6 +40,9 @@ RESERVE = "reserve"
 RESERVED_BYTES = 262_144
 """A few kilobytes for each node and worker that has something to say when the disk is full."""
 
+_MAX_READS = 50
+"""Of a file that is replaced again and again; two writes a second leave hundreds of milliseconds to read."""
+
 
 class RunDirectory:
     """Small files of one run, by keys such as "nodes/0/exit.json".
@@ -101,12 +104,28 @@ class RunDirectory:
             self.write_json(key, document)
 
     def read_bytes(self, key: str) -> bytes | None:
-        """Return a file's content, or None where there is none."""
+        """Return a file's content, or None where there is none; never parts of two versions.
+
+        Arrow asks a bucket for an object's size and then for so many bytes. Where the object was replaced in
+        between, the bytes are cut off or followed by others, so it must have the same tag before and after.
+
+        Raises:
+            OSError: The file was replaced during every one of many reads.
+        """
+        target = f"{self._root}/{key}"
         try:
-            with self._files.open_input_stream(f"{self._root}/{key}", compression=None) as stream:
-                return bytes(stream.read())
+            for _ in range(_MAX_READS):
+                with self._files.open_input_stream(target, compression=None) as stream:
+                    before = stream.metadata()
+                    content = bytes(stream.read())
+                if self.is_local:
+                    return content
+                with self._files.open_input_stream(target, compression=None) as stream:
+                    if stream.metadata() == before:
+                        return content
         except FileNotFoundError:
             return None
+        raise OSError(f"{key} in {self.location} was replaced during each of {_MAX_READS} reads")
 
     def write_json(self, key: str, document: Any) -> None:
         """Write a JSON file."""

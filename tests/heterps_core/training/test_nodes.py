@@ -18,11 +18,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import boto3
 import psutil
 import pytest
 import torch
-from moto.server import ThreadedMotoServer
 from torch import nn
 
 from heterps_core.cluster import Cluster, Node
@@ -41,6 +39,7 @@ from heterps_core.training.run_directory import RESERVED_BYTES, RunDirectory
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.submission import publish_cluster, request_stop, submit_job
 from heterps_core.training.training_run import TrainingRun
+from tests.s3_server import bucket_location
 from tests.worker_processes import free_port
 
 NUM_STEPS = 40
@@ -294,27 +293,11 @@ def test_a_full_disk_ends_the_run_and_the_last_good_checkpoint_stays(dataset, tm
 
 def test_nodes_that_share_no_disk_train_through_a_bucket(undisturbed, dataset, monkeypatch):
     """Data, checkpoints, metrics and logs go through S3 (moto over HTTP); each node has a folder of its own."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        for name, value in {
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():
-            monkeypatch.setenv(name, value)
-        boto3.client("s3").create_bucket(Bucket="runs")
-        location = f"s3://runs/nightly?region=us-east-1&scheme=http&endpoint_override={host}:{port}"
+    with bucket_location(monkeypatch) as location:
         run = RunDirectory(location)
-
         training_run = train(run, make_job(dataset, (2, 1)))
         kept = complete_checkpoints(run)
         stopped_early = [name for name in run.names("nodes") if not run.exists(f"nodes/{name}/workers.log")]
-    finally:
-        server.stop()
 
     assert losses(training_run) == pytest.approx(losses(undisturbed), abs=1e-6)
     assert kept == ["00000030", "00000040"]

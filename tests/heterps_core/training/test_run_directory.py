@@ -1,9 +1,12 @@
 """Small files of a run: whole or absent."""
 
+import threading
+
 import pytest
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.training.run_directory import RunDirectory
+from tests.s3_server import bucket_location
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -47,3 +50,27 @@ def test_deleting_what_is_not_there_is_no_error(tmp_path):
 def test_a_location_of_unknown_kind_is_refused_with_the_known_ones():
     with pytest.raises(ConfigurationError, match="s3://bucket/prefix"):
         RunDirectory("ftp://host/folder")
+
+
+def test_a_file_in_a_bucket_that_is_replaced_all_the_time_is_never_read_in_parts(monkeypatch):
+    with bucket_location(monkeypatch) as location:
+        writing, reading = RunDirectory(location), RunDirectory(location)
+        versions = [{"text": "x" * length} for length in (1, 40, 7, 300)]
+        writing.write_json("progress.json", versions[0])
+        ended = threading.Event()
+
+        def replace_all_the_time() -> None:
+            while not ended.is_set():
+                for version in versions:
+                    writing.write_json("progress.json", version)
+
+        writer = threading.Thread(target=replace_all_the_time)
+        writer.start()
+        try:
+            seen = [reading.read_json("progress.json") for _ in range(100)]
+        finally:
+            ended.set()
+            writer.join()
+
+    assert all(document in versions for document in seen)
+    assert len({len(document["text"]) for document in seen}) > 1
