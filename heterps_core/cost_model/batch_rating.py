@@ -15,7 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_core.cost_model.stage_table import Floats, Ints, StageTable
+from heterps_core.cost_model.arrays import Floats, Ints
+from heterps_core.cost_model.objective import Objective
+from heterps_core.cost_model.partition_sums import run_layers
+from heterps_core.cost_model.stage_table import StageTable
 
 _MOST_POINTS = 256
 _FEWEST_POINTS = 32
@@ -23,7 +26,7 @@ _EXTRA_POINTS = 16
 """Grid points beyond the limit, to tell how far a plan misses it."""
 
 _TABLE_BYTES = 100_000_000
-"""Both tables together, in single precision."""
+"""All tables together, in single precision."""
 
 _MISFIT_SHORTFALL = 20.0
 """Shortfall of a plan that no stage time makes feasible; above the log of any ratio of stage times met."""
@@ -34,8 +37,8 @@ class BatchRating:
     """Ratings of P plans."""
 
     products: Floats
-    """Stage seconds times USD per hour; of the nearest stage time within reach where the limit is missed;
-    infinite where none is. Shape (P,)."""
+    """As the objective has it (seconds times USD per hour); where the limit is missed, of the nearest stage time
+    within reach; infinite where none is. Shape (P,)."""
 
     lower_bounds: Floats
     """No replica counts of the plan give less than this product within the limit. Shape (P,)."""
@@ -91,62 +94,104 @@ class GridRater:
 
     Args:
         table: All runs of layers on all types, shape (G, T).
+        objective: Of the same problem.
         low_seconds: No plan's longest stage is shorter; positive.
         limit_seconds: The longest stage time that is allowed, finite.
         high_seconds: With more time than this nothing becomes feasible any more.
     """
 
     def __init__(
-        self, table: StageTable, *, low_seconds: float, limit_seconds: float, high_seconds: float
+        self,
+        table: StageTable,
+        objective: Objective,
+        *,
+        low_seconds: float,
+        limit_seconds: float,
+        high_seconds: float,
     ) -> None:
         num_rows = table.compute_seconds.size
-        num_points = int(np.clip(_TABLE_BYTES // (8 * num_rows), _FEWEST_POINTS, _MOST_POINTS))
+        num_points = int(np.clip(_TABLE_BYTES // (12 * num_rows), _FEWEST_POINTS, _MOST_POINTS))
         within = np.geomspace(min(low_seconds, limit_seconds), limit_seconds, num_points)
         within[-1] = limit_seconds
         beyond = np.geomspace(limit_seconds, max(high_seconds, limit_seconds), _EXTRA_POINTS + 1)[1:]
         self.table = table
+        self.objective = objective
         self.num_types = table.max_units.size
         self.num_within = num_points
         self.grid_seconds = np.concatenate([within, beyond])
         self.step_ratio = within[1] / within[0]
         shape = (num_rows, self.grid_seconds.size)
-        self.rates = np.empty(shape, dtype=np.float32)
-        self.seconds = np.empty(shape, dtype=np.float32)
+        self.rates, self.seconds, self.units = (np.empty(shape, dtype=np.float32) for _ in range(3))
         for index, x in enumerate(self.grid_seconds):
             replicas = table.least_replicas(np.array([x]))[0]
-            self.rates[:, index] = (replicas * table.price_usd_per_hour).reshape(-1)
+            self.rates[:, index] = table.usd_per_hour(replicas).reshape(-1)
+            self.units[:, index] = np.where(np.isfinite(replicas), replicas, 0.0).reshape(-1)
             self.seconds[:, index] = table.seconds(replicas).reshape(-1)
 
     def rate(self, stages: PlanStages) -> BatchRating:
         """Return approximate costs and bounds of P plans."""
-        rates = np.add.reduceat(self.rates[stages.rows], stages.starts, axis=0)  # (P, J)
-        point, feasible = self._best_points(rates)
+        transfers = self._transfers(stages)
+        charges = self._charges(stages, transfers)  # (P, J)
+        point, feasible = self._best_points(charges)
         plans = np.arange(point.size)
-        over = np.flatnonzero(np.isfinite(rates[plans, point]) & ~self._keeps_caps(stages, point))
+        over = np.flatnonzero(np.isfinite(charges[plans, point]) & ~self._keeps_caps(stages, point))
         if over.size:
             first_point = self._first_point_within_caps(stages.of_plans(over))
-            rates[over] = np.where(np.arange(rates.shape[1]) >= first_point[:, None], rates[over], np.inf)
-            point[over], feasible[over] = self._best_points(rates[over])
-        reached = np.maximum.reduceat(
-            self.seconds[stages.rows, self._per_stage(stages, point)], stages.starts
-        ).astype(np.float64)
-        price = rates[plans, point].astype(np.float64)
-        products = reached * price
+            charges[over] = np.where(
+                np.arange(charges.shape[1]) >= first_point[:, None], charges[over], np.inf
+            )
+            point[over], feasible[over] = self._best_points(charges[over])
+        at_point = self._per_stage(stages, point)
+        reached = np.maximum.reduceat(self.seconds[stages.rows, at_point], stages.starts).astype(np.float64)
+        price = np.add.reduceat(self.rates[stages.rows, at_point].astype(np.float64), stages.starts)
+        interruptions = np.add.reduceat(
+            self.units[stages.rows, at_point]
+            * self.objective.interruptions_per_hour[stages.rows % self.num_types],
+            stages.starts,
+        )
+        price[~np.isfinite(charges[plans, point])] = np.inf
+        products = self.objective.product(reached, price, interruptions, transfers)
         # Single precision costs 1e-7 a stage; the bound gives that away.
-        bounds = self.grid_seconds[point] * price / self.step_ratio * (1 - 1e-5)
+        bounds = self.grid_seconds[point] * charges[plans, point] / self.step_ratio * (1 - 1e-5)
         return BatchRating(
             products=products,
             lower_bounds=np.where(feasible, bounds, np.inf),
             shortfalls=self._shortfalls(stages, point, feasible, np.isfinite(price)),
         )
 
-    def _best_points(self, rates: NDArray[np.float32]) -> tuple[Ints, NDArray[np.bool_]]:
+    def _charges(self, stages: PlanStages, transfers: Floats) -> NDArray[np.float32]:
+        """Return product over grid seconds of each plan at each grid point, infinite out of reach; shape (P, J)."""
+        rates = np.add.reduceat(self.rates[stages.rows], stages.starts, axis=0)
+        if self.objective.is_plain:
+            return rates
+        interruptions = np.zeros_like(rates)
+        if self.objective.has_interruptions:
+            of_unit = self.objective.interruptions_per_hour.astype(np.float32)[stages.rows % self.num_types]
+            np.add.reduceat(
+                self.units[stages.rows] * of_unit[:, None], stages.starts, axis=0, out=interruptions
+            )
+        products = self.objective.product(self.grid_seconds, rates, interruptions, transfers[:, None])
+        return np.asarray(products / self.grid_seconds, dtype=np.float32)
+
+    def _transfers(self, stages: PlanStages) -> Floats:
+        """Return what each plan's boundaries are charged, shape (P,)."""
+        charges = np.zeros(stages.starts.size)
+        if self.objective.transfer_products is not None:
+            runs, types = np.divmod(stages.rows, self.num_types)
+            first_layers, _ = run_layers(runs)
+            before = np.roll(types, 1)
+            of_stage = self.objective.transfer_products[first_layers, before, types]
+            of_stage[stages.starts] = 0.0
+            charges = np.add.reduceat(of_stage, stages.starts)
+        return charges
+
+    def _best_points(self, charges: NDArray[np.float32]) -> tuple[Ints, NDArray[np.bool_]]:
         """Return the grid point of least cost within the limit, or the first one within reach beyond it."""
         within = (
-            rates[:, : self.num_within] * self.grid_seconds[: self.num_within].astype(np.float32)
+            charges[:, : self.num_within] * self.grid_seconds[: self.num_within].astype(np.float32)
         ).argmin(axis=1)
-        feasible = np.isfinite(rates[:, self.num_within - 1])
-        beyond = self.num_within + np.isfinite(rates[:, self.num_within :]).argmax(axis=1)
+        feasible = np.isfinite(charges[:, self.num_within - 1])
+        beyond = self.num_within + np.isfinite(charges[:, self.num_within :]).argmax(axis=1)
         return np.where(feasible, within, beyond), feasible
 
     def _per_stage(self, stages: PlanStages, of_plan: Ints) -> Ints:
@@ -154,8 +199,8 @@ class GridRater:
 
     def _keeps_caps(self, stages: PlanStages, point: Ints) -> NDArray[np.bool_]:
         types = stages.rows % self.num_types
-        prices = self.rates[stages.rows, self._per_stage(stages, point)]
-        units = prices / self.table.price_usd_per_hour[types]
+        where = stages.rows, self._per_stage(stages, point)
+        units = np.where(np.isfinite(self.rates[where]), self.units[where], np.inf)
         plan = self._per_stage(stages, np.arange(point.size))
         used = np.bincount(
             plan * self.num_types + types, weights=units, minlength=point.size * self.num_types

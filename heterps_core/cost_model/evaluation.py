@@ -6,10 +6,14 @@ bulk by other means (`batch_rating.py`, `segment_table.py`); what is reported al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
+from heterps_core.cost_model.instance_cover import InstanceCover
+from heterps_core.cost_model.objective import BYTES_PER_GB
 from heterps_core.cost_model.stage_cost import (
     boundary_seconds,
     is_within,
@@ -19,7 +23,7 @@ from heterps_core.cost_model.stage_cost import (
 )
 from heterps_core.errors import ConfigurationError
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.scheduling.problem import SchedulingProblem, UnitType
 from heterps_core.units import SECONDS_PER_HOUR
 
 
@@ -38,12 +42,19 @@ class StageEvaluation:
     """State on one replica."""
 
     price_usd_per_hour: float
-    """Of all replicas of the stage."""
+    """Of the instances that carry the replicas."""
 
     @property
     def seconds(self) -> float:
         """ET = max(CT, DT): computation and communication overlap."""
         return max(self.compute_seconds, self.communication_seconds)
+
+
+class CostLine(NamedTuple):
+    """One line of the predicted bill."""
+
+    name: str
+    cost_usd: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,15 +86,18 @@ class PlanEvaluation:
     throughput_samples_per_s: float
     price_usd_per_hour: float
     run_seconds: float
-    """ETT: wall time of all epochs."""
+    """ETT: wall time of all epochs, without start-up, teardown and interruptions."""
+
+    cost_lines: tuple[CostLine, ...]
+    """What the run is charged for, a line for each cost; those that are switched off are 0."""
 
     violations: tuple[Violation, ...]
     """Empty where the plan is feasible."""
 
     @property
     def cost_usd(self) -> float:
-        """Price of all units over the whole run."""
-        return self.run_seconds / SECONDS_PER_HOUR * self.price_usd_per_hour
+        """The sum of all lines."""
+        return sum(line.cost_usd for line in self.cost_lines)
 
     @property
     def is_feasible(self) -> bool:
@@ -100,7 +114,7 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
     """Return time, memory, price and constraint violations of a plan.
 
     With ET(k) of each stage as in `evaluate_stage`, throughput = B / max ET, and
-    cost = E * M / throughput / 3600 * sum of price * k.
+    cost = E * M / throughput / 3600 * sum of price * k, with the lines of `extra_costs` besides.
 
     Raises:
         ConfigurationError: The stages do not cover the chain, name an unknown device type, or two
@@ -117,16 +131,55 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
     parts = tuple(evaluate_stage(problem, stage) for stage in stages)
     slowest_seconds = max(part.seconds for part in parts)
     throughput_samples_per_s = problem.batch_size / slowest_seconds
+    run_seconds = problem.num_epochs * problem.num_samples / throughput_samples_per_s
     return PlanEvaluation(
         stages=parts,
         throughput_samples_per_s=throughput_samples_per_s,
         price_usd_per_hour=sum(part.price_usd_per_hour for part in parts),
-        run_seconds=problem.num_epochs * problem.num_samples / throughput_samples_per_s,
+        run_seconds=run_seconds,
+        cost_lines=_cost_lines(problem, parts, run_seconds),
         violations=(
             *_floor_violation(problem, slowest_seconds),
             *_memory_violations(problem, parts),
             *_cap_violations(problem, stages),
         ),
+    )
+
+
+def _cost_lines(
+    problem: SchedulingProblem, parts: Sequence[StageEvaluation], run_seconds: float
+) -> tuple[CostLine, ...]:
+    """Return the bill; the lines add up to the objective of `objective.py`."""
+    extra = problem.extra_costs
+    units = [problem.device_types[part.stage.device_type] for part in parts]
+    replicas = [part.stage.num_replicas for part in parts]
+    run_hours = run_seconds / SECONDS_PER_HOUR
+    overhead_hours = (extra.startup_seconds + extra.teardown_seconds) / SECONDS_PER_HOUR
+    price = sum(part.price_usd_per_hour for part in parts)
+    unit_price = sum(unit.price_usd_per_hour * count for unit, count in zip(units, replicas, strict=True))
+    storage_usd = (run_hours + overhead_hours) * extra.storage_usd_per_hour
+    transfer_usd = sum(
+        # Activations cross forward, their gradients back.
+        2 * problem.layers[left.last_layer].output_bytes_per_sample / BYTES_PER_GB * extra.transfer_usd_per_gb
+        for left, right in pairwise(part.stage for part in parts)
+        if problem.device_types[left.device_type].zone != problem.device_types[right.device_type].zone
+    ) * (problem.num_samples * problem.num_epochs)
+    interruptions_per_hour = sum(
+        unit.interruptions_per_hour * count for unit, count in zip(units, replicas, strict=True)
+    )
+    lost_share = (
+        math.sqrt(2 * extra.checkpoint_seconds / SECONDS_PER_HOUR * interruptions_per_hour)
+        + extra.restart_seconds / SECONDS_PER_HOUR * interruptions_per_hour
+    )
+    hourly_usd = price + extra.storage_usd_per_hour + transfer_usd / (run_hours + overhead_hours)
+    return (
+        CostLine("compute", run_hours * unit_price),
+        CostLine("whole instances", run_hours * (price - unit_price)),
+        CostLine("start-up and teardown", overhead_hours * price),
+        CostLine("storage", storage_usd),
+        CostLine("transfer between zones", transfer_usd),
+        CostLine("spot risk", run_hours * lost_share * hourly_usd),
+        CostLine("search and profiling", extra.search_and_profiling_usd),
     )
 
 
@@ -170,8 +223,19 @@ def evaluate_stage(problem: SchedulingProblem, stage: Stage) -> StageEvaluation:
             sum(layer.state_bytes for layer in layers if layer.is_sharded),
             stage.num_replicas,
         ),
-        price_usd_per_hour=unit.price_usd_per_hour * stage.num_replicas,
+        price_usd_per_hour=_price_usd_per_hour(unit, stage.num_replicas),
     )
+
+
+def _price_usd_per_hour(unit: UnitType, num_replicas: int) -> float:
+    if not unit.instances:
+        return unit.price_usd_per_hour * num_replicas
+    cover = InstanceCover(
+        [size.units for size in unit.instances],
+        [size.price_usd_per_hour for size in unit.instances],
+        most_units=num_replicas,
+    )
+    return cover.price_usd_per_hour(num_replicas)
 
 
 def _floor_violation(problem: SchedulingProblem, slowest_seconds: float) -> list[Violation]:

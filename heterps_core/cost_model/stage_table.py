@@ -9,12 +9,15 @@ X = stage times asked for, N = any shape of candidate stages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
+from heterps_core.cost_model.arrays import Floats, Ints
+from heterps_core.cost_model.instance_cover import InstanceCover
+from heterps_core.cost_model.objective import objective_of
+from heterps_core.cost_model.partition_sums import run_layers
 from heterps_core.cost_model.stage_cost import (
     COMPARISON_TOLERANCE,
     boundary_seconds,
@@ -23,10 +26,7 @@ from heterps_core.cost_model.stage_cost import (
     replicated_seconds,
     scaled_seconds,
 )
-from heterps_core.scheduling.problem import SchedulingProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from heterps_core.scheduling.problem import SchedulingProblem, UnitType
 
 _NEAR_INTEGER = 1e-7
 """Replica counts this near (relatively) to a whole number are settled by computing the time itself."""
@@ -34,7 +34,7 @@ _NEAR_INTEGER = 1e-7
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTable:
-    """Candidate stages; every field broadcasts to the same shape N."""
+    """Candidate stages; every array broadcasts to the same shape N."""
 
     compute_seconds: Floats
     """On one unit, for one training batch."""
@@ -46,7 +46,15 @@ class StageTable:
     compute_parallel_fraction: Floats
     communication_parallel_fraction: Floats
     price_usd_per_hour: Floats
+    """Of one unit."""
+
     max_units: Floats
+    interruptions_per_hour: Floats
+    """Of one unit; 0 where interruptions cost nothing."""
+
+    type_indices: Ints
+    covers: Mapping[int, Floats]
+    """Type index -> price of 0..max_units units, for types that are sold in whole instances."""
 
     def seconds(self, num_replicas: Floats) -> Floats:
         """Return ET(k) = max(CT(k), DT(k)), elementwise."""
@@ -57,6 +65,16 @@ class StageTable:
             ),
         )
         return slower
+
+    def usd_per_hour(self, num_replicas: Floats) -> Floats:
+        """Return what k replicas are charged, elementwise; infinite where k is."""
+        prices = np.asarray(num_replicas * self.price_usd_per_hour)
+        if self.covers:
+            types = np.broadcast_to(self.type_indices, prices.shape)
+            for index, cover in self.covers.items():
+                where = np.nonzero((types == index) & np.isfinite(num_replicas))
+                prices[where] = cover[num_replicas[where].astype(np.int64)]
+        return prices
 
     def least_replicas(self, stage_seconds: Floats) -> Floats:
         """Return the least k with ET(k) <= x that memory and the type's cap allow.
@@ -95,10 +113,12 @@ class StageTable:
     def _at(self, index: tuple[Ints, ...]) -> StageTable:
         shape = self.compute_seconds.shape
         return StageTable(
+            covers=self.covers,
             **{
                 field.name: np.broadcast_to(getattr(self, field.name), shape)[index]
                 for field in fields(StageTable)
-            }
+                if field.name != "covers"
+            },
         )
 
 
@@ -146,7 +166,19 @@ def segment_table(problem: SchedulingProblem) -> StageTable:
         communication_parallel_fraction=np.array([unit.communication_parallel_fraction for unit in units]),
         price_usd_per_hour=np.array([unit.price_usd_per_hour for unit in units]),
         max_units=np.array([unit.max_units for unit in units], dtype=np.float64),
+        interruptions_per_hour=objective_of(problem).interruptions_per_hour,
+        type_indices=np.arange(len(units)),
+        covers={index: _cover_prices(unit) for index, unit in enumerate(units) if unit.instances},
     )
+
+
+def _cover_prices(unit: UnitType) -> Floats:
+    cover = InstanceCover(
+        [size.units for size in unit.instances],
+        [size.price_usd_per_hour for size in unit.instances],
+        most_units=unit.max_units,
+    )
+    return np.array(cover.prices_usd_per_hour())
 
 
 def segment_row(first_layer: int, last_layer: int) -> int:
@@ -156,8 +188,8 @@ def segment_row(first_layer: int, last_layer: int) -> int:
 
 def segment_layers(row: int) -> tuple[int, int]:
     """Return first and last layer of a row of `segment_table`."""
-    last_layer = int((np.sqrt(8 * row + 1) - 1) // 2)
-    return row - last_layer * (last_layer + 1) // 2, last_layer
+    first_layer, last_layer = run_layers(np.array(row))
+    return int(first_layer), int(last_layer)
 
 
 def least_memory_replicas(replicated_bytes: Floats, sharded_bytes: Floats, memory_bytes: float) -> Floats:

@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from heterps_core.cost_model.arrays import Floats, Ints
+from heterps_core.cost_model.objective import Objective, objective_of
 from heterps_core.cost_model.stage_cost import COMPARISON_TOLERANCE
-from heterps_core.cost_model.stage_table import Floats, Ints, StageTable, segment_row, segment_table
+from heterps_core.cost_model.stage_table import StageTable, segment_row, segment_table
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.provisioning.stage_time_search import (
@@ -42,8 +44,8 @@ class LayerRun(NamedTuple):
 def balance_replicas(problem: SchedulingProblem, runs: Sequence[LayerRun]) -> tuple[Stage, ...]:
     """Return the runs as stages with the replica counts of least cost.
 
-    Exact: minimises max ET(k) * sum of price * k over whole k, subject to the floor, memory, and the
-    units of each type over all stages.
+    Exact: minimises the objective (max ET(k) * sum of price * k, with the extra costs) over whole k, subject to
+    the floor, memory, and the units of each type over all stages.
 
     Raises:
         InfeasiblePlanError: No replica counts keep all constraints; names the one that fails.
@@ -62,7 +64,7 @@ def fixed_stages(problem: SchedulingProblem, runs: Sequence[LayerRun]) -> FixedS
     names = problem.device_type_names
     types = np.array([names.index(run.device_type) for run in runs])
     rows = np.array([segment_row(run.first_layer, run.last_layer) for run in runs])
-    return FixedStages(table=segment_table(problem).take(rows * len(names) + types), type_indices=types)
+    return FixedStages.of_rows(segment_table(problem), objective_of(problem), rows * len(names) + types)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,24 +74,45 @@ class FixedStages:
     table: StageTable
     """Shape (S,)."""
 
-    type_indices: Ints
-    """Device type of each stage; stages of one type share its units."""
+    objective: Objective
+    transfer_product: float
+    """w of the objective for these stages."""
+
+    @classmethod
+    def of_rows(cls, table: StageTable, objective: Objective, rows: Ints) -> FixedStages:
+        """Return the stages with these flat indices of a (G, T) table, first stage first."""
+        return cls(
+            table=table.take(rows),
+            objective=objective,
+            transfer_product=float(objective.transfers(rows[None, ::-1])[0]),
+        )
+
+    @property
+    def shift_seconds(self) -> float:
+        """z of the objective."""
+        return self.objective.shift_seconds
 
     def solve(self, stage_seconds: Floats, best_product: float) -> RateSolutions[Ints]:
-        """Return the price of the least replicas for each stage time; all exact."""
+        """Return what the least replicas for each stage time are charged; all exact."""
         replicas = self.table.least_replicas(stage_seconds)  # (X, S)
-        for device_type in np.unique(self.type_indices):
-            members = self.type_indices == device_type
+        for device_type in np.unique(self.table.type_indices):
+            members = self.table.type_indices == device_type
             units = replicas[:, members].sum(axis=1)
             replicas[units > self.table.max_units[members][0]] = np.inf
-        rates = replicas @ self.table.price_usd_per_hour
-        reached_seconds = np.where(
-            np.isfinite(rates), self.table.seconds(replicas).max(axis=1), stage_seconds
+        is_possible = np.asarray(np.isfinite(replicas).all(axis=1))
+        reached_seconds = np.where(is_possible, self.table.seconds(replicas).max(axis=1), stage_seconds)
+        counts = np.where(is_possible[:, None], replicas, 1.0)
+        products = self.objective.product(
+            reached_seconds,
+            self.table.usd_per_hour(counts).sum(axis=1),
+            counts @ self.table.interruptions_per_hour,
+            self.transfer_product,
         )
+        products[~is_possible] = np.inf
         return RateSolutions(
-            rates=rates,
+            rates=products / (reached_seconds + self.shift_seconds),
             reached_seconds=reached_seconds,
-            products=rates * reached_seconds,
+            products=products,
             plan_at=lambda index: replicas[index].astype(np.int64),
         )
 
@@ -100,8 +123,7 @@ class FixedStages:
 
         Args:
             limit_seconds: Longest stage time that is allowed.
-            below_product: Stage seconds times USD per hour of a plan from elsewhere; only cheaper counts
-                are looked for.
+            below_product: Product of a plan from elsewhere; only cheaper counts are looked for.
         """
         low_seconds, high_seconds = self._range(limit_seconds)
         return minimise_stage_time_rate(
@@ -145,7 +167,7 @@ def _infeasible(
     if np.isfinite(least_seconds):
         return floor_missed(problem, least_seconds)
     for index, (name, unit) in enumerate(problem.device_types.items()):
-        needed = int(fixed.table.memory_replicas[fixed.type_indices == index].sum())
+        needed = int(fixed.table.memory_replicas[fixed.table.type_indices == index].sum())
         if needed > unit.max_units:
             return InfeasiblePlanError(
                 "units cap",

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heterps_core.cost_model.stage_table import Floats, Ints
+from heterps_core.cost_model.arrays import Floats, Ints
+from heterps_core.cost_model.partition_sums import sums_over_changes, sums_over_stages
 from heterps_core.scheduling.chain_partition import cheapest_partitions, completion_prices
 
 MAX_PARTIAL_PLANS = 200_000
@@ -45,24 +46,36 @@ class CappedPartition:
 
 
 def cheapest_capped_partition(
-    replicas: Floats, *, unit_prices: Floats, max_units: Floats, cutoff: float
+    replicas: Floats,
+    *,
+    stage_prices: Floats,
+    max_units: Floats,
+    cutoff: float,
+    change_prices: Floats | None = None,
 ) -> CappedPartition:
     """Return the cheapest partition whose replicas keep the caps, if it is cheaper than the cutoff.
 
     Args:
         replicas: Units that each run takes on each type, infinite where not allowed; shape (G, T).
-        unit_prices: Shape (T,), positive.
+        stage_prices: Price of each run on each type, positive, infinite where not allowed; shape (G, T).
         max_units: Caps over the whole plan, shape (T,).
         cutoff: Only partitions below this price are of interest; may be infinite.
+        change_prices: Price of a boundary before a layer between two types, shape (L, T, T); None where free.
     """
+    problem = _CappedProblem(
+        units=np.where(np.isfinite(stage_prices), replicas, 0.0),
+        stage_prices=stage_prices,
+        max_units=max_units,
+        change_prices=change_prices,
+    )
     # No plan within the caps costs more than all units together: a bound above that proves there is none.
-    everything = float(unit_prices @ max_units) * (1 + 1e-9)
+    everything = problem.dearest_price() * (1 + 1e-9)
     cutoff_price = min(cutoff, everything)
-    ascent = _ascend_scarcity_prices(replicas, unit_prices, max_units, cutoff_price)
+    ascent = _ascend_scarcity_prices(problem, cutoff_price)
     if ascent.lower_bound >= cutoff_price:
         bound = np.inf if cutoff_price == everything else ascent.lower_bound
         return CappedPartition(rows=None, lower_bound=bound, is_settled=True)
-    search = _PartialPlanSearch(replicas, unit_prices, max_units, ascent.scarcity_prices)
+    search = _PartialPlanSearch(problem, ascent.scarcity_prices)
     rows = search.run(ascent.lower_bound, min(cutoff_price, ascent.best_price))
     if search.gave_up:
         return CappedPartition(rows=ascent.best_rows, lower_bound=ascent.lower_bound, is_settled=False)
@@ -71,8 +84,37 @@ def cheapest_capped_partition(
     if rows is None:
         bound = np.inf if cutoff_price == everything else cutoff_price
         return CappedPartition(rows=None, lower_bound=bound, is_settled=True)
-    price = float((replicas.reshape(-1)[rows] * unit_prices[rows % unit_prices.size]).sum())
-    return CappedPartition(rows=rows, lower_bound=price, is_settled=True)
+    return CappedPartition(rows=rows, lower_bound=float(problem.prices(rows[None])[0]), is_settled=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _CappedProblem:
+    units: Floats
+    """0 where a stage is not allowed, which its infinite price says; shape (G, T)."""
+
+    stage_prices: Floats
+    max_units: Floats
+    change_prices: Floats | None
+
+    @property
+    def num_types(self) -> int:
+        return self.max_units.size
+
+    def prices(self, rows: Ints) -> Floats:
+        """Return the prices of partitions, shape (X, L) -> (X,)."""
+        prices = sums_over_stages(self.stage_prices, rows)
+        if self.change_prices is not None:
+            prices = prices + sums_over_changes(self.change_prices, rows)
+        return prices
+
+    def dearest_price(self) -> float:
+        """Return a price that no partition within the caps exceeds."""
+        is_allowed = np.isfinite(self.stage_prices)
+        per_unit = np.where(is_allowed, self.stage_prices, 0.0) / np.where(is_allowed, self.units, 1.0)
+        dearest = float(per_unit.max(axis=0) @ self.max_units)
+        if self.change_prices is not None:
+            dearest += float(self.change_prices.max(axis=(1, 2)).sum())
+        return dearest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,27 +125,26 @@ class _Ascent:
     best_price: float
 
 
-def _ascend_scarcity_prices(
-    replicas: Floats, unit_prices: Floats, max_units: Floats, target: float
-) -> _Ascent:
-    """Raise the Lagrangian bound D(q) = min over partitions of (p + q) . units - q . caps, over q >= 0.
+def _ascend_scarcity_prices(problem: _CappedProblem, target: float) -> _Ascent:
+    """Raise the Lagrangian bound D(q) = min over partitions of price + q . units - q . caps, over q >= 0.
 
     D is concave with supergradient units - caps. Each round tries several steps along it in one pass, the
     longest being Polyak's step to the target.
     """
-    num_types = unit_prices.size
-    scarcity = np.zeros(num_types)
+    max_units = problem.max_units
+    changes = None if problem.change_prices is None else problem.change_prices[None]
+    scarcity = np.zeros(problem.num_types)
     lower_bound, best_rows, best_price = -np.inf, None, np.inf
-    direction = np.zeros(num_types)
+    direction = np.zeros(problem.num_types)
     stalled = 0
     for _ in range(_MAX_PRICE_STEPS):
         trials = np.maximum(0.0, scarcity + _STEP_SIZES[:, None] * direction)
-        found = cheapest_partitions(replicas * (unit_prices + trials)[:, None, :])
+        found = cheapest_partitions(problem.stage_prices + problem.units * trials[:, None, :], changes)
         if not np.isfinite(found.prices[0]):
             return _Ascent(scarcity_prices=scarcity, lower_bound=np.inf, best_rows=None, best_price=np.inf)
-        units = used_units(replicas, found.rows, num_types)
+        units = used_units(problem.units, found.rows, problem.num_types)
         bounds = found.prices - trials @ max_units
-        prices = np.where((units <= max_units).all(axis=1), units @ unit_prices, np.inf)
+        prices = np.where((units <= max_units).all(axis=1), problem.prices(found.rows), np.inf)
         cheapest = int(prices.argmin())
         if prices[cheapest] < best_price:
             best_price = float(prices[cheapest])
@@ -148,22 +189,20 @@ def used_units(replicas: Floats, rows: Ints, num_types: int) -> Floats:
 class _PartialPlanSearch:
     """Extends partial plans layer by layer; exact unless it gives up.
 
-    A partial plan ends before some layer, its last stage is on some type, and what matters of it is the
-    units it uses per type: with fewer or equal units of every type it is at least as good.
+    A partial plan ends before some layer, its last stage is on some type, and what matters of it are the units
+    it uses per type and its price: with fewer or equal of all of them it is at least as good. Both stand in
+    one row of `spent`: T columns of units, then the price.
     """
 
-    def __init__(
-        self, replicas: Floats, unit_prices: Floats, max_units: Floats, scarcity_prices: Floats
-    ) -> None:
-        self.replicas = replicas
-        self.unit_prices = unit_prices
-        self.max_units = max_units
-        self.full_prices = unit_prices + scarcity_prices
-        self.allowance = float(scarcity_prices @ max_units)
-        self.full_completion = completion_prices(replicas * self.full_prices)
-        self.plain_completion = completion_prices(replicas * unit_prices)
+    def __init__(self, problem: _CappedProblem, scarcity_prices: Floats) -> None:
+        self.problem = problem
+        self.full_weights = np.append(scarcity_prices, 1.0)
+        self.allowance = float(scarcity_prices @ problem.max_units)
+        self.full_prices = problem.stage_prices + problem.units * scarcity_prices
+        self.full_completion = completion_prices(self.full_prices, problem.change_prices)
+        self.plain_completion = completion_prices(problem.stage_prices, problem.change_prices)
         self.num_layers = self.full_completion.shape[0] - 1
-        self.num_types = unit_prices.size
+        self.num_types = problem.num_types
         self.gave_up = False
 
     def run(self, lower_bound: float, target: float) -> Ints | None:
@@ -183,9 +222,8 @@ class _PartialPlanSearch:
         # Rounding must not let a plan of equal price through; a hair below the target is enough.
         limit = target * (1 - 1e-12)
         waiting: dict[tuple[int, int], list[tuple[Floats, Ints]]] = {
-            (0, -1): [(np.zeros((1, self.num_types)), np.full((1, 2), -1))]
+            (0, -1): [(np.zeros((1, self.num_types + 1)), np.full((1, 2), -1))]
         }
-        kept_units: list[Floats] = []
         kept_origins: list[Ints] = []  # parent partial plan, row of the stage that was added
         num_kept = 0
         for first in range(self.num_layers):
@@ -193,24 +231,23 @@ class _PartialPlanSearch:
                 batch = waiting.pop((first, last_type), None)
                 if batch is None:
                     continue
-                units, origins = self._not_dominated(batch)
-                kept_units.append(units)
+                spent, origins = self._not_dominated(batch)
                 kept_origins.append(origins)
-                offset, num_kept = num_kept, num_kept + len(units)
+                offset, num_kept = num_kept, num_kept + len(spent)
                 if num_kept > MAX_PARTIAL_PLANS:
                     self.gave_up = True
                     return None
-                self._extend(units, offset, first, last_type, limit, waiting)
+                self._extend(spent, offset, first, last_type, limit, waiting)
         finished = [batch for key in sorted(waiting) for batch in waiting[key]]
         if not finished:
             return None
-        units = np.concatenate([batch[0] for batch in finished])
+        prices = np.concatenate([batch[0][:, -1] for batch in finished])
         origins = np.concatenate([batch[1] for batch in finished])
-        return self._trace(origins[int((units @ self.unit_prices).argmin())], np.concatenate(kept_origins))
+        return self._trace(origins[int(prices.argmin())], np.concatenate(kept_origins))
 
     def _extend(
         self,
-        units: Floats,
+        spent: Floats,
         offset: int,
         first: int,
         last_type: int,
@@ -219,43 +256,44 @@ class _PartialPlanSearch:
     ) -> None:
         lasts = np.arange(first, self.num_layers)
         runs = lasts * (lasts + 1) // 2 + first
-        full_spent = units @ self.full_prices - self.allowance
-        plain_spent = units @ self.unit_prices
+        full_spent = spent @ self.full_weights - self.allowance
+        changes = self.problem.change_prices
         for device_type in range(self.num_types):
             if device_type == last_type:
                 continue
-            added = self.replicas[runs, device_type]
+            change = 0.0 if changes is None or first == 0 else float(changes[first, last_type, device_type])
+            added_units = self.problem.units[runs, device_type]
+            added_prices = self.problem.stage_prices[runs, device_type] + change
             # Two bounds on the price of any completion: with scarcity charged, and without.
-            full_ahead = added * self.full_prices[device_type] + self.full_completion[lasts + 1, device_type]
-            plain_ahead = (
-                added * self.unit_prices[device_type] + self.plain_completion[lasts + 1, device_type]
+            full_ahead = (
+                self.full_prices[runs, device_type] + change + self.full_completion[lasts + 1, device_type]
             )
-            is_near = (full_spent[:, None] + full_ahead < limit) & (
-                plain_spent[:, None] + plain_ahead < limit
-            )
-            fits = units[:, device_type, None] + added <= self.max_units[device_type]
+            plain_ahead = added_prices + self.plain_completion[lasts + 1, device_type]
+            is_near = (full_spent[:, None] + full_ahead < limit) & (spent[:, -1, None] + plain_ahead < limit)
+            fits = spent[:, device_type, None] + added_units <= self.problem.max_units[device_type]
             parents, steps = np.nonzero(fits & is_near)
             for step in np.unique(steps):
                 chosen = parents[steps == step]
-                grown = units[chosen]
-                grown[:, device_type] += added[step]
+                grown = spent[chosen]
+                grown[:, device_type] += added_units[step]
+                grown[:, -1] += added_prices[step]
                 row = runs[step] * self.num_types + device_type
                 origins = np.stack([chosen + offset, np.full(chosen.size, row)], axis=1)
                 waiting.setdefault((int(lasts[step]) + 1, device_type), []).append((grown, origins))
 
     def _not_dominated(self, batch: list[tuple[Floats, Ints]]) -> tuple[Floats, Ints]:
-        units = np.concatenate([part[0] for part in batch])
+        spent = np.concatenate([part[0] for part in batch])
         origins = np.concatenate([part[1] for part in batch])
-        units, firsts = np.unique(units, axis=0, return_index=True)
+        spent, firsts = np.unique(spent, axis=0, return_index=True)
         origins = origins[firsts]
-        order = np.argsort(units @ self.full_prices, kind="stable")
-        units, origins = units[order], origins[order]
-        best = units[:_DOMINANCE_BLOCK]
-        is_worse = (best[None] <= units[:, None]).all(axis=2)
+        order = np.argsort(spent @ self.full_weights, kind="stable")
+        spent, origins = spent[order], origins[order]
+        best = spent[:_DOMINANCE_BLOCK]
+        is_worse = (best[None] <= spent[:, None]).all(axis=2)
         # In the order of price only a later plan can be dominated; equal ones have been joined above.
-        is_worse &= np.arange(len(best)) < np.arange(len(units))[:, None]
+        is_worse &= np.arange(len(best)) < np.arange(len(spent))[:, None]
         keep = ~is_worse.any(axis=1)
-        return units[keep], origins[keep]
+        return spent[keep], origins[keep]
 
     def _trace(self, origin: Ints, kept_origins: Ints) -> Ints:
         rows = []

@@ -1,56 +1,38 @@
 """The cheapest plan of a problem with its proof: the optimum, or a lower bound that no plan undercuts.
 
 This is the certificate that every plan carries, whatever method found it. For a fixed longest stage time the
-problem is a chain partition (`chain_partition.py`), with binding caps a capped one; over the stage time it is
-branch and bound (`provisioning/stage_time_search.py`).
+problem is solved by `chain_solver.py`; over the stage time it is branch and bound
+(`provisioning/stage_time_search.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from heterps_core.cost_model.evaluation import evaluate
+from heterps_core.cost_model.objective import objective_of
 from heterps_core.cost_model.stage_cost import COMPARISON_TOLERANCE
-from heterps_core.cost_model.stage_table import (
-    Floats,
-    Ints,
-    StageTable,
-    segment_layers,
-    segment_row,
-    segment_table,
-)
+from heterps_core.cost_model.stage_table import StageTable, segment_layers, segment_row, segment_table
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.provisioning.replica_balance import floor_missed
 from heterps_core.provisioning.stage_time_search import (
-    RateSolutions,
     least_stage_seconds,
     minimise_stage_time_rate,
 )
-from heterps_core.scheduling.capped_partition import cheapest_capped_partition, used_units
-from heterps_core.scheduling.chain_partition import cheapest_partitions
-from heterps_core.scheduling.problem import LARGEST_NUMBER, SchedulingProblem
+from heterps_core.scheduling.chain_solver import ChainSolver, ReplicatedRows
+from heterps_core.scheduling.field_checks import LARGEST_NUMBER
+from heterps_core.scheduling.problem import SchedulingProblem
 
 _POINTS_PER_ROUND = 32
 """Stage times per round of the branch and bound."""
 
-_NUMBERS_PER_PASS = 400_000
-"""Table entries times stage times per vectorised pass; beyond it the arrays leave the cache."""
-
 _UNLIMITED = 1e12
 """Factor on the caps that stands for no caps."""
-
-_CUTOFF_MARGIN = 1.03
-"""How far above the best cost the capped search must look: showing a rate that is only just too dear would
-rule out next to nothing below the stage time, one 3 % too dear rules out 3 %."""
-
-_UNSETTLED_STEP = 1e-3
-"""Where the capped search gave up at x, the bound is taken to hold down to x (1 - this); the proof then
-has a gap instead of an end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +54,8 @@ def find_optimum(problem: SchedulingProblem) -> Optimum:
     Raises:
         InfeasiblePlanError: No plan keeps all constraints; names the one that cannot be kept.
     """
-    solver = ChainSolver(segment_table(problem))
+    objective = objective_of(problem)
+    solver = ChainSolver(segment_table(problem), objective)
     low_seconds, high_seconds = stage_time_range(problem, solver.table)
     found = minimise_stage_time_rate(
         solver,
@@ -89,7 +72,7 @@ def find_optimum(problem: SchedulingProblem) -> Optimum:
     return Optimum(
         stages=stages,
         cost_usd=cost_usd,
-        cost_lower_bound_usd=cost_usd if is_proven else cost_usd * found.lower_bound / found.product,
+        cost_lower_bound_usd=cost_usd if is_proven else objective.cost_usd(found.lower_bound),
         num_stage_times=found.num_rates,
     )
 
@@ -118,107 +101,7 @@ def explain_infeasibility(problem: SchedulingProblem) -> InfeasiblePlanError:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ReplicatedRows:
-    """A plan as rows of the segment table with their replica counts, in any order."""
-
-    rows: Ints
-    num_replicas: Ints
-
-
-class ChainSolver:
-    """Cheapest rate over all plans for given stage times; a `RateSolver`.
-
-    Where the caps on units do not bind, the partition of the chain is exact. Where they do, it is a lower
-    bound; if that bound cannot rule the stage time out, the capped search settles it.
-    """
-
-    def __init__(self, table: StageTable) -> None:
-        self.table = table
-        self.num_types = table.price_usd_per_hour.size
-
-    def solve(self, stage_seconds: Floats, best_product: float) -> RateSolutions[_ReplicatedRows]:
-        """Return rates for X stage times, in passes that fit the cache."""
-        size = max(1, _NUMBERS_PER_PASS // self.table.compute_seconds.size)
-        parts = []
-        # From long to short: long stage times are the feasible ones, and a best plan prunes the rest.
-        for start in range(0, stage_seconds.size, size):
-            part = self._solve_pass(stage_seconds[::-1][start : start + size], best_product)
-            best_product = min(best_product, float(part.products.min()))
-            parts.append(part)
-        return RateSolutions(
-            rates=np.concatenate([part.rates for part in parts])[::-1],
-            reached_seconds=np.concatenate([part.reached_seconds for part in parts])[::-1],
-            products=np.concatenate([part.products for part in parts])[::-1],
-            plan_at=lambda index: _plan_in_parts(parts, stage_seconds.size - 1 - index),
-        )
-
-    def _solve_pass(self, stage_seconds: Floats, best_product: float) -> RateSolutions[_ReplicatedRows]:
-        replicas = self.table.least_replicas(stage_seconds)  # (X, G, T)
-        found = cheapest_partitions(replicas * self.table.price_usd_per_hour)
-        rates, rows = found.prices, found.rows
-        is_exact = (used_units(replicas, rows, self.num_types) <= self.table.max_units).all(axis=1)
-        reached_seconds = np.where(is_exact, self._slowest(replicas, rows), stage_seconds)
-        reached_seconds[~np.isfinite(rates)] = stage_seconds[~np.isfinite(rates)]
-        products = np.where(is_exact, rates * reached_seconds, np.inf)
-        best_product = min(best_product, float(products.min()))
-        # Stage times fall along the pass, so what one of them costs at least, the next ones do too.
-        known_rate, known_down_to = 0.0, np.inf
-        for index in np.flatnonzero(~is_exact & np.isfinite(rates)):
-            x = float(stage_seconds[index])
-            rates[index] = max(rates[index], known_rate)
-            if x >= known_down_to:
-                reached_seconds[index] = known_down_to
-                continue
-            if x * rates[index] >= best_product:
-                continue
-            capped = cheapest_capped_partition(
-                replicas[index],
-                unit_prices=self.table.price_usd_per_hour,
-                max_units=self.table.max_units,
-                cutoff=best_product / x * _CUTOFF_MARGIN,
-            )
-            rates[index] = max(rates[index], capped.lower_bound)
-            if capped.rows is not None:
-                rows[index] = -1
-                rows[index, : capped.rows.size] = capped.rows
-                case = slice(index, index + 1)
-                units = used_units(replicas[index], rows[case], self.num_types)[0]
-                reached_seconds[index] = self._slowest(replicas[case], rows[case])[0]
-                products[index] = reached_seconds[index] * (units @ self.table.price_usd_per_hour)
-                best_product = min(best_product, float(products[index]))
-            if not capped.is_settled:
-                reached_seconds[index] = x * (1 - _UNSETTLED_STEP)
-            known_rate, known_down_to = float(rates[index]), float(reached_seconds[index])
-        return RateSolutions(
-            rates=rates,
-            reached_seconds=reached_seconds,
-            products=products,
-            plan_at=lambda index: _replicated_rows(replicas[index], rows[index]),
-        )
-
-    def _slowest(self, replicas: Floats, rows: Ints) -> Floats:
-        """Return the longest stage time of each partition, shape (X,)."""
-        stages = np.maximum(rows, 0)
-        counts = np.take_along_axis(replicas.reshape(len(rows), -1), stages, axis=1)
-        seconds = self.table.take(stages).seconds(counts)
-        return np.asarray(np.where(rows >= 0, seconds, 0.0).max(axis=1))
-
-
-def _plan_in_parts(parts: Sequence[RateSolutions[_ReplicatedRows]], index: int) -> _ReplicatedRows:
-    for part in parts:
-        if index < part.rates.size:
-            return part.plan_at(index)
-        index -= part.rates.size
-    raise IndexError(index)
-
-
-def _replicated_rows(replicas: Floats, rows: Ints) -> _ReplicatedRows:
-    stages = rows[rows >= 0]
-    return _ReplicatedRows(rows=stages, num_replicas=replicas.reshape(-1)[stages].astype(np.int64))
-
-
-def _as_stages(problem: SchedulingProblem, plan: _ReplicatedRows) -> tuple[Stage, ...]:
+def _as_stages(problem: SchedulingProblem, plan: ReplicatedRows) -> tuple[Stage, ...]:
     names = problem.device_type_names
     stages = [
         Stage(*segment_layers(row // len(names)), names[row % len(names)], int(count))
@@ -246,7 +129,9 @@ def stage_time_range(problem: SchedulingProblem, table: StageTable) -> tuple[flo
 
 def _least_seconds(problem: SchedulingProblem, table: StageTable) -> float:
     low_seconds, high_seconds = stage_time_range(problem, table)
-    return least_stage_seconds(ChainSolver(table), low_seconds=low_seconds, high_seconds=high_seconds)
+    return least_stage_seconds(
+        ChainSolver(table, objective_of(problem)), low_seconds=low_seconds, high_seconds=high_seconds
+    )
 
 
 def _has_plan(problem: SchedulingProblem, table: StageTable) -> bool:
@@ -254,11 +139,13 @@ def _has_plan(problem: SchedulingProblem, table: StageTable) -> bool:
     _, high_seconds = stage_time_range(problem, table)
     if high_seconds == 0:
         return False
-    return bool(np.isfinite(ChainSolver(table).solve(np.array([high_seconds]), np.inf).rates[0]))
+    solver = ChainSolver(table, objective_of(problem))
+    return bool(np.isfinite(solver.solve(np.array([high_seconds]), np.inf).rates[0]))
 
 
 def _with_scaled_caps(table: StageTable, factor: float) -> StageTable:
-    return replace(table, max_units=np.floor(table.max_units * factor))
+    # What so many units would be charged in whole instances does not matter here, and has no table.
+    return replace(table, max_units=np.floor(table.max_units * factor), covers={})
 
 
 def _fits_into_memory(problem: SchedulingProblem, factor: float) -> bool:

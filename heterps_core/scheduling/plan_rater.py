@@ -12,15 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from heterps_core.cost_model.arrays import Floats, Ints
 from heterps_core.cost_model.batch_rating import GridRater, PlanStages, stages_of
+from heterps_core.cost_model.objective import objective_of
 from heterps_core.cost_model.stage_cost import COMPARISON_TOLERANCE
-from heterps_core.cost_model.stage_table import Floats, Ints, segment_layers, segment_table
+from heterps_core.cost_model.stage_table import segment_layers, segment_table
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.provisioning.replica_balance import FixedStages
 from heterps_core.scheduling.optimum import stage_time_range
 from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.search_result import HistoryPoint
-from heterps_core.units import SECONDS_PER_HOUR
 
 Assignments = NDArray[np.int64]
 """Plans as a device type index per layer, shape (P, L); neighbouring equal types make one stage."""
@@ -65,6 +66,7 @@ class PlanRater:
     def __init__(self, problem: SchedulingProblem, *, budget_evaluations: int) -> None:
         self.problem = problem
         self.table = segment_table(problem)
+        self._objective = objective_of(problem)
         self.num_types = len(problem.device_types)
         low_seconds, high_seconds = stage_time_range(problem, self.table)
         self.limit_seconds = min(problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE), high_seconds)
@@ -72,11 +74,11 @@ class PlanRater:
             self.limit_seconds = high_seconds = low_seconds
         self._grid = GridRater(
             self.table,
+            self._objective,
             low_seconds=low_seconds,
             limit_seconds=self.limit_seconds,
             high_seconds=high_seconds,
         )
-        self._usd_per_product = problem.num_steps / SECONDS_PER_HOUR
         self._budget_evaluations = budget_evaluations
         self._started = time.perf_counter()
         self._exactly_rated: dict[bytes, float] = {}
@@ -107,14 +109,14 @@ class PlanRater:
             if rating.lower_bounds[plan] >= below_product:
                 break
             products[plan] = min(products[plan], self._rate_exactly(stages, plan, below_product))
-        return Ratings(cost_usd=products * self._usd_per_product, shortfalls=rating.shortfalls)
+        return Ratings(cost_usd=self._objective.cost_usd(products), shortfalls=rating.shortfalls)
 
     def _rate_exactly(self, stages: PlanStages, plan: int, below_product: float) -> float:
         """Return the plan's least product, or infinity where it is not below the given one."""
         rows = stages.of_plan(plan)
         key = rows.tobytes()
         if key not in self._exactly_rated:
-            fixed = FixedStages(table=self.table.take(rows), type_indices=rows % self.num_types)
+            fixed = FixedStages.of_rows(self.table, self._objective, rows)
             found = fixed.cheapest_replicas(limit_seconds=self.limit_seconds, below_product=below_product)
             self._exactly_rated[key] = found.product
             if found.plan is not None and found.product < self._best_product:
@@ -132,6 +134,6 @@ class PlanRater:
             HistoryPoint(
                 num_evaluations=self.num_evaluations,
                 seconds=time.perf_counter() - self._started,
-                best_cost_usd=product * self._usd_per_product,
+                best_cost_usd=self._objective.cost_usd(product),
             )
         )

@@ -9,11 +9,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from heterps_core.errors import ConfigurationError, MalformedProblemError
+from heterps_core.scheduling.extra_costs import ExtraCosts, InstanceSize, check_instances
+from heterps_core.scheduling.field_checks import (
+    LARGEST_NUMBER,
+    as_object,
+    check_count,
+    check_fraction,
+    check_not_negative,
+    check_positive,
+    check_text,
+    member,
+    object_without_duplicates,
+    shown,
+)
 
 SCHEMA_VERSION = 1
 
@@ -26,9 +39,8 @@ MAX_DEVICE_TYPES = 64
 MAX_UNITS = 1_000_000
 """Largest cap on the units of a type that is accepted."""
 
-SMALLEST_POSITIVE = 1e-18
-LARGEST_NUMBER = 1e18
-"""Numbers outside these limits would overflow products of five of them; no real quantity comes near."""
+MAX_UNITS_IN_INSTANCES = 100_000
+"""Largest cap for types with `instances`: the prices of all counts up to it stand in a table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,12 +66,18 @@ class LayerCosts:
     communication_seconds: Mapping[str, float]
     """Device type -> in-stage communication for `profile_batch_size` samples (pull, push, all-reduce)."""
 
+    compute_relative_spread: Mapping[str, float] = field(default_factory=dict)
+    """Device type -> how far `compute_seconds` may be off, as a share of it (from the profile's repetitions, or
+    the error of an estimate). Plans do not depend on it; the range of their cost does. Missing: 0."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitType:
     """A device type as the planner sees it; all numbers are for one unit."""
 
     price_usd_per_hour: float
+    """Of one unit at its cheapest: where `instances` are given, of the size with the least price per unit."""
+
     max_units: int
     """Most units of this type in the whole plan."""
 
@@ -72,6 +90,16 @@ class UnitType:
 
     communication_parallel_fraction: float
     """beta: the same for communication, in [0, 1]."""
+
+    instances: tuple[InstanceSize, ...] = ()
+    """What is sold. A stage is charged for the cheapest set of instances that carries its replicas; without
+    sizes, for `price_usd_per_hour` times its replicas."""
+
+    zone: str = ""
+    """Where the units stand, for instance "us-east-1a"; types in other zones are reached at a price."""
+
+    interruptions_per_hour: float = 0.0
+    """Expected interruptions of one unit: above 0 on spot. They stop the whole plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,14 +128,16 @@ class SchedulingProblem:
 
     layers: tuple[LayerCosts, ...]
     device_types: Mapping[str, UnitType]
+    extra_costs: ExtraCosts = field(default_factory=ExtraCosts)
+    """What is charged besides the units' time; nothing by default, which is the plain contract."""
 
     def __post_init__(self) -> None:
-        _check_text("model", self.model)
-        _check_count("batch_size", self.batch_size, at_most=int(LARGEST_NUMBER))
-        _check_count("profile_batch_size", self.profile_batch_size, at_most=int(LARGEST_NUMBER))
-        _check_positive("num_samples", self.num_samples)
-        _check_positive("num_epochs", self.num_epochs)
-        _check_not_negative("throughput_floor_samples_per_s", self.throughput_floor_samples_per_s)
+        check_text("model", self.model)
+        check_count("batch_size", self.batch_size, at_most=int(LARGEST_NUMBER))
+        check_count("profile_batch_size", self.profile_batch_size, at_most=int(LARGEST_NUMBER))
+        check_positive("num_samples", self.num_samples)
+        check_positive("num_epochs", self.num_epochs)
+        check_not_negative("throughput_floor_samples_per_s", self.throughput_floor_samples_per_s)
         _check_device_types(self.device_types)
         _check_layers(self.layers, tuple(self.device_types))
 
@@ -143,10 +173,16 @@ class SchedulingProblem:
                     **{name: getattr(layer, name) for name in _LAYER_FIELDS},
                     "compute_seconds": dict(layer.compute_seconds),
                     "communication_seconds": dict(layer.communication_seconds),
+                    **(
+                        {"compute_relative_spread": dict(layer.compute_relative_spread)}
+                        if layer.compute_relative_spread
+                        else {}
+                    ),
                 }
                 for layer in self.layers
             ],
-            "device_types": {name: asdict(unit) for name, unit in self.device_types.items()},
+            "device_types": {name: _unit_type_to_json(unit) for name, unit in self.device_types.items()},
+            **({"extra_costs": asdict(self.extra_costs)} if self.extra_costs != ExtraCosts() else {}),
         }
 
     @classmethod
@@ -156,15 +192,15 @@ class SchedulingProblem:
         Raises:
             MalformedProblemError: A field is missing or breaks its rule; carries its path.
         """
-        fields = _as_object("problem", document)
-        version = _member(fields, "", "schema_version")
+        fields = as_object("problem", document)
+        version = member(fields, "", "schema_version")
         if version != SCHEMA_VERSION or isinstance(version, bool):
-            raise MalformedProblemError("schema_version", f"must be {SCHEMA_VERSION}, got {_shown(version)}")
-        scalars = {name: _member(fields, "", name) for name in _SCALAR_FIELDS}
-        layers = _member(fields, "", "layers")
+            raise MalformedProblemError("schema_version", f"must be {SCHEMA_VERSION}, got {shown(version)}")
+        scalars = {name: member(fields, "", name) for name in _SCALAR_FIELDS}
+        layers = member(fields, "", "layers")
         if not isinstance(layers, list):
-            raise MalformedProblemError("layers", f"must be a list of layers, got {_shown(layers)}")
-        device_types = _as_object("device_types", _member(fields, "", "device_types"))
+            raise MalformedProblemError("layers", f"must be a list of layers, got {shown(layers)}")
+        device_types = as_object("device_types", member(fields, "", "device_types"))
         return cls(
             **scalars,
             layers=tuple(_layer_from_json(f"layers[{index}]", layer) for index, layer in enumerate(layers)),
@@ -172,6 +208,7 @@ class SchedulingProblem:
                 name: _unit_type_from_json(f"device_types.{name}", unit)
                 for name, unit in device_types.items()
             },
+            extra_costs=ExtraCosts.from_json("extra_costs", fields.get("extra_costs", {})),
         )
 
     @classmethod
@@ -189,7 +226,7 @@ class SchedulingProblem:
         except UnicodeDecodeError as error:
             raise MalformedProblemError(str(path), f"must be UTF-8 text: {error}") from error
         try:
-            document = json.loads(text, object_pairs_hook=_object_without_duplicates)
+            document = json.loads(text, object_pairs_hook=object_without_duplicates)
         except json.JSONDecodeError as error:
             place = f"line {error.lineno}, column {error.colno}"
             raise MalformedProblemError(str(path), f"is not valid JSON: {error.msg} at {place}") from error
@@ -209,93 +246,39 @@ _SCALAR_FIELDS = (
     "num_epochs",
     "throughput_floor_samples_per_s",
 )
+_OPTIONAL_UNIT_FIELDS = ("instances", "zone", "interruptions_per_hour")
 _LAYER_FIELDS = ("name", "kind", "is_sharded", "state_bytes", "output_bytes_per_sample")
 
 
 def _layer_from_json(path: str, document: object) -> LayerCosts:
-    fields = _as_object(path, document)
+    fields = as_object(path, document)
     return LayerCosts(
-        **{name: _member(fields, path, name) for name in _LAYER_FIELDS},
-        compute_seconds=_as_object(f"{path}.compute_seconds", _member(fields, path, "compute_seconds")),
-        communication_seconds=_as_object(
-            f"{path}.communication_seconds", _member(fields, path, "communication_seconds")
+        **{name: member(fields, path, name) for name in _LAYER_FIELDS},
+        compute_seconds=as_object(f"{path}.compute_seconds", member(fields, path, "compute_seconds")),
+        communication_seconds=as_object(
+            f"{path}.communication_seconds", member(fields, path, "communication_seconds")
+        ),
+        compute_relative_spread=as_object(
+            f"{path}.compute_relative_spread", fields.get("compute_relative_spread", {})
         ),
     )
 
 
 def _unit_type_from_json(path: str, document: object) -> UnitType:
-    fields = _as_object(path, document)
-    return UnitType(**{name: _member(fields, path, name) for name in UnitType.__dataclass_fields__})
+    fields = as_object(path, document)
+    optional = {name: fields[name] for name in _OPTIONAL_UNIT_FIELDS if name in fields}
+    if "instances" in optional:
+        optional["instances"] = InstanceSize.list_from_json(f"{path}.instances", optional["instances"])
+    required = UnitType.__dataclass_fields__.keys() - _OPTIONAL_UNIT_FIELDS
+    return UnitType(**{name: member(fields, path, name) for name in required}, **optional)
 
 
-def _object_without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise MalformedProblemError(twice[0], "stands twice in the same object")
-    return members
-
-
-def _as_object(path: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise MalformedProblemError(path, f"must be a JSON object, got {_shown(value)}")
-    return value
-
-
-def _member(fields: Mapping[str, Any], path: str, name: str) -> Any:
-    if name not in fields:
-        raise MalformedProblemError(f"{path}.{name}" if path else name, "is missing")
-    return fields[name]
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _check_text(path: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise MalformedProblemError(path, f"must be a text that is not empty, got {_shown(value)}")
-
-
-def _check_number(path: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise MalformedProblemError(path, f"must be a number, got {_shown(value)}")
-    # Compared before any conversion: an integer may be too large for a float.
-    if isinstance(value, float) and not math.isfinite(value):
-        raise MalformedProblemError(path, f"must be a finite number, got {value}")
-    if abs(value) > LARGEST_NUMBER:
-        raise MalformedProblemError(path, f"must be at most {LARGEST_NUMBER:g}, got {_shown(value)}")
-    return float(value)
-
-
-def _check_not_negative(path: str, value: object) -> None:
-    number = _check_number(path, value)
-    if number < 0:
-        raise MalformedProblemError(path, f"must not be negative, got {_shown(value)}")
-    if 0 < number < SMALLEST_POSITIVE:
-        raise MalformedProblemError(path, f"must be 0 or at least {SMALLEST_POSITIVE:g}, got {_shown(value)}")
-
-
-def _check_positive(path: str, value: object) -> None:
-    _check_not_negative(path, value)
-    if value == 0:
-        raise MalformedProblemError(path, "must be positive, got 0")
-
-
-def _check_fraction(path: str, value: object) -> None:
-    number = _check_number(path, value)
-    if not 0 <= number <= 1:
-        raise MalformedProblemError(path, f"must lie in [0, 1], got {_shown(value)}")
-
-
-def _check_count(path: str, value: object, *, at_most: int) -> None:
-    number = _check_number(path, value)
-    if number != int(number):
-        raise MalformedProblemError(path, f"must be a whole number, got {_shown(value)}")
-    if not 1 <= number <= at_most:
-        raise MalformedProblemError(path, f"must lie in 1..{at_most}, got {_shown(value)}")
+def _unit_type_to_json(unit: UnitType) -> dict[str, Any]:
+    document = asdict(unit)
+    for name in _OPTIONAL_UNIT_FIELDS:
+        if document[name] == UnitType.__dataclass_fields__[name].default:
+            del document[name]
+    return document
 
 
 def _check_device_types(device_types: Mapping[str, UnitType]) -> None:
@@ -305,13 +288,31 @@ def _check_device_types(device_types: Mapping[str, UnitType]) -> None:
         )
     for name, unit in device_types.items():
         path = f"device_types.{name}"
-        _check_text("device_types", name)
-        _check_positive(f"{path}.price_usd_per_hour", unit.price_usd_per_hour)
-        _check_count(f"{path}.max_units", unit.max_units, at_most=MAX_UNITS)
-        _check_positive(f"{path}.memory_bytes", unit.memory_bytes)
-        _check_positive(f"{path}.bandwidth_bytes_per_s", unit.bandwidth_bytes_per_s)
-        _check_fraction(f"{path}.compute_parallel_fraction", unit.compute_parallel_fraction)
-        _check_fraction(f"{path}.communication_parallel_fraction", unit.communication_parallel_fraction)
+        check_text("device_types", name)
+        check_positive(f"{path}.price_usd_per_hour", unit.price_usd_per_hour)
+        check_count(f"{path}.max_units", unit.max_units, at_most=MAX_UNITS)
+        check_positive(f"{path}.memory_bytes", unit.memory_bytes)
+        check_positive(f"{path}.bandwidth_bytes_per_s", unit.bandwidth_bytes_per_s)
+        check_fraction(f"{path}.compute_parallel_fraction", unit.compute_parallel_fraction)
+        check_fraction(f"{path}.communication_parallel_fraction", unit.communication_parallel_fraction)
+        check_not_negative(f"{path}.interruptions_per_hour", unit.interruptions_per_hour)
+        if not isinstance(unit.zone, str):
+            raise MalformedProblemError(f"{path}.zone", f"must be a text, got {shown(unit.zone)}")
+        if unit.instances:
+            check_instances(f"{path}.instances", unit.instances)
+            _check_unit_price(path, unit)
+
+
+def _check_unit_price(path: str, unit: UnitType) -> None:
+    check_count(f"{path}.max_units", unit.max_units, at_most=MAX_UNITS_IN_INSTANCES)
+    cheapest = min(unit.instances, key=lambda size: size.price_usd_per_hour / size.units)
+    unit_price = cheapest.price_usd_per_hour / cheapest.units
+    if not math.isclose(unit.price_usd_per_hour, unit_price, rel_tol=1e-6):
+        raise MalformedProblemError(
+            f"{path}.price_usd_per_hour",
+            f"must be the least price of one unit among the instances, {unit_price:.9g} ({cheapest.name}), "
+            f"got {shown(unit.price_usd_per_hour)}",
+        )
 
 
 def _check_layers(layers: Sequence[LayerCosts], device_types: Sequence[str]) -> None:
@@ -321,16 +322,19 @@ def _check_layers(layers: Sequence[LayerCosts], device_types: Sequence[str]) -> 
         )
     for index, layer in enumerate(layers):
         path = f"layers[{index}]"
-        _check_text(f"{path}.name", layer.name)
-        _check_text(f"{path}.kind", layer.kind)
+        check_text(f"{path}.name", layer.name)
+        check_text(f"{path}.kind", layer.kind)
         if not isinstance(layer.is_sharded, bool):
             raise MalformedProblemError(
-                f"{path}.is_sharded", f"must be true or false, got {_shown(layer.is_sharded)}"
+                f"{path}.is_sharded", f"must be true or false, got {shown(layer.is_sharded)}"
             )
-        _check_not_negative(f"{path}.state_bytes", layer.state_bytes)
-        _check_not_negative(f"{path}.output_bytes_per_sample", layer.output_bytes_per_sample)
+        check_not_negative(f"{path}.state_bytes", layer.state_bytes)
+        check_not_negative(f"{path}.output_bytes_per_sample", layer.output_bytes_per_sample)
         _check_seconds(f"{path}.compute_seconds", layer.compute_seconds, device_types)
         _check_seconds(f"{path}.communication_seconds", layer.communication_seconds, device_types)
+        _check_known_types(f"{path}.compute_relative_spread", layer.compute_relative_spread, device_types)
+        for name, spread in layer.compute_relative_spread.items():
+            check_not_negative(f"{path}.compute_relative_spread.{name}", spread)
     # Without this a plan could take no time at all, and its throughput would be no number.
     if not any(min(layer.compute_seconds.values()) > 0 for layer in layers):
         raise MalformedProblemError(
@@ -338,14 +342,18 @@ def _check_layers(layers: Sequence[LayerCosts], device_types: Sequence[str]) -> 
         )
 
 
-def _check_seconds(path: str, seconds: Mapping[str, float], device_types: Sequence[str]) -> None:
-    for name in seconds:
+def _check_known_types(path: str, values: Mapping[str, float], device_types: Sequence[str]) -> None:
+    for name in values:
         if name not in device_types:
             known = ", ".join(device_types)
             raise MalformedProblemError(
                 f"{path}.{name}", f"{name!r} is not a device type of this problem; known are: {known}"
             )
+
+
+def _check_seconds(path: str, seconds: Mapping[str, float], device_types: Sequence[str]) -> None:
+    _check_known_types(path, seconds, device_types)
     for name in device_types:
         if name not in seconds:
             raise MalformedProblemError(f"{path}.{name}", "is missing")
-        _check_not_negative(f"{path}.{name}", seconds[name])
+        check_not_negative(f"{path}.{name}", seconds[name])

@@ -15,6 +15,8 @@ class DividedWork:
         self.work, self.prices, self.max_units = np.array(work), np.array(prices), max_units
         self.num_solved = 0
 
+    shift_seconds = 0.0
+
     def solve(self, stage_seconds, best_product):
         self.num_solved += stage_seconds.size
         units = np.ceil(self.work / stage_seconds[:, None])

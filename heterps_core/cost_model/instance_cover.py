@@ -1,0 +1,82 @@
+"""The least price of carrying a number of units with whole instances: what a stage is really charged.
+
+Instances are sold in sizes of several units, so the price of k units is a staircase that never falls. Both the
+search for a plan and the purchase read it here, so that a plan is charged what is then bought.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from heterps_core.errors import ConfigurationError
+
+NANO_USD_PER_USD = 1_000_000_000
+"""Prices are added up as integers, so that equal sums compare equal."""
+
+
+class InstanceCover:
+    r"""Cheapest covers of 0..n units by instances of given sizes.
+
+    With price p_i and units u_i of size i, the least price f of covering n units is
+    f(0) = 0, f(n) = min_i (p_i + f(max(0, n - u_i))). Among equal prices the fewest instances win, since
+    each one is one more thing that can fail, then the first in the order given.
+
+    Args:
+        units: u_i, at least 1 each.
+        prices_usd_per_hour: p_i.
+        most_units: n, at least 1.
+
+    Raises:
+        ConfigurationError: No sizes, or no units to cover.
+
+    Example:
+        >>> cover = InstanceCover([1, 8], [1.0, 5.0], most_units=10)
+        >>> [cover.price_usd_per_hour(n) for n in (4, 5, 6, 9)], cover.counts(10)
+        ([4.0, 5.0, 5.0, 6.0], {1: 1, 0: 2})
+    """
+
+    def __init__(
+        self, units: Sequence[int], prices_usd_per_hour: Sequence[float], *, most_units: int
+    ) -> None:
+        if most_units < 1 or not units:
+            raise ConfigurationError(
+                f"a cover needs at least 1 unit and 1 option, got {most_units} and {len(units)}"
+            )
+        self._units = tuple(units)
+        nano_usd = [round(price * NANO_USD_PER_USD) for price in prices_usd_per_hour]
+        sizes = list(zip(units, nano_usd, range(len(units)), strict=True))
+        best_ratio = min(sizes, key=lambda size: size[1] / size[0])
+        # Any u* instances hold some whose units are a multiple of u*, the units of the size with the least price
+        # per unit; those are replaced by it at no higher price. So beyond this many units it is always taken.
+        settled = (best_ratio[0] - 1) * max(units)
+        self._best: list[tuple[int, int, int]] = [(0, 0, -1)]  # nano-USD, instances, size taken last
+        for needed in range(1, most_units + 1):
+            choices = sizes if needed <= settled else (best_ratio,)
+            self._best.append(
+                min(
+                    (
+                        self._best[max(0, needed - carried)][0] + price,
+                        self._best[max(0, needed - carried)][1] + 1,
+                        i,
+                    )
+                    for carried, price, i in choices
+                )
+            )
+
+    def price_usd_per_hour(self, num_units: int) -> float:
+        """Return the least price of at least so many units."""
+        return self._best[num_units][0] / NANO_USD_PER_USD
+
+    def prices_usd_per_hour(self) -> list[float]:
+        """Return the least prices of 0..most_units units."""
+        return [nano_usd / NANO_USD_PER_USD for nano_usd, _, _ in self._best]
+
+    def counts(self, num_units: int) -> dict[int, int]:
+        """Return how many of each size, by its index, carry at least so many units at the least price."""
+        taken: Counter[int] = Counter()
+        while num_units > 0:
+            index = self._best[num_units][2]
+            taken[index] += 1
+            num_units = max(0, num_units - self._units[index])
+        return dict(taken)
