@@ -16,6 +16,7 @@ from prefect.runtime import flow_run as current_flow_run
 
 from flows.schedule import TRAIN_CTR
 from heterps_core.hardware import get_device_type
+from heterps_core.scheduling.extra_costs import NO_EXTRA_COSTS
 from heterps_core.scheduling.schedulers import get_scheduler
 from heterps_core.training.job import default_batch_size
 from heterps_core.training.run_directory import RunDirectory
@@ -43,6 +44,7 @@ from tasks.story import tell, tell_block
 from tasks.tracking import EndStatus, close_run
 from tasks.training import resume_summary, train, training_config, write_job
 
+ALL_COSTS_COUNT: list[str] = []
 DEFAULT_DEVICE_TYPES = ["cpu-c7i", "cpu-r6in", "gpu-t4", "gpu-t4-20gbit"]
 
 
@@ -70,6 +72,7 @@ def check_parameters(
     scheduler: str,
     provider: str,
     device_types: list[str],
+    leave_out_costs: list[str],
     **numbers: Any,
 ) -> None:
     """Check the parameters in milliseconds, before any work or record begins.
@@ -85,6 +88,7 @@ def check_parameters(
     check_model_name(model)
     for name in device_types:
         get_device_type(name)
+    NO_EXTRA_COSTS.without(leave_out_costs)
     check_source(data, schema_file=schema_file)
 
 
@@ -109,6 +113,7 @@ def train_ctr(
     batch_size: int | None = None,
     max_usd_per_hour: float | None = None,
     max_usd_per_run: float | None = None,
+    leave_out_costs: list[str] = ALL_COSTS_COUNT,
     budget_evaluations: int = 2_000,
     seed: int = 0,
     resume_run_id: str | None = None,
@@ -129,6 +134,7 @@ def train_ctr(
         batch_size: Samples per training step; empty to choose it from the number of rows.
         max_usd_per_hour: Refuse a plan that costs more in USD/hour; empty for no cap.
         max_usd_per_run: Refuse a plan that costs more in USD for the whole run; empty for no cap.
+        leave_out_costs: Costs that plans are not charged for: startup, search, storage, transfer, spot-risk.
         budget_evaluations: Plans that each search method may rate.
         seed: Of all random choices in search and training.
         resume_run_id: Go on with the training of this run from its newest checkpoint, with its data, model
@@ -144,6 +150,7 @@ def train_ctr(
         scheduler=scheduler,
         provider=provider,
         device_types=device_types,
+        leave_out_costs=leave_out_costs,
         throughput_floor_samples_per_s=throughput_floor_samples_per_s,
         planned_samples=planned_samples,
         planned_rows_per_slot=planned_rows_per_slot,
@@ -196,6 +203,7 @@ def train_ctr(
         device_types=device_types,
         num_epochs=asked.epochs,
         throughput_floor_samples_per_s=throughput_floor_samples_per_s,
+        leave_out_costs=leave_out_costs,
     )
     searches = search_with_all(
         problem, scheduler=scheduler, budget_evaluations=budget_evaluations, seed=asked.seed

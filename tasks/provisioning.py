@@ -42,7 +42,7 @@ class Provisioning:
     """The plan's stages with the replicas of `launch_plan`."""
 
     predicted_cost_usd: float
-    """Of the whole run in whole instances: what the caps are held against."""
+    """The plan's, with all that it is charged for: what the caps are held against."""
 
     is_rehearsal: bool
 
@@ -87,11 +87,9 @@ def provision(
         ProvisioningError: No offer carries what the plan asks for.
     """
     cloud_plan = choose_instances(plan.stages, offers)
-    run_hours = plan.cost_usd / plan.price_usd_per_hour
-    predicted_cost_usd = cloud_plan.price_usd_per_hour * run_hours
     check_caps(
         price_usd_per_hour=cloud_plan.price_usd_per_hour,
-        predicted_cost_usd=predicted_cost_usd,
+        predicted_cost_usd=plan.cost_usd,
         caps=caps,
     )
     is_rehearsal = provider == LOCAL_PROVIDER
@@ -102,7 +100,7 @@ def provision(
         cloud_plan=cloud_plan,
         launch_plan=launch_plan,
         launch_stages=stages,
-        predicted_cost_usd=predicted_cost_usd,
+        predicted_cost_usd=plan.cost_usd,
         is_rehearsal=is_rehearsal,
     )
 

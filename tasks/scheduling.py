@@ -11,13 +11,16 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.hardware import InstanceOffer, get_device_type
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.provisioning.offer_choice import unit_prices
+from heterps_core.provisioning.offer_choice import instance_sizes, offers_in_zone, unit_prices, zones_of
+from heterps_core.scheduling.extra_costs import ExtraCosts
+from heterps_core.scheduling.optimum import find_optimum
 from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.problem_builder import UnitTerms, build_problem
 from heterps_core.scheduling.rehearsal import RehearsalPrediction, predict_rehearsal
 from heterps_core.scheduling.schedulers import get_scheduler
 from heterps_core.scheduling.search_result import SearchResult
 from heterps_core.training.job import TrainingConfig
+from tasks.extra_costs import job_extra_costs
 from tasks.planned_job import PlannedJob
 from tasks.profiling import ProfiledModel
 from tasks.provisioning import num_cores
@@ -39,14 +42,53 @@ def make_problem(
     device_types: Sequence[str],
     num_epochs: int,
     throughput_floor_samples_per_s: float,
+    leave_out_costs: Sequence[str] = (),
 ) -> SchedulingProblem:
-    """Put profiles, prices per unit, the job and the floor together."""
+    """Put profiles, offers, the job, the floor and what else is charged together.
+
+    Where prices differ between zones, the problem is that of the zone with the cheapest optimum.
+
+    Raises:
+        ProvisioningError: A device type is sold in no zone.
+        InfeasiblePlanError: A zone has no plan.
+    """
+    for name in device_types:
+        instance_sizes(name, offers)
+    problems = [
+        _problem_in_zone(
+            profiled,
+            offers_in_zone(offers, zone),
+            job,
+            device_types=device_types,
+            num_epochs=num_epochs,
+            throughput_floor_samples_per_s=throughput_floor_samples_per_s,
+            extra_costs=job_extra_costs(profiled.planned_graph, leave_out=leave_out_costs),
+        )
+        for zone in zones_of(offers)
+    ]
+    return problems[0] if len(problems) == 1 else min(problems, key=lambda p: find_optimum(p).cost_usd)
+
+
+def _problem_in_zone(
+    profiled: ProfiledModel,
+    offers: Sequence[InstanceOffer],
+    job: PlannedJob,
+    *,
+    device_types: Sequence[str],
+    num_epochs: int,
+    throughput_floor_samples_per_s: float,
+    extra_costs: ExtraCosts,
+) -> SchedulingProblem:
     prices = unit_prices(offers)
     terms = {
         name: UnitTerms.of_device_type(
-            get_device_type(name), price_usd_per_hour=prices[name].usd_per_hour, max_units=MAX_UNITS
+            get_device_type(name),
+            instances=instance_sizes(name, offers),
+            price_usd_per_hour=prices[name].usd_per_hour,
+            max_units=MAX_UNITS,
         )
         for name in device_types
+        if name in prices
     }
     return build_problem(
         profiled.planned_graph,
@@ -56,6 +98,7 @@ def make_problem(
         num_samples=job.num_samples,
         num_epochs=num_epochs,
         throughput_floor_samples_per_s=throughput_floor_samples_per_s,
+        extra_costs=extra_costs,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 
 from heterps_core.errors import ConfigurationError
 
@@ -46,7 +47,7 @@ class InstanceCover:
         self._units = tuple(units)
         nano_usd = [round(price * NANO_USD_PER_USD) for price in prices_usd_per_hour]
         sizes = list(zip(units, nano_usd, range(len(units)), strict=True))
-        best_ratio = min(sizes, key=lambda size: size[1] / size[0])
+        best_ratio = min(sizes, key=lambda size: (Fraction(size[1], size[0]), -size[0]))
         # Any u* instances hold some whose units are a multiple of u*, the units of the size with the least price
         # per unit; those are replaced by it at no higher price. So beyond this many units it is always taken.
         settled = (best_ratio[0] - 1) * max(units)

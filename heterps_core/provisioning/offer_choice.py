@@ -1,23 +1,25 @@
 """Which instances to buy so that every stage has its units, at the least price.
 
 Units are what a plan counts, instances are what is sold, in sizes of several units. Per stage this is a
-small covering problem, solved exactly. Unit prices for the planner come from here too, so that plan and
-purchase count with the same offers.
+small covering problem, solved exactly. The planner is told the sizes from here too and solves the same covering
+problem inside its objective, so a plan costs what is then bought, and its lower bound holds for the purchase: the
+bound is over all plans charged with their cheapest covers, and no purchase is cheaper than those.
+
+A plan stands in one zone: what crosses between two is charged by the byte, and a chain's activations are many
+bytes. Which zone is found by solving each.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.cost_model.instance_cover import InstanceCover
+from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import DEVICE_TYPES, InstanceOffer, get_device_type
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
-
-NANO_USD_PER_USD = 1_000_000_000
-"""Prices are added up as integers, so that equal sums compare equal."""
+from heterps_core.scheduling.extra_costs import InstanceSize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +44,9 @@ class CoverOption:
 def unit_prices(offers: Iterable[InstanceOffer]) -> dict[str, UnitPrice]:
     """Return, per device type that the offers carry, the least price of one unit.
 
-    The planner counts with these. Where a stage needs fewer units than the instance with the best unit
-    price carries, or a number that no sizes add up to, the bill is dearer than the plan: one A100 is
-    sold only in eights. `ProvisioningPlan.rounding_usd_per_hour` says by how much.
+    Where a stage needs fewer units than the instance with the best unit price carries, or a number that no sizes
+    add up to, it is charged more: one A100 is sold only in eights. `ProvisioningPlan.rounding_usd_per_hour`
+    says by how much.
     """
     best: dict[str, UnitPrice] = {}
     for offer in offers:
@@ -61,11 +63,39 @@ def unit_prices(offers: Iterable[InstanceOffer]) -> dict[str, UnitPrice]:
     return best
 
 
-def choose_instances(stages: Sequence[Stage], offers: Iterable[InstanceOffer]) -> ProvisioningPlan:
-    """Return the cheapest instances that give each stage one unit per replica.
+def instance_sizes(device_type: str, offers: Iterable[InstanceOffer]) -> tuple[InstanceSize, ...]:
+    """Return the sizes in which the units of a device type are sold, as the planner charges them.
 
-    Sizes may be mixed within a stage; their units are taken as equally fast. Stages do not share
-    instances, even where they could: each has its own machines, so that one can be replaced alone.
+    Raises:
+        UnknownNameError: The device type is in no table.
+        ProvisioningError: No offer carries it; the message lists those that are carried.
+    """
+    return tuple(
+        InstanceSize(
+            name=option.offer.instance_type.name,
+            units=option.units,
+            price_usd_per_hour=option.offer.price_usd_per_hour,
+        )
+        for option in _options_for(device_type, tuple(offers))
+    )
+
+
+def zones_of(offers: Iterable[InstanceOffer]) -> tuple[str | None, ...]:
+    """Return the zones in which a plan could stand; (None,) where no price is of one zone alone."""
+    return tuple(sorted({offer.zone for offer in offers if offer.zone is not None})) or (None,)
+
+
+def offers_in_zone(offers: Iterable[InstanceOffer], zone: str | None) -> tuple[InstanceOffer, ...]:
+    """Return what is sold in a zone: the offers of the zone, and those of all zones."""
+    return tuple(offer for offer in offers if offer.zone in (None, zone))
+
+
+def choose_instances(stages: Sequence[Stage], offers: Iterable[InstanceOffer]) -> ProvisioningPlan:
+    """Return the cheapest instances that give each stage one unit per replica, all in one zone.
+
+    Exact over zones, markets and sizes. Sizes may be mixed within a stage; their units are taken as equally fast.
+    Stages do not share instances, even where they could: each has its own machines, so that one can be
+    replaced alone.
 
     Args:
         stages: Of a scheduling plan, or of its rehearsal.
@@ -73,14 +103,26 @@ def choose_instances(stages: Sequence[Stage], offers: Iterable[InstanceOffer]) -
 
     Raises:
         UnknownNameError: A stage names a device type that is in no table.
-        ProvisioningError: No offer carries a device type; the message lists those that are carried.
+        ProvisioningError: No zone's offers carry all device types; the message lists those that are carried.
     """
     offers = tuple(offers)
+    plans, refusals = [], []
+    for zone in zones_of(offers):
+        try:
+            plans.append(_choose_in_zone(stages, offers_in_zone(offers, zone)))
+        except ProvisioningError as error:
+            refusals.append(error)
+    if not plans:
+        raise refusals[0]
+    return min(plans, key=lambda plan: plan.price_usd_per_hour)
+
+
+def _choose_in_zone(stages: Sequence[Stage], offers: Sequence[InstanceOffer]) -> ProvisioningPlan:
     prices = unit_prices(offers)
     groups: list[InstanceGroup] = []
     planned_usd_per_hour = 0.0
     for index, stage in enumerate(stages):
-        options = _options_for(stage.device_type, offers, carried=prices)
+        options = _options_for(stage.device_type, offers)
         planned_usd_per_hour += stage.num_replicas * prices[stage.device_type].usd_per_hour
         for option, count in cheapest_cover(stage.num_replicas, options):
             groups.append(
@@ -100,11 +142,7 @@ def choose_instances(stages: Sequence[Stage], offers: Iterable[InstanceOffer]) -
 
 
 def cheapest_cover(num_units: int, options: Sequence[CoverOption]) -> list[tuple[CoverOption, int]]:
-    r"""Return counts of options that together carry at least `num_units`, at the least price.
-
-    With price p_i and units u_i of option i, the least price f of covering n units is
-    f(0) = 0, f(n) = min_i (p_i + f(max(0, n - u_i))). Among equal prices the fewest instances win,
-    since each one is one more thing that can fail, then the first in the order given.
+    """Return counts of options that together carry at least `num_units`, at the least price.
 
     Args:
         num_units: At least 1.
@@ -112,31 +150,20 @@ def cheapest_cover(num_units: int, options: Sequence[CoverOption]) -> list[tuple
 
     Returns:
         The options used, with their counts, the largest first.
+
+    Raises:
+        ConfigurationError: No units or no options.
     """
-    if num_units < 1 or not options:
-        raise ConfigurationError(
-            f"a cover needs at least 1 unit and 1 option, got {num_units} and {len(options)}"
-        )
-    # best[n] is (price in nano-USD, instances, option taken last)
-    best: list[tuple[int, int, int]] = [(0, 0, -1)]
-    prices = [round(option.offer.price_usd_per_hour * NANO_USD_PER_USD) for option in options]
-    for needed in range(1, num_units + 1):
-        candidates = []
-        for index, option in enumerate(options):
-            price, instances, _ = best[max(0, needed - option.units)]
-            candidates.append((price + prices[index], instances + 1, index))
-        best.append(min(candidates))
-    taken: Counter[int] = Counter()
-    left = num_units
-    while left > 0:
-        index = best[left][2]
-        taken[index] += 1
-        left = max(0, left - options[index].units)
-    counts = [(options[index], count) for index, count in taken.items()]
+    cover = InstanceCover(
+        [option.units for option in options],
+        [option.offer.price_usd_per_hour for option in options],
+        most_units=num_units,
+    )
+    counts = [(options[index], count) for index, count in cover.counts(num_units).items()]
     return sorted(counts, key=lambda pair: (-pair[0].units, pair[0].offer.instance_type.name))
 
 
-def _options_for(name: str, offers: Sequence[InstanceOffer], *, carried: Iterable[str]) -> list[CoverOption]:
+def _options_for(name: str, offers: Sequence[InstanceOffer]) -> list[CoverOption]:
     device_type = get_device_type(name)
     options = [
         CoverOption(offer=offer, units=units)
@@ -146,7 +173,7 @@ def _options_for(name: str, offers: Sequence[InstanceOffer], *, carried: Iterabl
     if not options:
         raise ProvisioningError(
             f"no offer carries device type {name} (families {', '.join(device_type.instance_families)}); "
-            f"the {len(offers)} offers carry: {', '.join(sorted(carried)) or 'no known device type'}; "
+            f"the {len(offers)} offers carry: {', '.join(sorted(unit_prices(offers))) or 'no known device type'}; "
             f"plan with those, or choose another region, market or price snapshot"
         )
     return options

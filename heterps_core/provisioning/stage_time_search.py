@@ -16,7 +16,7 @@ import numpy as np
 
 from heterps_core.cost_model.arrays import Floats
 
-_BISECTION_TOLERANCE = 1e-9
+_BISECTION_TOLERANCE = 1e-6
 
 PlanT = TypeVar("PlanT")
 PlanT_co = TypeVar("PlanT_co", covariant=True)

@@ -136,3 +136,7 @@ class ExtraCosts:
             if term not in COST_TERMS:
                 raise UnknownNameError("cost term", term, COST_TERMS)
         return replace(self, **{name: 0.0 for term in terms for name in COST_TERMS[term]})
+
+
+NO_EXTRA_COSTS = ExtraCosts()
+"""The plain planning contract."""

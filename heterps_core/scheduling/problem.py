@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from heterps_core.errors import ConfigurationError, MalformedProblemError
-from heterps_core.scheduling.extra_costs import ExtraCosts, InstanceSize, check_instances
+from heterps_core.scheduling.extra_costs import NO_EXTRA_COSTS, ExtraCosts, InstanceSize, check_instances
 from heterps_core.scheduling.field_checks import (
     LARGEST_NUMBER,
     as_object,
@@ -128,7 +128,7 @@ class SchedulingProblem:
 
     layers: tuple[LayerCosts, ...]
     device_types: Mapping[str, UnitType]
-    extra_costs: ExtraCosts = field(default_factory=ExtraCosts)
+    extra_costs: ExtraCosts = NO_EXTRA_COSTS
     """What is charged besides the units' time; nothing by default, which is the plain contract."""
 
     def __post_init__(self) -> None:
@@ -182,7 +182,7 @@ class SchedulingProblem:
                 for layer in self.layers
             ],
             "device_types": {name: _unit_type_to_json(unit) for name, unit in self.device_types.items()},
-            **({"extra_costs": asdict(self.extra_costs)} if self.extra_costs != ExtraCosts() else {}),
+            **({"extra_costs": asdict(self.extra_costs)} if self.extra_costs != NO_EXTRA_COSTS else {}),
         }
 
     @classmethod

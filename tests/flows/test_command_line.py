@@ -40,6 +40,7 @@ def good_names():
         "scheduler": "exact",
         "provider": "local",
         "device_types": ["cpu-c7i"],
+        "leave_out_costs": ["startup"],
     }
 
 
@@ -54,6 +55,7 @@ def test_good_names_pass(good_names):
         ({"scheduler": "exakt"}, UnknownNameError, "Did you mean 'exact'"),
         ({"provider": "gcp"}, UnknownNameError, "aws, local"),
         ({"device_types": ["cpu-c7i", "tpu"]}, UnknownNameError, "cpu-c7i"),
+        ({"leave_out_costs": ["electricity"]}, UnknownNameError, "spot-risk"),
         ({"data": "no-such-file.tsv"}, DataError, "no-such-file.tsv"),
         ({"schema_file": "no-such-schema.json"}, ConfigurationError, "no-such-schema.json"),
         ({"provider": "aws"}, ConfigurationError, "HETERPS_RUN_STORE"),

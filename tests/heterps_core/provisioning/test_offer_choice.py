@@ -1,12 +1,20 @@
+import dataclasses
 import itertools
 import random
 
 import pytest
 
+from heterps_core.cost_model.instance_cover import InstanceCover
 from heterps_core.errors import ProvisioningError, UnknownNameError
 from heterps_core.hardware import InstanceOffer, InstanceType, Market
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.provisioning.offer_choice import CoverOption, cheapest_cover, choose_instances, unit_prices
+from heterps_core.provisioning.offer_choice import (
+    CoverOption,
+    cheapest_cover,
+    choose_instances,
+    instance_sizes,
+    unit_prices,
+)
 
 
 def cpu_offer(name: str, *, vcpus: int, price_usd_per_hour: float) -> InstanceOffer:
@@ -115,3 +123,39 @@ def test_unknown_device_type_is_named():
 
     with pytest.raises(UnknownNameError, match="'tpu' is not a known device type"):
         choose_instances(stages, [])
+
+
+def zoned(offer: InstanceOffer, zone: str, price_usd_per_hour: float) -> InstanceOffer:
+    return dataclasses.replace(offer, zone=zone, price_usd_per_hour=price_usd_per_hour)
+
+
+def test_a_plan_stands_in_the_zone_where_all_its_stages_together_are_cheapest():
+    cores = cpu_offer("c7i.xlarge", vcpus=4, price_usd_per_hour=1.0)
+    memory = cpu_offer("r6in.xlarge", vcpus=4, price_usd_per_hour=1.0)
+    offers = [
+        zoned(cores, "us-east-1a", 1.0),
+        zoned(memory, "us-east-1a", 9.0),
+        zoned(cores, "us-east-1b", 2.0),
+        zoned(memory, "us-east-1b", 3.0),
+        zoned(cores, "us-east-1c", 0.1),  # sells no r6in
+    ]
+
+    plan = choose_instances([Stage(0, 0, "cpu-c7i", 2), Stage(1, 1, "cpu-r6in", 2)], offers)
+
+    assert {group.offer.zone for group in plan.groups} == {"us-east-1b"}
+    assert plan.price_usd_per_hour == pytest.approx(5.0)
+
+
+def test_the_planner_charges_what_is_bought():
+    offers = [
+        cpu_offer("c7i.xlarge", vcpus=4, price_usd_per_hour=0.19),
+        cpu_offer("c7i.4xlarge", vcpus=16, price_usd_per_hour=0.61),
+    ]
+    sizes = instance_sizes("cpu-c7i", offers)
+    cover = InstanceCover(
+        [size.units for size in sizes], [size.price_usd_per_hour for size in sizes], most_units=40
+    )
+
+    for replicas in range(1, 41):
+        bought = choose_instances([Stage(0, 0, "cpu-c7i", replicas)], offers)
+        assert cover.price_usd_per_hour(replicas) == pytest.approx(bought.price_usd_per_hour)
