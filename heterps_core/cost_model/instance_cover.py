@@ -34,7 +34,7 @@ class InstanceCover:
     Example:
         >>> cover = InstanceCover([1, 8], [1.0, 5.0], most_units=10)
         >>> [cover.price_usd_per_hour(n) for n in (4, 5, 6, 9)], cover.counts(10)
-        ([4.0, 5.0, 5.0, 6.0], {1: 1, 0: 2})
+        ([4.0, 5.0, 5.0, 6.0], {0: 2, 1: 1})
     """
 
     def __init__(
