@@ -78,6 +78,8 @@ def parser_for(function: Callable[..., Any], *, program: str) -> argparse.Argume
             f"--{name.replace('_', '-')}",
             type=kind,
             nargs="+" if is_list else None,
+            # A list without a default may be given in parts.
+            action="extend" if is_list and parameter.default is None else "store",
             default=parameter.default,
             metavar="NAME" if kind is str else "N",
             help=_help(helps[name], parameter.default),

@@ -1,4 +1,4 @@
-"""The serving process: runs `train-ctr` and `sweep-orphans` on schedule and on request.
+"""The serving process: runs `train-ctr` and `sweep-orphans` on schedule, these and `compare-schedulers` on request.
 
 `python -m flows.serve` starts it. It must be its own main module, as flow runs that are served from
 an imported one stay pending for ever.
@@ -33,8 +33,10 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.flows import EntrypointType
 from prefect.schedules import Cron, Interval
 
+from flows.compare_schedulers import compare_schedulers
 from flows.prefect_connection import HEARTBEAT_SECONDS
 from flows.schedule import (
+    COMPARE_SCHEDULERS,
     NIGHTLY_CRON,
     SWEEP_INTERVAL_S,
     SWEEP_ORPHANS,
@@ -61,8 +63,8 @@ def main() -> None:
     serve(*deployments(), pause_on_shutdown=False, print_starting_message=False)
 
 
-def deployments() -> tuple[RunnerDeployment, RunnerDeployment]:
-    """Return the nightly training and the sweeper, each named as its flow."""
+def deployments() -> tuple[RunnerDeployment, RunnerDeployment, RunnerDeployment]:
+    """Return the nightly training, the sweeper and the comparison, each named as its flow."""
     training = train_ctr.to_deployment(
         name=TRAIN_CTR,
         schedule=Cron(NIGHTLY_CRON, timezone=nightly_timezone()),
@@ -75,7 +77,12 @@ def deployments() -> tuple[RunnerDeployment, RunnerDeployment]:
         concurrency_limit=ONE_AT_A_TIME,
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    return training, sweeper
+    comparison = compare_schedulers.to_deployment(
+        name=COMPARE_SCHEDULERS,
+        concurrency_limit=ONE_AT_A_TIME,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    return training, sweeper, comparison
 
 
 def install_crash_automation() -> None:

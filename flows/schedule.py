@@ -17,6 +17,9 @@ TRAIN_CTR = "train-ctr"
 
 SWEEP_ORPHANS = "sweep-orphans"
 
+COMPARE_SCHEDULERS = "compare-schedulers"
+"""Runs on request only."""
+
 NIGHTLY_TIME = "04:30"
 NIGHTLY_CRON = "30 4 * * *"
 """No time zone skips or repeats 04:30 when daylight saving begins or ends; 02:30 would be lost or doubled."""

@@ -30,7 +30,8 @@ from tasks.planned_job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT, planned_j
 from tasks.profiling import check_model_name, profile_layers
 from tasks.provisioning import find_offers, provision
 from tasks.recording import record_run, register_model
-from tasks.reporting import RunReport, plan_summary, publish_artifacts, report_text, training_summary
+from tasks.reporting import plan_summary, publish_artifacts, report_text, training_summary
+from tasks.run_report import RunReport
 from tasks.runs import (
     TrainingParameters,
     clean_up_run,
@@ -39,7 +40,7 @@ from tasks.runs import (
     open_record,
     utc_now,
 )
-from tasks.scheduling import make_problem, predict_launch, search_with_all
+from tasks.scheduling import explain_choice, make_problem, predict_launch, search_with_all
 from tasks.story import tell, tell_block
 from tasks.tracking import EndStatus, close_run
 from tasks.training import resume_summary, train, training_config, write_job
@@ -123,7 +124,7 @@ def train_ctr(
     Args:
         data: File, folder or pattern of clicks in time order; empty for a made-up click stream.
         schema_file: JSON file that names label, numeric and categorical columns; empty for the Criteo format.
-        model: Name of a model (ctrdnn, 2emb), or your own as package.module:function.
+        model: Name of a model (ctrdnn, ctrdnn-16, 2emb, matchnet, nce), or your own as package.module:function.
         scheduler: Search method whose plan is used; exact proves every plan.
         provider: Where machines come from: local rehearses the plan on this machine, aws rents.
         device_types: What layers may be placed on.
@@ -210,6 +211,7 @@ def train_ctr(
     )
     plan = searches.results[scheduler].plan
     tell("plan", plan_summary(plan))
+    explanation = explain_choice(problem, searches.results[scheduler])
 
     provisioning = provision(plan, offers, provider=provider, caps=caps)
     tell("machines", provisioning.summary)
@@ -253,6 +255,7 @@ def train_ctr(
         problem=problem,
         searches=searches,
         scheduler=scheduler,
+        explanation=explanation,
         provisioning=provisioning,
         prediction=prediction,
         training=training,

@@ -96,8 +96,8 @@ def stages_figure(
     passes = pipeline_passes(
         [stage.seconds for stage in evaluation.stages], num_microbatches=num_microbatches
     )
-    colours = _colours(problem)
-    figure, axes = _canvas(height_inches=1.9 + 0.75 * num_stages)
+    colours = device_colours(problem)
+    figure, axes = canvas(height_inches=1.9 + 0.75 * num_stages)
     for item in passes:
         _draw_pass(
             axes,
@@ -132,7 +132,7 @@ def cost_figure(problem: SchedulingProblem, results: Mapping[str, SearchResult],
 
     The floor and the proven lower bound are lines: no plan lies right of the one and below the other.
     """
-    figure, axes = _canvas(height_inches=4.6)
+    figure, axes = canvas(height_inches=4.6)
     num_samples = problem.num_epochs * problem.num_samples
     for index, (name, result) in enumerate(results.items()):
         usd = usd_per_million_samples(result.plan.cost_usd, num_samples=num_samples)
@@ -191,6 +191,22 @@ def usd_per_million_samples(cost_usd: float, *, num_samples: float) -> float:
     return cost_usd / num_samples * SAMPLES_PER_MILLION
 
 
+def canvas(*, height_inches: float) -> tuple[Figure, Axes]:
+    """Return an empty picture in the size and manner that all have."""
+    figure = Figure(figsize=(10.0, height_inches), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def device_colours(problem: SchedulingProblem) -> dict[str, str]:
+    """Return a colour for each device type of a problem, the same in every picture of it."""
+    return {
+        name: DEVICE_COLOURS[index % len(DEVICE_COLOURS)]
+        for index, name in enumerate(problem.device_type_names)
+    }
+
+
 def _input_of(stage: int, direction: str, microbatch: int, num_stages: int) -> tuple[int, str, int] | None:
     """Return the pass that must be over first; None where only the stage itself must be free."""
     if direction == "forward":
@@ -198,13 +214,6 @@ def _input_of(stage: int, direction: str, microbatch: int, num_stages: int) -> t
     if stage < num_stages - 1:
         return (stage + 1, "backward", microbatch)
     return (stage, "forward", microbatch)
-
-
-def _canvas(*, height_inches: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(10.0, height_inches), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def _draw_pass(axes: Axes, item: Pass, *, colour: str, has_number: bool) -> None:
@@ -238,11 +247,3 @@ def _stage_label(problem: SchedulingProblem, part: StageEvaluation) -> str:
     first, last = problem.layers[stage.first_layer].name, problem.layers[stage.last_layer].name
     layers = first if stage.first_layer == stage.last_layer else f"{first} .. {last}"
     return f"{layers}\n{stage.num_replicas} x {stage.device_type}"
-
-
-def _colours(problem: SchedulingProblem) -> dict[str, str]:
-    """Return a colour for each device type of a problem, the same in every picture of it."""
-    return {
-        name: DEVICE_COLOURS[index % len(DEVICE_COLOURS)]
-        for index, name in enumerate(problem.device_type_names)
-    }

@@ -18,6 +18,8 @@ LEAST: Mapping[str, float] = {
     "batch_size": 4,
     "budget_evaluations": 1,
     "seed": 0,
+    "seeds": 1,
+    "max_seconds_per_search": 1,
 }
 """A batch below 4 cannot be profiled at half its size in two micro-batches."""
 

@@ -28,7 +28,9 @@ class PlannedJob:
     num_samples: int
     """Of one epoch."""
 
-    features: FeatureSpec
+    features: FeatureSpec | None
+    """Columns and table sizes; None for an image classifier."""
+
     batch_size: int
 
 

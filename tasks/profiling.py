@@ -16,10 +16,10 @@ from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.model_profiles import profile_model
 from heterps_core.scheduling.problem_builder import profiles_for_larger_tables
+from heterps_core.training.microbatches import default_microbatches
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
 from tasks.planned_job import PlannedJob
-from tasks.training import pipeline_microbatches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,34 @@ def profile_request(dataset: PreparedDataset, *, model: str, batch_size: int) ->
     return ProfileRequest(
         model=model,
         features=dataset.features,
-        batch_size=batch_size // pipeline_microbatches(batch_size),
+        batch_size=_rows_of_microbatch(batch_size),
         dataset=str(dataset.directory),
         dataset_fingerprint=dataset.manifest.fingerprint,
+    )
+
+
+def _rows_of_microbatch(batch_size: int) -> int:
+    """Return what a layer sees at once in a pipeline of two stages or more."""
+    return batch_size // default_microbatches(batch_size, num_stages=2)
+
+
+@task(name="profile layers of images", task_run_name="profile layers of {model}", cache_policy=NO_CACHE)
+def profile_image_layers(
+    workspace: Workspace, job: PlannedJob, *, model: str, device_types: Sequence[str]
+) -> ProfiledModel:
+    """Time each layer of an image classifier alone on drawn images; see `profile_layers`.
+
+    Raises:
+        UnknownNameError: A device type cannot be used.
+    """
+    from heterps_core.profiling.layer_profiler import trace_model
+
+    request = ProfileRequest(model=model, features=None, batch_size=_rows_of_microbatch(job.batch_size))
+    graph = trace_model(request)
+    profiles = profile_model(request, graph, device_types, cache_directory=workspace.profiles_directory)
+    return ProfiledModel(
+        graph=graph,
+        local_profile=profiles[LOCAL_DEVICE_TYPE],
+        planned_graph=graph,
+        profiles={name: profiles[name] for name in device_types},
     )

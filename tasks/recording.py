@@ -16,7 +16,9 @@ from tasks import click_model, tracking
 from tasks.click_model import ClickModel, example_rows
 from tasks.data import PreparedClicks
 from tasks.figures import cost_figure, stages_figure
-from tasks.reporting import RunReport
+from tasks.front_figure import front_figure
+from tasks.reporting import explanation_markdown
+from tasks.run_report import RunReport
 from tasks.tracking import RunSettings
 
 
@@ -37,6 +39,13 @@ def record_run(workspace: Workspace, report: RunReport, *, num_microbatches: int
     tracking.record_series(workspace, run, {"train/log_loss": [(step.step, step.loss) for step in steps]})
     tracking.record_document(workspace, run, "plan.json", chosen.plan.to_json())
     tracking.record_document(workspace, run, "problem.json", report.problem.to_json())
+    tracking.record_document(workspace, run, "explanation.json", report.explanation.to_json())
+    tracking.record_text(
+        workspace, run, "explanation.md", explanation_markdown(report.problem, report.explanation)
+    )
+    if report.explanation.front:
+        figure = front_figure(report.problem, report.explanation)
+        tracking.record_figure(workspace, run, "cost_of_throughput.png", figure)
     tracking.record_document(workspace, run, "provisioning.json", report.provisioning.cloud_plan.to_json())
     for bill in report.bills:
         tracking.record_document(workspace, run, f"bills/{bill.run_id}.json", bill.to_json())

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.cost_model.evaluation import StageEvaluation
 from heterps_core.data.quality import ClickQuality
+from heterps_core.explanation.explanation import PlanExplanation
+from heterps_core.explanation.text import essential_lines, explanation_text
 from heterps_core.plans.scheduling_plan import SchedulingPlan
 from heterps_core.scheduling.problem import SchedulingProblem
-from heterps_core.scheduling.rehearsal import RehearsalPrediction
-from heterps_core.scheduling.search_result import SearchResult
 from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import MS_PER_S
-from infra.billing import Bill, bill_as_text
+from infra.billing import bill_as_text
 from infra.workspace import Workspace
-from tasks.baseline import Baseline
-from tasks.provisioning import Provisioning
-from tasks.scheduling import Searches
-from tasks.tracking import TrackedRun
+from tasks.run_report import RunReport
+from tasks.tables import aligned_table, markdown_table
 
 DEFAULT_MLFLOW_URL = "http://127.0.0.1:5000"
 RULE = "-" * 78
@@ -31,74 +26,15 @@ STAGE_HEADER = ["stage", "layers", "device type", "replicas", "ms/batch", "USD/h
 SEARCH_HEADER = ["method", "USD per run", "samples/s", "gap", "evaluations", "seconds"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunReport:
-    """Everything that a finished run can be judged by."""
-
-    run_id: str
-    model: str
-    data: str
-    num_train_rows: int
-    num_eval_rows: int
-    problem: SchedulingProblem
-    searches: Searches
-    scheduler: str
-    provisioning: Provisioning
-    prediction: RehearsalPrediction
-    training: TrainingRun
-    baseline: Baseline | None
-    best_reachable: ClickQuality | None
-    bills: Sequence[Bill]
-    tracked: TrackedRun
-    is_estimated: bool
-    """Times of at least one device type of the plan are a roofline and not a measurement."""
-
-    @property
-    def chosen(self) -> SearchResult:
-        """Result of the scheduler whose plan was taken."""
-        return self.searches.results[self.scheduler]
-
-    @property
-    def prediction_error(self) -> float | None:
-        """Throughput of the rehearsal's median step over the predicted one, less 1; None where none was measured."""
-        measured = self.training.undisturbed_throughput_samples_per_s
-        if not self.provisioning.is_rehearsal or measured == 0:
-            return None
-        return measured / self.prediction.throughput_samples_per_s - 1
-
-    @property
-    def billed_usd(self) -> float:
-        """Of all launches, at list prices where it is a rehearsal."""
-        return sum(bill.total_usd for bill in self.bills)
-
-    def metrics(self) -> dict[str, float | None]:
-        """Return the figures of the whole run under their stable names, beside those of its plan."""
-        quality, baseline, best = self.training.quality, self.baseline, self.best_reachable
-        samples = sum(step.num_samples for step in self.training.steps)
-        return {
-            "predicted/rehearsal_throughput_samples_per_s": self.prediction.throughput_samples_per_s,
-            "measured/throughput_samples_per_s": self.training.throughput_samples_per_s,
-            "measured/undisturbed_throughput_samples_per_s": self.training.undisturbed_throughput_samples_per_s,
-            "measured/prediction_error": self.prediction_error,
-            "measured/samples": float(samples),
-            "measured/repeated_steps": float(self.training.num_repeated_steps),
-            "cost/billed_usd": self.billed_usd,
-            "cost/waste_usd": sum(bill.waste_usd for bill in self.bills),
-            "cost/cloud_price_usd_per_hour": self.provisioning.cloud_plan.price_usd_per_hour,
-            "cost/cloud_usd": self.provisioning.predicted_cost_usd,
-            "quality/auc": quality.auc,
-            "quality/log_loss": quality.log_loss,
-            "quality/baseline_auc": baseline.quality.auc if baseline else None,
-            "quality/baseline_log_loss": baseline.quality.log_loss if baseline else None,
-            "quality/best_reachable_auc": best.auc if best else None,
-            "quality/best_reachable_log_loss": best.log_loss if best else None,
-        }
-
-
 @task(name="publish artifacts", cache_policy=NO_CACHE)
 def publish_artifacts(report: RunReport) -> None:
     """Show the plan and the bill on the flow run's page."""
     create_markdown_artifact(plan_markdown(report), key="plan", description="The plan and what it promises")
+    create_markdown_artifact(
+        explanation_markdown(report.problem, report.explanation),
+        key="why-this-plan",
+        description="Why this plan, and what would change it",
+    )
     create_markdown_artifact(bill_markdown(report), key="bill", description="What the run cost")
 
 
@@ -143,7 +79,7 @@ def plan_markdown(report: RunReport) -> str:
         [
             f"# Plan of run {report.run_id}",
             "",
-            *_markdown_table(STAGE_HEADER, _stage_rows(report)),
+            *markdown_table(STAGE_HEADER, _stage_rows(report)),
             "",
             f"- predicted throughput {plan.throughput_samples_per_s:,.0f} samples/s "
             f"(floor {report.problem.throughput_floor_samples_per_s:,.0f})",
@@ -153,11 +89,16 @@ def plan_markdown(report: RunReport) -> str:
             "",
             "## Search methods",
             "",
-            *_markdown_table(SEARCH_HEADER, _search_rows(report)),
+            *markdown_table(SEARCH_HEADER, _search_rows(report)),
             "",
             *(f"- {line}" for line in _failed_search_lines(report)),
         ]
     )
+
+
+def explanation_markdown(problem: SchedulingProblem, explanation: PlanExplanation) -> str:
+    """Return the explanation of the plan as Markdown; its lines are aligned, so they stay as they are."""
+    return f"# The plan, explained\n\n```\n{explanation_text(problem, explanation)}\n```\n"
 
 
 def bill_markdown(report: RunReport) -> str:
@@ -177,7 +118,7 @@ def _plan_lines(report: RunReport) -> list[str]:
     cloud = report.provisioning.cloud_plan
     return [
         f"Plan by {plan.scheduler} for {_job_text(report)}",
-        *_aligned(STAGE_HEADER, _stage_rows(report), left={1, 2}),
+        *aligned_table(STAGE_HEADER, _stage_rows(report), left={1, 2}),
         f"  predicted  {plan.throughput_samples_per_s:,.0f} samples/s "
         f"(floor {report.problem.throughput_floor_samples_per_s:,.0f}), {plan.price_usd_per_hour:.4f} USD/hour, "
         f"{plan.cost_usd:.6f} USD for the run",
@@ -185,6 +126,7 @@ def _plan_lines(report: RunReport) -> list[str]:
         f"  proof      {_gap_text(report)}",
         *([f"  note       {ESTIMATED_NOTE}"] if report.is_estimated else []),
         *_dearer_lines(report),
+        *essential_lines(report.explanation),
     ]
 
 
@@ -215,7 +157,7 @@ def _gigabytes(num_bytes: float) -> str:
 def _search_lines(report: RunReport) -> list[str]:
     return [
         "Search methods, each with the same budget",
-        *_aligned(SEARCH_HEADER, _search_rows(report), left={0}),
+        *aligned_table(SEARCH_HEADER, _search_rows(report), left={0}),
         *(f"  {line}" for line in _failed_search_lines(report)),
     ]
 
@@ -292,7 +234,7 @@ def _quality_lines(report: RunReport) -> list[str]:
         rows.append(["best reachable", *_quality_cells(report.best_reachable)])
     return [
         f"Quality on the {report.num_eval_rows:,} latest rows, trained on the {report.num_train_rows:,} before",
-        *_aligned(["model", "AUC", "log-loss"], rows, left={0}),
+        *aligned_table(["model", "AUC", "log-loss"], rows, left={0}),
     ]
 
 
@@ -315,8 +257,11 @@ def _gap_text(report: RunReport) -> str:
 
 
 def _layers_of(problem: SchedulingProblem, part: StageEvaluation) -> str:
-    first, last = problem.layers[part.stage.first_layer].name, problem.layers[part.stage.last_layer].name
-    return first if first == last else f"{first} .. {last}"
+    """Return a stage's layers by number, as explanations name them, and by name."""
+    first, last = part.stage.first_layer, part.stage.last_layer
+    if first == last:
+        return f"{first} {problem.layers[first].name}"
+    return f"{first}..{last} {problem.layers[first].name} .. {problem.layers[last].name}"
 
 
 def _instances_of(report: RunReport) -> str:
@@ -326,21 +271,3 @@ def _instances_of(report: RunReport) -> str:
 
 def _quality_cells(quality: ClickQuality) -> list[str]:
     return ["-" if quality.auc is None else f"{quality.auc:.4f}", f"{quality.log_loss:.4f}"]
-
-
-def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
-    table = [header, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
-
-
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [header, ["---"] * len(header), *rows]
-    return [f"| {' | '.join(cells)} |" for cells in lines]

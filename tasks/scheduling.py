@@ -9,6 +9,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.errors import InfeasiblePlanError
+from heterps_core.explanation.explanation import PlanExplanation, default_detail, explain_plan
 from heterps_core.hardware import InstanceOffer, get_device_type
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.provisioning.offer_choice import instance_sizes, offers_in_zone, unit_prices, zones_of
@@ -145,6 +146,12 @@ def search_with_all(
         else:
             without_plan[name] = found
     return Searches(results=results, without_plan=without_plan)
+
+
+@task(name="explain plan", cache_policy=NO_CACHE)
+def explain_choice(problem: SchedulingProblem, result: SearchResult) -> PlanExplanation:
+    """Say why a plan was chosen, what would change the choice and what more throughput costs."""
+    return explain_plan(problem, result.plan.stages, detail=default_detail(problem))
 
 
 @task(name="predict rehearsal", cache_policy=NO_CACHE)

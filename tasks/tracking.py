@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 EXPERIMENT = "train-ctr"
+COMPARISON_EXPERIMENT = "compare-schedulers"
 
 RUN_ID_TAG = "heterps.run_id"
 KIND_TAG = "heterps.kind"
@@ -48,6 +49,7 @@ CHALLENGER_ALIAS = "challenger"
 
 KIND_TRAINING = "training"
 KIND_SEARCH = "search"
+KIND_COMPARISON = "comparison"
 
 METRICS_PER_REQUEST = 1_000
 """MLflow's limit of one log_batch."""
@@ -346,18 +348,18 @@ def _search(client: MlflowClient, condition: str) -> list[Run]:
             return found
 
 
-def _experiment_id(client: MlflowClient, workspace: Workspace) -> str:
+def _experiment_id(client: MlflowClient, workspace: Workspace, name: str = EXPERIMENT) -> str:
     from mlflow.exceptions import MlflowException
 
-    experiment = client.get_experiment_by_name(EXPERIMENT)
+    experiment = client.get_experiment_by_name(name)
     if experiment is not None:
         return str(experiment.experiment_id)
-    location = (workspace.artifacts_directory / EXPERIMENT).as_uri()
+    location = (workspace.artifacts_directory / name).as_uri()
     try:
-        return str(client.create_experiment(EXPERIMENT, artifact_location=location))
+        return str(client.create_experiment(name, artifact_location=location))
     except MlflowException:
         # Another run was first.
-        experiment = client.get_experiment_by_name(EXPERIMENT)
+        experiment = client.get_experiment_by_name(name)
         if experiment is None:
             raise
         return str(experiment.experiment_id)
@@ -370,3 +372,28 @@ def _client(workspace: Workspace) -> MlflowClient:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     return mlflow.MlflowClient(tracking_uri=workspace.tracking_uri, registry_uri=workspace.tracking_uri)
+
+
+def open_comparison(workspace: Workspace, *, run_id: str, tags: Mapping[str, str]) -> TrackedRun:
+    """Open the parent run of a comparison of search methods, in an experiment of its own."""
+    client = _client(workspace)
+    experiment_id = _experiment_id(client, workspace, COMPARISON_EXPERIMENT)
+    notes = {**tags, RUN_ID_TAG: run_id, KIND_TAG: KIND_COMPARISON}
+    run = client.create_run(experiment_id, run_name=f"comparison {run_id}", tags=notes)
+    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment_id)
+
+
+def open_compared_search(
+    workspace: Workspace, parent: TrackedRun, settings: RunSettings, *, tags: Mapping[str, str]
+) -> TrackedRun:
+    """Open the child run of one method on one problem, and write its parameters."""
+    from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+    child = _client(workspace).create_run(
+        parent.experiment_id,
+        run_name=f"{settings.model} {settings.method}",
+        tags={**tags, MLFLOW_PARENT_RUN_ID: parent.mlflow_run_id, KIND_TAG: KIND_SEARCH},
+    )
+    tracked = TrackedRun(mlflow_run_id=child.info.run_id, experiment_id=parent.experiment_id)
+    record_settings(workspace, tracked, settings)
+    return tracked

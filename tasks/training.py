@@ -17,18 +17,13 @@ from heterps_core.cluster import Cluster
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.microbatches import default_microbatches
 from heterps_core.training.monitor import follow_training
 from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.submission import publish_cluster, submit_job
 from heterps_core.training.training_run import TrainingRun
 from tasks.provisioning import usd_for
-
-MOST_MICROBATCHES = 4
-"""With as many a pipeline of two equal stages is idle for a fifth of a step; more make messages small."""
-
-LEAST_MICROBATCH_ROWS = 64
-"""Below, the fixed cost of a message and of a layer's call outweighs its work."""
 
 LEAST_CHECKPOINT_STEPS, MOST_CHECKPOINT_STEPS = 50, 200
 """At most 200 steps are lost, some seconds here; below 50 the writing would show in the throughput."""
@@ -48,27 +43,14 @@ def resume_summary(run: RunDirectory) -> str:
     return f"from the checkpoint of step {int(complete[-1]):,}"
 
 
-def pipeline_microbatches(batch_size: int) -> int:
-    """Return into how many micro-batches a pipeline cuts a batch.
-
-    Example:
-        >>> [pipeline_microbatches(batch_size) for batch_size in (64, 128, 150, 512, 4096)]
-        [1, 2, 2, 4, 4]
-    """
-    count = MOST_MICROBATCHES
-    while count > 1 and (batch_size % count or batch_size // count < LEAST_MICROBATCH_ROWS):
-        count //= 2
-    return count
-
-
 def training_config(
     dataset: PreparedDataset, *, batch_size: int, epochs: int, seed: int, num_stages: int
 ) -> TrainingConfig:
-    """Return the numbers of a run; a pipeline of one stage has nothing to overlap."""
+    """Return the numbers of a run."""
     steps = dataset.num_batches(batch_size) * epochs
     return TrainingConfig(
         batch_size=batch_size,
-        num_microbatches=pipeline_microbatches(batch_size) if num_stages > 1 else 1,
+        num_microbatches=default_microbatches(batch_size, num_stages=num_stages),
         num_epochs=epochs,
         seed=seed,
         checkpoint_interval_steps=min(max(steps // 5, LEAST_CHECKPOINT_STEPS), MOST_CHECKPOINT_STEPS),

@@ -2,11 +2,13 @@
 
 Structure after the public example of the PaddlePaddle heterogeneous pipeline (26 slots, 13 dense features,
 400-400-400, ReLU); one logit with a sigmoid loss stands for its two-way softmax, which is the same model.
+The HeterPS paper plans it with 16 layers; four more hidden layers of the same width make them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -15,14 +17,25 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 
 EMBEDDING_DIMENSION = 16
 HIDDEN_WIDTHS = (400, 400, 400)
+HIDDEN_WIDTHS_OF_16_LAYERS = (400,) * 7
+"""An embedding, seven pairs of fully connected layer and ReLU, and the output."""
 
 
 def build(features: FeatureSpec) -> nn.Sequential:
-    """Build the chain for the given slots and dense features."""
+    """Build the chain of 8 layers for the given slots and dense features."""
+    return _chain(features, HIDDEN_WIDTHS)
+
+
+def build_16_layers(features: FeatureSpec) -> nn.Sequential:
+    """Build the chain of the paper's depth for the given slots and dense features."""
+    return _chain(features, HIDDEN_WIDTHS_OF_16_LAYERS)
+
+
+def _chain(features: FeatureSpec, hidden_widths: Sequence[int]) -> nn.Sequential:
     embedding = SlotEmbedding(features, dimension=EMBEDDING_DIMENSION)
     layers: OrderedDict[str, nn.Module] = OrderedDict(embedding=embedding)
     width = embedding.output_width
-    for number, hidden in enumerate(HIDDEN_WIDTHS, start=1):
+    for number, hidden in enumerate(hidden_widths, start=1):
         layers[f"fc{number}"] = nn.Linear(width, hidden)
         layers[f"relu{number}"] = nn.ReLU()
         width = hidden

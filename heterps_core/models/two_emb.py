@@ -8,31 +8,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.models.tail_linear import TailLinear
 
 EMBEDDING_DIMENSION = 10
 MAIN_WIDTHS = (400, 400, 50)
 SECOND_ROWS_PER_SLOT = 100
 SECOND_SLOTS = 5
 SECOND_WIDTH = 128
-
-
-class TailLinear(nn.Module):
-    """Passes the first `kept_width` columns through and applies a linear layer to the rest."""
-
-    def __init__(self, kept_width: int, tail_width: int, output_width: int) -> None:
-        super().__init__()
-        self.kept_width = kept_width
-        self.linear = nn.Linear(tail_width, output_width)
-
-    def forward(self, activation_BW: Tensor) -> Tensor:
-        """Return [B, kept_width + output_width]."""
-        kept, tail = activation_BW[:, : self.kept_width], activation_BW[:, self.kept_width :]
-        return torch.cat([kept, self.linear(tail)], 1)
 
 
 def build(features: FeatureSpec) -> nn.Sequential:

@@ -6,21 +6,25 @@ Arguments and table only; torch is loaded when the command runs, not when its he
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DEVICE_TYPES
-from heterps_core.models import CTR_MODELS
+from heterps_core.json_file import write_json
+from heterps_core.models import CNN_MODELS, CTR_MODELS
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.timing import Timing
+from heterps_core.text_table import aligned
 
 SCHEMA_VERSION = 1
 
 DEFAULT_BATCH_SIZE = 512
+
+DEFAULT_IMAGE_BATCH_SIZE = 32
+"""An image asks for a thousand times the work of a click."""
 
 CRITEO_SHAPE = FeatureSpec(num_dense=13, slot_rows=(100_000,) * 26)
 """Columns of the Criteo click logs, with 100,000 rows in each table; used where no data set is given."""
@@ -32,14 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="ctrdnn",
         metavar="NAME",
-        help=f"{', '.join(sorted(CTR_MODELS))}, or package.module:function (default: ctrdnn)",
+        help=f"{', '.join(sorted(CTR_MODELS))}, or package.module:function (default: ctrdnn); "
+        f"of images: {', '.join(sorted(CNN_MODELS))}",
     )
     parser.add_argument(
         "--batch-size",
         type=int,
-        default=DEFAULT_BATCH_SIZE,
         metavar="N",
-        help=f"rows that are trained at once (default: {DEFAULT_BATCH_SIZE})",
+        help=f"rows that are trained at once (default: {DEFAULT_BATCH_SIZE}, images {DEFAULT_IMAGE_BATCH_SIZE})",
     )
     parser.add_argument(
         "--device-type",
@@ -96,7 +100,7 @@ def profile_table(profile: LayerProfile) -> str:
     lines = [
         f"{profile.model} on one unit of {profile.device_type}, {profile.batch_size} samples: {profile.hardware}",
         "",
-        *_aligned(rows),
+        *aligned(rows, words=(0, 1, len(rows[0]) - 1)),
         "",
         f"sum          {total_ms:.3f} ms, {profile.batch_size / total_ms * 1e3:,.0f} samples/s",
         f"scaling      alpha {alpha:.3f} (computation), beta {beta:.3f} (communication inside a stage)",
@@ -116,38 +120,36 @@ def write_profiles(path: Path, profiles: Sequence[LayerProfile]) -> None:
         "schema_version": SCHEMA_VERSION,
         "profiles": {profile.device_type: profile.to_json() for profile in profiles},
     }
-    try:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"cannot write the profiles to {path}: {error.strerror}") from error
+    write_json(path, document)
 
 
 def _request(options: argparse.Namespace) -> ProfileRequest:
+    if options.model in CNN_MODELS:
+        if options.dataset is not None:
+            raise ConfigurationError(
+                f"{options.model} is profiled with drawn images, got --dataset {options.dataset}; leave it away"
+            )
+        return ProfileRequest(
+            model=options.model, features=None, batch_size=_batch_size(options, DEFAULT_IMAGE_BATCH_SIZE)
+        )
+    batch_size = _batch_size(options, DEFAULT_BATCH_SIZE)
     if options.dataset is None:
-        return ProfileRequest(model=options.model, features=CRITEO_SHAPE, batch_size=options.batch_size)
+        return ProfileRequest(model=options.model, features=CRITEO_SHAPE, batch_size=batch_size)
     from heterps_core.data.dataset import PreparedDataset
 
     dataset = PreparedDataset.open(options.dataset)
     return ProfileRequest(
         model=options.model,
         features=dataset.features,
-        batch_size=options.batch_size,
+        batch_size=batch_size,
         dataset=str(options.dataset.resolve()),
         dataset_fingerprint=dataset.manifest.fingerprint,
     )
 
 
+def _batch_size(options: argparse.Namespace, default: int) -> int:
+    return default if options.batch_size is None else options.batch_size
+
+
 def _shown(phase: Timing) -> str:
     return f"{phase.median_ms:.3f}" if phase.median_ms > 0 else "-"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    # Words to the left, numbers to the right.
-    return [
-        "  ".join(
-            cell.ljust(width) if column in (0, 1, len(row) - 1) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.hardware import DeviceType
 from heterps_core.profiling.timing import Timing
 from heterps_core.units import MS_PER_S
 
@@ -44,6 +45,15 @@ class MachineSpeed:
 
     kernel_launch_seconds: float
     """Time of an operation on a tensor of one element."""
+
+    @classmethod
+    def published(cls, device_type: DeviceType) -> MachineSpeed:
+        """Return the peaks that the table of device types has from data sheets."""
+        return cls(
+            flops_per_s=device_type.peak_fp32_flops_per_s,
+            memory_bandwidth_bytes_per_s=device_type.memory_bandwidth_bytes_per_s,
+            kernel_launch_seconds=device_type.kernel_launch_seconds,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,14 +136,14 @@ class LayerProfile:
     busy_message_seconds: float
     """Mean time of a small message between two workers of this machine that compute in between."""
 
-    machine_speed: MachineSpeed
-    """Of one unit: measured, or published where the profile is an estimate."""
+    machine_speed: MachineSpeed | None
+    """Of one unit: measured, or published where the profile is an estimate or imported; None where nobody says."""
 
     sum_over_step: float | None
     """Sum of all layers' times over the time of a whole step of the chain in the same run; None for estimates."""
 
     measured_at: str
-    """ISO 8601."""
+    """ISO 8601; empty for an imported profile, whose file does not say."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.half_batch_size < self.batch_size:
@@ -244,7 +254,8 @@ class LayerProfile:
                 values[name] = tuple(_timing_from_json(timing) for timing in values[name])
             for name in ("exchange_link", "all_reduce_link", "boundary_link"):
                 values[name] = Link(**values[name])
-            values["machine_speed"] = MachineSpeed(**values["machine_speed"])
+            if values["machine_speed"] is not None:
+                values["machine_speed"] = MachineSpeed(**values["machine_speed"])
             return cls(**values)
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(

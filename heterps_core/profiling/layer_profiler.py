@@ -5,7 +5,7 @@ embedding does in autograd. The whole step of the chain is timed in the same rou
 the step its layers explain. Run as a program: python -m heterps_core.profiling.layer_profiler FOLDER, with
 `request.json` in the folder; `measuring_process` does that.
 
-Shapes: B = rows of a batch, S = slots, N = row numbers of a look-up, W = width of an activation.
+Shapes: B = rows of a batch, N = row numbers of a look-up.
 """
 
 from __future__ import annotations
@@ -18,32 +18,27 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
-from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.graph.model_graph import ModelGraph
 from heterps_core.graph.tracing import BYTES_PER_ROW_NUMBER, trace_chain
 from heterps_core.models.chain import build_chain, run_layers
+from heterps_core.models.image_chain import IMAGE_SHAPE, build_image_chain
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile, LayerTiming
 from heterps_core.profiling.link_measurement import measure_links, second_process
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.machine_speed import measure_machine_speed
 from heterps_core.profiling.measuring_process import PROFILE_NAME, REQUEST_NAME, ProfileRequest
+from heterps_core.profiling.profiling_input import ProfilingInput, profiling_input
 from heterps_core.profiling.timing import Phase, RepeatLimits, Timing, time_phases
 from heterps_core.training.optimizers import get_dense_optimizer
 from heterps_core.units import BYTES_PER_FLOAT32
-
-NUM_BATCHES = 8
-"""Batches that are looked up in turn: the rows of a single one would stay in the caches."""
 
 LEARNING_RATE = 1e-6
 """Made-up gradients must not drive the parameters anywhere; the time of an update does not depend on it."""
@@ -57,7 +52,7 @@ def trace_model(request: ProfileRequest) -> ModelGraph:
     Raises:
         UnknownNameError, ConfigurationError: The model or an optimizer cannot be used; see `build_chain`.
     """
-    return _trace(request, build_chain(request.model, request.features, seed=request.seed))
+    return _trace(request, _build(request))
 
 
 def measure(request: ProfileRequest) -> LayerProfile:
@@ -65,20 +60,19 @@ def measure(request: ProfileRequest) -> LayerProfile:
     torch.set_num_threads(request.num_threads)
     torch.manual_seed(request.seed)
     with tempfile.TemporaryDirectory(prefix="heterps-link-") as folder, second_process(Path(folder)) as store:
-        batches = profiling_batches(request)
-        chain = build_chain(request.model, request.features, seed=request.seed)
+        whole_input = profiling_input(request)
+        chain = _build(request)
         graph = _trace(request, chain)
         tables = _attach_tables(request, chain)
         links = measure_links(store, rank=0)
     speed = measure_machine_speed(budget_s=MACHINE_SPEED_BUDGET_S)
     half_batch_size = request.batch_size // 2
-    half_batches = [_rows(batch, 0, half_batch_size) for batch in batches]
-    whole = _bench_layers(request, chain, tables, batches)
-    half = _bench_layers(request, chain, tables, half_batches)
+    whole = _bench_layers(request, chain, tables, whole_input)
+    half = _bench_layers(request, chain, tables, whole_input.first_rows(half_batch_size))
     times = time_phases(
         [
             *(phase for bench in whole for phase in bench.phases("whole")),
-            Phase("step", _whole_step(request, chain, tables, batches)),
+            Phase("step", _whole_step(request, chain, tables, whole_input)),
             *(phase for bench in half for phase in bench.phases("half")),
         ],
         RepeatLimits(budget_s=request.budget_s),
@@ -110,53 +104,14 @@ def measure(request: ProfileRequest) -> LayerProfile:
     )
 
 
-def profiling_batches(request: ProfileRequest) -> list[ClickBatch]:
-    """Return `NUM_BATCHES` batches: the first rows of the data set, from its start again where it ends, or drawn."""
-    num_rows = NUM_BATCHES * request.batch_size
-    if request.dataset is None:
-        generator = np.random.default_rng(request.seed)
-        ids = zipf_ids(request.features, num_rows, generator)
-        dense = generator.standard_normal((num_rows, request.features.num_dense), dtype=np.float32)
-        labels = generator.integers(0, 2, num_rows).astype(np.float32)
-        batch = ClickBatch.from_numpy(dense, ids, labels)
-    else:
-        dataset = PreparedDataset.open(request.dataset)
-        # Wraps around where the data set has fewer rows.
-        rows = np.resize(np.arange(dataset.num_train_rows, dtype=np.int64), num_rows)
-        batch = dataset.train_batch(rows)
-    firsts = range(0, num_rows, request.batch_size)
-    return [_rows(batch, first, first + request.batch_size) for first in firsts]
-
-
-def _rows(batch: ClickBatch, first: int, stop: int) -> ClickBatch:
-    return ClickBatch(
-        dense=batch.dense[first:stop], ids=batch.ids[first:stop], labels=batch.labels[first:stop]
-    )
-
-
-def zipf_ids(features: FeatureSpec, num_rows: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Draw row numbers [B, S] by Zipf's law with exponent 1: the r-th most frequent value has weight 1 / r.
-
-    Ranks are scattered over the table as hashing scatters values, so that frequent rows do not lie side by side
-    in memory. Row 0, for a missing value, does not occur.
-    """
-    ids = np.empty((num_rows, features.num_slots), dtype=np.int64)
-    for slot, table_rows in enumerate(features.slot_rows):
-        num_values = table_rows - 1
-        # The logarithm of a rank of weight 1 / r is uniform.
-        ranks = np.floor((num_values + 1.0) ** generator.random(num_rows)).astype(np.int64)
-        row_of_rank = 1 + np.random.default_rng(slot).permutation(num_values)
-        ids[:, slot] = row_of_rank[np.minimum(ranks, num_values) - 1]
-    return ids
-
-
 class _LayerBench:
     """One layer with its captured input, ready to run forward, backward and update.
 
     Args:
         layer: The layer; an embedding has its table.
         batches: What an embedding reads, in turn.
-        activation: Output of the layer before [B, W]; None for the first.
+        activation: Output of the layer before, or the images that enter the first [B, ...]; None for an embedding at
+            the start of a chain. The backward pass computes its gradient if it asks for one.
         update: Applies the gradients of this layer alone; None where it has no parameters.
     """
 
@@ -173,7 +128,7 @@ class _LayerBench:
         self._layer = layer
         self._batches = batches
         self._update = update
-        self._activation = None if activation is None else activation.requires_grad_()
+        self._activation = activation
         self._entering: Tensor | None = None
         self._round = 0
         self._prepare()
@@ -240,17 +195,19 @@ def _bench_layers(
     request: ProfileRequest,
     chain: nn.Sequential,
     tables: Mapping[str, ShardedTable],
-    batches: Sequence[ClickBatch],
+    entering: ProfilingInput,
 ) -> list[_LayerBench]:
     """Run the chain once and keep what entered each layer."""
     benches = []
-    activation: Tensor | None = None
+    batches = entering.batches
+    activation = entering.images
     for name, layer in chain.named_children():
         with torch.no_grad():
             leaving = run_layers([layer], batches[0], None if activation is None else activation.clone())
         update = _layer_update(request, layer, tables.get(name))
         benches.append(_LayerBench(name, layer, batches=batches, activation=activation, update=update))
-        activation = leaving
+        # All layers but the first hand a gradient to the one before them.
+        activation = leaving.requires_grad_()
     return benches
 
 
@@ -277,7 +234,7 @@ def _whole_step(
     request: ProfileRequest,
     chain: nn.Sequential,
     tables: Mapping[str, ShardedTable],
-    batches: Sequence[ClickBatch],
+    entering: ProfilingInput,
 ) -> Callable[[], None]:
     """Return a training step as one process makes it: all layers, the loss, and all updates."""
     dense_update = _dense_update(request, list(chain.parameters()))
@@ -285,10 +242,15 @@ def _whole_step(
 
     def step() -> None:
         nonlocal round_index
-        batch = batches[round_index % len(batches)]
+        batch = entering.batches[round_index % len(entering.batches)]
         round_index += 1
-        logits_B = run_layers(chain, batch, None).squeeze(1)
-        F.binary_cross_entropy_with_logits(logits_B, batch.labels).backward()  # type: ignore[no-untyped-call]
+        images = entering.images
+        logits = run_layers(chain, batch, None if images is None else images.clone())
+        if images is None:
+            loss = F.binary_cross_entropy_with_logits(logits.squeeze(1), batch.labels)
+        else:
+            loss = F.cross_entropy(logits, batch.labels.long())
+        loss.backward()  # type: ignore[no-untyped-call]
         dense_update()
         for table in tables.values():
             table.apply_gradients(learning_rate=LEARNING_RATE)
@@ -320,6 +282,12 @@ def _layer_timings(
     )
 
 
+def _build(request: ProfileRequest) -> nn.Sequential:
+    if request.features is None:
+        return build_image_chain(request.model, seed=request.seed)
+    return build_chain(request.model, request.features, seed=request.seed)
+
+
 def _trace(request: ProfileRequest, chain: nn.Sequential) -> ModelGraph:
     return trace_chain(
         request.model,
@@ -328,6 +296,7 @@ def _trace(request: ProfileRequest, chain: nn.Sequential) -> ModelGraph:
             request.dense_optimizer
         ).state_values_per_parameter,
         row_optimizer=get_row_optimizer(request.embedding_optimizer),
+        input_shape=IMAGE_SHAPE if request.features is None else (0,),
     )
 
 

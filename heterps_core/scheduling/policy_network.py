@@ -1,9 +1,9 @@
-"""LSTM policies over the layers of a chain: what the learning searches sample their plans from.
+"""Recurrent policies over the layers of a chain: what the learning searches sample their plans from.
 
 Both policies read the layers in order and emit, for each, a distribution over device types. They differ in how
 the previous choice enters: `ChainTablePolicy` answers for every previous type at once, so that one pass gives a
-table from which any number of plans is drawn; `AutoregressivePolicy` is fed the choice itself, as in the HeterPS
-paper (arXiv 2111.10635).
+table from which any number of plans is drawn (`chain_tables.py`); `AutoregressivePolicy` is fed the choice itself,
+as in the HeterPS paper (arXiv 2111.10635).
 
 Shape legend: L = layers, T = device types, F = features, H = hidden units, P = plans.
 """
@@ -60,6 +60,9 @@ _TICKS_PER_S = 1e6
 class ChainTablePolicy(nn.Module):
     """P(type of layer l | type of layer l - 1) for all pairs, from one pass of the LSTM.
 
+    The logit of a pair is the sum of one for the type and one for the pair: what is learned of a type in a
+    layer holds for previous types that were seldom drawn, too.
+
     Args:
         num_features: F.
         num_types: T.
@@ -82,75 +85,44 @@ class ChainTablePolicy(nn.Module):
         super().__init__()
         self.num_types = num_types
         self.lstm = nn.LSTM(num_features, num_hidden)
-        # One row of logits per previous type, and one for the first layer, which has none.
-        self.head = nn.Linear(num_hidden, (num_types + 1) * num_types)
-        prior = torch.zeros(num_types + 1, num_types)
-        prior[:num_types].fill_diagonal_(stay_bias)
-        self.register_buffer("prior", prior + torch.tensor(type_leanings, dtype=torch.float32))
+        # Rows of logits: one per previous type, one for the first layer, which has none, and one for all.
+        self.head = nn.Linear(num_hidden, (num_types + 2) * num_types)
+        prior = stay_logits(num_types, stay_bias) + type_leanings
+        self.register_buffer("prior", torch.tensor(prior, dtype=torch.float32))
 
     def forward(self, features: Tensor) -> Tensor:
         """Return log-probabilities, shape (L, T + 1, T); row T stands for "no previous layer"."""
         hidden, _ = self.lstm(features)
-        logits = self.head(hidden).view(-1, self.num_types + 1, self.num_types) + self.prior
-        return torch.log_softmax(logits, dim=-1)
+        rows = self.head(hidden).view(-1, self.num_types + 2, self.num_types)
+        return torch.log_softmax(rows[:, :-1] + rows[:, -1:] + self.prior, dim=-1)
 
 
-def chain_entropy(log_tables: Tensor) -> Tensor:
-    """Return the exact entropy of the plans of a chain table, in nats, as a scalar.
-
-    H = sum over l of sum over t of P(previous type = t) * H(P_l(. | t)), with the marginals carried along
-    the chain.
-
-    Args:
-        log_tables: As from `ChainTablePolicy`, shape (L, T + 1, T).
-    """
-    tables = log_tables.exp()
-    row_entropies = -(tables * log_tables).sum(dim=-1)  # (L, T + 1)
-    marginal = tables[0, -1]
-    entropy = row_entropies[0, -1]
-    for layer in range(1, tables.shape[0]):
-        entropy = entropy + marginal @ row_entropies[layer, :-1]
-        marginal = marginal @ tables[layer, :-1]
-    return entropy
-
-
-def sample_chains(
-    tables: NDArray[np.float64], num_plans: int, random: np.random.Generator
-) -> NDArray[np.int64]:
-    """Draw plans from a chain table of probabilities, shape (L, T + 1, T) -> (P, L)."""
-    num_layers, num_rows, _ = tables.shape
-    thresholds = tables.cumsum(axis=2)
-    thresholds[:, :, -1] = np.inf  # rounding must not leave a draw without a type
-    draws = random.random((num_layers, num_plans, 1))
-    plans = np.empty((num_plans, num_layers), dtype=np.int64)
-    previous = np.full(num_plans, num_rows - 1)
-    for layer in range(num_layers):
-        previous = (draws[layer] > thresholds[layer, previous]).sum(axis=1)
-        plans[:, layer] = previous
-    return plans
-
-
-def chain_log_probabilities(log_tables: Tensor, plans: NDArray[np.int64]) -> Tensor:
-    """Return log P of plans under a chain table, shape (P,).
-
-    Args:
-        log_tables: Shape (L, T + 1, T).
-        plans: Shape (P, L).
-    """
-    chosen = torch.from_numpy(plans)
-    start = torch.full((len(plans), 1), log_tables.shape[1] - 1)
-    previous = torch.cat([start, chosen[:, :-1]], dim=1)
-    layers = torch.arange(log_tables.shape[0])
-    return log_tables[layers, previous, chosen].sum(dim=1)
+def stay_logits(num_types: int, stay_bias: float) -> NDArray[np.float64]:
+    """Return logits that favour the previous type and no type else, shape (T + 1, T)."""
+    return np.vstack([stay_bias * np.eye(num_types), np.zeros((1, num_types))])
 
 
 class AutoregressivePolicy(nn.Module):
-    """One LSTM cell per layer, fed the layer's features and the previous choice."""
+    """One recurrent cell per layer, fed the layer's features and the previous choice.
 
-    def __init__(self, num_features: int, num_types: int, *, num_hidden: int) -> None:
+    Args:
+        num_features: F.
+        num_types: T.
+        num_hidden: H.
+        cell_class: The cell of the recurrence.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_types: int,
+        *,
+        num_hidden: int,
+        cell_class: type[nn.LSTMCell | nn.RNNCell],
+    ) -> None:
         super().__init__()
         self.num_types = num_types
-        self.cell = nn.LSTMCell(num_features + num_types + 1, num_hidden)
+        self.cell = cell_class(num_features + num_types + 1, num_hidden)
         self.head = nn.Linear(num_hidden, num_types)
 
     def sample(
@@ -161,16 +133,14 @@ class AutoregressivePolicy(nn.Module):
         Returns:
             The plans, shape (P, L); log P of each, shape (P,); the mean entropy of a plan's choices.
         """
-        state = (
-            torch.zeros(num_plans, self.cell.hidden_size),
-            torch.zeros(num_plans, self.cell.hidden_size),
-        )
+        state = None  # a cell starts from zeros
         previous = torch.full((num_plans,), self.num_types)
         plans, log_probabilities, entropies = [], [], []
         for layer in features:
             choice_code = nn.functional.one_hot(previous, self.num_types + 1).float()
             state = self.cell(torch.cat([layer.expand(num_plans, -1), choice_code], dim=1), state)
-            log_table = torch.log_softmax(self.head(state[0]), dim=1)  # (P, T)
+            hidden = state[0] if isinstance(state, tuple) else state  # an LSTM's state is (hidden, memory)
+            log_table = torch.log_softmax(self.head(hidden), dim=1)  # (P, T)
             table = log_table.exp()
             previous = torch.multinomial(table.detach(), 1, generator=generator)[:, 0]
             plans.append(previous)

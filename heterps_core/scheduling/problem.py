@@ -357,3 +357,15 @@ def _check_seconds(path: str, seconds: Mapping[str, float], device_types: Sequen
         if name not in seconds:
             raise MalformedProblemError(f"{path}.{name}", "is missing")
         check_not_negative(f"{path}.{name}", seconds[name])
+
+
+def is_cpu(device_type: str) -> bool:
+    """Return whether a device type counts as CPU: whether its name contains "cpu", in any case.
+
+    The planning contract gives a device type no kind; every other one counts as an accelerator.
+
+    Example:
+        >>> is_cpu("cpu_avx512"), is_cpu("gpu_a")
+        (True, False)
+    """
+    return "cpu" in device_type.lower()

@@ -20,9 +20,9 @@ ROUND_TRIP_MESSAGES = 4
 """Of an embedding for one batch: counts, row numbers and rows on the way forward, gradients on the way back."""
 
 ESTIMATE_RELATIVE_ERROR = 0.5
-"""Assumed error of an estimated time, as a share of it: no estimate has been held against the device it is for. Models
-that extrapolate measurements from one GPU to another are off by 12 % on average (Yu et al., Habitat, USENIX ATC 2021);
-published peaks calibrated on another kind of machine must be expected to do several times worse."""
+"""Assumed error of an estimated time, as a share of it: no estimate has been held against the device it is for.
+Models that extrapolate measurements from one GPU to another are off by 12 % on average (Yu et al., Habitat, USENIX
+ATC 2021); published peaks calibrated on another kind of machine must be expected to do several times worse."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,8 +18,10 @@ from typing import Any
 
 BENCHMARKS = {
     "input_speed": "tests.benchmarks.input_speed:run",
-    "planner_quality": "tests.benchmarks.planner:run_quality",
-    "planner_speed": "tests.benchmarks.planner:run_speed",
+    "planner_quality": "tests.benchmarks.planner_quality:run",
+    "planner_speed": "tests.benchmarks.planner_speed:run",
+    "provisioning_gain": "tests.benchmarks.provisioning_gain:run",
+    "simulator": "tests.benchmarks.simulator:run",
 }
 
 PACKAGES = ("heterps", "numpy", "torch", "optuna", "pyarrow")

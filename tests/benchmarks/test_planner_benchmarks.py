@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from tests.benchmarks import __main__ as benchmarks
-from tests.benchmarks import planner
+from tests.benchmarks import planner_quality
 from tests.builders import make_problem
 
 
@@ -31,7 +31,7 @@ def test_quality_is_measured_against_the_proven_optimum():
     problems = [make_problem(seed, num_layers=4, num_types=2) for seed in range(2)]
 
     figures = {
-        figure["name"]: figure["value"] for figure in planner.quality("brute-force", problems, "4x2", 16)
+        figure["name"]: figure["value"] for figure in planner_quality.quality("brute-force", problems, "4x2")
     }
 
     assert figures["brute_force_share_within_0.1_percent_4x2"] == 1

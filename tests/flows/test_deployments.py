@@ -19,12 +19,13 @@ def server():
         yield
 
 
-def test_both_deployments_are_named_as_their_flows_and_run_one_at_a_time():
-    training, sweeper = deployments()
+def test_deployments_are_named_as_their_flows_and_run_one_at_a_time():
+    training, sweeper, comparison = deployments()
 
     assert (training.flow_name, training.name) == ("train-ctr", "train-ctr")
     assert (sweeper.flow_name, sweeper.name) == ("sweep-orphans", "sweep-orphans")
-    assert training.concurrency_limit == sweeper.concurrency_limit == 1
+    assert (comparison.flow_name, comparison.name) == ("compare-schedulers", "compare-schedulers")
+    assert training.concurrency_limit == sweeper.concurrency_limit == comparison.concurrency_limit == 1
     assert training.concurrency_options.collision_strategy.value == "CANCEL_NEW"
     [nightly] = training.schedules
     assert (nightly.schedule.cron, nightly.schedule.timezone) == ("30 4 * * *", "UTC")
@@ -40,7 +41,7 @@ def test_the_crash_automation_is_installed_once():
 
 
 def test_missed_nightly_runs_are_skipped_and_asked_for_runs_are_kept():
-    training, _ = deployments()
+    training, *_ = deployments()
     deployment_id = training.apply()
     past = Scheduled(scheduled_time=datetime.now(UTC) - timedelta(hours=1))
     with get_client(sync_client=True) as client:

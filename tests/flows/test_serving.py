@@ -169,6 +169,22 @@ def test_the_literal_command_starts_a_run_that_completes(service, clicks):
     assert 0.5 < run.data.metrics["quality/auc"] < 1
 
 
+def test_the_comparison_runs_by_its_bare_name(service):
+    problem = PROJECT / "tests" / "golden" / "problems" / "five_layers_1.json"
+
+    output = service.command(
+        *("deployment", "run", "compare-schedulers", "--watch", "--watch-interval", "1"),
+        *("--param", f"problem={json.dumps([str(problem)])}", "--param", 'methods=["exact", "cpu-only"]'),
+        *("--param", "seeds=1"),
+    )
+
+    assert "Completed" in output, output + service.serving_log()
+    client = MlflowClient(service.workspace.tracking_uri)
+    experiment = client.get_experiment_by_name("compare-schedulers")
+    methods = {run.data.params.get("method") for run in client.search_runs([experiment.experiment_id])}
+    assert methods == {None, "exact", "cpu-only"}
+
+
 def test_nightly_runs_stand_in_the_server(service):
     scheduled = [run for run in service.flow_runs("train-ctr") if run["state_type"] == "SCHEDULED"]
 

@@ -21,9 +21,14 @@ SCHEDULERS = {
     "brute-force": "heterps_core.scheduling.schedulers.brute_force:BruteForceScheduler",
     "cpu-only": "heterps_core.scheduling.schedulers.single_type:CpuOnlyScheduler",
     "exact": "heterps_core.scheduling.schedulers.exact:ExactScheduler",
+    "genetic": "heterps_core.scheduling.schedulers.genetic:GeneticScheduler",
     "gpu-only": "heterps_core.scheduling.schedulers.single_type:GpuOnlyScheduler",
+    "greedy": "heterps_core.scheduling.schedulers.greedy:GreedyScheduler",
+    "heuristic": "heterps_core.scheduling.schedulers.heuristic:HeuristicScheduler",
     "reinforce": "heterps_core.scheduling.schedulers.reinforce:ReinforceScheduler",
     "reinforce-paper": "heterps_core.scheduling.schedulers.reinforce_paper:ReinforcePaperScheduler",
+    "reinforce-rnn": "heterps_core.scheduling.schedulers.reinforce_paper:ReinforceRnnScheduler",
+    "tapp": "heterps_core.scheduling.schedulers.tapp:TappScheduler",
 }
 
 

@@ -65,10 +65,16 @@ class ProposingScheduler(Scheduler):
 
     def search(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> SearchResult:
         """Run the proposals against the budget; see `Scheduler.search`."""
+        proposals = self.propose(problem, budget_evaluations=budget_evaluations, seed=seed)
+        return self.run_proposals(problem, proposals, budget_evaluations=budget_evaluations, seed=seed)
+
+    def run_proposals(
+        self, problem: SchedulingProblem, proposals: Proposals, *, budget_evaluations: int, seed: int
+    ) -> SearchResult:
+        """Rate what a generator proposes until it ends or the budget does; see `Scheduler.search`."""
         check_budget(budget_evaluations)
         started = time.perf_counter()
         rater = PlanRater(problem, budget_evaluations=budget_evaluations)
-        proposals = self.propose(problem, budget_evaluations=budget_evaluations, seed=seed)
         try:
             batch = next(proposals)
             while rater.num_evaluations_left > 0:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from heterps_core.scheduling.problem import SchedulingProblem
-from heterps_core.scheduling.schedulers.base import ProposingScheduler
+from heterps_core.scheduling.schedulers.base import Proposals, ProposingScheduler
 from heterps_core.scheduling.search_result import SearchResult
 
 
@@ -21,11 +21,13 @@ class PolicyGradientScheduler(ProposingScheduler):
     up to a second; that is done before the clock starts.
     """
 
-    def search(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> SearchResult:
-        """Run the proposals against the budget; see `Scheduler.search`."""
+    def run_proposals(
+        self, problem: SchedulingProblem, proposals: Proposals, *, budget_evaluations: int, seed: int
+    ) -> SearchResult:
+        """Rate what a generator proposes until it ends or the budget does; see `Scheduler.search`."""
         with one_torch_thread():
             _warm_up_torch()
-            return super().search(problem, budget_evaluations=budget_evaluations, seed=seed)
+            return super().run_proposals(problem, proposals, budget_evaluations=budget_evaluations, seed=seed)
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor, *, gradient_norm: float | None = None) -> None:

@@ -1,15 +1,18 @@
 """REINFORCE as the HeterPS paper has it (arXiv 2111.10635, equations 14-17), kept to compare with.
 
-An LSTM emits one type per layer, each fed the previous choice; every plan of a round carries gradient by its
-reward less a moving average. `reinforce.py` says what was changed to make a strong search of it.
+A recurrent cell emits one type per layer, each fed the previous choice; every plan of a round carries gradient by
+its reward less a moving average. The cell is an LSTM's, or a plain one for the paper's own baseline RL-RNN.
+`reinforce.py` says what was changed to make a strong search of it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from heterps_core.scheduling.plan_rater import log_cost_rewards
 from heterps_core.scheduling.policy_network import AutoregressivePolicy, layer_features
@@ -49,6 +52,7 @@ class ReinforcePaperScheduler(PolicyGradientScheduler):
 
     name = "reinforce-paper"
     default_budget_evaluations = 10_000
+    cell_class: ClassVar[type[nn.LSTMCell | nn.RNNCell]] = nn.LSTMCell
 
     def __init__(self, settings: ReinforcePaperSettings | None = None) -> None:
         self.settings = settings or ReinforcePaperSettings()
@@ -59,7 +63,10 @@ class ReinforcePaperScheduler(PolicyGradientScheduler):
         features = layer_features(problem)
         with seeded_torch(seed):
             policy = AutoregressivePolicy(
-                features.shape[1], len(problem.device_types), num_hidden=settings.num_hidden
+                features.shape[1],
+                len(problem.device_types),
+                num_hidden=settings.num_hidden,
+                cell_class=self.cell_class,
             )
         generator = torch.Generator().manual_seed(seed)
         optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate)
@@ -76,3 +83,14 @@ class ReinforcePaperScheduler(PolicyGradientScheduler):
             loss = -gain - settings.entropy_weight * entropy
             descend(optimizer, loss, gradient_norm=settings.gradient_norm)
             baseline += settings.baseline_rate * (mean_reward - baseline)
+
+
+class ReinforceRnnScheduler(ReinforcePaperScheduler):
+    """The same search with a plain recurrent (Elman) cell; the paper compares its LSTM with this.
+
+    Args:
+        settings: See `ReinforcePaperSettings`.
+    """
+
+    name = "reinforce-rnn"
+    cell_class = nn.RNNCell

@@ -1,8 +1,4 @@
-"""All layers on one device type: what a team gets that owns only one kind of machine.
-
-The planning contract gives a device type no kind; a type whose name contains "cpu" (in any case) counts as CPU,
-every other one as an accelerator.
-"""
+"""All layers on one device type: what a team gets that owns only one kind of machine."""
 
 from __future__ import annotations
 
@@ -13,18 +9,8 @@ import numpy as np
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas
 from heterps_core.scheduling.plan_rater import PlanRater
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.scheduling.problem import SchedulingProblem, is_cpu
 from heterps_core.scheduling.schedulers.base import Proposals, ProposingScheduler
-
-
-def is_cpu(device_type: str) -> bool:
-    """Return whether a device type counts as CPU, by its name.
-
-    Example:
-        >>> is_cpu("cpu_avx512"), is_cpu("gpu_a")
-        (True, False)
-    """
-    return "cpu" in device_type.lower()
 
 
 class SingleTypeScheduler(ProposingScheduler):

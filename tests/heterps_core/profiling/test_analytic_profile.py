@@ -53,6 +53,11 @@ def test_no_kind_is_estimated_faster_than_the_roofline():
     assert set(slowdowns(GRAPH, in_the_cache).values()) == {1.0}
 
 
+def test_a_machine_of_unknown_rates_calibrates_nothing():
+    with pytest.raises(ConfigurationError, match="whose rates are known, but those of local-cpu are not"):
+        estimate_profile(GRAPH, replace(make_profile(), machine_speed=None), DEVICE_TYPES["gpu-t4"])
+
+
 def test_an_estimate_for_the_measured_speed_gives_the_measured_times_back():
     # Slow enough that no kind reaches its roofline, beyond which times are not given back.
     measured = make_profile(

@@ -48,5 +48,10 @@ def test_profiles_are_written_by_device_type(tmp_path):
 
 
 def test_says_where_it_could_not_write(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"cannot write the profiles to .*No such file or directory"):
+    with pytest.raises(ConfigurationError, match=r"cannot write .*No such file or directory"):
         write_profiles(Path(tmp_path) / "missing" / "profiles.json", [make_profile()])
+
+
+def test_images_are_drawn_and_never_read():
+    with pytest.raises(ConfigurationError, match=r"vgg-16 is profiled with drawn images, got --dataset data"):
+        run(parse("--model", "vgg-16", "--dataset", "data"))

@@ -62,9 +62,8 @@ def test_a_dense_update_is_charged_once_a_training_batch():
     assert profile.compute_seconds(0, batch_size=400) == pytest.approx(1.0)
 
 
-def test_a_profile_survives_json():
-    profile = make_profile()
-
+@pytest.mark.parametrize("profile", [make_profile(), replace(make_profile(), machine_speed=None)])
+def test_a_profile_survives_json(profile):
     document = json.loads(json.dumps(profile.to_json()))
 
     assert LayerProfile.from_json(document) == profile

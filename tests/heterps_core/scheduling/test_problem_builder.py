@@ -8,8 +8,14 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DEVICE_TYPES
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.analytic_profile import estimate_profile
+from heterps_core.profiling.timing import Timing
 from heterps_core.scheduling.problem import SchedulingProblem
-from heterps_core.scheduling.problem_builder import UnitTerms, build_problem, profiles_for_larger_tables
+from heterps_core.scheduling.problem_builder import (
+    ESTIMATE_RELATIVE_ERROR,
+    UnitTerms,
+    build_problem,
+    profiles_for_larger_tables,
+)
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
 TERMS = UnitTerms(price_usd_per_hour=0.05, max_units=8, memory_bytes=1e6, bandwidth_bytes_per_s=1e4)
@@ -68,6 +74,27 @@ def test_the_problem_meets_the_contract():
     problem = build()
 
     assert SchedulingProblem.from_json(json.loads(json.dumps(problem.to_json()))) == problem
+
+
+def test_measured_times_carry_half_the_spread_of_their_repeats():
+    forward = Timing(median_ms=300.0, low_ms=250.0, high_ms=450.0, num_repeats=9)
+    measured = make_profile()
+    noisy = replace(measured, timings=(replace(measured.timings[0], forward=forward), measured.timings[1]))
+
+    embedding, dense = build({"local-cpu": noisy}).layers
+
+    # 200 ms between the percentiles, of 300 + 200 + 500 ms.
+    assert embedding.compute_relative_spread == {"local-cpu": pytest.approx(0.1)}
+    assert dense.compute_relative_spread == {"local-cpu": 0.0}
+
+
+def test_estimated_times_carry_the_assumed_error():
+    profiles = {"gpu-t4": estimate_profile(GRAPH, make_profile(), DEVICE_TYPES["gpu-t4"])}
+    terms = {"gpu-t4": UnitTerms.of_device_type(DEVICE_TYPES["gpu-t4"], price_usd_per_hour=0.5, max_units=2)}
+
+    layers = build(profiles, terms).layers
+
+    assert [layer.compute_relative_spread for layer in layers] == [{"gpu-t4": ESTIMATE_RELATIVE_ERROR}] * 2
 
 
 def test_types_of_the_terms_are_planned_with_and_other_profiles_are_not_needed():

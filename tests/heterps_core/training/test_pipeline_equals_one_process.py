@@ -133,6 +133,8 @@ def cut(model: str, num_replicas: tuple[int, ...], first_layers: tuple[int, ...]
         ("ctrdnn", (2,), (0,)),
         # Three stages; the second embedding is in the last of them, with replicas that share its table.
         ("2emb", (2, 1, 2), (0, 3, 6)),
+        # The user's vector crosses both cuts; the second tower starts in the middle stage.
+        ("matchnet", (1, 2, 1), (0, 5, 9)),
     ],
 )
 def test_a_cut_model_learns_what_one_process_learns(

@@ -1,0 +1,93 @@
+"""Plans drawn from first-order chains over the layers, and the gradients of a chain's objectives.
+
+A chain table holds P(type of layer l | type of layer l - 1); any number of plans is drawn from it at once. Both
+objectives have closed gradients with respect to the logarithms of the table, so that training a policy that
+emits tables needs no automatic differentiation through the chain.
+
+Shape legend: L = layers, T = device types, P = plans, N = tables. Tables have shape (L, T + 1, T); row T stands
+for "no previous layer".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def sample_chains(tables: Floats, choices: Ints, random: np.random.Generator) -> Ints:
+    """Draw plans, each layer from one of several tables.
+
+    Args:
+        tables: Probabilities, shape (N, L, T + 1, T).
+        choices: Which table draws each layer of each plan, shape (P, L).
+
+    Returns:
+        Type indices, shape (P, L).
+    """
+    num_tables, num_layers, num_rows, _ = tables.shape
+    thresholds = tables[..., :-1].cumsum(axis=3).swapaxes(0, 1).reshape(num_layers, num_tables * num_rows, -1)
+    draws = random.random((num_layers, len(choices), 1))
+    plans = np.empty(choices.shape, dtype=np.int64)
+    previous = np.full(len(choices), num_rows - 1)
+    for layer in range(num_layers):
+        # The last type takes what the thresholds leave, so rounding leaves no draw without a type.
+        rows = choices[:, layer] * num_rows + previous
+        previous = (draws[layer] > thresholds[layer, rows]).sum(axis=1)
+        plans[:, layer] = previous
+    return plans
+
+
+def random_windows(
+    num_plans: int, num_layers: int, *, longest: int, random: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Draw one run of 1 to `longest` layers for each plan, as flags of shape (P, L).
+
+    Runs may hang over either end, up to missing the chain, so that all layers are in one equally often.
+    """
+    lengths = random.integers(1, longest + 1, size=(num_plans, 1))
+    ends = random.integers(num_layers + longest - 1, size=(num_plans, 1))
+    layers = np.arange(num_layers)
+    return (layers <= ends) & (layers > ends - lengths)
+
+
+def transition_shares(plans: Ints, num_types: int) -> Floats:
+    """Return how often each (layer, previous type, type) occurs in plans, per plan, shape (L, T + 1, T).
+
+    It is the gradient of the mean log-probability of the plans with respect to the log-tables.
+    """
+    num_plans, num_layers = plans.shape
+    previous = np.full_like(plans, num_types)
+    previous[:, 1:] = plans[:, :-1]
+    cells = (np.arange(num_layers) * (num_types + 1) + previous) * num_types + plans
+    shape = (num_layers, num_types + 1, num_types)
+    counts = np.bincount(cells.ravel(), minlength=int(np.prod(shape))).reshape(shape)
+    return np.asarray(counts / num_plans)
+
+
+def chain_entropy_gradient(log_tables: Floats) -> Floats:
+    """Return the gradient of the entropy of a chain's plans with respect to its log-tables.
+
+    With V_l(t) the entropy of layers l, l + 1, ... after type t at layer l - 1, and m_l(t) the chance of that
+    type, dH / d log P_l(t' | t) = m_l(t) P_l(t' | t) (V_{l+1}(t') - log P_l(t' | t)), up to a constant per row
+    that the normalisation of the row takes away again.
+
+    Args:
+        log_tables: Shape (L, T + 1, T).
+
+    Returns:
+        Shape (L, T + 1, T).
+    """
+    num_layers, num_rows, _ = log_tables.shape
+    tables = np.exp(log_tables)
+    gains = -log_tables
+    for layer in range(num_layers - 2, -1, -1):
+        entropy_after = (tables[layer + 1, :-1] * gains[layer + 1, :-1]).sum(axis=1)  # V_{l+1}, shape (T,)
+        gains[layer] += entropy_after
+    chances = np.zeros((num_layers, num_rows))
+    chances[0, -1] = 1.0
+    for layer in range(1, num_layers):
+        chances[layer, :-1] = chances[layer - 1] @ tables[layer - 1]
+    return chances[:, :, None] * tables * gains

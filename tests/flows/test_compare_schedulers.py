@@ -1,0 +1,251 @@
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+from prefect.client.orchestration import get_client
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.command_line import main, parser_for
+from flows.compare_schedulers import check_parameters, command_line, compare_schedulers
+from heterps_core.errors import ConfigurationError, UnknownNameError
+from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.scheduling.schedulers import SCHEDULERS, get_scheduler
+from heterps_core.scheduling.schedulers.base import ProposingScheduler
+from infra.workspace import Workspace
+from tests.tasks.builders import make_problem
+
+METHODS = ["exact", "gpu-only", "brute-force"]
+BUDGET = 64
+
+
+class BrokenScheduler(ProposingScheduler):
+    """A method with a defect."""
+
+    name = "broken"
+    default_budget_evaluations = 10
+
+    def propose(self, problem, *, budget_evaluations, seed):
+        raise ZeroDivisionError("a defect")
+        yield
+
+
+class SlowScheduler(ProposingScheduler):
+    """A method that takes a fifth of a second for each plan."""
+
+    name = "slow"
+    default_budget_evaluations = 2
+
+    def propose(self, problem, *, budget_evaluations, seed):
+        while True:
+            time.sleep(0.2)
+            yield np.zeros((1, problem.num_layers), dtype=np.int64)
+
+
+class EndlessScheduler(SlowScheduler):
+    """The same, made for more plans."""
+
+    name = "endless"
+    default_budget_evaluations = 1_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    with prefect_test_harness(server_startup_timeout=60):
+        yield
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def workspace(home, monkeypatch):
+    """One workspace for all tests here, as MLflow takes seconds to write its tables."""
+    monkeypatch.setenv("HETERPS_HOME", str(home))
+    return Workspace(root=home)
+
+
+@pytest.fixture(scope="module")
+def problem_files(tmp_path_factory):
+    """By hand: 8 gpu units reach 9,091 samples/s, so the second floor is beyond gpu-only."""
+    folder = tmp_path_factory.mktemp("problems")
+    for name, floor in {"easy": 1_000.0, "fast": 9_500.0}.items():
+        problem = make_problem(throughput_floor_samples_per_s=floor)
+        (folder / f"{name}.json").write_text(json.dumps(problem.to_json()))
+    return [str(folder / "easy.json"), str(folder / "fast.json")]
+
+
+def tables_of(markdown):
+    """Read Markdown tables back: heading -> method -> column -> cell."""
+    tables, heading, header = {}, "", []
+    for line in markdown.splitlines():
+        if line.startswith("## "):
+            heading, header = line[3:], []
+            tables[heading] = {}
+        elif line.startswith("|"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if not header:
+                header = cells
+            elif set(cells) != {"---"}:
+                tables[heading][cells[0]] = dict(zip(header, cells, strict=True))
+    return tables
+
+
+def children_of(workspace, run_id):
+    client = MlflowClient(workspace.tracking_uri)
+    experiment = client.get_experiment_by_name("compare-schedulers")
+    runs = client.search_runs([experiment.experiment_id], filter_string=f"tags.`heterps.run_id` = '{run_id}'")
+    [parent] = [run for run in runs if run.data.tags["heterps.kind"] == "comparison"]
+    return parent, {
+        (run.data.params["model"], run.data.params["method"]): run for run in runs if run is not parent
+    }
+
+
+def test_tables_and_record_say_what_the_searches_found(workspace, problem_files, tmp_path):
+    output = tmp_path / "COMPARISON.md"
+
+    run_id = compare_schedulers(
+        problem=problem_files, methods=METHODS, seeds=2, budget_evaluations=BUDGET, output=str(output)
+    )
+
+    tables = tables_of(output.read_text())
+    parent, children = children_of(workspace, run_id)
+    assert list(tables) == problem_files
+    assert set(children) == {(file, method) for file in problem_files for method in METHODS}
+    for file in problem_files:
+        problem = SchedulingProblem.load(Path(file))
+        for method in METHODS:
+            row, child = tables[file][method], children[file, method]
+            if (file, method) == (problem_files[1], "gpu-only"):
+                assert (row["plans"], row["USD per run"]) == ("0/2", "-")
+                assert "9090.91 samples/s" in row["remark"]
+                assert "predicted/cost_usd" not in child.data.metrics
+                continue
+            plan = get_scheduler(method).search(problem, budget_evaluations=BUDGET, seed=0).plan
+            assert (row["plans"], row["remark"]) == ("2/2", "")
+            assert float(row["USD per run"]) == pytest.approx(plan.cost_usd, rel=1e-5)
+            assert row["evaluations"] == str(plan.num_evaluations)
+            assert child.data.metrics["predicted/cost_usd"] == pytest.approx(plan.cost_usd)
+            assert child.data.metrics["search/optimality_gap"] == pytest.approx(plan.optimality_gap)
+    client = MlflowClient(workspace.tracking_uri)
+    assert {file.path for file in client.list_artifacts(parent.info.run_id)} == {
+        *("comparison.md", "gap_by_method.png", "problems")
+    }
+    assert {run.info.status for run in (parent, *children.values())} == {"FINISHED"}
+    with get_client(sync_client=True) as prefect:
+        [artifact] = prefect.read_artifacts()
+    assert artifact.data == output.read_text()
+
+
+def test_a_method_with_a_defect_and_one_without_end_are_rows(workspace, problem_files, tmp_path, monkeypatch):
+    monkeypatch.setitem(SCHEDULERS, "broken", f"{__name__}:BrokenScheduler")
+    monkeypatch.setitem(SCHEDULERS, "slow", f"{__name__}:SlowScheduler")
+    monkeypatch.setitem(SCHEDULERS, "endless", f"{__name__}:EndlessScheduler")
+    output = tmp_path / "COMPARISON.md"
+
+    compare_schedulers(
+        problem=problem_files[:1],
+        methods=["broken", "slow", "endless", "cpu-only", "brute-force"],
+        seeds=2,
+        budget_evaluations=70,
+        max_seconds_per_search=1.0,
+        output=str(output),
+    )
+
+    rows = tables_of(output.read_text())[problem_files[0]]
+    assert rows["broken"]["remark"] == "failed: ZeroDivisionError: a defect"
+    assert (rows["slow"]["evaluations"], rows["slow"]["plans"]) == ("2", "2/2")
+    assert rows["slow"]["remark"] == "70 took more than 1 s; 2 instead"
+    assert (rows["endless"]["plans"], rows["endless"]["remark"]) == (
+        "0/2",
+        "7 evaluations took more than 1 s",
+    )
+    assert rows["cpu-only"]["plans"] == "2/2"
+    assert rows["brute-force"]["evaluations"] == "8"
+
+
+@pytest.mark.slow
+def test_models_are_planned_for_a_night_and_one_that_cannot_be_made_is_left_out(tmp_path):
+    output = tmp_path / "COMPARISON.md"
+
+    compare_schedulers(
+        models=["nce", "no_such_module:build"],
+        methods=["exact"],
+        seeds=1,
+        device_types=["cpu-c7i", "gpu-t4"],
+        output=str(output),
+    )
+
+    text = output.read_text()
+    assert tables_of(text)["nce"]["exact"]["plans"] == "1/1"
+    assert "1,000,000,000 samples" in text
+    assert "Times are estimated, not measured, for cpu-c7i, gpu-t4." in text
+    assert "- no_such_module:build: " in text
+
+
+def test_problem_files_may_be_given_in_parts():
+    parsed = parser_for(compare_schedulers.fn, program="compare").parse_args(
+        ["--problem", "a.json", "--problem", "b.json", "c.json", "--device-types", "gpu-t4"]
+    )
+
+    assert parsed.problem == ["a.json", "b.json", "c.json"]
+    assert parsed.device_types == ["gpu-t4"]
+
+
+def test_the_command_makes_the_same_comparison_again():
+    arguments = ["--problem", "a b.json", "--methods", "exact", "genetic", "--seeds", "2"]
+
+    parsed = vars(parser_for(compare_schedulers.fn, program="compare").parse_args(arguments))
+
+    assert command_line(parsed) == f"python -m flows.compare_schedulers {' '.join(arguments)}".replace(
+        "a b.json", "'a b.json'"
+    )
+
+
+@pytest.fixture
+def good_parameters():
+    return {
+        "models": ["ctrdnn"],
+        "problem": None,
+        "methods": None,
+        "device_types": ["cpu-c7i"],
+        "output": None,
+        "seeds": 3,
+    }
+
+
+def test_good_parameters_pass(good_parameters):
+    check_parameters(**good_parameters)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"models": ["vgg"]}, UnknownNameError, "Did you mean 'vgg-16'"),
+        ({"methods": ["exakt"]}, UnknownNameError, "Did you mean 'exact'"),
+        ({"device_types": ["tpu"]}, UnknownNameError, "cpu-c7i"),
+        ({"problem": ["none.json"]}, ConfigurationError, r"cannot read the problem file none\.json"),
+        ({"output": "/none/COMPARISON.md"}, ConfigurationError, "a folder that is there"),
+        ({"seeds": 0}, ConfigurationError, "seeds must be a number of at least 1, got 0"),
+        ({"max_seconds_per_search": float("nan")}, ConfigurationError, "max_seconds_per_search"),
+    ],
+)
+def test_a_wrong_parameter_is_told_before_any_work(good_parameters, wrong, error, message):
+    with pytest.raises(error, match=message):
+        check_parameters(**{**good_parameters, **wrong})
+
+
+def test_a_damaged_problem_file_is_named_with_its_field(tmp_path, capsys):
+    path = tmp_path / "damaged.json"
+    path.write_text('{"schema_version": 1}')
+
+    status = main(
+        compare_schedulers, program="compare", check=check_parameters, arguments=["--problem", str(path)]
+    )
+
+    assert status == 2
+    assert capsys.readouterr().err == f"error: {path}: model: is missing\n"
