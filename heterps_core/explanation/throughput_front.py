@@ -9,14 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from heterps_core.cost_model.evaluation import evaluate
-from heterps_core.cost_model.objective import objective_of
 from heterps_core.cost_model.stage_table import segment_table
 from heterps_core.explanation.placement import device_type_of_layers
 from heterps_core.explanation.variants import SAME_COST, cheapest_plan, with_floor
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.provisioning.stage_time_search import least_stage_seconds
-from heterps_core.scheduling.chain_solver import ChainSolver
-from heterps_core.scheduling.optimum import stage_time_range
+from heterps_core.scheduling.optimum import highest_throughput, stage_time_range
 from heterps_core.scheduling.problem import SchedulingProblem
 
 NUM_FLOORS = 24
@@ -76,15 +73,6 @@ def price_of_throughput(
         extra_usd=max(0.0, found.cost_usd - cost_usd),
         stages=found.stages,
         highest_samples_per_s=None,
-    )
-
-
-def highest_throughput(problem: SchedulingProblem) -> float:
-    """Return the highest throughput in samples/s that memory and caps allow, 0 where no plan exists."""
-    table = segment_table(problem)
-    low_seconds, high_seconds = stage_time_range(problem, table)
-    return problem.batch_size / least_stage_seconds(
-        ChainSolver(table, objective_of(problem)), low_seconds=low_seconds, high_seconds=high_seconds
     )
 
 

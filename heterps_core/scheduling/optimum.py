@@ -77,6 +77,16 @@ def find_optimum(problem: SchedulingProblem) -> Optimum:
     )
 
 
+def highest_throughput(problem: SchedulingProblem) -> float:
+    """Return the highest throughput in samples/s that memory and caps allow, 0 where no plan exists."""
+    table = segment_table(problem)
+    low_seconds, high_seconds = stage_time_range(problem, table)
+    solver = ChainSolver(table, objective_of(problem))
+    return problem.batch_size / least_stage_seconds(
+        solver, low_seconds=low_seconds, high_seconds=high_seconds
+    )
+
+
 def explain_infeasibility(problem: SchedulingProblem) -> InfeasiblePlanError:
     """Return the error that names the constraint that no plan keeps, and how far it is missed.
 
@@ -85,7 +95,7 @@ def explain_infeasibility(problem: SchedulingProblem) -> InfeasiblePlanError:
     """
     table = segment_table(problem)
     if _has_plan(problem, table):
-        return floor_missed(problem, _least_seconds(problem, table))
+        return floor_missed(problem, problem.batch_size / highest_throughput(problem))
     if _has_plan(problem, _with_scaled_caps(table, _UNLIMITED)):
         factor = _least_factor(lambda scale: _has_plan(problem, _with_scaled_caps(table, scale)))
         return InfeasiblePlanError(
@@ -125,13 +135,6 @@ def stage_time_range(problem: SchedulingProblem, table: StageTable) -> tuple[flo
     fits = np.isfinite(table.memory_replicas) & (table.memory_replicas <= table.max_units)
     seconds = table.seconds(table.memory_replicas)
     return low_seconds, float(seconds[fits].max(initial=0.0))
-
-
-def _least_seconds(problem: SchedulingProblem, table: StageTable) -> float:
-    low_seconds, high_seconds = stage_time_range(problem, table)
-    return least_stage_seconds(
-        ChainSolver(table, objective_of(problem)), low_seconds=low_seconds, high_seconds=high_seconds
-    )
 
 
 def _has_plan(problem: SchedulingProblem, table: StageTable) -> bool:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heterps_core.errors import ConfigurationError, MalformedProblemError
+from heterps_core.json_file import write_json
 from heterps_core.scheduling.extra_costs import COST_TERMS
 from heterps_core.scheduling.schedulers import SCHEDULERS, get_scheduler
+from heterps_core.text_table import aligned
 
 if TYPE_CHECKING:
     from heterps_core.explanation.explanation import PlanExplanation
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
     explanation = _explain(problem, result, asked=options.explain)
     if options.output is not None:
         explained = {} if explanation is None else {"explanation": explanation.to_json()}
-        _write_json(options.output, {**result.plan.to_json(), **explained})
+        write_json(options.output, {**result.plan.to_json(), **explained})
     print(plan_table(problem, result))
     if explanation is not None:
         from heterps_core.explanation.text import explanation_text
@@ -128,7 +129,7 @@ def plan_table(problem: SchedulingProblem, result: SearchResult) -> str:
         [
             f"Plan for {problem.model} ({problem.num_layers} layers) by {plan.scheduler}, seed {plan.seed}",
             "",
-            *_aligned(rows),
+            *aligned(rows, words=(1, 2)),
             "",
             *(f"{label:<12}{text}" for label, text in totals),
         ]
@@ -166,22 +167,3 @@ def _cost_lines(result: SearchResult) -> list[tuple[str, str]]:
     if len(lines) <= 1:
         return []
     return [("", f"{line.cost_usd:,.6f} USD {line.name}") for line in lines]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    is_text = (False, True, True)  # the layers and the device type read from the left, numbers from the right
-    return [
-        "  ".join(
-            cell.ljust(width) if index < len(is_text) and is_text[index] else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _write_json(path: Path, document: object) -> None:
-    try:
-        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error

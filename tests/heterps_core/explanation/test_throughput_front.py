@@ -5,12 +5,11 @@ import pytest
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.explanation.throughput_front import (
     MOST_COST_FACTOR,
-    highest_throughput,
     placement_changes,
     price_of_throughput,
     sweep_front,
 )
-from heterps_core.scheduling.optimum import find_optimum
+from heterps_core.scheduling.optimum import find_optimum, highest_throughput
 from tests.heterps_core.explanation.trying_all import feasible_plans, placement_of, tiny_problem
 
 
