@@ -33,6 +33,10 @@ SCHEMA_VERSION = 1
 MAX_LAYERS = 1_000
 """Longest chain that is planned; the tables of all stages grow with its square."""
 
+MAX_CANDIDATE_STAGES = 8_000_000
+"""Most pairs of a run of layers and a device type; the tables of all stages take 0.7 kB for each, seen with 1,000
+layers x 16 types."""
+
 MAX_DEVICE_TYPES = 64
 """Most device types in one problem; a guard against files that are no problem files."""
 
@@ -140,6 +144,7 @@ class SchedulingProblem:
         check_not_negative("throughput_floor_samples_per_s", self.throughput_floor_samples_per_s)
         _check_device_types(self.device_types)
         _check_layers(self.layers, tuple(self.device_types))
+        _check_size(len(self.layers), len(self.device_types))
 
     @property
     def device_type_names(self) -> tuple[str, ...]:
@@ -339,6 +344,16 @@ def _check_layers(layers: Sequence[LayerCosts], device_types: Sequence[str]) -> 
     if not any(min(layer.compute_seconds.values()) > 0 for layer in layers):
         raise MalformedProblemError(
             "layers", "at least one layer must have positive compute_seconds on every device type"
+        )
+
+
+def _check_size(num_layers: int, num_types: int) -> None:
+    num_stages = num_layers * (num_layers + 1) // 2 * num_types
+    if num_stages > MAX_CANDIDATE_STAGES:
+        raise MalformedProblemError(
+            "layers",
+            f"{num_layers} layers on {num_types} device types make {num_stages:,} candidate stages, more than "
+            f"{MAX_CANDIDATE_STAGES:,}; join neighbouring layers or leave device types out",
         )
 
 

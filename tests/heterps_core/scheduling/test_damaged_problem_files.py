@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,6 +21,7 @@ from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import MalformedProblemError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.scheduling.problem import SchedulingProblem
+from tests.builders import make_problem
 from tests.heterps_core.scheduling.damaged_files import TERMS, places_in, problem_files, with_optional_fields
 
 NUM_FILES = int(os.environ.get("HETERPS_FUZZED_FILES", "300"))
@@ -157,3 +159,13 @@ def test_every_required_member_that_is_missing_is_named_by_its_path(document):
         assert str(raised.value) == f"{path}: is missing"
         node.clear()
         node.update(kept)
+
+
+def test_a_problem_whose_tables_would_not_fit_into_memory_is_refused():
+    problem = make_problem(0, num_layers=2, num_types=17)
+
+    # By hand: 1,000 * 1,001 / 2 * 17.
+    with pytest.raises(
+        MalformedProblemError, match=r"layers: 1000 layers on 17 .* 8,508,500 candidate stages"
+    ):
+        replace(problem, layers=problem.layers * 500)
