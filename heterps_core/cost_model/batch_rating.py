@@ -126,7 +126,7 @@ class GridRater:
             replicas = table.least_replicas(np.array([x]))[0]
             self.rates[:, index] = table.usd_per_hour(replicas).reshape(-1)
             self.units[:, index] = np.where(np.isfinite(replicas), replicas, 0.0).reshape(-1)
-            self.seconds[:, index] = table.seconds(replicas).reshape(-1)
+            self.seconds[:, index] = _in_single_precision(table.seconds(replicas)).reshape(-1)
 
     def rate(self, stages: PlanStages) -> BatchRating:
         """Return approximate costs and bounds of P plans."""
@@ -171,7 +171,7 @@ class GridRater:
                 self.units[stages.rows] * of_unit[:, None], stages.starts, axis=0, out=interruptions
             )
         products = self.objective.product(self.grid_seconds, rates, interruptions, transfers[:, None])
-        return np.asarray(products / self.grid_seconds, dtype=np.float32)
+        return _in_single_precision(products / self.grid_seconds)
 
     def _transfers(self, stages: PlanStages) -> Floats:
         """Return what each plan's boundaries are charged, shape (P,)."""
@@ -187,9 +187,9 @@ class GridRater:
 
     def _best_points(self, charges: NDArray[np.float32]) -> tuple[Ints, NDArray[np.bool_]]:
         """Return the grid point of least cost within the limit, or the first one within reach beyond it."""
-        within = (
-            charges[:, : self.num_within] * self.grid_seconds[: self.num_within].astype(np.float32)
-        ).argmin(axis=1)
+        grid_seconds = _in_single_precision(self.grid_seconds[: self.num_within])
+        with np.errstate(over="ignore"):
+            within = (charges[:, : self.num_within] * grid_seconds).argmin(axis=1)
         feasible = np.isfinite(charges[:, self.num_within - 1])
         beyond = self.num_within + np.isfinite(charges[:, self.num_within :]).argmax(axis=1)
         return np.where(feasible, within, beyond), feasible
@@ -234,3 +234,9 @@ class GridRater:
             misfits = np.add.reduceat(does_not_fit.astype(np.float64), stages.starts)
             shortfalls = np.where(reachable, shortfalls, _MISFIT_SHORTFALL + misfits)
         return shortfalls
+
+
+def _in_single_precision(values: Floats) -> NDArray[np.float32]:
+    """Return the values, finite ones beyond the range of single precision at its end."""
+    largest = float(np.finfo(np.float32).max)
+    return np.where(np.isfinite(values), np.minimum(values, largest), values).astype(np.float32)

@@ -9,7 +9,7 @@ X = stage times asked for, N = any shape of candidate stages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -138,17 +138,35 @@ def segment_table(problem: SchedulingProblem) -> StageTable:
 
     Run (first a, last b) has the row b (b + 1) / 2 + a, see `segment_row`.
     """
-    units = tuple(problem.device_types.values())
     last, first = np.tril_indices(problem.num_layers)
+    return _stage_table(problem, first, last, _sums_of_all_runs)
+
+
+def run_table(problem: SchedulingProblem, runs: Sequence[tuple[int, int]]) -> StageTable:
+    """Return some runs of layers first..last on every device type, shape (runs, T)."""
+    first, last = np.array(runs).T
+    return _stage_table(
+        problem,
+        first,
+        last,
+        lambda values: np.array([sum(values[begin : end + 1]) for begin, end in runs], dtype=np.float64),
+    )
+
+
+def _stage_table(
+    problem: SchedulingProblem, first: Ints, last: Ints, sums: Callable[[Sequence[float]], Floats]
+) -> StageTable:
+    """Return a table of runs; `sums` adds a value of each layer up over each run."""
+    units = tuple(problem.device_types.values())
     shape = (last.size, len(units))
     compute_seconds, communication_seconds, memory_replicas = (np.empty(shape) for _ in range(3))
-    replicated_bytes = _run_sums([layer.state_bytes * (not layer.is_sharded) for layer in problem.layers])
-    sharded_bytes = _run_sums([layer.state_bytes * layer.is_sharded for layer in problem.layers])
+    replicated_bytes = sums([layer.state_bytes * (not layer.is_sharded) for layer in problem.layers])
+    sharded_bytes = sums([layer.state_bytes * layer.is_sharded for layer in problem.layers])
     cut_bytes = np.array([0.0, *(layer.output_bytes_per_sample for layer in problem.layers[:-1]), 0.0])
     sizes = {"batch_size": problem.batch_size, "profile_batch_size": problem.profile_batch_size}
     for index, (name, unit) in enumerate(problem.device_types.items()):
-        work = _run_sums([layer.compute_seconds[name] for layer in problem.layers])
-        traffic = _run_sums([layer.communication_seconds[name] for layer in problem.layers])
+        work = sums([layer.compute_seconds[name] for layer in problem.layers])
+        traffic = sums([layer.communication_seconds[name] for layer in problem.layers])
         traffic += boundary_seconds(
             cut_bytes[first],
             cut_bytes[last + 1],
@@ -205,7 +223,7 @@ def least_memory_replicas(replicated_bytes: Floats, sharded_bytes: Floats, memor
     return np.where(enough, fewer, replicas)
 
 
-def _run_sums(values: Sequence[float]) -> Floats:
+def _sums_of_all_runs(values: Sequence[float]) -> Floats:
     """Return the sums over all runs of consecutive values, shape (G,).
 
     Summed from each first value onwards: differences of prefix sums would lose the digits of small runs.

@@ -16,7 +16,7 @@ import numpy as np
 from heterps_core.cost_model.arrays import Floats, Ints
 from heterps_core.cost_model.objective import Objective, objective_of
 from heterps_core.cost_model.stage_cost import COMPARISON_TOLERANCE
-from heterps_core.cost_model.stage_table import StageTable, segment_row, segment_table
+from heterps_core.cost_model.stage_table import StageTable, run_table, segment_row
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.provisioning.stage_time_search import (
@@ -63,8 +63,14 @@ def fixed_stages(problem: SchedulingProblem, runs: Sequence[LayerRun]) -> FixedS
     """Return the costs of these runs, in order."""
     names = problem.device_type_names
     types = np.array([names.index(run.device_type) for run in runs])
-    rows = np.array([segment_row(run.first_layer, run.last_layer) for run in runs])
-    return FixedStages.of_rows(segment_table(problem), objective_of(problem), rows * len(names) + types)
+    rows = np.array([segment_row(run.first_layer, run.last_layer) for run in runs]) * len(names) + types
+    objective = objective_of(problem)
+    table = run_table(problem, [(run.first_layer, run.last_layer) for run in runs])
+    return FixedStages(
+        table=table.take(np.arange(len(runs)) * len(names) + types),
+        objective=objective,
+        transfer_product=float(objective.transfers(rows[None, ::-1])[0]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

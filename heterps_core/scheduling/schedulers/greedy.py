@@ -21,8 +21,9 @@ class GreedyScheduler(Scheduler):
     """Settles the layers in order, each on the type with which the chain up to it costs least.
 
     The partial cost is that of the chain cut off behind the layer, provisioned with whole counts; each one counts as
-    an evaluation. L * T of them settle L layers among T types. With a smaller budget the last choice that it pays
-    for settles all layers that are left at once. The seed changes nothing.
+    an evaluation. L * T of them settle L layers among T types. Layers at the front that take no time anywhere are
+    settled with the first one that does. With a smaller budget the last choice that it pays for settles all layers
+    that are left at once. The seed changes nothing.
     """
 
     name = "greedy"
@@ -34,14 +35,17 @@ class GreedyScheduler(Scheduler):
         check_budget(budget_evaluations)
         started = time.perf_counter()
         candidates = problem.device_type_names[:budget_evaluations]
-        num_choices = min(problem.num_layers, budget_evaluations // len(candidates))
+        num_idle = next(
+            index for index, layer in enumerate(problem.layers) if min(layer.compute_seconds.values())
+        )
+        num_choices = min(problem.num_layers - num_idle, budget_evaluations // len(candidates))
         settled: list[str] = []
         stages: tuple[Stage, ...] = ()
         for choice in range(num_choices):
-            num_layers = choice + 1 if choice + 1 < num_choices else problem.num_layers
+            num_layers = num_idle + choice + 1 if choice + 1 < num_choices else problem.num_layers
             chain = replace(problem, layers=problem.layers[:num_layers])
             stages = _cheapest_turn(problem, chain, settled, candidates)
-            settled.append(stages[-1].device_type)
+            settled += [stages[-1].device_type] * (num_layers - len(settled))
         search_seconds = time.perf_counter() - started
         num_evaluations = num_choices * len(candidates)
         cost_usd = evaluate(problem, stages).cost_usd

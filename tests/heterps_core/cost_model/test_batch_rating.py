@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,6 +9,7 @@ from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.cost_model.stage_table import segment_layers
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas
+from heterps_core.scheduling.extra_costs import ExtraCosts
 from heterps_core.scheduling.plan_rater import PlanRater
 from tests.builders import make_problem
 
@@ -62,3 +64,20 @@ def test_a_plan_further_below_the_floor_falls_further_short():
     shortfalls = [PlanRater(p, budget_evaluations=1).rate(plan).shortfalls[0] for p in (slow, slower)]
 
     assert 0 < shortfalls[0] < shortfalls[1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_beyond_single_precision_are_rated_without_a_warning():
+    problem = make_problem(4, num_layers=4, num_types=2, floor_samples_per_s=0.0)
+    slow_links = {
+        name: replace(unit, bandwidth_bytes_per_s=1e-18) for name, unit in problem.device_types.items()
+    }
+    for extreme in (
+        replace(problem, batch_size=10**18, device_types=slow_links),
+        replace(problem, num_samples=1e-18, extra_costs=ExtraCosts(startup_seconds=1e18)),
+    ):
+        rater = PlanRater(extreme, budget_evaluations=10)
+
+        ratings = rater.rate(np.array([[0, 0, 0, 0], [0, 1, 1, 1]]))
+
+        assert np.isfinite(ratings.cost_usd).all()

@@ -116,3 +116,16 @@ def test_says_where_it_is_stuck_though_a_plan_exists():
 
 def test_runs_join_neighbours_of_one_type():
     assert runs_of(["a", "a", "b", "a"]) == [LayerRun(0, 1, "a"), LayerRun(2, 2, "b"), LayerRun(3, 3, "a")]
+
+
+def test_layers_at_the_front_that_take_no_time_join_the_first_that_does():
+    problem = make_problem(3, num_layers=4, num_types=2, floor_samples_per_s=1_000)
+    idle = [
+        replace(layer, compute_seconds=dict.fromkeys(layer.compute_seconds, 0.0))
+        for layer in problem.layers[:2]
+    ]
+
+    plan = search(replace(problem, layers=(*idle, *problem.layers[2:])))
+
+    assert plan.stages[0].last_layer >= 2
+    assert plan.num_evaluations == 2 * 2
