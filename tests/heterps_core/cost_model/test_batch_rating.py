@@ -78,6 +78,7 @@ def test_numbers_beyond_single_precision_are_rated_without_a_warning():
     ):
         rater = PlanRater(extreme, budget_evaluations=10)
 
-        ratings = rater.rate(np.array([[0, 0, 0, 0], [0, 1, 1, 1]]))
+        ratings = rater.rate(np.zeros((8, 4), dtype=np.int64))
 
         assert np.isfinite(ratings.cost_usd).all()
+        assert (ratings.shortfalls == 0).all()
