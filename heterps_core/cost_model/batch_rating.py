@@ -20,7 +20,7 @@ from heterps_core.cost_model.objective import Objective
 from heterps_core.cost_model.partition_sums import run_layers
 from heterps_core.cost_model.stage_table import StageTable
 
-_MOST_POINTS = 256
+_MOST_POINTS = 128
 _FEWEST_POINTS = 32
 _EXTRA_POINTS = 16
 """Grid points beyond the limit, to tell how far a plan misses it."""
@@ -113,7 +113,9 @@ class GridRater:
         num_points = int(np.clip(_TABLE_BYTES // (12 * num_rows), _FEWEST_POINTS, _MOST_POINTS))
         within = np.geomspace(min(low_seconds, limit_seconds), limit_seconds, num_points)
         within[-1] = limit_seconds
-        beyond = np.geomspace(limit_seconds, max(high_seconds, limit_seconds), _EXTRA_POINTS + 1)[1:]
+        # Closest just beyond the limit: a search that misses it a little is told whether it comes nearer.
+        shares = (np.arange(1, _EXTRA_POINTS + 1) / _EXTRA_POINTS) ** 2
+        beyond = limit_seconds * (max(high_seconds, limit_seconds) / limit_seconds) ** shares
         self.table = table
         self.objective = objective
         self.num_types = table.max_units.size

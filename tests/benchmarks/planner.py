@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 
+from heterps_core.errors import InfeasiblePlanError
+from heterps_core.scheduling.optimum import find_optimum
 from heterps_core.scheduling.problem import SchedulingProblem
 from tests.builders import make_problem
 
@@ -16,13 +19,18 @@ MAX_UNITS = 400
 
 
 def draw(num_layers: int, num_types: int, num_cases: int, seed: int) -> list[SchedulingProblem]:
-    """Return random problems with loose caps."""
-    return [
-        make_problem(
-            1_000 * (seed + 1) + index, num_layers=num_layers, num_types=num_types, max_units=MAX_UNITS
-        )
-        for index in range(num_cases)
-    ]
+    """Return random problems with loose caps; the few draws that no plan can meet are passed over."""
+    problems: list[SchedulingProblem] = []
+    for case_seed in count(1_000 * (seed + 1)):
+        if len(problems) == num_cases:
+            break
+        problem = make_problem(case_seed, num_layers=num_layers, num_types=num_types, max_units=MAX_UNITS)
+        try:
+            find_optimum(problem)
+        except InfeasiblePlanError:
+            continue
+        problems.append(problem)
+    return problems
 
 
 def with_scaled_prices(problem: SchedulingProblem, random: np.random.Generator) -> SchedulingProblem:

@@ -2,14 +2,16 @@
 
 The plain policy gradient raises the mean plan; a search wants the best one. So only the best plans of a round carry
 gradient, the policy conditions on the previous type by a table (one LSTM pass for hundreds of plans), most plans
-explore one window of layers while the policy draws the rest, and a policy that has stopped finding better plans is
-replaced by a fresh one. What a search has learned can start the next one.
+explore one window of layers while the policy draws the rest (temporally extended epsilon-greedy: Dabney, Ostrovski
+and Barreto, ICLR 2021), and a policy that has stopped finding better plans is replaced by a fresh one. No plan is
+altered after it was drawn. What a search has learned can start the next one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import torch
@@ -61,8 +63,8 @@ class ReinforceSettings:
     patience_rounds: int = 30
     """Rounds without a gain of its own best after which a policy is replaced."""
 
-    patience_policies: int = 14
-    """Policies in a row without a gain of the search's best after which the search ends."""
+    rounds_per_layer: int = 28
+    """The search ends after as many rounds, of all policies together, for each layer of the problem."""
 
 
 class ReinforceScheduler(PolicyGradientScheduler):
@@ -78,7 +80,8 @@ class ReinforceScheduler(PolicyGradientScheduler):
 
     name = "reinforce"
     default_budget_evaluations = 250_000
-    """Seldom reached: the search ends by itself when fresh policies bring nothing more."""
+    """Never reached with the default settings: the search ends after its rounds, in 1 to 2 s on one core at
+    16 layers x 4 types and 4 to 5 s at 32 x 4."""
 
     def __init__(
         self, settings: ReinforceSettings | None = None, *, warm_start: PolicyState | None = None
@@ -87,7 +90,7 @@ class ReinforceScheduler(PolicyGradientScheduler):
         self.warm_start = warm_start
 
     def propose(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> Proposals:
-        """Yield rounds of plans of one policy after the other, until they bring nothing more.
+        """Yield rounds of plans of one policy after the other.
 
         Raises:
             ConfigurationError: The warm start does not fit the problem or the settings.
@@ -128,24 +131,20 @@ class _Training:
         self._num_assignments = self._num_types**problem.num_layers
         self._hash_factors = self._random.integers(1, 2**62, size=problem.num_layers)
         self._known_rewards: dict[int, float] = {}
+        self._rounds_left = settings.rounds_per_layer * problem.num_layers
         self._best_reward = -np.inf
         self.best_policy = PolicyState.of(self._fresh_policy(0.0))
 
     def proposals(self) -> Proposals:
         """Yield plans that were not rated before; see `ReinforceScheduler.propose`."""
-        num_policies, num_without_gain = 0, 0
-        while (
-            num_without_gain < self._settings.patience_policies
-            and len(self._known_rewards) < self._num_assignments
-        ):
+        for index in count():
+            if self._rounds_left == 0 or len(self._known_rewards) == self._num_assignments:
+                return
             stay_bias = self._random.uniform(*self._settings.stay_biases)
             policy = self._fresh_policy(stay_bias)
-            if self._warm_start is not None and num_policies % 2 == 0:
+            if self._warm_start is not None and index % 2 == 0:
                 self._warm_start.load_into(policy)
-            best_before = self._best_reward
             yield from self._train(policy, self._untrained_tables(stay_bias))
-            num_policies += 1
-            num_without_gain = 0 if self._best_reward > best_before else num_without_gain + 1
 
     def _fresh_policy(self, stay_bias: float) -> ChainTablePolicy:
         with seeded_torch(int(self._random.integers(2**62))):
@@ -168,7 +167,8 @@ class _Training:
         optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate, fused=True)
         num_elite = max(1, round(settings.elite_fraction * settings.plans_per_round))
         best_reward, rounds_without_gain = -np.inf, 0
-        while rounds_without_gain < settings.patience_rounds:
+        while rounds_without_gain < settings.patience_rounds and self._rounds_left > 0:
+            self._rounds_left -= 1
             log_tables = policy(self._features)
             plans, rewards = yield from self._rate_distinct(
                 self._draw(log_tables.detach().double().exp().numpy(), untrained_tables)
