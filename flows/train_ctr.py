@@ -16,7 +16,7 @@ from prefect.runtime import flow_run as current_flow_run
 
 from flows.schedule import TRAIN_CTR
 from heterps_core.hardware import get_device_type
-from heterps_core.scheduling.extra_costs import NO_EXTRA_COSTS
+from heterps_core.problem.extra_costs import NO_EXTRA_COSTS
 from heterps_core.scheduling.schedulers import get_scheduler
 from heterps_core.training.job import default_batch_size
 from heterps_core.training.run_directory import RunDirectory
@@ -40,7 +40,7 @@ from tasks.runs import (
     open_record,
     utc_now,
 )
-from tasks.scheduling import explain_choice, make_problem, predict_launch, search_with_all
+from tasks.scheduling import explain_choice, make_problem, predict_launch, search_with_all, simulate_choice
 from tasks.story import tell, tell_block
 from tasks.tracking import EndStatus, close_run
 from tasks.training import resume_summary, train, training_config, write_job
@@ -212,6 +212,7 @@ def train_ctr(
     plan = searches.results[scheduler].plan
     tell("plan", plan_summary(plan))
     explanation = explain_choice(problem, searches.results[scheduler])
+    simulation = simulate_choice(problem, searches.results[scheduler])
 
     provisioning = provision(plan, offers, provider=provider, caps=caps)
     tell("machines", provisioning.summary)
@@ -256,6 +257,7 @@ def train_ctr(
         searches=searches,
         scheduler=scheduler,
         explanation=explanation,
+        simulation=simulation,
         provisioning=provisioning,
         prediction=prediction,
         training=training,

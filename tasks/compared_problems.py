@@ -9,7 +9,7 @@ from pathlib import Path
 from heterps_core.errors import ConfigurationError, HeterpsError, UnknownNameError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.models import CNN_MODELS, CTR_MODELS
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
 from tasks.planned_job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT, PlannedJob, planned_job

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.schedulers import get_scheduler
 from heterps_core.scheduling.search_result import SearchResult
 from tasks.compared_problems import ComparedProblem, reason_in_one_line

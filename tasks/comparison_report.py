@@ -12,8 +12,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.profiling.machine import software_versions, this_machine
-from heterps_core.scheduling.problem import SchedulingProblem
 from infra.workspace import Workspace
 from tasks import tracking
 from tasks.compared_problems import ComparedProblem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heterps_core.graph.model_graph import ModelGraph
-from heterps_core.scheduling.extra_costs import ExtraCosts
+from heterps_core.problem.extra_costs import ExtraCosts
 
 STARTUP_SECONDS = 120.0
 """Assumed, from launch to first step: an instance boots in half a minute to a minute, then the environment is

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import StrMethodFormatter
 
 from heterps_core.cost_model.evaluation import PlanEvaluation, StageEvaluation
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.search_result import SearchResult
 from heterps_core.training.pipeline_schedule import one_forward_one_backward
 from heterps_core.units import MS_PER_S, SAMPLES_PER_MILLION

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from heterps_core.explanation.explanation import PlanExplanation
 from heterps_core.explanation.throughput_front import FrontPoint
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from tasks.figures import device_colours
 
 DECADE = 10.0

@@ -11,7 +11,7 @@ from heterps_core.data.quality import ClickQuality
 from heterps_core.explanation.explanation import PlanExplanation
 from heterps_core.explanation.text import essential_lines, explanation_text
 from heterps_core.plans.scheduling_plan import SchedulingPlan
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import MS_PER_S
 from infra.billing import bill_as_text
@@ -122,12 +122,24 @@ def _plan_lines(report: RunReport) -> list[str]:
         f"  predicted  {plan.throughput_samples_per_s:,.0f} samples/s "
         f"(floor {report.problem.throughput_floor_samples_per_s:,.0f}), {plan.price_usd_per_hour:.4f} USD/hour, "
         f"{plan.cost_usd:.6f} USD for the run",
+        _simulated_line(report),
         f"  bought as  {_instances_of(report)}: {cloud.price_usd_per_hour:.4f} USD/hour",
         f"  proof      {_gap_text(report)}",
         *([f"  note       {ESTIMATED_NOTE}"] if report.is_estimated else []),
         *_dearer_lines(report),
         *essential_lines(report.explanation),
     ]
+
+
+def _simulated_line(report: RunReport) -> str:
+    """Say what is left of the closed form's throughput where every step fills and drains the pipeline."""
+    simulation, problem_rows = report.simulation, report.problem.batch_size
+    planned, reached = report.chosen.plan.throughput_samples_per_s, simulation.run.throughput_samples_per_s
+    return (
+        f"  simulated  {reached:,.0f} samples/s ({reached / planned - 1:+.0%}), "
+        f"{report.simulated_cost_usd:.6f} USD for the run: step by step, as the trainer works, "
+        f"micro-batches of {problem_rows // simulation.load.num_microbatches:,}"
+    )
 
 
 def _dearer_lines(report: RunReport) -> list[str]:

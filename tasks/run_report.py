@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from heterps_core.data.quality import ClickQuality
 from heterps_core.explanation.explanation import PlanExplanation
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.rehearsal import RehearsalPrediction
 from heterps_core.scheduling.search_result import SearchResult
+from heterps_core.simulation.plan_simulation import PlanSimulation, run_cost_usd
 from heterps_core.training.training_run import TrainingRun
 from infra.billing import Bill
 from tasks.baseline import Baseline
@@ -31,6 +32,7 @@ class RunReport:
     searches: Searches
     scheduler: str
     explanation: PlanExplanation
+    simulation: PlanSimulation
     provisioning: Provisioning
     prediction: RehearsalPrediction
     training: TrainingRun
@@ -55,6 +57,13 @@ class RunReport:
         return measured / self.prediction.throughput_samples_per_s - 1
 
     @property
+    def simulated_cost_usd(self) -> float:
+        """Of the whole job at the speed that the plan's pipeline reaches step by step."""
+        return run_cost_usd(
+            self.problem, self.simulation.evaluation, step_seconds=self.simulation.run.step_seconds
+        )
+
+    @property
     def billed_usd(self) -> float:
         """Of all launches, at list prices where it is a rehearsal."""
         return sum(bill.total_usd for bill in self.bills)
@@ -71,6 +80,8 @@ class RunReport:
             "measured/samples": float(samples),
             "measured/repeated_steps": float(self.training.num_repeated_steps),
             **explanation_metrics(self.explanation),
+            "simulated/throughput_samples_per_s": self.simulation.run.throughput_samples_per_s,
+            "simulated/cost_usd": self.simulated_cost_usd,
             "cost/billed_usd": self.billed_usd,
             "cost/waste_usd": sum(bill.waste_usd for bill in self.bills),
             "cost/cloud_price_usd_per_hour": self.provisioning.cloud_plan.price_usd_per_hour,

@@ -12,15 +12,18 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.explanation.explanation import PlanExplanation, default_detail, explain_plan
 from heterps_core.hardware import InstanceOffer, get_device_type
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.problem.extra_costs import ExtraCosts
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.provisioning.offer_choice import instance_sizes, offers_in_zone, unit_prices, zones_of
-from heterps_core.scheduling.extra_costs import ExtraCosts
 from heterps_core.scheduling.optimum import find_optimum
-from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.problem_builder import UnitTerms, build_problem
 from heterps_core.scheduling.rehearsal import RehearsalPrediction, predict_rehearsal
 from heterps_core.scheduling.schedulers import get_scheduler
 from heterps_core.scheduling.search_result import SearchResult
+from heterps_core.simulation.plan_simulation import PlanSimulation, simulate_plan
+from heterps_core.simulation.simulation_options import SimulationOptions
 from heterps_core.training.job import TrainingConfig
+from heterps_core.training.microbatches import default_microbatches
 from tasks.extra_costs import job_extra_costs
 from tasks.planned_job import PlannedJob
 from tasks.profiling import ProfiledModel
@@ -29,6 +32,8 @@ from tasks.provisioning import num_cores
 PROVING_SCHEDULER = "exact"
 COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")
 """Searched in every run beside the chosen one, each with the same evaluations."""
+
+SIMULATED_STEPS = 20
 
 MAX_UNITS = 64
 """Of each device type in a plan: the order of a new account's quota."""
@@ -152,6 +157,18 @@ def search_with_all(
 def explain_choice(problem: SchedulingProblem, result: SearchResult) -> PlanExplanation:
     """Say why a plan was chosen, what would change the choice and what more throughput costs."""
     return explain_plan(problem, result.plan.stages, detail=default_detail(problem))
+
+
+@task(name="simulate plan", cache_policy=NO_CACHE)
+def simulate_choice(problem: SchedulingProblem, result: SearchResult) -> PlanSimulation:
+    """Run the plan's pipeline step by step, in the order in which the trainer would."""
+    stages = result.plan.stages
+    return simulate_plan(
+        problem,
+        stages,
+        num_microbatches=default_microbatches(problem.batch_size, num_stages=len(stages)),
+        options=SimulationOptions(num_steps=SIMULATED_STEPS),
+    )
 
 
 @task(name="predict rehearsal", cache_policy=NO_CACHE)

@@ -39,7 +39,7 @@ LIGHT = [
     "heterps_core.plans.provisioning_plan",
     "heterps_core.data.dataset",
     "heterps_core.profiling.layer_profile",
-    "heterps_core.scheduling.problem",
+    "heterps_core.problem.scheduling_problem",
     "heterps_core.cost_model.evaluation",
     "heterps_core.cli",
 ]

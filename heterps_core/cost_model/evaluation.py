@@ -23,7 +23,7 @@ from heterps_core.cost_model.stage_cost import (
 )
 from heterps_core.errors import ConfigurationError
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
-from heterps_core.scheduling.problem import SchedulingProblem, UnitType
+from heterps_core.problem.scheduling_problem import SchedulingProblem, UnitType
 from heterps_core.units import SECONDS_PER_HOUR
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from heterps_core.cost_model.arrays import Floats, Ints
 from heterps_core.cost_model.partition_sums import sums_over_changes
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.units import SECONDS_PER_HOUR
 
 BYTES_PER_GB = 1e9

@@ -26,7 +26,7 @@ from heterps_core.cost_model.stage_cost import (
     replicated_seconds,
     scaled_seconds,
 )
-from heterps_core.scheduling.problem import SchedulingProblem, UnitType
+from heterps_core.problem.scheduling_problem import SchedulingProblem, UnitType
 
 _NEAR_INTEGER = 1e-7
 """Replica counts this near (relatively) to a whole number are settled by computing the time itself."""

@@ -1,18 +1,23 @@
 """Optimizers that update only the rows of a table which a batch touched.
 
 All take rows that may repeat; gradients of a repeated row are summed before the update, so the result does
-not depend on the order in which micro-batches or replicas delivered them (up to rounding).
+not depend on the order in which micro-batches or replicas delivered them (up to rounding). Each is written twice:
+here in torch, and in `row_kernels.cpp` as one pass over memory that is used where it can be built.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from heterps_core.embeddings.row_kernels import kernels_for
 from heterps_core.errors import UnknownNameError
+from heterps_core.units import BYTES_PER_FLOAT32
 
 
 def sum_repeated_rows(rows_N: Tensor, gradients_ND: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,13 +44,19 @@ def sum_repeated_rows(rows_N: Tensor, gradients_ND: Tensor) -> tuple[Tensor, Ten
 class RowOptimizer(ABC):
     """Updates rows in place; its state has one entry per row, so it is sharded like the table."""
 
+    KERNEL_RULE: ClassVar[str | None] = None
+    """The rule of `RowKernels.update` that does the same; None for an optimizer that is written in torch alone."""
+
+    KERNEL_CONSTANTS: ClassVar[tuple[float, ...]] = ()
+    """What that rule takes beside the learning rate; it takes the state's tensors in their order."""
+
     @staticmethod
     @abstractmethod
-    def state_bytes_per_row() -> int:
-        """Return the bytes of optimizer state that one row needs."""
+    def state_bytes_per_row(dimension: int) -> int:
+        """Return the bytes of optimizer state that one row of that width needs."""
 
     @abstractmethod
-    def new_state(self, num_rows: int) -> dict[str, Tensor]:
+    def new_state(self, num_rows: int, dimension: int) -> dict[str, Tensor]:
         """Return fresh state for a shard of `num_rows` rows; every tensor has `num_rows` as first size."""
 
     @abstractmethod
@@ -60,16 +71,56 @@ class RowOptimizer(ABC):
     ) -> None:
         """Apply the summed gradients of distinct rows, in place."""
 
+    def update_repeated(
+        self,
+        weight_RD: Tensor,
+        state: dict[str, Tensor],
+        parts: Sequence[tuple[Tensor, Tensor]],
+        *,
+        learning_rate: float,
+    ) -> None:
+        """Apply the gradients of rows that may repeat, in place.
+
+        Args:
+            weight_RD: The table.
+            state: What `new_state` made.
+            parts: Rows [B, S], int64, and their gradients [B, S * D], side by side for each of B samples;
+                all float32 or all bfloat16.
+            learning_rate: Of this step.
+
+        Raises:
+            IndexError: A row is not in the table.
+        """
+        kernels = kernels_for(weight_RD)
+        if kernels is not None and self.KERNEL_RULE is not None:
+            kernels.update(
+                self.KERNEL_RULE,
+                weight_RD,
+                list(state.values()),
+                parts,
+                learning_rate=learning_rate,
+                constants=self.KERNEL_CONSTANTS,
+            )
+            return
+        rows_U, gradients_UD = sum_repeated_rows(
+            torch.cat([rows_BS.reshape(-1) for rows_BS, _ in parts]),
+            torch.cat([gradients_BX.reshape(-1, weight_RD.shape[1]) for _, gradients_BX in parts]).float(),
+        )
+        if rows_U.numel():
+            self.update(weight_RD, state, rows_U, gradients_UD, learning_rate=learning_rate)
+
 
 class RowWiseSGD(RowOptimizer):
     """w <- w - learning_rate * g. Linear, so it is what exactness tests use."""
 
+    KERNEL_RULE = "sgd"
+
     @staticmethod
-    def state_bytes_per_row() -> int:
+    def state_bytes_per_row(dimension: int) -> int:
         """Return 0: there is no state."""
         return 0
 
-    def new_state(self, num_rows: int) -> dict[str, Tensor]:
+    def new_state(self, num_rows: int, dimension: int) -> dict[str, Tensor]:
         """Return no state."""
         return {}
 
@@ -98,12 +149,15 @@ class RowWiseAdagrad(RowOptimizer):
     # update of a row would have the size of the learning rate whatever its gradient.
     INITIAL_ACCUMULATOR = 1e-10
 
-    @staticmethod
-    def state_bytes_per_row() -> int:
-        """Return the bytes of one float32 accumulator."""
-        return 4
+    KERNEL_RULE = "adagrad"
+    KERNEL_CONSTANTS = (EPSILON,)
 
-    def new_state(self, num_rows: int) -> dict[str, Tensor]:
+    @staticmethod
+    def state_bytes_per_row(dimension: int) -> int:
+        """Return the bytes of one float32 accumulator."""
+        return BYTES_PER_FLOAT32
+
+    def new_state(self, num_rows: int, dimension: int) -> dict[str, Tensor]:
         """Return accumulators [rows]."""
         return {"accumulator": torch.full((num_rows,), self.INITIAL_ACCUMULATOR)}
 
@@ -124,8 +178,63 @@ class RowWiseAdagrad(RowOptimizer):
         weight_RD.index_add_(0, rows_U, gradients_UD * step_U[:, None])
 
 
+class RowWiseAdam(RowOptimizer):
+    r"""Adam (Kingma and Ba 2015) with one second moment per row, and moments that only updates of the row move.
+
+    For the :math:`t`-th update of row :math:`r`:
+    :math:`m_r \leftarrow \beta_1 m_r + (1 - \beta_1) g_r`,
+    :math:`v_r \leftarrow \beta_2 v_r + (1 - \beta_2)\,\mathrm{mean}(g_r^2)`,
+    :math:`w_r \leftarrow w_r - \eta\,\frac{m_r}{1 - \beta_1^t} / (\sqrt{v_r / (1 - \beta_2^t)} + \epsilon)`.
+    A row's state is m (D values), v and t. Counting t for each row corrects the bias of rows that are seldom seen as
+    well as of frequent ones; in rows of one element this is Adam run on the batches that touch the row.
+    """
+
+    MEAN_DECAY, SQUARE_DECAY, EPSILON = 0.9, 0.999, 1e-8
+
+    KERNEL_RULE = "adam"
+    KERNEL_CONSTANTS = (MEAN_DECAY, SQUARE_DECAY, EPSILON)
+
+    @staticmethod
+    def state_bytes_per_row(dimension: int) -> int:
+        """Return the bytes of a float32 mean per element, a square and a count."""
+        return (dimension + 2) * BYTES_PER_FLOAT32
+
+    def new_state(self, num_rows: int, dimension: int) -> dict[str, Tensor]:
+        """Return means [rows, D], squares [rows] and counts of updates [rows], all float32."""
+        return {
+            "mean": torch.zeros(num_rows, dimension),
+            "square": torch.zeros(num_rows),
+            "num_updates": torch.zeros(num_rows),
+        }
+
+    def update(
+        self,
+        weight_RD: Tensor,
+        state: dict[str, Tensor],
+        rows_U: Tensor,
+        gradients_UD: Tensor,
+        *,
+        learning_rate: float,
+    ) -> None:
+        """Apply one step of row-wise Adam."""
+        counts_U = state["num_updates"].index_select(0, rows_U).add_(1)
+        state["num_updates"].index_copy_(0, rows_U, counts_U)
+        mean_UD = state["mean"].index_select(0, rows_U).lerp_(gradients_UD, 1 - self.MEAN_DECAY)
+        state["mean"].index_copy_(0, rows_U, mean_UD)
+        square_U = state["square"].index_select(0, rows_U)
+        square_U.lerp_(gradients_UD.square().mean(1), 1 - self.SQUARE_DECAY)
+        state["square"].index_copy_(0, rows_U, square_U)
+        # In float64: 1 - 0.999 keeps three digits fewer.
+        mean_correction_U = (1 - self.MEAN_DECAY ** counts_U.double()).float()
+        square_correction_U = (1 - self.SQUARE_DECAY ** counts_U.double()).float()
+        root_U = square_U.div_(square_correction_U).sqrt_().add_(self.EPSILON)
+        step_U = -learning_rate / (mean_correction_U * root_U)
+        weight_RD.index_add_(0, rows_U, mean_UD * step_U[:, None])
+
+
 ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
     "rowwise-adagrad": RowWiseAdagrad,
+    "rowwise-adam": RowWiseAdam,
     "sgd": RowWiseSGD,
 }
 

@@ -17,7 +17,7 @@ from heterps_core.explanation.variants import (
     without_memory_limit,
 )
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 
 THROUGHPUT_FLOOR = "throughput floor"
 UNITS_CAP = "units cap"

@@ -14,8 +14,8 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.explanation.placement import Move, layer_runs, moves_between
 from heterps_core.explanation.variants import cheapest_plan, with_compute_factors
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem
 from heterps_core.provisioning.replica_balance import balance_replicas
-from heterps_core.scheduling.problem import LayerCosts, SchedulingProblem
 
 _LEAST_FACTOR = 0.1
 """On a time at the low end of a spread that is wider than the time itself."""

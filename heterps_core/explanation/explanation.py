@@ -36,8 +36,8 @@ from heterps_core.explanation.throughput_front import (
 )
 from heterps_core.explanation.variants import SAME_COST
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.optimum import find_optimum
-from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.units import SAMPLES_PER_MILLION
 
 SCHEMA_VERSION = 1

@@ -16,7 +16,7 @@ from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.explanation.placement import Move, device_type_of_layers, moves_between
 from heterps_core.explanation.variants import SAME_COST, cheapest_plan, with_price_factor
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 
 MOST_FACTOR = 10.0
 """Prices of device types in use are raised up to this many times."""

@@ -11,8 +11,8 @@ from heterps_core.cost_model.stage_cost import is_within, replica_memory_bytes
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.explanation.variants import cheapest_plan, without_type
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas
-from heterps_core.scheduling.problem import SchedulingProblem
 
 Limit = Literal["computation", "communication"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from heterps_core.explanation.placement import Move, device_type_of_layers, moves_between
 from heterps_core.explanation.variants import SAME_COST, cheapest_plan, with_layer_seconds
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.units import SECONDS_PER_HOUR
 
 FARTHEST_FACTOR = 20.0

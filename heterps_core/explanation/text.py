@@ -17,7 +17,7 @@ from heterps_core.explanation.reasons import TypeRole, TypeWorth
 from heterps_core.explanation.runner_up import RunnerUp
 from heterps_core.explanation.throughput_front import MOST_COST_FACTOR, PriceOfThroughput
 from heterps_core.explanation.variants import SAME_COST
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.units import MS_PER_S
 
 LEAST_SPEED_RATIO = 1.5

@@ -13,8 +13,8 @@ from heterps_core.cost_model.stage_table import segment_table
 from heterps_core.explanation.placement import device_type_of_layers
 from heterps_core.explanation.variants import SAME_COST, cheapest_plan, with_floor
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.optimum import highest_throughput, stage_time_range
-from heterps_core.scheduling.problem import SchedulingProblem
 
 NUM_FLOORS = 24
 

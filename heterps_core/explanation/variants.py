@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from heterps_core.errors import InfeasiblePlanError
-from heterps_core.scheduling.field_checks import LARGEST_NUMBER, SMALLEST_POSITIVE
+from heterps_core.problem.field_checks import LARGEST_NUMBER, SMALLEST_POSITIVE
+from heterps_core.problem.scheduling_problem import MAX_UNITS, LayerCosts, SchedulingProblem, UnitType
 from heterps_core.scheduling.optimum import Optimum, find_optimum
-from heterps_core.scheduling.problem import MAX_UNITS, LayerCosts, SchedulingProblem, UnitType
 
 SAME_COST = 1e-9
 """Costs that differ by less than this share are equal."""

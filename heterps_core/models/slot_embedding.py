@@ -92,17 +92,18 @@ class SlotEmbedding(nn.Module):
             group=group,  # type: ignore[arg-type]
         )
 
-    def forward(self, batch: ClickBatch, activation_BW: Tensor | None = None) -> Tensor:
-        """Return [B, output_width]: incoming activation, vectors in slot order, dense features."""
-        if self.table is None:
-            raise RuntimeError("attach_table must come before the first forward pass")
+    def row_numbers(self, batch: ClickBatch) -> Tensor:
+        """Return the rows of the table [B, S] that a batch looks up."""
         ids_BS = batch.ids if self._reads_all_slots else batch.ids[:, list(self.slots)]
         if self.rows_per_slot is not None:
             ids_BS = ids_BS % self.rows_per_slot
-        rows_BS = ids_BS + self.offsets_S
-        vectors = self.table.lookup(rows_BS.reshape(-1)).view(len(rows_BS), len(self.slots) * self.dimension)
-        parts = [] if activation_BW is None else [activation_BW]
-        parts.append(vectors)
-        if self.include_dense:
-            parts.append(batch.dense)
-        return torch.cat(parts, 1) if len(parts) > 1 else vectors
+        return ids_BS + self.offsets_S
+
+    def forward(
+        self, batch: ClickBatch, activation_BW: Tensor | None = None, *, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Return [B, output_width] of type `dtype`: incoming activation, vectors in slot order, dense features."""
+        if self.table is None:
+            raise RuntimeError("attach_table must come before the first forward pass")
+        dense = batch.dense if self.include_dense else None
+        return self.table.lookup(self.row_numbers(batch), activation_BW, dense, dtype=dtype)

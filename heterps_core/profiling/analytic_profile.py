@@ -23,9 +23,9 @@ NUM_OPERATIONS: Mapping[LayerKind, Mapping[str, int]] = {
     # count and a fused optimizer.
     LayerKind.FULLY_CONNECTED: {"forward": 1, "backward": 3, "update": 2},
     LayerKind.ELEMENTWISE: {"forward": 1, "backward": 1, "update": 0},
-    # Row numbers, unique, two gathers, concatenation; a copy, zeros and a scatter-add; two concatenations, five to
-    # sum repeated rows, and eleven of row-wise Adagrad.
-    LayerKind.EMBEDDING: {"forward": 5, "backward": 3, "update": 18},
+    # Row numbers, room for the output, dense features, a gather and its copy; nothing but views; a copy, two
+    # concatenations, five to sum repeated rows, and eleven of row-wise Adagrad.
+    LayerKind.EMBEDDING: {"forward": 5, "backward": 0, "update": 19},
     # Each phase is one call for image, weight and bias together.
     LayerKind.CONVOLUTION: {"forward": 1, "backward": 1, "update": 2},
     # Of Inception-V3's block A: seven convolutions with batch normalisation and ReLU, a pool, and the join.

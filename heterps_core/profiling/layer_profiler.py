@@ -185,10 +185,10 @@ class _DistinctRows:
         self._table = table
         self.num_distinct = 0
 
-    def lookup(self, rows_N: Tensor) -> Tensor:
+    def lookup(self, rows_BS: Tensor, *columns: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Count, then look up."""
-        self.num_distinct += len(torch.unique(rows_N))
-        return self._table.lookup(rows_N)
+        self.num_distinct += len(torch.unique(rows_BS))
+        return self._table.lookup(rows_BS, *columns, dtype=dtype)
 
 
 def _bench_layers(

@@ -19,7 +19,7 @@ from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import DEVICE_TYPES, InstanceOffer, get_device_type
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.scheduling.extra_costs import InstanceSize
+from heterps_core.problem.extra_costs import InstanceSize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,13 +19,13 @@ from heterps_core.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.cost_model.stage_table import StageTable, run_table, segment_row
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.provisioning.stage_time_search import (
     RateSolutions,
     StageTimeOptimum,
     least_stage_seconds,
     minimise_stage_time_rate,
 )
-from heterps_core.scheduling.problem import SchedulingProblem
 
 _POINTS_PER_ROUND = 24
 """Stage times per vectorised pass; more costs time, for the few stages of one plan."""

@@ -10,8 +10,8 @@ from heterps_core.cost_model.arrays import Ints
 from heterps_core.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas, fixed_stages
-from heterps_core.scheduling.problem import SchedulingProblem
 
 
 def least_replicas_at_floor(problem: SchedulingProblem, runs: Sequence[LayerRun]) -> Ints:

@@ -19,14 +19,14 @@ from heterps_core.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.cost_model.stage_table import StageTable, segment_layers, segment_row, segment_table
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.problem.field_checks import LARGEST_NUMBER
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.provisioning.replica_balance import floor_missed
 from heterps_core.provisioning.stage_time_search import (
     least_stage_seconds,
     minimise_stage_time_rate,
 )
 from heterps_core.scheduling.chain_solver import ChainSolver, ReplicatedRows
-from heterps_core.scheduling.field_checks import LARGEST_NUMBER
-from heterps_core.scheduling.problem import SchedulingProblem
 
 _POINTS_PER_ROUND = 32
 """Stage times per round of the branch and bound."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from heterps_core.errors import ConfigurationError, MalformedProblemError
 from heterps_core.json_file import write_json
-from heterps_core.scheduling.extra_costs import COST_TERMS
+from heterps_core.problem.extra_costs import COST_TERMS
 from heterps_core.scheduling.schedulers import SCHEDULERS, get_scheduler
 from heterps_core.text_table import aligned
 
 if TYPE_CHECKING:
     from heterps_core.explanation.explanation import PlanExplanation
-    from heterps_core.scheduling.problem import SchedulingProblem
+    from heterps_core.problem.scheduling_problem import SchedulingProblem
     from heterps_core.scheduling.search_result import SearchResult
 
 HELP = """\
@@ -138,7 +138,7 @@ def plan_table(problem: SchedulingProblem, result: SearchResult) -> str:
 
 def _load_problem(path: Path, *, leave_out: Sequence[str]) -> SchedulingProblem:
     """Read a problem; what is wrong with a field is told with the file's name."""
-    from heterps_core.scheduling.problem import SchedulingProblem
+    from heterps_core.problem.scheduling_problem import SchedulingProblem
 
     try:
         problem = SchedulingProblem.load(path)

@@ -9,7 +9,7 @@ from typing import Any
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import ConfigurationError, MalformedProblemError
 from heterps_core.plans.scheduling_plan import SchedulingPlan
-from heterps_core.scheduling.field_checks import (
+from heterps_core.problem.field_checks import (
     as_object,
     check_positive,
     check_text,
@@ -17,7 +17,7 @@ from heterps_core.scheduling.field_checks import (
     object_without_duplicates,
     shown,
 )
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 
 
 def load_problem_and_plan(problem_path: Path, plan_path: Path) -> tuple[SchedulingProblem, SchedulingPlan]:

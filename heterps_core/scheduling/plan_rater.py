@@ -18,9 +18,9 @@ from heterps_core.cost_model.objective import objective_of
 from heterps_core.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.cost_model.stage_table import segment_layers, segment_table
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.provisioning.replica_balance import FixedStages
 from heterps_core.scheduling.optimum import stage_time_range
-from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.search_result import HistoryPoint
 
 Assignments = NDArray[np.int64]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 
 
 def layer_features(problem: SchedulingProblem) -> Tensor:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from heterps_core.errors import ConfigurationError
 from heterps_core.graph.model_graph import Layer, ModelGraph
 from heterps_core.hardware import DeviceType
+from heterps_core.problem.extra_costs import NO_EXTRA_COSTS, ExtraCosts, InstanceSize
+from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 from heterps_core.profiling.layer_profile import LayerProfile
-from heterps_core.scheduling.extra_costs import NO_EXTRA_COSTS, ExtraCosts, InstanceSize
-from heterps_core.scheduling.problem import LayerCosts, SchedulingProblem, UnitType
 
 ROUND_TRIP_MESSAGES = 4
 """Of an embedding for one batch: counts, row numbers and rows on the way forward, gradients on the way back."""

@@ -13,8 +13,8 @@ from heterps_core.cost_model.evaluation import PlanEvaluation, evaluate
 from heterps_core.errors import ConfigurationError
 from heterps_core.graph.model_graph import ModelGraph
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
+from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 from heterps_core.profiling.layer_profile import LayerProfile
-from heterps_core.scheduling.problem import LayerCosts, SchedulingProblem, UnitType
 from heterps_core.scheduling.problem_builder import ROUND_TRIP_MESSAGES
 
 PRICE_USD_PER_HOUR = 1.0

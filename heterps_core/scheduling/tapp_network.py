@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from heterps_core.cost_model.arrays import Floats
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.units import BYTES_PER_MIB
 
 WORD_WIDTH = 16

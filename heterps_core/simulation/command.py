@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.json_file import write_json
+from heterps_core.training.pipeline_schedule import WARMUP_PER_STAGE
 
 if TYPE_CHECKING:
     from heterps_core.plans.scheduling_plan import Stage
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warmup-per-stage",
         type=int,
-        default=1,
+        default=WARMUP_PER_STAGE,
         metavar="W",
         help="forward passes that a stage runs ahead of the next one (default: %(default)s, as the trainer)",
     )

@@ -13,7 +13,7 @@ from heterps_core.cost_model.evaluation import evaluate_stage
 from heterps_core.cost_model.stage_cost import boundary_seconds
 from heterps_core.errors import ConfigurationError
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 
 FORWARD_SHARE = 1 / 3
 """Of a layer's computing: the backward pass takes two matrix products for each of the forward pass."""

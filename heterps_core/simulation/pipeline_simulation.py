@@ -41,14 +41,14 @@ def pass_order(
 ) -> Iterator[tuple[int, Action]]:
     """Yield the passes of all stages so that each comes behind those whose results it needs.
 
-    Each stage keeps its own 1F1B order. A deeper warm-up is the order of a pipeline with more stages, of which
-    only every n-th is there.
+    Each stage keeps its own 1F1B order.
     """
     orders = [
         one_forward_one_backward(
             num_microbatches=num_microbatches,
-            num_stages=warmup_per_stage * (num_stages - 1) + 1,
-            stage=warmup_per_stage * stage,
+            num_stages=num_stages,
+            stage=stage,
+            warmup_per_stage=warmup_per_stage,
         )
         for stage in range(num_stages)
     ]

@@ -9,7 +9,7 @@ from enum import StrEnum
 from heterps_core.cost_model.evaluation import PlanEvaluation, evaluate
 from heterps_core.cost_model.objective import objective_of
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.simulation.pipeline_load import PipelineLoad, pipeline_load
 from heterps_core.simulation.pipeline_simulation import simulate
 from heterps_core.simulation.simulated_run import SimulatedRun

@@ -9,6 +9,7 @@ import numpy as np
 
 from heterps_core.cost_model.arrays import Floats
 from heterps_core.errors import ConfigurationError
+from heterps_core.training.pipeline_schedule import WARMUP_PER_STAGE
 
 Worker = tuple[int, int]
 """Stage and replica."""
@@ -28,9 +29,9 @@ class SimulationOptions:
     one another without a gap, the all-reduce travels in slices beside the micro-batches, and gradients are
     applied late."""
 
-    warmup_per_stage: int = 1
-    """Forward passes that a stage runs ahead of the stage behind it. 1 is 1F1B as the trainer has it; more hide
-    the time of messages, at the price of memory for activations."""
+    warmup_per_stage: int = WARMUP_PER_STAGE
+    """Forward passes that a stage runs ahead of the stage behind it, by default as many as the trainer's. 1 is
+    plain 1F1B; more hide the time of messages, at the price of memory for activations."""
 
     slow_factors: Mapping[Worker, float] = field(default_factory=dict)
     """Stragglers: their passes take this many times as long. Others have 1."""

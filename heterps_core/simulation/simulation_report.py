@@ -9,10 +9,11 @@ from typing import Any
 
 from heterps_core.cost_model.stage_cost import is_within
 from heterps_core.plans.scheduling_plan import SchedulingPlan
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.simulation.plan_simulation import Limit, PlanSimulation, run_cost_usd
 from heterps_core.simulation.simulated_run import SimulatedRun
 from heterps_core.text_table import aligned
+from heterps_core.training.pipeline_schedule import WARMUP_PER_STAGE
 from heterps_core.units import MS_PER_S, SECONDS_PER_HOUR
 
 SCHEMA_VERSION = 1
@@ -88,7 +89,8 @@ def simulation_to_json(problem: SchedulingProblem, simulation: PlanSimulation) -
 def _heading(problem: SchedulingProblem, plan: SchedulingPlan, simulation: PlanSimulation) -> str:
     options = simulation.options
     flush = "" if options.flushes_each_step else ", without a flush"
-    ahead = "" if options.warmup_per_stage == 1 else f", {options.warmup_per_stage} passes ahead per stage"
+    is_default = options.warmup_per_stage == WARMUP_PER_STAGE
+    ahead = "" if is_default else f", {_counted(options.warmup_per_stage, 'pass', 'passes')} ahead per stage"
     jitter = f", jitter {options.jitter:g} (seed {options.seed})" if options.jitter else ""
     return (
         f"Plan for {problem.model} by {plan.scheduler}, simulated: {_counted(options.num_steps, 'step')} of "

@@ -5,7 +5,29 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 
+from heterps_core.errors import CheckpointError, TrainingError
 from heterps_core.training.run_directory import FAILURES, RunDirectory
+
+
+class LostWorkerError(TrainingError):
+    """A neighbour died or does not answer.
+
+    Args:
+        rank, stage, replica: The neighbour.
+        limit_s: Longest wait for its answer.
+        has_ended: Its connection is closed; otherwise it is silent.
+    """
+
+    def __init__(self, *, rank: int, stage: int, replica: int, limit_s: float, has_ended: bool) -> None:
+        observed = (
+            "its connection broke, so its process has ended"
+            if has_ended
+            else "it is silent; its process or machine stands still, or the network between is down"
+        )
+        super().__init__(
+            f"worker {rank} (stage {stage}, replica {replica}) must answer within {limit_s:.0f} s, but {observed}"
+        )
+        self.lost = (rank, stage, replica)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +51,19 @@ class WorkerFailure:
     is_cause: bool
     """The worker's own error, rather than the loss of a neighbour that died before."""
 
+    lost: tuple[int, int, int] | None = None
+    """Rank, stage and replica of the neighbour that it misses, where it knows which."""
+
+    is_mistake: bool
+    """The message says all: it is about something that the user gave."""
+
     failed_at_s: float
     """Seconds since 1970, by the clock of its node."""
+
+    @property
+    def is_final(self) -> bool:
+        """Another try would end the same way; a disk may have room by then."""
+        return self.is_mistake and self.error_type != CheckpointError.__name__
 
     def __str__(self) -> str:
         place = f"stage {self.stage}, replica {self.replica}" if self.stage is not None else "starting"
@@ -43,15 +76,26 @@ def write_failure(run: RunDirectory, failure: WorkerFailure) -> None:
 
 
 def root_cause(run: RunDirectory) -> WorkerFailure | None:
-    """Return the failure of the last attempt that most likely caused the others, or None where none is known."""
+    """Return the failure of the last attempt that most likely caused the others, or None where none is known.
+
+    A worker's own error comes before the loss of a neighbour. A neighbour that left last words itself was no more
+    than the next in a row of waiting workers, so those who miss one that left none come before the others.
+    """
     names = run.names(FAILURES)
     last_attempt = names[-1].partition("-")[0] if names else ""
     failures = []
     for name in names:
         document = run.read_json(f"{FAILURES}/{name}")
         if name.startswith(last_attempt) and document is not None:
-            failures.append(WorkerFailure(**document))
-    return min(failures, key=lambda failure: (not failure.is_cause, failure.failed_at_s), default=None)
+            lost = document["lost"] and tuple(document["lost"])
+            failures.append(WorkerFailure(**{**document, "lost": lost}))
+    speaking = {failure.rank for failure in failures}
+
+    def doubt(failure: WorkerFailure) -> tuple[bool, bool, float]:
+        misses_a_silent_one = failure.lost is not None and failure.lost[0] not in speaking
+        return not failure.is_cause, not misses_a_silent_one, failure.failed_at_s
+
+    return min(failures, key=doubt, default=None)
 
 
 def now_s() -> float:

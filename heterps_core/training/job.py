@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.plans.scheduling_plan import (
     Stage,
     check_stages_cover_chain,
@@ -15,6 +15,9 @@ from heterps_core.plans.scheduling_plan import (
 )
 
 SCHEMA_VERSION = 1
+
+PRECISIONS = ("fp32", "bf16")
+"""In what dense layers multiply; parameters and what crosses between stages are float32 in both."""
 
 STEPS_PER_EPOCH = 256
 SMALLEST_BATCH, LARGEST_BATCH = 64, 4096
@@ -62,6 +65,9 @@ class TrainingConfig:
 
     threads_per_worker: int = 1
 
+    precision: str = "fp32"
+    """Name in `PRECISIONS`."""
+
     def __post_init__(self) -> None:
         for name in (
             "batch_size",
@@ -75,6 +81,8 @@ class TrainingConfig:
         for name in ("dense_learning_rate", "embedding_learning_rate"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.precision not in PRECISIONS:
+            raise UnknownNameError("precision", self.precision, PRECISIONS)
         if self.batch_size % self.num_microbatches:
             raise ConfigurationError(
                 f"batch_size must be a multiple of num_microbatches, got {self.batch_size} and "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +18,10 @@ from torch.distributed import ProcessGroup
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
+from heterps_core.errors import TrainingError
+from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.training.batch_feed import BatchFeed, check_ids
 from heterps_core.training.checkpoint import save_checkpoint
 from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.job import TrainingConfig
@@ -23,6 +30,8 @@ from heterps_core.training.stage_exchange import RowSlice
 from heterps_core.training.stage_model import StageModel
 from heterps_core.training.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.step_metrics import MetricWriter, StepMetrics
+
+logger = logging.getLogger(__name__)
 
 CONTROL_INTERVAL_STEPS = 20
 """Steps between two looks at whether a stop was asked for; all workers must agree, which costs a broadcast."""
@@ -37,6 +46,27 @@ def remaining_share(step: int, num_steps: int) -> float:
     return 1.0 - step / num_steps
 
 
+def check_losses(losses: Sequence[float], *, step: int, config: TrainingConfig) -> None:
+    """Check that a step's losses are numbers to learn from, before parameters are updated.
+
+    Args:
+        losses: One for each micro-batch, in order.
+        step: Counted from 1.
+        config: Whose rates the message names.
+
+    Raises:
+        TrainingError: One is not finite.
+    """
+    for number, loss in enumerate(losses, start=1):
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss must be a finite number, but is {loss} in micro-batch {number} of {len(losses)} of step "
+                f"{step}; checkpoints from before stay; lower the learning rates (dense "
+                f"{config.dense_learning_rate}, embeddings {config.embedding_learning_rate}), or look for values "
+                f"that are not finite in the data"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingLoop:
     """What one worker needs to train and evaluate."""
@@ -48,6 +78,10 @@ class TrainingLoop:
     run: RunDirectory
     group: ProcessGroup | None
     """The replicas of this stage; None where this worker is alone."""
+
+    ids_group: ProcessGroup | None
+    """The same replicas again, for the row numbers of batches to come, whose messages travel beside those of the
+    running step."""
 
     metrics: MetricWriter | None
     """Only on the one worker that reports: the first replica of the last stage."""
@@ -65,22 +99,24 @@ class TrainingLoop:
         batches_per_epoch = self.dataset.num_batches(self.config.batch_size)
         num_steps = self.config.num_epochs * batches_per_epoch
         saved_step = cursor.step
-        while cursor.epoch < self.config.num_epochs:
-            loss = self.runner.train_step(self._training_batch(cursor))
-            share = remaining_share(cursor.step, num_steps)
+        feed = BatchFeed(self.training_batch, self._cursors(cursor, batches_per_epoch))
+        for at, microbatches in feed:
+            losses = self.runner.train_step(microbatches)
+            cursor = at.after_batch(batches_per_epoch)
+            check_losses(losses, step=cursor.step, config=self.config)
+            share = remaining_share(at.step, num_steps)
             self.model.apply_gradients(
                 dense_learning_rate=self.config.dense_learning_rate * share,
                 embedding_learning_rate=self.config.embedding_learning_rate * share,
             )
-            epoch, cursor = cursor.epoch, cursor.after_batch(batches_per_epoch)
             self.on_step(cursor.step)
             if self.metrics is not None:
                 self.metrics.add(
                     StepMetrics(
                         step=cursor.step,
-                        epoch=epoch,
+                        epoch=at.epoch,
                         num_samples=self.config.batch_size,
-                        loss=loss,
+                        loss=sum(losses),
                         elapsed_s=time.monotonic() - started_s,
                     )
                 )
@@ -89,6 +125,12 @@ class TrainingLoop:
                 saved_step = cursor.step
             if cursor.step % CONTROL_INTERVAL_STEPS == 0 and self._stop_is_asked_for():
                 break
+        logger.info(
+            "waited %.2f s of %.2f s for data, up to step %d",
+            feed.waited_s,
+            time.monotonic() - started_s,
+            cursor.step,
+        )
         if saved_step != cursor.step:
             save_checkpoint(self.run, self.model, cursor, group=self.group)
         if self.metrics is not None:
@@ -111,7 +153,14 @@ class TrainingLoop:
             return None
         return torch.cat(parts).numpy()
 
-    def _training_batch(self, cursor: TrainingCursor) -> list[MicroBatch]:
+    def training_batch(self, cursor: TrainingCursor) -> list[MicroBatch]:
+        """Read this replica's rows of a batch, cut them into micro-batches, and exchange what they look up.
+
+        All replicas of a stage must do so for the same batches in the same order.
+
+        Raises:
+            DataError: An id lies outside of its slot's table.
+        """
         slices = self.runner.row_slices(self.config.batch_size, self.config.num_microbatches)
         if not (self.model.reads_batch or self.runner.is_last):
             return [MicroBatch(size, _NO_ROWS) for size, _ in slices]
@@ -129,13 +178,36 @@ class TrainingLoop:
             ]
         )
         batch = self.dataset.train_batch(rows)
+        check_ids(batch, self.dataset.features, self.dataset.directory)
         parts = _split(batch, [mine.num_rows for _, mine in slices])
-        return [MicroBatch(size, part) for (size, _), part in zip(slices, parts, strict=True)]
+        return [
+            MicroBatch(size, part, self._exchanges(part))
+            for (size, _), part in zip(slices, parts, strict=True)
+        ]
+
+    def _exchanges(self, batch: ClickBatch) -> list[tuple[ShardedTable, RowExchange]]:
+        """Tell the owners of rows what a batch will look up; rows themselves are read when it is its turn."""
+        if self.ids_group is None:
+            return []
+        layers = [layer for layer in self.model.layers.values() if isinstance(layer, SlotEmbedding)]
+        return [
+            (layer.table, layer.table.exchange_row_numbers(layer.row_numbers(batch), group=self.ids_group))
+            for layer in layers
+            if layer.table is not None
+        ]
+
+    def _cursors(self, cursor: TrainingCursor, batches_per_epoch: int) -> Iterator[TrainingCursor]:
+        """Yield the batches from `cursor` to the end of the last epoch."""
+        while cursor.epoch < self.config.num_epochs:
+            yield cursor
+            cursor = cursor.after_batch(batches_per_epoch)
 
     def _held_out_slice(self, first: int, rows: RowSlice) -> ClickBatch:
         if not (self.model.reads_batch or self.runner.is_last):
             return _NO_ROWS
-        return self.dataset.eval_batch(first + rows.first, first + rows.stop)
+        batch = self.dataset.eval_batch(first + rows.first, first + rows.stop)
+        check_ids(batch, self.dataset.features, self.dataset.directory)
+        return batch
 
     def _in_row_order(self, logits: Tensor, slices: list[RowSlice], num_rows: int) -> Tensor:
         """Bring the logits of all replicas of the last stage together, in the order of rows."""
@@ -148,7 +220,14 @@ class TrainingLoop:
 
     def _stop_is_asked_for(self) -> bool:
         answer = torch.tensor([dist.get_rank() == 0 and self.run.exists(STOP)])
-        dist.broadcast(answer, src=0)
+        work = dist.broadcast(answer, src=0, async_op=True)
+        assert work is not None
+        try:
+            work.wait(timedelta(seconds=self.runner.silence_limit_s))
+        except RuntimeError as error:
+            if dist.get_rank() == 0:
+                raise
+            raise self.runner.lost_worker(0, error) from error
         return bool(answer)
 
 

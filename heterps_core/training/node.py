@@ -39,6 +39,9 @@ CLUSTER_POLL_S = 0.2
 MAX_RESTARTS = 1
 """Times that torchrun restarts the workers after a failure; they go on from the newest checkpoint."""
 
+SHUTDOWN_LIMIT_S = 5
+"""Time for a worker to end when it is asked to; one that stands still is then killed."""
+
 
 def node_key(node_id: str, name: str) -> str:
     """Return the key of a node's file in the run directory."""
@@ -78,6 +81,7 @@ def torchrun_command(cluster: Cluster, node: Node) -> list[str]:
         "--rdzv-conf=join_timeout=300,last_call_timeout=1",
         f"--max-restarts={MAX_RESTARTS}",
         "--monitor-interval=0.2",
+        f"--shutdown-timeout={SHUTDOWN_LIMIT_S}",
         *("-m", "heterps_core.training.worker"),
     ]
 

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+WARMUP_PER_STAGE = 2
+"""Forward passes that a stage runs ahead of the stage behind it, where nobody says otherwise.
+
+With 1 a stage waits for every message there and back; with 2 one is always on its way while another is worked on.
+More costs memory and gains at most a percent in steps that flush (simulated; docs/LOG.md).
+"""
+
 
 class Action(NamedTuple):
     """One pass of one micro-batch."""
@@ -13,18 +20,21 @@ class Action(NamedTuple):
     microbatch: int
 
 
-def one_forward_one_backward(*, num_microbatches: int, num_stages: int, stage: int) -> Iterator[Action]:
+def one_forward_one_backward(
+    *, num_microbatches: int, num_stages: int, stage: int, warmup_per_stage: int = WARMUP_PER_STAGE
+) -> Iterator[Action]:
     """Yield the passes of a stage in the order in which they must run.
 
-    After a warm-up of `num_stages - 1 - stage` forward passes a stage alternates, so that it never holds the
-    activations of more than `num_stages - stage` micro-batches (PipeDream-Flush; Narayanan et al. 2021).
+    After a warm-up of `warmup_per_stage` forward passes for each stage behind it a stage alternates, so that it
+    holds the activations of `warmup_per_stage * (num_stages - 1 - stage) + 1` micro-batches at most (with 1:
+    PipeDream-Flush; Narayanan et al. 2021).
 
     Example:
-        >>> order = one_forward_one_backward(num_microbatches=3, num_stages=2, stage=0)
+        >>> order = one_forward_one_backward(num_microbatches=3, num_stages=2, stage=0, warmup_per_stage=1)
         >>> [f"{action.direction[0]}{action.microbatch}" for action in order]
         ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
     """
-    num_warmup = min(num_microbatches, num_stages - 1 - stage)
+    num_warmup = min(num_microbatches, warmup_per_stage * (num_stages - 1 - stage))
     for microbatch in range(num_warmup):
         yield Action("forward", microbatch)
     for microbatch in range(num_microbatches):

@@ -6,8 +6,11 @@ layout maps (stage, replica) to the rank that torchrun gave. The description of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import ConfigurationError
@@ -33,8 +36,25 @@ class RankLayout:
         raise ConfigurationError(f"rank {rank} has no place in the layout {self.ranks}")
 
 
+class WorkerPlace(NamedTuple):
+    """What a worker says of itself before it knows the others."""
+
+    node_id: str
+    slot: int
+    """Number of the worker on its node, from 0."""
+
+    fingerprint: str
+    """Of the documents that it works by."""
+
+
+def fingerprint(*documents: Mapping[str, Any]) -> str:
+    """Return a short hash that is the same where the documents are."""
+    content = json.dumps(documents, sort_keys=True).encode()
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
 def layout_from_places(
-    cluster: Cluster, places: Sequence[tuple[str, int]], replicas_per_stage: Sequence[int]
+    cluster: Cluster, places: Sequence[WorkerPlace], replicas_per_stage: Sequence[int]
 ) -> RankLayout:
     """Lay ranks out by the node and the local slot in which each runs.
 
@@ -42,13 +62,20 @@ def layout_from_places(
 
     Args:
         cluster: The nodes and the stage that each serves.
-        places: For each rank its (node_id, local slot).
+        places: Of each rank.
         replicas_per_stage: What the job asks for.
 
     Raises:
-        ConfigurationError: The processes that came are not those that the job needs.
+        ConfigurationError: The processes that came are not those that the job needs, or work by another job.
     """
-    rank_of = {place: rank for rank, place in enumerate(places)}
+    for rank, place in enumerate(places):
+        if place.fingerprint != places[0].fingerprint:
+            raise ConfigurationError(
+                f"all workers must have the same job and cluster, but worker 0 on node {places[0].node_id} has "
+                f"{places[0].fingerprint} and worker {rank} on node {place.node_id} has {place.fingerprint}; give "
+                f"all nodes one run directory, and replace no file in it during a run"
+            )
+    rank_of = {(place.node_id, place.slot): rank for rank, place in enumerate(places)}
     wanted: list[list[tuple[str, int]]] = [[] for _ in replicas_per_stage]
     for node in cluster.nodes:
         wanted[node.stage].extend((node.node_id, slot) for slot in range(node.num_workers))

@@ -18,6 +18,7 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.optimizers import get_dense_optimizer
+from heterps_core.training.stage_layers import keep_freed_memory
 from heterps_core.units import BYTES_PER_FLOAT32
 
 
@@ -63,7 +64,7 @@ def build_stage_model(
     stage_index: int,
     group: ProcessGroup | None,
 ) -> StageModel:
-    """Build the layers of one stage.
+    """Build the layers of one stage, and prepare this process for training them.
 
     Args:
         model: Registry name or import path.
@@ -73,6 +74,7 @@ def build_stage_model(
         stage_index: The stage to build.
         group: Its replicas; None for one.
     """
+    keep_freed_memory()
     chain = build_chain(model, features, seed=config.seed)
     check_stages_cover_chain(stages, len(chain))
     row_optimizer = get_row_optimizer(config.embedding_optimizer)

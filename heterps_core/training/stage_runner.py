@@ -1,16 +1,17 @@
 """One replica of one stage: it runs its layers over micro-batches and trades rows with its neighbours.
 
-The exchange is c10d send and receive on contiguous row slices (`stage_exchange`). For each pair of neighbours the
-order of messages is the protocol. Losses are summed and divided by the size of the whole batch, so gradients of
-replicas add up to the gradient of the batch mean, whatever the cut.
+The exchange with neighbours is one of contiguous row slices (`stage_boundary`), posted ahead so that it overlaps
+with computing. Losses are summed and divided by the size of the whole batch, so gradients of replicas add up to the
+gradient of the batch mean, whatever the cut.
 
 Shapes: B rows of this replica in a micro-batch, W width of a boundary activation.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +21,22 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from heterps_core.data.batch import ClickBatch
-from heterps_core.models.chain import run_layers
-from heterps_core.training.pipeline_schedule import one_forward_one_backward
+from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
+from heterps_core.training.failures import LostWorkerError
+from heterps_core.training.pipeline_schedule import WARMUP_PER_STAGE, one_forward_one_backward
 from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.stage_exchange import RowSlice, replica_slice, routes_to_neighbour
+from heterps_core.training.stage_boundary import Receiving, StageBoundary, lost_worker
+from heterps_core.training.stage_exchange import RowSlice, replica_slice
+from heterps_core.training.stage_layers import StageLayers
+
+FIRST_SILENCE_LIMIT_S = 120.0
+"""Longest wait for a message of the first step, in which kernels are built and memory is touched first."""
+
+SILENCE_LIMIT_S = 20.0
+"""Longest wait for a message later on, where nobody says otherwise."""
+
+STEPS_OF_SILENCE = 10.0
+"""A model whose steps are so slow that this many of them outlast the limit is waited for as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,59 +49,8 @@ class MicroBatch:
     batch: ClickBatch
     """This replica's slice."""
 
-
-@dataclass(slots=True)
-class _Receiving:
-    rows_BW: Tensor
-    works: list[dist.Work]
-
-    def wait(self) -> Tensor:
-        for work in self.works:
-            work.wait()
-        return self.rows_BW
-
-
-class _Boundary:
-    """The messages between this replica and the stage on one side of it."""
-
-    def __init__(self, layout: RankLayout, stage: int, replica: int, neighbour: int, width: int) -> None:
-        self._peer_ranks = layout.ranks[neighbour]
-        self._num_replicas = len(layout.ranks[stage])
-        self._replica = replica
-        self._width = width
-        # A message must stay in memory until it is sent.
-        self._sending: list[tuple[dist.Work, Tensor]] = []
-
-    def receive(self, num_rows: int) -> _Receiving:
-        """Begin to receive this replica's slice of a micro-batch of `num_rows` rows."""
-        mine = replica_slice(num_rows, self._num_replicas, self._replica)
-        rows_BW = torch.empty(mine.num_rows, self._width)
-        works = [dist.irecv(rows_BW[first:stop], rank) for rank, first, stop in self._messages(num_rows)]
-        return _Receiving(rows_BW, [work for work in works if work is not None])
-
-    def send(self, rows_BW: Tensor, num_rows: int) -> None:
-        """Begin to send this replica's slice of a micro-batch of `num_rows` rows."""
-        rows_BW = rows_BW.contiguous()
-        for rank, first, stop in self._messages(num_rows):
-            part = rows_BW[first:stop]
-            work = dist.isend(part, rank)
-            assert work is not None
-            self._sending.append((work, part))
-
-    def wait_until_sent(self) -> None:
-        """Wait for all messages; at the end of a step."""
-        for work, _ in self._sending:
-            work.wait()
-        self._sending.clear()
-
-    def _messages(self, num_rows: int) -> list[tuple[int, int, int]]:
-        routes = routes_to_neighbour(
-            num_rows,
-            num_replicas=self._num_replicas,
-            replica=self._replica,
-            num_peer_replicas=len(self._peer_ranks),
-        )
-        return [(self._peer_ranks[route.peer_replica], route.first, route.stop) for route in routes]
+    exchanges: Sequence[tuple[ShardedTable, RowExchange]] = ()
+    """Of tables whose owners know already what this slice will look up in them."""
 
 
 class StageRunner:
@@ -101,6 +63,9 @@ class StageRunner:
         input_width: Width of the activation that enters the stage; 0 for the first.
         output_width: Width of the activation that leaves it.
         group: The replicas of this stage.
+        precision: Name in `PRECISIONS`: in what dense layers multiply.
+        warmup_per_stage: See `pipeline_schedule`; the same for all stages.
+        silence_limit_s: Longest wait for a message, from the second step on.
     """
 
     def __init__(
@@ -113,8 +78,11 @@ class StageRunner:
         input_width: int,
         output_width: int,
         group: ProcessGroup | None,
+        precision: str = "fp32",
+        warmup_per_stage: int = WARMUP_PER_STAGE,
+        silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
-        self.layers = layers
+        self._run_layers = StageLayers(layers, precision=precision)
         self.stage = stage
         self.replica = replica
         self.num_stages = layout.num_stages
@@ -123,8 +91,22 @@ class StageRunner:
         self.is_first = stage == 0
         self.is_last = stage == layout.num_stages - 1
         self._parameters = [parameter for layer in layers for parameter in layer.parameters()]
-        self._before = None if self.is_first else _Boundary(layout, stage, replica, stage - 1, input_width)
-        self._after = None if self.is_last else _Boundary(layout, stage, replica, stage + 1, output_width)
+        self._warmup_per_stage = warmup_per_stage
+        self._before = None if self.is_first else self._boundary(layout, stage - 1, input_width)
+        self._after = None if self.is_last else self._boundary(layout, stage + 1, output_width)
+        self._layout = layout
+        self._silence_limit_s = silence_limit_s
+        self._slowest_step_s = 0.0
+        self._is_warm = False
+
+    @property
+    def silence_limit_s(self) -> float:
+        """Longest wait for another worker that does equal work."""
+        return max(self._silence_limit_s, STEPS_OF_SILENCE * self._slowest_step_s)
+
+    def lost_worker(self, rank: int, error: RuntimeError) -> LostWorkerError:
+        """Return what to say where a message of another worker did not come; `error` is gloo's."""
+        return lost_worker(self._layout, rank, error, silence_limit_s=self.silence_limit_s)
 
     def row_slices(self, num_rows: int, num_microbatches: int) -> list[tuple[int, RowSlice]]:
         """Return for each micro-batch of a batch its size and this replica's rows, relative to the batch."""
@@ -137,33 +119,41 @@ class StageRunner:
                 slices.append((microbatch.num_rows, rows))
         return slices
 
-    def train_step(self, microbatches: Sequence[MicroBatch]) -> float:
+    def train_step(self, microbatches: Sequence[MicroBatch]) -> list[float]:
         """Run forward and backward passes of a batch and leave summed gradients in the parameters.
 
         Returns:
-            On the last stage the mean loss over the whole batch, elsewhere 0.
+            On the last stage, for each micro-batch, its share of the mean loss over the whole batch; they add up
+            to it. Elsewhere nothing.
+
+        Raises:
+            LostWorkerError: A neighbour died, or was silent for too long.
         """
+        started_s = time.perf_counter()
         batch_size = sum(microbatch.num_rows for microbatch in microbatches)
-        arriving: deque[_Receiving] = deque()
-        returning: deque[_Receiving] = deque()
+        to_receive = iter(microbatches)
+        arriving: deque[Receiving] = deque()
+        returning: deque[Receiving] = deque()
         live: dict[int, tuple[Tensor | None, Tensor]] = {}
-        loss = torch.zeros(())
+        losses: list[Tensor] = []
 
-        def post_receive(index: int) -> None:
-            if self._before is not None and index < len(microbatches):
-                arriving.append(self._before.receive(microbatches[index].num_rows))
-
-        post_receive(0)
+        # As many activations may travel to this stage as the one before it is ahead.
+        for _ in range(self._warmup_per_stage):
+            self._post_receive(to_receive, arriving)
         order = one_forward_one_backward(
-            num_microbatches=len(microbatches), num_stages=self.num_stages, stage=self.stage
+            num_microbatches=len(microbatches),
+            num_stages=self.num_stages,
+            stage=self.stage,
+            warmup_per_stage=self._warmup_per_stage,
         )
         for direction, index in order:
             microbatch = microbatches[index]
             if direction == "forward":
-                # The next activation travels while this one is worked on.
-                post_receive(index + 1)
+                self._post_receive(to_receive, arriving)
                 entering = None if self._before is None else arriving.popleft().wait().requires_grad_()
-                leaving = run_layers(self.layers, microbatch.batch, entering)
+                for table, exchange in microbatch.exchanges:
+                    table.expect(exchange)
+                leaving = self._run_layers(microbatch.batch, entering)
                 if self._after is not None:
                     self._after.send(leaving.detach(), microbatch.num_rows)
                     returning.append(self._after.receive(microbatch.num_rows))
@@ -171,7 +161,7 @@ class StageRunner:
                     leaving = F.binary_cross_entropy_with_logits(
                         leaving.squeeze(1), microbatch.batch.labels, reduction="sum"
                     ).div(batch_size)
-                    loss += leaving.detach()
+                    losses.append(leaving.detach())
                 live[index] = (entering, leaving)
             else:
                 entering, leaving = live.pop(index)
@@ -182,8 +172,13 @@ class StageRunner:
                     assert entering.grad is not None
                     self._before.send(entering.grad, microbatch.num_rows)
         self._wait_until_sent()
-        self._sum_gradients()
-        return self._sum_loss(loss)
+        shares = self._sum_over_replicas(losses)
+        # The first step warms up, and says nothing of the others.
+        elapsed_s = time.perf_counter() - started_s if self._is_warm else 0.0
+        self._slowest_step_s, self._is_warm = max(self._slowest_step_s, elapsed_s), True
+        for boundary in self._boundaries:
+            boundary.silence_limit_s = self.silence_limit_s
+        return shares
 
     def predict(self, microbatches: Sequence[MicroBatch]) -> Tensor:
         """Run forward passes only.
@@ -192,13 +187,13 @@ class StageRunner:
             On the last stage the logits of this replica's rows, in the order of micro-batches; else empty.
         """
         logits = []
-        arriving: deque[_Receiving] = deque()
+        arriving: deque[Receiving] = deque()
         with torch.no_grad():
             if self._before is not None:
                 arriving.extend(self._before.receive(microbatch.num_rows) for microbatch in microbatches)
             for microbatch in microbatches:
                 entering = None if self._before is None else arriving.popleft().wait()
-                leaving = run_layers(self.layers, microbatch.batch, entering)
+                leaving = self._run_layers(microbatch.batch, entering)
                 if self._after is not None:
                     self._after.send(leaving, microbatch.num_rows)
                 else:
@@ -206,28 +201,41 @@ class StageRunner:
             self._wait_until_sent()
         return torch.cat(logits) if logits else torch.empty(0)
 
+    def _boundary(self, layout: RankLayout, neighbour: int, width: int) -> StageBoundary:
+        return StageBoundary(
+            layout,
+            stage=self.stage,
+            replica=self.replica,
+            neighbour=neighbour,
+            width=width,
+            silence_limit_s=FIRST_SILENCE_LIMIT_S,
+        )
+
+    @property
+    def _boundaries(self) -> list[StageBoundary]:
+        return [boundary for boundary in (self._before, self._after) if boundary is not None]
+
+    def _post_receive(self, to_receive: Iterator[MicroBatch], arriving: deque[Receiving]) -> None:
+        microbatch = next(to_receive, None)
+        if self._before is not None and microbatch is not None:
+            arriving.append(self._before.receive(microbatch.num_rows))
+
     def _wait_until_sent(self) -> None:
-        for boundary in (self._before, self._after):
-            if boundary is not None:
-                boundary.wait_until_sent()
+        for boundary in self._boundaries:
+            boundary.wait_until_sent()
 
-    def _sum_gradients(self) -> None:
-        """All-reduce the dense gradients of the stage as one message."""
-        if self.num_replicas == 1 or not self._parameters:
-            return
-        gradients = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for parameter in self._parameters
-        ]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        dist.all_reduce(flat, group=self.group)
-        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-        for parameter, part in zip(self._parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
-
-    def _sum_loss(self, loss: Tensor) -> float:
-        if not self.is_last:
-            return 0.0
-        if self.num_replicas > 1:
-            dist.all_reduce(loss, group=self.group)
-        return float(loss)
+    def _sum_over_replicas(self, losses: list[Tensor]) -> list[float]:
+        """All-reduce the dense gradients of the stage and the losses of micro-batches, as one message."""
+        losses_M = torch.stack(losses) if losses else torch.empty(0)
+        if self.num_replicas > 1 and (self._parameters or losses):
+            gradients = [
+                torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                for parameter in self._parameters
+            ]
+            flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), losses_M])
+            dist.all_reduce(flat, group=self.group)
+            *parts, losses_M = torch.split(flat, [*(gradient.numel() for gradient in gradients), len(losses)])
+            for parameter, part in zip(self._parameters, parts, strict=True):
+                parameter.grad = part.view_as(parameter)
+        # Read once a step, when nothing is left to compute.
+        return losses_M.tolist()

@@ -18,23 +18,28 @@ import torch.distributed as dist
 from heterps_core.cluster import Cluster
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.quality import measure_quality
+from heterps_core.embeddings.row_kernels import row_kernels
 from heterps_core.errors import HeterpsError
 from heterps_core.training.checkpoint import load_latest_checkpoint
 from heterps_core.training.cursor import TrainingCursor
-from heterps_core.training.failures import WorkerFailure, now_s, write_failure
+from heterps_core.training.failures import LostWorkerError, WorkerFailure, now_s, root_cause, write_failure
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.node import DATASET_VARIABLE, NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE
-from heterps_core.training.rank_layout import RankLayout, layout_from_places
+from heterps_core.training.rank_layout import RankLayout, WorkerPlace, fingerprint, layout_from_places
 from heterps_core.training.run_directory import CLUSTER, JOB, RESULT, STEPS, RunDirectory
 from heterps_core.training.stage_model import build_stage_model
-from heterps_core.training.stage_runner import StageRunner
+from heterps_core.training.stage_runner import SILENCE_LIMIT_S, StageRunner
 from heterps_core.training.step_metrics import MetricWriter
 
 logger = logging.getLogger(__name__)
 
-EXCHANGE_TIMEOUT = timedelta(seconds=120)
-"""Longest wait for another worker, so that a lost one ends the run instead of hanging it."""
+START_LIMIT = timedelta(seconds=300)
+"""Longest wait for all workers at the start, where tables of one may take minutes to fill, and at checkpoints,
+which one may have to upload."""
+
+GROUP_LIMIT = timedelta(seconds=SILENCE_LIMIT_S)
+"""Longest wait of one replica for the others of its stage; they do equal work."""
 
 
 class Worker:
@@ -53,15 +58,22 @@ class Worker:
         job = TrainingJob.from_json(self.run.require_json(JOB))
         cluster = Cluster.from_json(self.run.require_json(CLUSTER))
         torch.set_num_threads(job.config.threads_per_worker)
-        dist.init_process_group("gloo", timeout=EXCHANGE_TIMEOUT)
+        dist.init_process_group("gloo", timeout=START_LIMIT)
         layout = _layout(cluster, job)
         self.stage, self.replica = layout.position(self.rank)
         # Every process makes every group, in the same order: c10d asks for it.
-        groups = [dist.new_group(list(ranks)) for ranks in layout.ranks]
-        group = groups[self.stage] if len(layout.ranks[self.stage]) > 1 else None
-        loop = self._build_loop(job, layout, group)
+        groups = [dist.new_group(list(ranks), timeout=GROUP_LIMIT) for ranks in layout.ranks]
+        ids_groups = [dist.new_group(list(ranks), timeout=START_LIMIT) for ranks in layout.ranks]
+        is_alone = len(layout.ranks[self.stage]) == 1
+        group = None if is_alone else groups[self.stage]
+        loop = self._build_loop(job, layout, group, None if is_alone else ids_groups[self.stage])
         cursor = load_latest_checkpoint(self.run, loop.model, group=group) or TrainingCursor()
         self.step = cursor.step
+        if loop.model.tables:
+            # The first worker of a machine compiles them, which takes seconds that nobody waits for later on.
+            row_kernels()
+        # From here on all are at work, and nobody has a reason to be silent for long.
+        dist.barrier()
         logger.info(
             "rank %d is stage %d replica %d, starts at step %d",
             self.rank,
@@ -81,6 +93,7 @@ class Worker:
     def fail(self, error: BaseException) -> int:
         """Leave last words and return the exit status."""
         is_known = isinstance(error, HeterpsError)
+        is_mistake = is_known and not isinstance(error, LostWorkerError)
         status = error.exit_status if isinstance(error, HeterpsError) else HeterpsError.exit_status
         failure = WorkerFailure(
             rank=self.rank,
@@ -91,7 +104,9 @@ class Worker:
             error_type=type(error).__name__,
             message=str(error) if is_known else f"{type(error).__name__}: {error}",
             exit_status=status,
-            is_cause=is_known or not isinstance(error, RuntimeError),
+            is_cause=is_mistake or not isinstance(error, RuntimeError | LostWorkerError),
+            is_mistake=is_mistake,
+            lost=error.lost if isinstance(error, LostWorkerError) else None,
             failed_at_s=now_s(),
         )
         write_failure(self.run, failure)
@@ -99,7 +114,11 @@ class Worker:
         return status
 
     def _build_loop(
-        self, job: TrainingJob, layout: RankLayout, group: dist.ProcessGroup | None
+        self,
+        job: TrainingJob,
+        layout: RankLayout,
+        group: dist.ProcessGroup | None,
+        ids_group: dist.ProcessGroup | None,
     ) -> TrainingLoop:
         assert self.stage is not None
         assert self.replica is not None
@@ -113,6 +132,7 @@ class Worker:
             input_width=model.input_width,
             output_width=model.output_width,
             group=group,
+            precision=job.config.precision,
         )
         metrics = None
         if runner.is_last and self.replica == 0:
@@ -125,6 +145,7 @@ class Worker:
             config=job.config,
             run=self.run,
             group=group,
+            ids_group=ids_group,
             metrics=metrics,
             on_step=self._finish_step,
         )
@@ -134,9 +155,14 @@ class Worker:
 
 
 def _layout(cluster: Cluster, job: TrainingJob) -> RankLayout:
-    """Tell the others which node and slot this process has, and lay all ranks out."""
-    places: list[tuple[str, int] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(places, (os.environ[NODE_ID_VARIABLE], int(os.environ["LOCAL_RANK"])))
+    """Tell the others which node, slot and job this process has, and lay all ranks out."""
+    own = WorkerPlace(
+        os.environ[NODE_ID_VARIABLE],
+        int(os.environ["LOCAL_RANK"]),
+        fingerprint(job.to_json(), cluster.to_json()),
+    )
+    places: list[WorkerPlace | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(places, own)
     return layout_from_places(cluster, [place for place in places if place], job.replicas_per_stage)
 
 
@@ -149,6 +175,10 @@ def main() -> int:
     """Run one worker; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     worker = Worker(RunDirectory(os.environ[RUN_DIRECTORY_VARIABLE]))
+    earlier = root_cause(worker.run) if worker.attempt else None
+    if earlier is not None and earlier.is_final:
+        logger.error("not tried again, since it would end the same way: %s", earlier)
+        return earlier.exit_status
     try:
         worker.train()
     except Exception as error:

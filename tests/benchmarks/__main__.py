@@ -18,10 +18,12 @@ from typing import Any
 
 BENCHMARKS = {
     "input_speed": "tests.benchmarks.input_speed:run",
+    "pipeline_efficiency": "tests.benchmarks.pipeline_efficiency:run",
     "planner_quality": "tests.benchmarks.planner_quality:run",
     "planner_speed": "tests.benchmarks.planner_speed:run",
     "provisioning_gain": "tests.benchmarks.provisioning_gain:run",
     "simulator": "tests.benchmarks.simulator:run",
+    "training_speed": "tests.benchmarks.training_speed:run",
 }
 
 PACKAGES = ("heterps", "numpy", "torch", "optuna", "pyarrow")

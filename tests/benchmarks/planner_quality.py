@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.optimum import find_optimum
-from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.schedulers import get_scheduler
 from heterps_core.scheduling.schedulers.reinforce import ReinforceScheduler
 from heterps_core.scheduling.search_result import SearchResult

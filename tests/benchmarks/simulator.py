@@ -17,7 +17,7 @@ import numpy as np
 
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.simulation.pipeline_load import PipelineLoad, StageLoad, pipeline_load
 from heterps_core.simulation.pipeline_simulation import simulate
 from heterps_core.simulation.simulation_options import SimulationOptions

@@ -11,7 +11,7 @@ from prefect.testing.utilities import prefect_test_harness
 from flows.command_line import main, parser_for
 from flows.compare_schedulers import check_parameters, command_line, compare_schedulers
 from heterps_core.errors import ConfigurationError, UnknownNameError
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.schedulers import SCHEDULERS, get_scheduler
 from heterps_core.scheduling.schedulers.base import ProposingScheduler
 from infra.workspace import Workspace

@@ -2,7 +2,7 @@
 
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
-from heterps_core.scheduling.problem import LayerCosts, SchedulingProblem, UnitType
+from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 from heterps_core.scheduling.search_result import HistoryPoint, SearchResult
 
 

@@ -14,9 +14,9 @@ from typing import ClassVar
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.optimum import Optimum, find_optimum
 from heterps_core.scheduling.plan_rater import Assignments, PlanRater, Ratings
-from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.search_result import HistoryPoint, SearchResult
 
 Proposals = Generator[Assignments, Ratings, None]

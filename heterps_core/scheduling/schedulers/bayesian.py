@@ -11,8 +11,8 @@ import warnings
 import numpy as np
 import optuna
 
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.plan_rater import log_cost_rewards
-from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.schedulers.base import Proposals, ProposingScheduler
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.schedulers.base import Proposals, ProposingScheduler
 
 _PLANS_PER_BATCH = 4_096

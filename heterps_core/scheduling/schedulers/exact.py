@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.optimum import find_optimum
-from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.schedulers.base import Scheduler, check_budget, result_with_bound
 from heterps_core.scheduling.search_result import HistoryPoint, SearchResult
 

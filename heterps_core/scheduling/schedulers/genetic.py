@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from heterps_core.cost_model.arrays import Floats, Ints
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.plan_rater import Assignments, Ratings, log_cost_rewards
-from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.schedulers.base import Proposals, ProposingScheduler
 
 

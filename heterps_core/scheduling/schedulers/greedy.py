@@ -10,9 +10,9 @@ from itertools import groupby
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas
 from heterps_core.scheduling.optimum import find_optimum
-from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.schedulers.base import Scheduler, certified_result, check_budget
 from heterps_core.scheduling.search_result import HistoryPoint, SearchResult
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from heterps_core.errors import InfeasiblePlanError
+from heterps_core.problem.scheduling_problem import SchedulingProblem, is_cpu
 from heterps_core.provisioning.replica_balance import balance_replicas
 from heterps_core.scheduling.plan_rater import Assignments, PlanRater
-from heterps_core.scheduling.problem import SchedulingProblem, is_cpu
 from heterps_core.scheduling.schedulers.base import Proposals, ProposingScheduler
 from heterps_core.scheduling.schedulers.greedy import runs_of
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.schedulers.base import Proposals, ProposingScheduler
 from heterps_core.scheduling.search_result import SearchResult
 

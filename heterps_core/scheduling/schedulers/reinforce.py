@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.chain_tables import (
     Floats,
     Ints,
@@ -28,7 +29,6 @@ from heterps_core.scheduling.chain_tables import (
 from heterps_core.scheduling.plan_rater import Assignments, Ratings, log_cost_rewards
 from heterps_core.scheduling.policy_network import ChainTablePolicy, layer_features, stay_logits
 from heterps_core.scheduling.policy_state import PolicyState
-from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.schedulers.base import Proposals
 from heterps_core.scheduling.schedulers.policy_gradient import PolicyGradientScheduler, descend, seeded_torch
 from heterps_core.scheduling.search_result import SearchResult

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.plan_rater import log_cost_rewards
 from heterps_core.scheduling.policy_network import AutoregressivePolicy, layer_features
-from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.schedulers.base import Proposals
 from heterps_core.scheduling.schedulers.policy_gradient import PolicyGradientScheduler, descend, seeded_torch
 

@@ -7,9 +7,9 @@ from abc import abstractmethod
 import numpy as np
 
 from heterps_core.errors import InfeasiblePlanError
+from heterps_core.problem.scheduling_problem import SchedulingProblem, is_cpu
 from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas
 from heterps_core.scheduling.plan_rater import PlanRater
-from heterps_core.scheduling.problem import SchedulingProblem, is_cpu
 from heterps_core.scheduling.schedulers.base import Proposals, ProposingScheduler
 
 

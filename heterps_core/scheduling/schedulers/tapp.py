@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.scheduling.plan_rater import log_cost_rewards
-from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.schedulers.base import Proposals
 from heterps_core.scheduling.schedulers.policy_gradient import PolicyGradientScheduler, descend, seeded_torch
 from heterps_core.scheduling.tapp_network import TappPolicy, layer_inputs

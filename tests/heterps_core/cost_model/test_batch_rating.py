@@ -8,8 +8,8 @@ from heterps_core.cost_model.batch_rating import stages_of
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.cost_model.stage_table import segment_layers
 from heterps_core.errors import InfeasiblePlanError
+from heterps_core.problem.extra_costs import ExtraCosts
 from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas
-from heterps_core.scheduling.extra_costs import ExtraCosts
 from heterps_core.scheduling.plan_rater import PlanRater
 from tests.builders import make_problem
 

@@ -5,7 +5,7 @@ import pytest
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import ConfigurationError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.scheduling.problem import LayerCosts, SchedulingProblem, UnitType
+from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 
 
 @pytest.fixture

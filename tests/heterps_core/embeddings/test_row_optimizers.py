@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from heterps_core.embeddings.row_optimizers import (
+    ROW_OPTIMIZERS,
     RowWiseAdagrad,
+    RowWiseAdam,
     RowWiseSGD,
     get_row_optimizer,
     sum_repeated_rows,
@@ -35,7 +37,7 @@ def test_row_wise_adagrad_follows_its_formula_over_three_steps():
     weight = generator.normal(size=(10, 4)).astype(np.float32)
     accumulator = np.full(10, RowWiseAdagrad.INITIAL_ACCUMULATOR, dtype=np.float64)
     optimizer = RowWiseAdagrad()
-    trained, state = torch.from_numpy(weight.copy()), optimizer.new_state(10)
+    trained, state = torch.from_numpy(weight.copy()), optimizer.new_state(10, 4)
     for _ in range(3):
         rows = np.array([1, 4, 9])
         gradients = generator.normal(size=(3, 4)).astype(np.float32)
@@ -49,6 +51,54 @@ def test_row_wise_adagrad_follows_its_formula_over_three_steps():
     np.testing.assert_allclose(state["accumulator"].numpy(), accumulator, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dimension", [1, 4])
+def test_row_wise_adam_is_adam_on_the_batches_that_touch_a_row(dimension):
+    generator = torch.Generator().manual_seed(0)
+    optimizer = RowWiseAdam()
+    trained = torch.randn(3, dimension, generator=generator)
+    state = optimizer.new_state(3, dimension)
+    plain = [torch.nn.Parameter(row.clone()) for row in trained]
+    adams = [torch.optim.Adam([row], lr=0.1) for row in plain]
+    for step in range(40):
+        # Row 0 is in every batch, row 1 in every third, row 2 comes late.
+        rows = [0] + [1] * (step % 3 == 0) + [2] * (step > 30)
+        # Elements of one size: then the mean of their squares is the square of each.
+        sizes = torch.randn(len(rows), 1, generator=generator).expand(-1, dimension)
+        gradients = sizes * torch.tensor([1.0, -1.0, 1.0, -1.0])[:dimension]
+        optimizer.update(trained, state, torch.tensor(rows), gradients, learning_rate=0.1)
+        for row, gradient in zip(rows, gradients, strict=True):
+            plain[row].grad = gradient.clone()
+            adams[row].step()
+
+    torch.testing.assert_close(trained, torch.stack([row.detach() for row in plain]), rtol=1e-5, atol=1e-5)
+    assert state["num_updates"].tolist() == [40, 14, 9]
+
+
+def test_row_wise_adam_takes_the_mean_of_squares_over_a_row():
+    weight = torch.zeros(1, 2)
+
+    RowWiseAdam().update(
+        weight,
+        RowWiseAdam().new_state(1, 2),
+        torch.tensor([0]),
+        torch.tensor([[3.0, 4.0]]),
+        learning_rate=1.0,
+    )
+
+    # By hand: the corrected mean is the gradient, the corrected square is (9 + 16) / 2.
+    torch.testing.assert_close(weight, torch.tensor([[-3.0, -4.0]]) / 12.5**0.5)
+
+
+@pytest.mark.parametrize("name", ROW_OPTIMIZERS)
+def test_state_is_as_large_as_it_says(name):
+    optimizer = get_row_optimizer(name)
+
+    state = optimizer().new_state(7, 16)
+
+    assert sum(tensor.nbytes for tensor in state.values()) == 7 * optimizer.state_bytes_per_row(16)
+    assert all(len(tensor) == 7 for tensor in state.values())
+
+
 def test_sgd_subtracts_the_gradient_times_the_learning_rate():
     weight = torch.ones(3, 2)
 
@@ -58,5 +108,5 @@ def test_sgd_subtracts_the_gradient_times_the_learning_rate():
 
 
 def test_an_unknown_optimizer_names_the_known_ones():
-    with pytest.raises(UnknownNameError, match="rowwise-adagrad, sgd"):
+    with pytest.raises(UnknownNameError, match="rowwise-adagrad, rowwise-adam, sgd"):
         get_row_optimizer("adagrad")

@@ -28,7 +28,7 @@ def make_table(group: dist.ProcessGroup | None) -> ShardedTable:
 
 
 def look_up_and_learn(table: ShardedTable, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    found = table.lookup(rows)
+    found = table.lookup(rows[:, None])
     (found * weights).sum().backward()
     return found.detach()
 

@@ -6,7 +6,7 @@ import pytest
 
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.explanation.price_flips import LEAST_FACTOR, MOST_FACTOR, find_price_flips
-from heterps_core.scheduling.extra_costs import InstanceSize
+from heterps_core.problem.extra_costs import InstanceSize
 from heterps_core.scheduling.optimum import find_optimum
 from tests.heterps_core.explanation.trying_all import (
     feasible_plans,

@@ -6,7 +6,7 @@ from heterps_core.explanation.explanation import Detail, explain_plan
 from heterps_core.explanation.front_text import WIDTH
 from heterps_core.explanation.text import essential_lines, explanation_text
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.scheduling.extra_costs import InstanceSize
+from heterps_core.problem.extra_costs import InstanceSize
 from heterps_core.scheduling.optimum import find_optimum
 from tests.builders import make_problem
 from tests.heterps_core.explanation.trying_all import tiny_problem

@@ -7,7 +7,7 @@ from itertools import groupby, product
 
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.scheduling.extra_costs import ExtraCosts, InstanceSize
+from heterps_core.problem.extra_costs import ExtraCosts, InstanceSize
 from tests.builders import make_problem
 
 

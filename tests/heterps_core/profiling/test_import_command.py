@@ -7,9 +7,9 @@ import pytest
 
 from heterps_core.cli import main
 from heterps_core.errors import ConfigurationError
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.profiling.import_command import parse_device
 from heterps_core.profiling.layer_profile import LayerProfile
-from heterps_core.scheduling.problem import SchedulingProblem
 
 ALEXNET = Path(__file__).parents[2] / "golden" / "pipedream" / "alexnet.graph.txt"
 IMPORT = ["import-profile", str(ALEXNET), "--format", "pipedream"]

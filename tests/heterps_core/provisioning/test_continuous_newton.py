@@ -5,13 +5,13 @@ import pytest
 
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import InfeasiblePlanError
+from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 from heterps_core.provisioning.continuous_newton import (
     balanced_stage_seconds,
     newton_replicas,
     replicas_within,
 )
 from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas, fixed_stages
-from heterps_core.scheduling.problem import LayerCosts, SchedulingProblem, UnitType
 from tests.builders import make_problem
 
 

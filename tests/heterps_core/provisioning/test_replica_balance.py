@@ -6,8 +6,8 @@ import pytest
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas
-from heterps_core.scheduling.problem import LayerCosts, SchedulingProblem, UnitType
 from tests.builders import make_problem
 
 

@@ -65,9 +65,7 @@ def test_equals_trying_all_partitions_where_units_are_sold_in_pairs_and_changes_
     replicas, caps, changes = draw_replicas(seed), np.array(max_units, dtype=float), draw_changes(seed)
     prices = sold_in_pairs(replicas)
     # The listing has the first stage first, partitions are returned the other way round.
-    expected = min(
-        price_within_caps(replicas, prices, rows[::-1], caps, changes) for rows in ALL_PARTITIONS
-    )
+    expected = min(price_within_caps(replicas, prices, rows[::-1], caps, changes) for rows in ALL_PARTITIONS)
 
     found = cheapest_capped_partition(
         replicas, stage_prices=prices, max_units=caps, cutoff=np.inf, change_prices=changes

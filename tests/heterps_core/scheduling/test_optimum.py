@@ -7,10 +7,10 @@ import pytest
 
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import InfeasiblePlanError
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas
 from heterps_core.scheduling import capped_partition
 from heterps_core.scheduling.optimum import find_optimum
-from heterps_core.scheduling.problem import SchedulingProblem
 from tests.builders import make_problem
 
 PROBLEMS = Path(__file__).parents[2] / "golden" / "problems"

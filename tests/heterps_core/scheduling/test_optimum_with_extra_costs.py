@@ -13,8 +13,8 @@ from heterps_core.cost_model.batch_rating import stages_of
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.cost_model.objective import objective_of
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.problem.extra_costs import ExtraCosts, InstanceSize
 from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas
-from heterps_core.scheduling.extra_costs import ExtraCosts, InstanceSize
 from heterps_core.scheduling.optimum import find_optimum
 from heterps_core.scheduling.plan_rater import PlanRater
 from tests.builders import make_problem

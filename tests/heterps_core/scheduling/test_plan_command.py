@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from heterps_core.cli import main
-from heterps_core.scheduling.extra_costs import ExtraCosts
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.extra_costs import ExtraCosts
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 
 PROBLEMS = Path(__file__).parents[2] / "golden" / "problems"
 FIVE_LAYERS = str(PROBLEMS / "five_layers_1.json")

@@ -7,9 +7,9 @@ from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DEVICE_TYPES
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.timing import Timing
-from heterps_core.scheduling.problem import SchedulingProblem
 from heterps_core.scheduling.problem_builder import (
     ESTIMATE_RELATIVE_ERROR,
     UnitTerms,

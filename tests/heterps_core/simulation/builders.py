@@ -8,7 +8,7 @@ import numpy as np
 
 from heterps_core.cost_model.evaluation import evaluate_stage
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 
 MAX_STAGES = 6
 MAX_REPLICAS = 40

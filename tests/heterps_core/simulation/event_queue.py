@@ -66,8 +66,9 @@ def simulate_by_events(load: PipelineLoad, options: SimulationOptions) -> list[f
         order = list(
             one_forward_one_backward(
                 num_microbatches=num_microbatches * options.num_steps // num_groups,
-                num_stages=options.warmup_per_stage * (num_stages - 1) + 1,
-                stage=options.warmup_per_stage * stage,
+                num_stages=num_stages,
+                stage=stage,
+                warmup_per_stage=options.warmup_per_stage,
             )
         )
         return [

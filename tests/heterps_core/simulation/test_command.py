@@ -8,7 +8,7 @@ import pytest
 
 from heterps_core.cli import main
 from heterps_core.plans.scheduling_plan import SchedulingPlan
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.simulation.command import HELP
 from heterps_core.simulation.pipeline_load import pipeline_load
 from heterps_core.simulation.pipeline_simulation import simulate
@@ -75,7 +75,9 @@ def test_people_read_speed_cost_and_what_limits_the_plan(tmp_path, capsys):
 
 
 def test_a_straggler_is_shown_beside_the_same_plan_without_it(tmp_path, capsys):
-    found = simulated(tmp_path, problem_document(), plan_document(), "--straggler", "0=2")
+    arguments = ("--warmup-per-stage", "1", "--straggler", "0=2")
+
+    found = simulated(tmp_path, problem_document(), plan_document(), *arguments)
 
     assert found["simulated"]["step_seconds"] == pytest.approx(5 / 4)
     # In twelfths of a second: the first stage has forward passes of 2 and backward passes of 4, the last 1 and 2.
@@ -162,7 +164,7 @@ def test_without_a_flush_round_trips_are_named_with_the_speed_of_a_deeper_warm_u
     problem = problem_document(layers=layers)
     arguments = ("--no-flush", "--steps", "40")
 
-    found = simulated(tmp_path, problem, plan_document(), *arguments)
+    found = simulated(tmp_path, problem, plan_document(), *arguments, "--warmup-per-stage", "1")
     deeper = simulated(tmp_path, problem, plan_document(), *arguments, "--warmup-per-stage", "2")
 
     # The closed form is reached with one pass more ahead.
@@ -190,9 +192,9 @@ def test_jitter_makes_replicas_wait_for_the_slowest(tmp_path, capsys):
 def test_more_microbatches_are_not_proposed_where_the_trainer_would_refuse_them(tmp_path, capsys):
     problem = problem_document(batch_size=128, profile_batch_size=128)
 
-    found = simulated(tmp_path, problem, plan_document())
+    # Of 64 rows, the least.
+    found = simulated(tmp_path, problem, plan_document(), "--micro-batches", "2")
 
-    # 2 micro-batches of 64 rows, the least.
     assert found["num_microbatches"] == 2
     assert found["limiting"]["relieved_microbatches"] is None
     assert "would give" not in printed_limit(capsys)

@@ -223,7 +223,7 @@ def test_every_stage_keeps_its_own_order(warmup_per_stage):
 
     for stage in range(3):
         expected = one_forward_one_backward(
-            num_microbatches=7, num_stages=2 * warmup_per_stage + 1, stage=warmup_per_stage * stage
+            num_microbatches=7, num_stages=3, stage=stage, warmup_per_stage=warmup_per_stage
         )
         assert [action for at, action in order if at == stage] == list(expected)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from heterps_core.cost_model.evaluation import evaluate
-from heterps_core.scheduling.extra_costs import ExtraCosts
+from heterps_core.problem.extra_costs import ExtraCosts
 from heterps_core.simulation.plan_simulation import run_cost_usd
 from tests.builders import make_problem
 from tests.heterps_core.simulation.builders import random_plan

@@ -8,7 +8,7 @@ import pytest
 
 from heterps_core.cli import main
 from heterps_core.plans.scheduling_plan import SchedulingPlan
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.topology.command import HELP
 from heterps_core.topology.problem_traffic import problem_traffic
 from heterps_core.topology.rank_placement import place_ranks

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig, TrainingJob
 
@@ -31,6 +31,11 @@ def test_an_uneven_batch_names_the_next_even_one():
 def test_counts_start_at_one(field):
     with pytest.raises(ConfigurationError, match=f"{field} must be at least 1, got 0"):
         dataclasses.replace(CONFIG, **{field: 0})
+
+
+def test_an_unknown_precision_names_the_known_ones():
+    with pytest.raises(UnknownNameError, match="known are: bf16, fp32"):
+        dataclasses.replace(CONFIG, precision="fp16")
 
 
 def test_a_learning_rate_must_be_positive():

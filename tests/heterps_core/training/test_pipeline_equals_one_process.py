@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
@@ -33,7 +36,49 @@ CONFIG = TrainingConfig(
     embedding_optimizer="sgd",
     embedding_learning_rate=20.0,
 )
-NUM_STEPS = 20
+# 41 rows are shared by no number of replicas and micro-batches evenly; of one row most replicas get nothing.
+STEP_ROWS = [48] * 6 + [41, 48, 48, 1, 48, 48]
+NUM_HELD_OUT_ROWS = 41
+
+
+class Case(NamedTuple):
+    model: str
+    num_replicas: tuple[int, ...]
+    first_layers: tuple[int, ...]
+    num_microbatches: int = 3
+    warmup_per_stage: int = 2
+    asks_ahead: bool = False
+    """The row numbers of a step are exchanged before the step before has updated the rows."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        lasts = [*(first - 1 for first in self.first_layers[1:]), len(initial_chain(self.model)) - 1]
+        return tuple(
+            Stage(first, last, "cpu", replicas)
+            for first, last, replicas in zip(self.first_layers, lasts, self.num_replicas, strict=True)
+        )
+
+
+CASES = [
+    Case("ctrdnn", (2,), (0,)),
+    Case("ctrdnn", (2, 1), (0, 1), asks_ahead=True),
+    Case("ctrdnn", (1, 2), (0, 1), warmup_per_stage=1),
+    Case("ctrdnn", (1, 1), (0, 3), num_microbatches=8, warmup_per_stage=4),
+    Case("ctrdnn", (3, 2, 1), (0, 2, 5), num_microbatches=6),
+    Case("ctrdnn", (1, 1, 1, 1), (0, 1, 3, 5), num_microbatches=8),
+    Case("ctrdnn", (1, 2, 1, 2), (0, 1, 3, 5), num_microbatches=2, warmup_per_stage=3),
+    # Two stages with embeddings; the second has replicas that share its table.
+    Case("2emb", (1, 2), (0, 4)),
+    Case("2emb", (2, 1, 2), (0, 3, 6), num_microbatches=5, asks_ahead=True),
+    # The user's vector crosses both cuts; the second tower starts in the middle stage.
+    Case("matchnet", (1, 2, 1), (0, 5, 9)),
+    Case("matchnet", (3, 2), (0, 7), num_microbatches=4, warmup_per_stage=1, asks_ahead=True),
+]
+
+
+@cache
+def initial_chain(model: str) -> torch.nn.Sequential:
+    return build_chain(model, FEATURES, seed=CONFIG.seed)
 
 
 def make_batch(step: int, num_rows: int) -> ClickBatch:
@@ -52,16 +97,19 @@ def take(batch: ClickBatch, first: int, stop: int) -> ClickBatch:
     )
 
 
-def make_replica(rank: int, model: str, stages: tuple[Stage, ...]) -> tuple[StageModel, StageRunner]:
+def make_replica(rank: int, case: Case) -> tuple[StageModel, StageRunner] | None:
+    """Return this rank's part in a case, or None where the case has fewer processes."""
     ranks, next_rank = [], 0
-    for stage in stages:
-        ranks.append(tuple(range(next_rank, next_rank + stage.num_replicas)))
-        next_rank += stage.num_replicas
+    for num_replicas in case.num_replicas:
+        ranks.append(tuple(range(next_rank, next_rank + num_replicas)))
+        next_rank += num_replicas
     layout = RankLayout(tuple(ranks))
     groups = [dist.new_group(list(members)) for members in ranks]
+    if rank >= next_rank:
+        return None
     index, replica = layout.position(rank)
-    group = groups[index] if stages[index].num_replicas > 1 else None
-    stage_model = build_stage_model(model, FEATURES, CONFIG, stages, index, group)
+    group = groups[index] if case.num_replicas[index] > 1 else None
+    stage_model = build_stage_model(case.model, FEATURES, CONFIG, case.stages, index, group)
     runner = StageRunner(
         list(stage_model.layers.values()),
         layout=layout,
@@ -70,79 +118,72 @@ def make_replica(rank: int, model: str, stages: tuple[Stage, ...]) -> tuple[Stag
         input_width=stage_model.input_width,
         output_width=stage_model.output_width,
         group=group,
+        warmup_per_stage=case.warmup_per_stage,
     )
     return stage_model, runner
 
 
-def microbatches_of(runner: StageRunner, batch: ClickBatch) -> list[MicroBatch]:
-    slices = runner.row_slices(batch.num_rows, CONFIG.num_microbatches)
-    return [MicroBatch(size, take(batch, rows.first, rows.stop)) for size, rows in slices]
+def microbatches_of(
+    stage_model: StageModel, runner: StageRunner, batch: ClickBatch, case: Case
+) -> list[MicroBatch]:
+    microbatches = []
+    for size, rows in runner.row_slices(batch.num_rows, case.num_microbatches):
+        part = take(batch, rows.first, rows.stop)
+        exchanges = [
+            (layer.table, layer.table.exchange_row_numbers(layer.row_numbers(part)))
+            for layer in stage_model.layers.values()
+            if isinstance(layer, SlotEmbedding) and case.asks_ahead and layer.table.group is not None
+        ]
+        microbatches.append(MicroBatch(size, part, exchanges))
+    return microbatches
 
 
-def train_replica(rank: int, model: str, stages: tuple[Stage, ...], folder: str) -> None:
-    stage_model, runner = make_replica(rank, model, stages)
+def train_all(rank: int, folder: str) -> None:
+    for number, case in enumerate(CASES):
+        part = make_replica(rank, case)
+        if part is not None:
+            torch.save(train_replica(*part, case), f"{folder}/{number}-{rank}.pt")
+
+
+def train_replica(stage_model: StageModel, runner: StageRunner, case: Case) -> dict[str, object]:
     losses = []
-    for step in range(NUM_STEPS):
-        losses.append(runner.train_step(microbatches_of(runner, make_batch(step, CONFIG.batch_size))))
+    following = microbatches_of(stage_model, runner, make_batch(0, STEP_ROWS[0]), case)
+    for step in range(len(STEP_ROWS)):
+        microbatches = following
+        if step + 1 < len(STEP_ROWS):
+            following = microbatches_of(stage_model, runner, make_batch(step + 1, STEP_ROWS[step + 1]), case)
+        losses.append(sum(runner.train_step(microbatches)))
         stage_model.apply_gradients(
             dense_learning_rate=CONFIG.dense_learning_rate,
             embedding_learning_rate=CONFIG.embedding_learning_rate,
         )
-    # 41 rows are shared by no number of replicas and micro-batches evenly.
-    logits = runner.predict(microbatches_of(runner, make_batch(99, 41)))
-    torch.save(
-        {
-            "dense": {
-                f"{name}.{parameter_name}": parameter.detach()
-                for name, layer in stage_model.layers.items()
-                for parameter_name, parameter in layer.named_parameters()
-            },
-            "shards": {name: (table.rows, table.weight_RD) for name, table in stage_model.tables.items()},
-            "losses": losses if runner.is_last else None,
-            "logits": [
-                (rows, part)
-                for (_, rows), part in zip(
-                    runner.row_slices(41, CONFIG.num_microbatches),
-                    torch.split(
-                        logits, [rows.num_rows for _, rows in runner.row_slices(41, CONFIG.num_microbatches)]
-                    )
-                    if runner.is_last
-                    else [],
-                    strict=False,
-                )
-            ],
+    logits = runner.predict(microbatches_of(stage_model, runner, make_batch(99, NUM_HELD_OUT_ROWS), case))
+    slices = [rows for _, rows in runner.row_slices(NUM_HELD_OUT_ROWS, case.num_microbatches)]
+    return {
+        "dense": {
+            f"{name}.{parameter_name}": parameter.detach()
+            for name, layer in stage_model.layers.items()
+            for parameter_name, parameter in layer.named_parameters()
         },
-        f"{folder}/{rank}.pt",
-    )
+        "shards": {name: (table.rows, table.weight_RD) for name, table in stage_model.tables.items()},
+        "losses": losses if runner.is_last else None,
+        "logits": list(zip(slices, torch.split(logits, [rows.num_rows for rows in slices]), strict=True))
+        if runner.is_last
+        else [],
+    }
 
 
-def cut(model: str, num_replicas: tuple[int, ...], first_layers: tuple[int, ...]) -> tuple[Stage, ...]:
-    num_layers = len(build_chain(model, FEATURES, seed=0))
-    lasts = [*(first - 1 for first in first_layers[1:]), num_layers - 1]
-    return tuple(
-        Stage(first, last, "cpu", replicas)
-        for first, last, replicas in zip(first_layers, lasts, num_replicas, strict=True)
-    )
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train all cases in one group of processes; starting one for each would take most of the time."""
+    folder = tmp_path_factory.mktemp("trained")
+    run_in_processes(train_all, max(sum(case.num_replicas) for case in CASES), str(folder))
+    return folder
 
 
-@pytest.mark.parametrize(
-    ("model", "num_replicas", "first_layers"),
-    [
-        ("ctrdnn", (2, 1), (0, 1)),
-        ("ctrdnn", (1, 2), (0, 1)),
-        ("ctrdnn", (2,), (0,)),
-        # Three stages; the second embedding is in the last of them, with replicas that share its table.
-        ("2emb", (2, 1, 2), (0, 3, 6)),
-        # The user's vector crosses both cuts; the second tower starts in the middle stage.
-        ("matchnet", (1, 2, 1), (0, 5, 9)),
-    ],
-)
-def test_a_cut_model_learns_what_one_process_learns(
-    model: str, num_replicas: tuple[int, ...], first_layers: tuple[int, ...], tmp_path: Path
-) -> None:
-    run_in_processes(
-        train_replica, sum(num_replicas), model, cut(model, num_replicas, first_layers), str(tmp_path)
-    )
+@cache
+def trained_plainly(model: str) -> tuple[dict[str, Tensor], dict[str, Tensor], list[float], Tensor]:
+    """Return parameters before and after, losses, and held-out logits of one process."""
     chain = build_chain(model, FEATURES, seed=CONFIG.seed)
     tables = {
         name: initial_rows(
@@ -159,34 +200,35 @@ def test_a_cut_model_learns_what_one_process_learns(
     before = {name: value.clone() for name, value in plain.state_dict().items()}
     losses = train_plainly(
         plain,
-        [make_batch(step, CONFIG.batch_size) for step in range(NUM_STEPS)],
+        [make_batch(step, num_rows) for step, num_rows in enumerate(STEP_ROWS)],
         dense_learning_rate=CONFIG.dense_learning_rate,
         embedding_learning_rate=CONFIG.embedding_learning_rate,
     )
     with torch.no_grad():
-        logits = plain(make_batch(99, 41))
+        logits = plain(make_batch(99, NUM_HELD_OUT_ROWS))
+    return before, plain.state_dict(), losses, logits
 
-    largest_difference, largest_update = 0.0, 0.0
-    for rank in range(sum(num_replicas)):
-        replica = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
-        for name, parameter in replica["dense"].items():
-            expected = plain.state_dict()[f"chain.{name}"]
-            largest_difference = max(largest_difference, (parameter - expected).abs().max().item())
-            largest_update = max(largest_update, (expected - before[f"chain.{name}"]).abs().max().item())
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[str(case) for case in CASES])
+def test_a_cut_model_learns_what_one_process_learns(number: int, trained: Path) -> None:
+    case = CASES[number]
+    before, after, losses, logits = trained_plainly(case.model)
+
+    largest_difference, largest_update, num_logits = 0.0, 0.0, 0
+    for rank in range(sum(case.num_replicas)):
+        replica = torch.load(trained / f"{number}-{rank}.pt", weights_only=False)
+        found = {f"chain.{name}": (slice(None), value) for name, value in replica["dense"].items()}
         for name, (rows, weight) in replica["shards"].items():
-            expected = plain.state_dict()[f"chain.{name}.weight"]
-            difference = (weight - expected[rows.first : rows.stop]).abs().max().item()
-            largest_difference = max(largest_difference, difference)
-            largest_update = max(
-                largest_update, (expected - before[f"chain.{name}.weight"]).abs().max().item()
-            )
+            found[f"chain.{name}.weight"] = (slice(rows.first, rows.stop), weight)
+        for name, (rows, value) in found.items():
+            largest_difference = max(largest_difference, (value - after[name][rows]).abs().max().item())
+            largest_update = max(largest_update, (after[name] - before[name]).abs().max().item())
         if replica["losses"] is not None:
             assert replica["losses"] == pytest.approx(losses, abs=1e-5)
         for rows, part in replica["logits"]:
+            num_logits += len(part)
             torch.testing.assert_close(part, logits[rows.first : rows.stop], atol=1e-4, rtol=1e-4)
-    print(
-        f"{model} {num_replicas}: largest difference {largest_difference:.1e} "
-        f"of an update of {largest_update:.1e} after {NUM_STEPS} steps"
-    )
+    print(f"{case}: largest difference {largest_difference:.1e} of an update of {largest_update:.1e}")
+    assert num_logits == NUM_HELD_OUT_ROWS
     assert largest_update > 0.01
     assert largest_difference < 1e-4 * largest_update

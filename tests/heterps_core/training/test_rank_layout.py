@@ -5,7 +5,7 @@ import pytest
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
-from heterps_core.training.rank_layout import layout_from_places
+from heterps_core.training.rank_layout import WorkerPlace, fingerprint, layout_from_places
 
 
 def make_node(node_id: str, stage: int, num_workers: int) -> Node:
@@ -31,8 +31,12 @@ CLUSTER = Cluster(
 )
 
 
+def come(*places: tuple[str, int]) -> list[WorkerPlace]:
+    return [WorkerPlace(node_id, slot, "0123456789ab") for node_id, slot in places]
+
+
 def test_torchrun_may_number_nodes_in_any_order():
-    places = [("c", 0), ("a", 1), ("b", 0), ("a", 0)]
+    places = come(("c", 0), ("a", 1), ("b", 0), ("a", 0))
 
     layout = layout_from_places(CLUSTER, places, (3, 1))
 
@@ -44,9 +48,26 @@ def test_torchrun_may_number_nodes_in_any_order():
 @pytest.mark.parametrize("replicas", [(2, 1), (3, 2)])
 def test_workers_that_do_not_fit_the_plan_are_refused(replicas):
     with pytest.raises(ConfigurationError, match="must be those of the plan"):
-        layout_from_places(CLUSTER, [("c", 0), ("a", 1), ("b", 0), ("a", 0)], replicas)
+        layout_from_places(CLUSTER, come(("c", 0), ("a", 1), ("b", 0), ("a", 0)), replicas)
 
 
 def test_a_missing_worker_is_noticed():
     with pytest.raises(ConfigurationError, match="3 workers joined"):
-        layout_from_places(CLUSTER, [("c", 0), ("a", 1), ("b", 0)], (3, 1))
+        layout_from_places(CLUSTER, come(("c", 0), ("a", 1), ("b", 0)), (3, 1))
+
+
+def test_workers_with_different_jobs_are_named_with_what_each_has():
+    first, second = ({"batch_size": size, "seed": 0} for size in (64, 128))
+    places = come(("c", 0), ("a", 1), ("b", 0), ("a", 0))
+    places = [place._replace(fingerprint=fingerprint(first)) for place in places]
+    places[2] = places[2]._replace(fingerprint=fingerprint(second))
+
+    with pytest.raises(ConfigurationError) as refusal:
+        layout_from_places(CLUSTER, places, (3, 1))
+
+    assert f"worker 0 on node c has {fingerprint(first)}" in str(refusal.value)
+    assert f"worker 2 on node b has {fingerprint(second)}" in str(refusal.value)
+
+
+def test_a_fingerprint_does_not_depend_on_the_order_of_fields():
+    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1}) != fingerprint({"a": 1, "b": 3})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from heterps_core.errors import MalformedProblemError, UnknownNameError
-from heterps_core.scheduling.field_checks import (
+from heterps_core.problem.field_checks import (
     as_object,
     check_count,
     check_not_negative,

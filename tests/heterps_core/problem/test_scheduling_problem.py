@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from heterps_core.errors import ConfigurationError, MalformedProblemError
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from tests.builders import make_problem
 
 PROBLEMS = Path(__file__).parents[2] / "golden" / "problems"

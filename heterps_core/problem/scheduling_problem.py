@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from heterps_core.errors import ConfigurationError, MalformedProblemError
-from heterps_core.scheduling.extra_costs import NO_EXTRA_COSTS, ExtraCosts, InstanceSize, check_instances
-from heterps_core.scheduling.field_checks import (
+from heterps_core.problem.extra_costs import NO_EXTRA_COSTS, ExtraCosts, InstanceSize, check_instances
+from heterps_core.problem.field_checks import (
     LARGEST_NUMBER,
     as_object,
     check_count,

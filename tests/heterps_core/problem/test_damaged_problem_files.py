@@ -20,9 +20,9 @@ from heterps_core.cli import main
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import MalformedProblemError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.scheduling.problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem
 from tests.builders import make_problem
-from tests.heterps_core.scheduling.damaged_files import TERMS, places_in, problem_files, with_optional_fields
+from tests.heterps_core.problem.damaged_files import TERMS, places_in, problem_files, with_optional_fields
 
 NUM_FILES = int(os.environ.get("HETERPS_FUZZED_FILES", "300"))
 FAST_SCHEDULERS = ["exact", "greedy", "heuristic", "cpu-only", "gpu-only"]

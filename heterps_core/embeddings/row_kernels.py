@@ -1,0 +1,221 @@
+"""Look-ups and row updates in C++, built where a compiler is at hand; without one torch does the same.
+
+The library is compiled at first use, in a few seconds, and kept by the content of its source, the compiler's
+flags and the processor, so machines of another kind that share a folder build their own. It uses the threads that
+torch has started.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_float, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+HOME_VARIABLE = "HETERPS_HOME"
+SOURCE = Path(__file__).with_suffix(".cpp")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+BUILD_TIMEOUT_S = 120
+
+
+class _Table(ctypes.Structure):
+    _fields_ = (("weight", c_void_p), ("num_rows", c_int64), ("width", c_int64))
+
+
+class _Part(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_void_p),
+        ("gradients", c_void_p),
+        ("num_samples", c_int64),
+        ("num_slots", c_int64),
+        ("sample_stride", c_int64),
+    )
+
+
+class RowKernels:
+    """The functions of the compiled library, for contiguous float32 tables on the CPU.
+
+    Shapes: R rows of the table, D width of a row, B samples, S rows that a sample looks up.
+    """
+
+    def __init__(self, library: Path) -> None:
+        loaded = ctypes.CDLL(str(library))
+        self._gather = loaded.heterps_gather
+        self._gather.argtypes = (POINTER(_Table), c_void_p, *[c_int64] * 2, c_void_p, *[c_int64] * 2)
+        self._updates = {
+            "sgd": _typed(loaded.heterps_sgd, num_states=0, num_constants=0),
+            "adagrad": _typed(loaded.heterps_adagrad, num_states=1, num_constants=1),
+            "adam": _typed(loaded.heterps_adam, num_states=3, num_constants=3),
+        }
+        self._gather.restype = c_int64
+
+    def gather(self, weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor) -> None:
+        """Copy rows [B, S], int64, into columns [B, S * D], float32 or bfloat16, which may be of a wider tensor.
+
+        Raises:
+            IndexError: A row is not in the table; what was written is undefined.
+        """
+        rows_BS = rows_BS.contiguous()
+        bad = self._gather(
+            byref(_table(weight_RD)),
+            rows_BS.data_ptr(),
+            *rows_BS.shape,
+            out_BX.data_ptr(),
+            out_BX.stride(0),
+            out_BX.dtype is torch.bfloat16,
+        )
+        _check_range(bad, (rows_BS,), len(weight_RD))
+
+    def update(
+        self,
+        rule: str,
+        weight_RD: Tensor,
+        states: Sequence[Tensor],
+        parts: Sequence[tuple[Tensor, Tensor]],
+        *,
+        learning_rate: float,
+        constants: Sequence[float] = (),
+    ) -> None:
+        """Sum the gradients of repeated rows and update each row once, in place.
+
+        Args:
+            rule: "sgd", "adagrad" or "adam"; `row_optimizers` has the formulas.
+            weight_RD: The table.
+            states: Optimizer state in the rule's order.
+            parts: Rows [B, S], int64, and their gradients [B, S * D], which may be columns of a wider tensor; all
+                float32 or all bfloat16. They are summed in float32.
+            learning_rate: Of this step.
+            constants: Of the rule, in its order.
+
+        Raises:
+            IndexError: A row is not in the table; nothing is updated then.
+        """
+        rows = [rows_BS.contiguous() for rows_BS, _ in parts]
+        gradients = [_with_dense_rows(gradients_BX) for _, gradients_BX in parts]
+        described = (_Part * len(parts))(
+            *(
+                _Part(rows_BS.data_ptr(), part.data_ptr(), *rows_BS.shape, part.stride(0))
+                for rows_BS, part in zip(rows, gradients, strict=True)
+            )
+        )
+        bad = self._updates[rule](
+            byref(_table(weight_RD)),
+            described,
+            len(parts),
+            gradients[0].dtype is torch.bfloat16,
+            *(state.data_ptr() for state in states),
+            learning_rate,
+            *constants,
+        )
+        _check_range(bad, rows, len(weight_RD))
+
+
+def kernels_for(weight_RD: Tensor) -> RowKernels | None:
+    """Return the kernels where they can work on this table."""
+    fits = weight_RD.device.type == "cpu" and weight_RD.dtype == torch.float32 and weight_RD.is_contiguous()
+    return row_kernels() if fits else None
+
+
+@functools.cache
+def row_kernels() -> RowKernels | None:
+    """Return the compiled kernels, or None where they cannot be built here; the log says why, once."""
+    try:
+        return RowKernels(build(_cache_folder()))
+    except (OSError, subprocess.SubprocessError, AttributeError) as error:
+        output = getattr(error, "stderr", None)
+        reason = output.strip().splitlines()[0] if output and output.strip() else error
+        logger.warning("embedding rows are updated by torch, about half as fast as by a kernel: %s", reason)
+        return None
+
+
+def build(folder: Path) -> Path:
+    """Compile the library into a folder, unless it is there, and return its path.
+
+    Processes may build at the same time: each writes a file of its own and renames it.
+
+    Raises:
+        OSError: There is no compiler, or the folder cannot be written.
+        subprocess.SubprocessError: The compiler failed or took longer than two minutes.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise FileNotFoundError("no C++ compiler (g++, clang++ or $CXX) was found")
+    source = SOURCE.read_bytes()
+    identity = repr((source, FLAGS, compiler, platform.machine(), _processor())).encode()
+    library = folder / f"row_kernels-{hashlib.sha256(identity).hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        built = Path(own) / library.name
+        subprocess.run(
+            [compiler, *FLAGS, str(SOURCE), "-o", str(built)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_TIMEOUT_S,
+        )
+        built.replace(library)
+    return library
+
+
+def _cache_folder() -> Path:
+    """Return a folder that only this user writes: code is loaded from it."""
+    home = os.environ.get(HOME_VARIABLE)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "heterps"
+    folder = Path(home).resolve() / "kernels" if home else cache
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        # Of this process alone; it stays behind, like every loaded library.
+        return Path(tempfile.mkdtemp(prefix="heterps-kernels-"))
+
+
+def _processor() -> str:
+    """Return what tells processors of unlike instruction sets apart."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return platform.processor()
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+
+
+def _typed(function: Any, *, num_states: int, num_constants: int) -> Any:
+    function.argtypes = (
+        POINTER(_Table),
+        POINTER(_Part),
+        *[c_int64] * 2,
+        *[c_void_p] * num_states,
+        *[c_float] * (1 + num_constants),
+    )
+    function.restype = c_int64
+    return function
+
+
+def _table(weight_RD: Tensor) -> _Table:
+    return _Table(weight_RD.data_ptr(), *weight_RD.shape)
+
+
+def _with_dense_rows(gradients_BX: Tensor) -> Tensor:
+    return gradients_BX if gradients_BX.stride(1) == 1 else gradients_BX.contiguous()
+
+
+def _check_range(bad: int, rows: Sequence[Tensor], num_rows: int) -> None:
+    if bad >= 0:
+        row = int(torch.cat([part.reshape(-1) for part in rows])[bad])
+        raise IndexError(f"row {row} is out of range for a table shard of {num_rows} rows")

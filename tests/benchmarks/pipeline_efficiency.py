@@ -1,0 +1,312 @@
+"""What a model loses by being cut into stages, and by reading its data from disk.
+
+A pipeline cannot be faster than its slowest stage. So each stage also runs alone, in the same process on the same
+data: the same passes over the same layers and the same update, but for the whole batch at once, with activations and
+gradients made up instead of sent. The limit is the slower one of
+
+- the slowest stage's own speed, and
+- the speed at which the cores would do the work of all stages, where there are fewer cores than stages.
+
+The first lets every stage run while the others rest. Processors also share memory bandwidth and, on a busy machine,
+cores with other programs; so all stages run alone at the same time as well, and the speed of the slowest of them then
+is the second reference ("side by side"). On a busy machine both ratios say as much of the other programs as of the
+pipeline: a stage that waited for a message waits for a core once more. What cutting adds to the work itself is in the
+core time of a step, all threads included, over that of the stages side by side.
+
+Ways alternate within each round; each figure is the median of the rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from heterps_core.data.batch import ClickBatch
+from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.features import FeatureSpec
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic import write_click_stream
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.batch_feed import BatchFeed
+from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.job import TrainingConfig
+from heterps_core.training.loop import TrainingLoop
+from heterps_core.training.microbatches import default_microbatches
+from heterps_core.training.rank_layout import RankLayout
+from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.stage_model import StageModel, build_stage_model
+from heterps_core.training.stage_runner import MicroBatch, StageRunner
+from tests.worker_processes import run_in_processes
+
+MODEL = "ctrdnn"
+FIRST_LAYERS = {"two_stages": (0, 3), "three_stages": (0, 1, 3)}
+"""Embedding and first hidden layer before the other two; the embedding alone, then one, then two."""
+
+NUM_LAYERS = 8
+BATCH_SIZE = 4_096
+BUCKETS_PER_SLOT = 40_000
+NUM_ROUNDS = 5
+STEPS_PER_ROUND = 5
+NUM_CLICKS = 100_000
+
+
+def run(*, seed: int = 0) -> list[dict[str, Any]]:
+    """Measure, print a table and return its figures in the form of the benchmark contract."""
+    figures = []
+    for name, first_layers in FIRST_LAYERS.items():
+        rounds = measure_pipeline(first_layers, seed)
+        num_microbatches = default_microbatches(BATCH_SIZE, num_stages=len(first_layers))
+        print(f"{name}: layers from {first_layers}, {num_microbatches} micro-batches")
+        print_rounds(rounds)
+        figures += [
+            figure(f"{name}_over_slowest", [r["pipeline"] / own_limit(r) for r in rounds]),
+            figure(f"{name}_over_slowest_side_by_side", [r["pipeline"] / r["side_by_side"] for r in rounds]),
+            figure(
+                f"{name}_core_time_over_uncut",
+                [r["core_s_pipeline"] / r["core_s_side_by_side"] for r in rounds],
+                higher_is_better=False,
+            ),
+        ]
+    for name, shares in measure_reading(seed).items():
+        figures.append(figure(name, shares, higher_is_better=False))
+    print(
+        f"{MODEL}, batch {BATCH_SIZE}, medians of {NUM_ROUNDS} rounds of {STEPS_PER_ROUND} steps, seed {seed}, "
+        f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}"
+    )
+    for entry in figures:
+        print(f"{entry['name']:<44}{entry['value']:>8.3f}")
+    return figures
+
+
+def own_limit(speeds: dict[str, float]) -> float:
+    """Return the samples/s that no cut of this kind can pass, from the stages' speeds alone."""
+    seconds = [1 / speed for name, speed in speeds.items() if name.startswith("stage_")]
+    return 1 / max(*seconds, sum(seconds) / (os.cpu_count() or 1))
+
+
+def measure_pipeline(first_layers: tuple[int, ...], seed: int) -> list[dict[str, float]]:
+    """Return for each round samples/s of each stage alone, of all side by side, and of the pipeline."""
+    by_rank = run_in_processes(run_stage, len(first_layers), first_layers, seed)
+    rounds = []
+    for parts in zip(*by_rank, strict=True):
+        speeds = {f"stage_{stage}": part["alone"] for stage, part in enumerate(parts)}
+        for way in ("side_by_side", "pipeline"):
+            speeds[way] = min(part[way] for part in parts)
+            speeds[f"core_s_{way}"] = sum(part[f"core_s_{way}"] for part in parts)
+        rounds.append(speeds)
+    return rounds
+
+
+def run_stage(rank: int, first_layers: tuple[int, ...], seed: int) -> list[dict[str, float]]:
+    """Measure one stage; one process for each."""
+    lasts = [*(first - 1 for first in first_layers[1:]), NUM_LAYERS - 1]
+    stages = [Stage(first, last, "cpu", 1) for first, last in zip(first_layers, lasts, strict=True)]
+    config = TrainingConfig(
+        batch_size=BATCH_SIZE,
+        num_microbatches=default_microbatches(BATCH_SIZE, num_stages=len(stages)),
+        num_epochs=1,
+        seed=seed,
+    )
+    features = FeatureSpec(num_dense=13, slot_rows=(BUCKETS_PER_SLOT,) * 26)
+    model = build_stage_model(MODEL, features, config, stages, rank, None)
+    layout = RankLayout(tuple((stage,) for stage in range(len(stages))))
+    batches = [draw_batch(features, np.random.default_rng([seed, index])) for index in range(4)]
+    piped, lone = (new_runner(model, layout, rank) for _ in range(2))
+    unplug(lone, model)
+
+    def measure(runner: StageRunner, num_microbatches: int) -> tuple[float, float]:
+        """Return samples/s and core seconds per step, those of the threads that send and receive included."""
+        started_s, started_core_s = time.perf_counter(), time.process_time()
+        for step in range(STEPS_PER_ROUND):
+            batch = batches[step % len(batches)]
+            runner.train_step(cut(runner, batch, num_microbatches))
+            model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)
+        elapsed_s, core_s = time.perf_counter() - started_s, time.process_time() - started_core_s
+        return STEPS_PER_ROUND * BATCH_SIZE / elapsed_s, core_s / STEPS_PER_ROUND
+
+    rounds = []
+    for _ in range(NUM_ROUNDS + 1):
+        speeds = {}
+        for stage in range(len(stages)):
+            dist.barrier()
+            if stage == rank:
+                speeds["alone"], _ = measure(lone, 1)
+        dist.barrier()
+        speeds["side_by_side"], speeds["core_s_side_by_side"] = measure(lone, 1)
+        dist.barrier()
+        speeds["pipeline"], speeds["core_s_pipeline"] = measure(piped, config.num_microbatches)
+        rounds.append(speeds)
+    return rounds[1:]
+
+
+def new_runner(model: StageModel, layout: RankLayout, rank: int) -> StageRunner:
+    """Return a runner over the layers of a stage that has one replica."""
+    return StageRunner(
+        list(model.layers.values()),
+        layout=layout,
+        stage=rank,
+        replica=0,
+        input_width=model.input_width,
+        output_width=model.output_width,
+        group=None,
+    )
+
+
+class MadeUp:
+    """Stands where a neighbouring stage would be: what comes from it is always there."""
+
+    silence_limit_s = 0.0
+
+    def __init__(self, width: int) -> None:
+        self._rows_BW = torch.randn(BATCH_SIZE, width) / BATCH_SIZE
+
+    def receive(self, num_rows: int) -> MadeUp:
+        """Begin to receive nothing."""
+        assert num_rows == BATCH_SIZE
+        return self
+
+    def wait(self) -> Tensor:
+        """Return the same rows again."""
+        return self._rows_BW.detach()
+
+    def send(self, rows_BW: Tensor, num_rows: int) -> None:
+        """Send nothing."""
+
+    def wait_until_sent(self) -> None:
+        """Wait for nothing."""
+
+
+def unplug(runner: StageRunner, model: StageModel) -> None:
+    """Put made-up neighbours beside a stage, so that it does all of its own work and no other."""
+    if runner._before is not None:
+        runner._before = MadeUp(model.input_width)  # type: ignore[assignment]
+    if runner._after is not None:
+        runner._after = MadeUp(model.output_width)  # type: ignore[assignment]
+
+
+def draw_batch(features: FeatureSpec, random: np.random.Generator) -> ClickBatch:
+    """Return made-up clicks; squared, so that low row numbers come more often."""
+    return ClickBatch.from_numpy(
+        random.standard_normal((BATCH_SIZE, features.num_dense), dtype=np.float32),
+        (random.random((BATCH_SIZE, features.num_slots)) ** 2 * BUCKETS_PER_SLOT).astype(np.int64),
+        random.integers(0, 2, BATCH_SIZE).astype(np.float32),
+    )
+
+
+def cut(runner: StageRunner, batch: ClickBatch, num_microbatches: int) -> list[MicroBatch]:
+    """Cut a batch into micro-batches."""
+    return [
+        MicroBatch(
+            size,
+            ClickBatch(
+                dense=batch.dense[rows.first : rows.stop],
+                ids=batch.ids[rows.first : rows.stop],
+                labels=batch.labels[rows.first : rows.stop],
+            ),
+        )
+        for size, rows in runner.row_slices(batch.num_rows, num_microbatches)
+    ]
+
+
+def measure_reading(seed: int) -> dict[str, list[float]]:
+    """Return shares of the time of one process that trains from disk: waiting for batches, and reading inline."""
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            stream = write_click_stream(Path(folder) / "clicks.tsv", num_rows=NUM_CLICKS, seed=seed)
+            dataset = prepare_dataset(
+                stream.path,
+                schema=CRITEO_SCHEMA,
+                buckets_per_slot=BUCKETS_PER_SLOT,
+                out_dir=Path(folder) / "prepared",
+            )
+            loop = new_loop(dataset, RunDirectory(folder), seed)
+            shares: dict[str, list[float]] = {
+                "share_of_time_waiting_for_data": [],
+                "share_of_time_reading_inline": [],
+            }
+            for _ in range(NUM_ROUNDS + 1):
+                shares["share_of_time_waiting_for_data"].append(share_waiting(loop))
+                shares["share_of_time_reading_inline"].append(share_reading(loop))
+    finally:
+        torch.set_num_threads(threads_before)
+    return {name: values[1:] for name, values in shares.items()}
+
+
+def new_loop(dataset: PreparedDataset, run: RunDirectory, seed: int) -> TrainingLoop:
+    """Return the loop of a run with one worker."""
+    config = TrainingConfig(batch_size=BATCH_SIZE, num_microbatches=1, num_epochs=1, seed=seed)
+    model = build_stage_model(MODEL, dataset.features, config, [Stage(0, NUM_LAYERS - 1, "cpu", 1)], 0, None)
+    return TrainingLoop(
+        runner=new_runner(model, RankLayout(((0,),)), 0),
+        model=model,
+        dataset=dataset,
+        config=config,
+        run=run,
+        group=None,
+        ids_group=None,
+        metrics=None,
+        on_step=lambda step: None,
+    )
+
+
+def share_waiting(loop: TrainingLoop) -> float:
+    """Train an epoch from the feed; return the share of the time in which there was no batch."""
+    started_s = time.perf_counter()
+    feed = BatchFeed(loop.training_batch, cursors(loop))
+    for _, microbatches in feed:
+        train(loop, microbatches)
+    return feed.waited_s / (time.perf_counter() - started_s)
+
+
+def share_reading(loop: TrainingLoop) -> float:
+    """Train an epoch and read each batch when it is needed; return the share of the time for that."""
+    started_s, reading_s = time.perf_counter(), 0.0
+    for cursor in cursors(loop):
+        before_s = time.perf_counter()
+        microbatches = loop.training_batch(cursor)
+        reading_s += time.perf_counter() - before_s
+        train(loop, microbatches)
+    return reading_s / (time.perf_counter() - started_s)
+
+
+def train(loop: TrainingLoop, microbatches: Sequence[MicroBatch]) -> None:
+    """Run one step."""
+    loop.runner.train_step(microbatches)
+    loop.model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)
+
+
+def cursors(loop: TrainingLoop) -> Iterator[TrainingCursor]:
+    """Yield the batches of one epoch."""
+    num_batches = loop.dataset.num_batches(BATCH_SIZE)
+    cursor = TrainingCursor()
+    while cursor.epoch == 0:
+        yield cursor
+        cursor = cursor.after_batch(num_batches)
+
+
+def print_rounds(rounds: list[dict[str, float]]) -> None:
+    """Print thousands of samples/s by way and round."""
+    for way in rounds[0]:
+        unit, scale = ("ms a step", 1e3) if way.startswith("core_s") else ("k samples/s", 1e-3)
+        values = [scale * speeds[way] for speeds in rounds]
+        print(
+            f"  {way:<20}{statistics.median(values):>8.1f} {unit:<12}", *(f"{value:6.1f}" for value in values)
+        )
+
+
+def figure(name: str, values: Sequence[float], *, higher_is_better: bool = True) -> dict[str, Any]:
+    """Return the median as one figure in the form of the benchmark contract."""
+    value = float(np.round(statistics.median(values), 4))
+    return {"name": name, "value": value, "unit": "ratio", "higher_is_better": higher_is_better}

@@ -1,0 +1,117 @@
+"""What the engine's speed is compared with: FBGEMM's fused table, and two workers beside one process."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from tests.benchmarks.training_engine import (
+    BATCH_SIZE,
+    DIMENSION,
+    NUM_DENSE,
+    NUM_SLOTS,
+    WIDTHS,
+    make_batches,
+    make_step,
+)
+from tests.worker_processes import free_port
+
+FBGEMM_INSTALL = "for the comparison: pip install --no-deps fbgemm-gpu-cpu==1.8.0"
+NUM_WORKERS = 2
+
+
+def fbgemm_step(num_rows: int, *, seed: int) -> Callable[[], None] | None:
+    """Return a step of plain torch layers behind FBGEMM's table with fused row-wise Adagrad; None without FBGEMM."""
+    try:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+    except ImportError:
+        return None
+    spec = (num_rows // NUM_SLOTS, DIMENSION, EmbeddingLocation.HOST, ComputeDevice.CPU)
+    table = SplitTableBatchedEmbeddingBagsCodegen(
+        [spec] * NUM_SLOTS, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.05, eps=1e-8
+    )
+    table.init_embedding_weights_uniform(-0.05, 0.05)
+    layers: list[nn.Module] = []
+    width = NUM_SLOTS * DIMENSION + NUM_DENSE
+    for hidden in WIDTHS:
+        layers += [nn.Linear(width, hidden), nn.ReLU()]
+        width = hidden
+    dense = nn.Sequential(*layers, nn.Linear(width, 1))
+    optimizer = torch.optim.Adam(dense.parameters(), lr=1e-3, fused=True)
+    offsets = torch.arange(BATCH_SIZE * NUM_SLOTS + 1)
+    batches = [
+        # FBGEMM wants all samples of a slot side by side.
+        (batch, batch.ids.t().reshape(-1).contiguous())
+        for batch in make_batches(num_rows, seed=seed)
+    ]
+    upcoming = itertools.cycle(batches)
+
+    def step() -> None:
+        batch, rows = next(upcoming)
+        logits = dense(torch.cat([table(rows, offsets), batch.dense], 1))
+        loss = F.binary_cross_entropy_with_logits(logits.squeeze(1), batch.labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@contextmanager
+def two_workers(num_rows: int, *, seed: int) -> Iterator[Callable[[], None]]:
+    """Yield a step of two processes of one thread that share a table; they sleep between calls."""
+    context = multiprocessing.get_context("spawn")
+    port = free_port()
+    ends, processes = [], []
+    for rank in range(NUM_WORKERS):
+        mine, theirs = context.Pipe()
+        processes.append(
+            context.Process(target=_work, args=(rank, port, num_rows, seed, theirs), daemon=True)
+        )
+        processes[-1].start()
+        ends.append(mine)
+
+    def step() -> None:
+        for end in ends:
+            end.send(True)
+        for end in ends:
+            end.recv()
+
+    try:
+        for end in ends:
+            end.recv()
+        yield step
+    finally:
+        for end in ends:
+            end.send(False)
+        for process in processes:
+            process.join()
+
+
+def _work(rank: int, port: int, num_rows: int, seed: int, end: Connection) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=NUM_WORKERS, timeout=timedelta(seconds=120))
+    step = make_step(
+        num_rows, precision="fp32", seed=seed, replica=rank, group=dist.group.WORLD, num_replicas=NUM_WORKERS
+    )
+    end.send(True)
+    while end.recv():
+        step()
+        end.send(True)
+    dist.destroy_process_group()

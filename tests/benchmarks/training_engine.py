@@ -1,0 +1,122 @@
+"""The engine as the speed benchmark drives it: ready batches in memory, steps as a worker makes them."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.distributed import ProcessGroup
+
+from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import FeatureSpec
+from heterps_core.models.ctr_dnn import EMBEDDING_DIMENSION, HIDDEN_WIDTHS
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.job import TrainingConfig
+from heterps_core.training.rank_layout import RankLayout
+from heterps_core.training.stage_model import StageModel, build_stage_model
+from heterps_core.training.stage_runner import MicroBatch, StageRunner
+
+BATCH_SIZE = 4096
+NUM_SLOTS, NUM_DENSE = 26, 13
+DIMENSION, WIDTHS = EMBEDDING_DIMENSION, HIDDEN_WIDTHS
+NUM_BATCHES = 8
+LAST_LAYER = 2 * len(WIDTHS) + 1
+STEPS_UNTIL_PEAK = 10
+
+
+def make_features(num_rows: int) -> FeatureSpec:
+    """Return the slots of a table of about that many rows."""
+    return FeatureSpec(num_dense=NUM_DENSE, slot_rows=(num_rows // NUM_SLOTS,) * NUM_SLOTS)
+
+
+def make_batches(num_rows: int, *, seed: int) -> list[ClickBatch]:
+    """Return batches whose ids are drawn evenly: the hardest case for caches."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (BATCH_SIZE, NUM_SLOTS)
+    return [
+        ClickBatch(
+            dense=torch.randn(BATCH_SIZE, NUM_DENSE, generator=generator),
+            ids=torch.randint(0, num_rows // NUM_SLOTS, shape, generator=generator),
+            labels=torch.randint(0, 2, (BATCH_SIZE,), generator=generator).float(),
+        )
+        for _ in range(NUM_BATCHES)
+    ]
+
+
+def make_step(
+    num_rows: int,
+    *,
+    precision: str,
+    seed: int,
+    replica: int = 0,
+    group: ProcessGroup | None = None,
+    num_replicas: int = 1,
+) -> Callable[[], None]:
+    """Return a training step of one replica of a single stage; each call takes the next batch."""
+    model, runner = _make_replica(num_rows, precision, seed, replica, group, num_replicas)
+    parts = []
+    for batch in make_batches(num_rows, seed=seed):
+        ((size, rows),) = runner.row_slices(BATCH_SIZE, 1)
+        own = slice(rows.first, rows.stop)
+        parts.append(
+            MicroBatch(size, ClickBatch(dense=batch.dense[own], ids=batch.ids[own], labels=batch.labels[own]))
+        )
+    upcoming = itertools.cycle(parts)
+
+    def step() -> None:
+        runner.train_step([next(upcoming)])
+        model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)
+
+    return step
+
+
+def measured_memory(num_rows: int, *, seed: int) -> tuple[int, int]:
+    """Return the peak bytes of a fresh process that trains, and the bytes of its parameters and optimizer state."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_train_and_measure, (num_rows, seed))
+
+
+def peak_memory_bytes() -> int:
+    """Return the peak of this process alone; what getrusage says was handed down by the one that started it."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def _train_and_measure(num_rows: int, seed: int) -> tuple[int, int]:
+    torch.set_num_threads(1)
+    model, runner = _make_replica(num_rows, "fp32", seed, 0, None, 1)
+    for batch in make_batches(num_rows, seed=seed)[:STEPS_UNTIL_PEAK]:
+        runner.train_step([MicroBatch(BATCH_SIZE, batch)])
+        model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)
+    tensors = [tensor for table in model.tables.values() for tensor in table.tensors().values()]
+    for layer in model.layers.values():
+        tensors += layer.parameters()
+    assert model.dense_optimizer is not None
+    for state in model.dense_optimizer.state.values():
+        tensors += state.values()
+    return peak_memory_bytes(), sum(tensor.nbytes for tensor in tensors)
+
+
+def _make_replica(
+    num_rows: int, precision: str, seed: int, replica: int, group: ProcessGroup | None, num_replicas: int
+) -> tuple[StageModel, StageRunner]:
+    config = TrainingConfig(
+        batch_size=BATCH_SIZE, num_microbatches=1, num_epochs=1, seed=seed, precision=precision
+    )
+    stages = [Stage(0, LAST_LAYER, "cpu", num_replicas)]
+    model = build_stage_model("ctrdnn", make_features(num_rows), config, stages, 0, group)
+    runner = StageRunner(
+        list(model.layers.values()),
+        layout=RankLayout((tuple(range(num_replicas)),)),
+        stage=0,
+        replica=replica,
+        input_width=model.input_width,
+        output_width=model.output_width,
+        group=group,
+        precision=precision,
+    )
+    return model, runner

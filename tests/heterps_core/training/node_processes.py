@@ -1,0 +1,166 @@
+"""Real nodes on this machine: processes that start torchrun, and what is needed to train on them and disturb them.
+
+Every run trains the same 40 steps with SGD on the same data, so each step must have the same loss whatever the cut
+and whatever happened on the way: a sample lost or doubled would show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import torch
+from torch import nn
+
+from heterps_core.cluster import Cluster, Node
+from heterps_core.data.dataset import prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic import write_click_stream
+from heterps_core.hardware import Market
+from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.monitor import follow_training
+from heterps_core.training.node import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE
+from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.step_metrics import Progress
+from heterps_core.training.submission import publish_cluster, submit_job
+from heterps_core.training.training_run import TrainingRun
+from tests.worker_processes import free_port
+
+NUM_STEPS = 40
+NUM_MICROBATCHES = 2
+TINY = f"{__name__}:build_tiny"
+
+
+class Slow(nn.Module):
+    """Passes its input through after a moment, so that a run lasts long enough to be disturbed."""
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return activation
+
+
+def build_tiny(features):
+    embedding = SlotEmbedding(features, dimension=4)
+    return nn.Sequential(
+        OrderedDict(embedding=embedding, slow=Slow(), output=nn.Linear(embedding.output_width, 1))
+    )
+
+
+def prepare_clicks(folder: Path) -> Path:
+    """Write and prepare 1,600 clicks; returns the prepared data set."""
+    stream = write_click_stream(folder / "clicks.tsv", num_rows=1600, seed=0)
+    prepare_dataset(stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=50, out_dir=folder / "prepared")
+    return folder / "prepared"
+
+
+def make_job(dataset: Path, replicas: tuple[int, int], *, model: str = TINY) -> TrainingJob:
+    return TrainingJob(
+        run_id="test",
+        model=model,
+        dataset=str(dataset),
+        stages=(Stage(0, 0, "cpu", replicas[0]), Stage(1, 2, "cpu", replicas[1])),
+        config=TrainingConfig(
+            batch_size=64,
+            num_microbatches=NUM_MICROBATCHES,
+            num_epochs=2,
+            seed=3,
+            dense_optimizer="sgd",
+            embedding_optimizer="sgd",
+            dense_learning_rate=0.1,
+            embedding_learning_rate=1.0,
+            checkpoint_interval_steps=10,
+        ),
+    )
+
+
+@contextlib.contextmanager
+def running_nodes(
+    run: RunDirectory, job: TrainingJob, *, astray: tuple[RunDirectory, TrainingJob] | None = None
+) -> Iterator[tuple[Cluster, list[psutil.Process]]]:
+    """One node for each stage, as a provider would start them; ended for good afterwards.
+
+    The last node goes by `astray`, where that is given.
+    """
+    runs = [run] * len(job.stages)
+    submit_job(run, job)
+    if astray is not None:
+        submit_job(*astray)
+        runs[-1] = astray[0]
+    nodes = tuple(
+        Node(
+            node_id=f"stage{index}",
+            address="127.0.0.1",
+            device_type="cpu",
+            instance_type="local",
+            market=Market.ON_DEMAND,
+            stage=index,
+            num_workers=stage.num_replicas,
+            price_usd_per_hour=0.1,
+            provider_instance_id=str(index),
+        )
+        for index, stage in enumerate(job.stages)
+    )
+    cluster = Cluster(
+        run_id="test",
+        provider="local",
+        nodes=nodes,
+        rendezvous=f"127.0.0.1:{free_port()}",
+        created_at="2026-11-21T00:00:00+00:00",
+    )
+    processes = [
+        psutil.Popen(
+            [sys.executable, "-m", "heterps_core.training.node"],
+            env={**os.environ, RUN_DIRECTORY_VARIABLE: own.location, NODE_ID_VARIABLE: node.node_id},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for node, own in zip(nodes, runs, strict=True)
+    ]
+    for own in runs:
+        publish_cluster(own, cluster)
+    try:
+        yield cluster, processes
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in [*process.children(recursive=True), process]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
+            process.wait(10)
+
+
+def train(
+    run: RunDirectory,
+    job: TrainingJob,
+    disturb: Callable[[Progress, list[psutil.Process]], bool] = lambda progress, processes: True,
+    *,
+    astray: tuple[RunDirectory, TrainingJob] | None = None,
+) -> TrainingRun:
+    """Train to the end; `disturb` is called with each progress until it returns True."""
+    done = False
+    with running_nodes(run, job, astray=astray) as (cluster, processes):
+
+        def on_progress(progress: Progress) -> None:
+            nonlocal done
+            done = done or disturb(progress, processes)
+
+        return follow_training(run, cluster, on_progress=on_progress)
+
+
+def worker_processes(nodes: list[psutil.Process]) -> list[psutil.Process]:
+    return [
+        child
+        for node in nodes
+        for child in node.children(recursive=True)
+        if "heterps_core.training.worker" in child.cmdline()
+        and "torch.distributed.run" not in child.cmdline()
+    ]

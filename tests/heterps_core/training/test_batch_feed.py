@@ -1,0 +1,101 @@
+import threading
+import time
+
+import pytest
+import torch
+
+from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import FeatureSpec
+from heterps_core.errors import DataError, TrainingError
+from heterps_core.training.batch_feed import BATCHES_AHEAD, BatchFeed, check_ids
+from heterps_core.training.job import TrainingConfig
+from heterps_core.training.loop import check_losses
+
+FEATURES = FeatureSpec(num_dense=1, slot_rows=(10, 4), slot_names=("user", "item"))
+
+
+def batch(*ids: tuple[int, int]) -> ClickBatch:
+    return ClickBatch(
+        dense=torch.zeros(len(ids), 1),
+        ids=torch.tensor(ids, dtype=torch.int64).reshape(-1, 2),
+        labels=torch.zeros(len(ids)),
+    )
+
+
+def test_every_batch_comes_once_in_order_and_from_another_thread():
+    threads = set()
+
+    def prepare(position: int) -> int:
+        threads.add(threading.get_ident())
+        return position * position
+
+    assert list(BatchFeed(prepare, range(50))) == [(number, number**2) for number in range(50)]
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_batches_are_prepared_while_one_is_used_but_not_more_than_a_few():
+    prepared = []
+
+    def prepare(position: int) -> int:
+        prepared.append(position)
+        return position
+
+    batches = iter(BatchFeed(prepare, range(100)))
+    next(batches)
+    deadline_s = time.monotonic() + 10
+    while len(prepared) < 1 + BATCHES_AHEAD and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+
+    assert prepared == list(range(1 + BATCHES_AHEAD))
+
+
+def test_an_error_comes_when_its_batch_is_due():
+    def prepare(position: int) -> int:
+        if position == 3:
+            raise DataError("clicks", "is torn")
+        return position
+
+    batches = iter(BatchFeed(prepare, range(10)))
+    assert [next(batches)[0] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(DataError):
+        next(batches)
+
+
+def test_the_time_without_a_batch_is_counted():
+    def prepare(position: int) -> int:
+        time.sleep(0.02)
+        return position
+
+    feed = BatchFeed(prepare, range(5))
+
+    assert len(list(feed)) == 5
+    # Nothing is done with the batches, so nearly all of it is waited for.
+    assert feed.waited_s > 0.05
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([(9, 3), (0, 4)], r"slot 1 \(item\) must be in 0..3, got 4"),
+        ([(-1, 0), (9, 3)], r"slot 0 \(user\) must be in 0..9, got -1"),
+        ([(2**31, 0)], r"slot 0 \(user\) must be in 0..9, got 2147483648"),
+    ],
+)
+def test_an_id_outside_of_its_slot_is_named(ids, message):
+    with pytest.raises(DataError, match=message):
+        check_ids(batch(*ids), FEATURES, "clicks")
+
+
+def test_ids_on_the_bounds_and_no_ids_at_all_are_fine():
+    check_ids(batch((0, 0), (9, 3)), FEATURES, "clicks")
+    check_ids(batch(), FEATURES, "clicks")
+
+
+def test_the_micro_batch_whose_loss_is_no_number_is_named():
+    config = TrainingConfig(batch_size=4, num_microbatches=2, num_epochs=1, seed=0)
+    check_losses([0.3, 0.4], step=1, config=config)
+    check_losses([], step=1, config=config)
+
+    with pytest.raises(TrainingError, match=r"is inf in micro-batch 2 of 2 of step 7;.*dense 0.001"):
+        check_losses([0.3, float("inf")], step=7, config=config)

@@ -1,0 +1,55 @@
+"""Optimizer state of tables goes into a checkpoint with the rows, and comes back for another number of replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import FeatureSpec
+from heterps_core.embeddings.row_optimizers import ROW_OPTIMIZERS
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.checkpoint import load_latest_checkpoint, save_checkpoint
+from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.job import TrainingConfig
+from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.stage_model import StageModel, build_stage_model
+from tests.worker_processes import run_in_processes
+
+FEATURES = FeatureSpec(num_dense=2, slot_rows=(11, 6))
+
+
+def make_stage(optimizer: str, num_replicas: int, seed: int) -> StageModel:
+    config = TrainingConfig(
+        batch_size=8, num_microbatches=1, num_epochs=1, seed=seed, embedding_optimizer=optimizer
+    )
+    group = dist.group.WORLD if num_replicas > 1 else None
+    return build_stage_model("ctrdnn", FEATURES, config, [Stage(0, 7, "cpu", num_replicas)], 0, group)
+
+
+def train_and_save(rank: int, optimizer: str, folder: str) -> dict[str, list[float]]:
+    stage = make_stage(optimizer, 2, seed=1)
+    ids = torch.tensor([[rank, 1], [3, 5], [10, 2]])
+    batch = ClickBatch(dense=torch.ones(3, 2), ids=ids, labels=torch.zeros(3))
+    for _ in range(2):
+        stage.layers["embedding"](batch, None).sum().backward()
+        stage.apply_gradients(dense_learning_rate=0.1, embedding_learning_rate=0.1)
+    save_checkpoint(RunDirectory(folder), stage, TrainingCursor(), group=dist.group.WORLD)
+    return {name: tensor.tolist() for name, tensor in stage.tables["embedding"].tensors().items()}
+
+
+@pytest.mark.parametrize("optimizer", ROW_OPTIMIZERS)
+def test_state_saved_by_two_replicas_is_read_by_one(optimizer: str, tmp_path: Path) -> None:
+    shards = run_in_processes(train_and_save, 2, optimizer, str(tmp_path))
+    stage = make_stage(optimizer, 1, seed=2)
+
+    cursor = load_latest_checkpoint(RunDirectory(str(tmp_path)), stage, group=None)
+
+    assert cursor == TrainingCursor()
+    tensors = stage.tables["embedding"].tensors()
+    assert set(tensors) == set(shards[0])
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, torch.tensor(shards[0][name] + shards[1][name]))

@@ -1,0 +1,128 @@
+"""Whole runs in which something goes wrong that no restart mends, or that nobody says: each ends with its reason.
+
+Killed workers, full disks and lost machines are in `test_nodes`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import signal
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from heterps_core.errors import ConfigurationError, DataError, TrainingError
+from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.training.checkpoint import complete_checkpoints
+from heterps_core.training.failures import root_cause
+from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.stage_runner import SILENCE_LIMIT_S
+from heterps_core.training.step_metrics import Progress
+from tests.heterps_core.training.node_processes import (
+    NUM_MICROBATCHES,
+    NUM_STEPS,
+    make_job,
+    prepare_clicks,
+    train,
+    worker_processes,
+)
+
+STEP_OF_NAN = 13
+
+
+class Overflows(nn.Module):
+    """Gives no number in the second micro-batch of step 13, in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        self.num_calls += torch.is_grad_enabled()
+        return activation * (math.nan if self.num_calls == STEP_OF_NAN * NUM_MICROBATCHES else 1.0)
+
+
+def build_overflowing(features):
+    embedding = SlotEmbedding(features, dimension=4)
+    return nn.Sequential(
+        OrderedDict(embedding=embedding, overflow=Overflows(), output=nn.Linear(embedding.output_width, 1))
+    )
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_clicks(tmp_path_factory.mktemp("clicks"))
+
+
+def test_a_worker_that_stands_still_is_named_and_replaced(dataset, tmp_path):
+    run = RunDirectory(str(tmp_path))
+
+    def freeze_the_last_stage(progress: Progress, nodes: list[psutil.Process]) -> bool:
+        if progress.step < 13:
+            return False
+        worker_processes(nodes[1:])[0].send_signal(signal.SIGSTOP)
+        return True
+
+    training_run = train(run, make_job(dataset, (2, 1)), freeze_the_last_stage)
+
+    message = str(root_cause(run))
+    assert training_run.is_complete
+    assert training_run.num_attempts == 2
+    assert len(training_run.steps) == NUM_STEPS
+    named = re.match(
+        r"worker \d \(stage 0, replica \d\) failed after step (\d+): worker \d \(stage 1, replica 0\)",
+        message,
+    )
+    assert named, message
+    assert int(named.group(1)) >= 12
+    assert f"must answer within {SILENCE_LIMIT_S:.0f} s, but it is silent" in message
+
+
+def test_a_loss_that_is_no_number_ends_the_run_before_it_spoils_a_checkpoint(dataset, tmp_path):
+    run = RunDirectory(str(tmp_path))
+
+    with pytest.raises(TrainingError) as failure:
+        train(run, make_job(dataset, (2, 1), model=f"{__name__}:build_overflowing"))
+
+    message = str(failure.value)
+    assert "(stage 1, replica 0) failed after step 12: the loss must be a finite number" in message
+    assert "nan in micro-batch 2 of 2 of step 13" in message
+    assert complete_checkpoints(run) == ["00000010"]
+    assert failure.value.exit_status == TrainingError.exit_status
+    assert "not tried again" in run.path("nodes/stage1/workers.log").read_text()
+
+
+def test_an_id_outside_of_its_table_is_named_before_it_is_looked_up(dataset, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(dataset, damaged)
+    ids = np.load(damaged / "ids.npy", mmap_mode="r+")
+    ids[700, 3] = 50
+    ids.flush()
+
+    with pytest.raises(TrainingError) as failure:
+        train(RunDirectory(str(tmp_path / "run")), make_job(damaged, (2, 1)))
+
+    assert "ids of slot 3 (C4) must be in 0..49, got 50" in str(failure.value)
+    assert str(damaged) in str(failure.value)
+    assert failure.value.exit_status == DataError.exit_status
+
+
+def test_nodes_that_were_given_different_jobs_do_not_train(dataset, tmp_path):
+    job = make_job(dataset, (1, 1))
+    other = replace(job, config=replace(job.config, seed=4))
+
+    with pytest.raises(TrainingError) as failure:
+        train(RunDirectory(str(tmp_path / "one")), job, astray=(RunDirectory(str(tmp_path / "other")), other))
+
+    fingerprints = re.findall(r"on node stage(\d) has ([0-9a-f]{12})", str(failure.value))
+    assert {node for node, _ in fingerprints} == {"0", "1"}
+    assert len({fingerprint for _, fingerprint in fingerprints}) == 2
+    assert failure.value.exit_status == ConfigurationError.exit_status
