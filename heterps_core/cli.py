@@ -1,6 +1,6 @@
 """The `heterps` command: the core's abilities from a shell, without orchestration.
 
-A subcommand is one function that adds its parser and names the function to run; it is listed in `_COMMANDS`.
+A subcommand is one module with its help, its arguments and what it runs; it is listed in `_COMMANDS`.
 What a user can cause and mend ends as one line on stderr and the error's exit status, never as a traceback.
 """
 
@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from heterps_core import __version__
 from heterps_core.errors import HeterpsError
@@ -20,21 +20,17 @@ from heterps_core.scheduling import plan_command
 from heterps_core.simulation import command as simulate_command
 from heterps_core.topology import command as place_command
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
 _INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
 
-_PROFILE_HELP = """\
-Time each layer of a model alone on this machine: forward, backward and update, median and spread.
-
-examples:
-  heterps profile --model ctrdnn
-  heterps profile --model my_models:build --batch-size 1024 --device-type gpu-t4 --output profiles.json
-
-exit status: 0 with a profile; 2 where an argument cannot be used.
-"""
+_COMMANDS: tuple[tuple[str, str, ModuleType], ...] = (
+    ("plan", "search the cheapest plan for a problem.json", plan_command),
+    ("profile", "time each layer of a model here, and estimate other device types", profile_command),
+    ("import-profile", "read PipeDream's or Sailor's profiles of other models, for planning", import_command),
+    ("simulate", "run a plan's pipeline in simulation, with stragglers if asked", simulate_command),
+    ("place", "put a plan's ranks on the machines of a cluster file", place_command),
+)
+"""Name, summary, and the module that has its HELP, `add_arguments` and `run`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,73 +59,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"heterps {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add_command in _COMMANDS:
-        add_command(subparsers)
+    for name, summary, command in _COMMANDS:
+        subparser = subparsers.add_parser(
+            name,
+            help=summary,
+            description=command.HELP,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
     return parser
 
-
-def _add_plan_command(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "plan",
-        help="search the cheapest plan for a problem.json",
-        description=plan_command.HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    plan_command.add_arguments(parser)
-    parser.set_defaults(run=plan_command.run)
-
-
-def _add_profile_command(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "profile",
-        help="time each layer of a model here, and estimate other device types",
-        description=_PROFILE_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    profile_command.add_arguments(parser)
-    parser.set_defaults(run=profile_command.run)
-
-
-def _add_import_profile_command(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "import-profile",
-        help="read PipeDream's or Sailor's profiles of other models, for planning",
-        description=import_command.HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    import_command.add_arguments(parser)
-    parser.set_defaults(run=import_command.run)
-
-
-def _add_simulate_command(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "simulate",
-        help="run a plan's pipeline in simulation, with stragglers if asked",
-        description=simulate_command.HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    simulate_command.add_arguments(parser)
-    parser.set_defaults(run=simulate_command.run)
-
-
-def _add_place_command(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "place",
-        help="put a plan's ranks on the machines of a cluster file",
-        description=place_command.HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    place_command.add_arguments(parser)
-    parser.set_defaults(run=place_command.run)
-
-
-_COMMANDS: tuple[Callable[[Subparsers], None], ...] = (
-    _add_plan_command,
-    _add_profile_command,
-    _add_import_profile_command,
-    _add_simulate_command,
-    _add_place_command,
-)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -117,7 +117,10 @@ def test_ends_children_that_left_the_session_and_children_that_dropped_the_tag(p
 
 OWNER = textwrap.dedent(
     """
-    import sys, time
+    import signal, sys, time
+    # Whatever runs the tests may ignore these, as nohup does; a user's shell does not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     from pathlib import Path
     from infra.caps import Caps
     from infra.ledger import Ledger
