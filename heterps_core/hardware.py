@@ -8,14 +8,20 @@ because a roofline built on a number of unknown origin cannot be argued with.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.units import BYTES_PER_GIB, BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
+
+AWS = "aws"
+
+SPOT_SUFFIX = "-spot"
+"""Of the names of device types that are bought on spot."""
 
 
 class Market(StrEnum):
@@ -51,13 +57,28 @@ class InstanceType:
 
     @property
     def family(self) -> str:
-        """The part of the name before the size, for instance "g4dn" of "g4dn.xlarge"."""
-        return self.name.split(".", 1)[0]
+        """The name without its size.
+
+        Example:
+            >>> [family_of(name) for name in ("g4dn.xlarge", "g2-standard-4", "Standard_NC64as_T4_v3")]
+            ['g4dn', 'g2-standard', 'Standard_NCas_T4_v3']
+        """
+        return family_of(self.name)
+
+
+def family_of(name: str) -> str:
+    """Return the name of an instance type without its size, as AWS, Azure and Google write it."""
+    if name.startswith("Standard_"):
+        # Azure puts the number of vCPUs after the letters of the family.
+        return re.sub(r"^(Standard_[A-Za-z]+)\d+(?:-\d+)?", r"\1", name)
+    if "." in name:
+        return name.split(".", 1)[0]
+    return name.rpartition("-")[0] or name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceOffer:
-    """An instance type at a price, in a region, zone and market, at a time, by a source."""
+    """An instance type at a price, in a cloud, region, zone and market, at a time, by a source."""
 
     instance_type: InstanceType
     region: str
@@ -72,6 +93,15 @@ class InstanceOffer:
     price_source: str
     """Who published the price."""
 
+    cloud: str = AWS
+    """Who rents it out, in lower case."""
+
+    interruptions_per_hour: float = 0.0
+    """How often such an instance is taken back: 0 on-demand, above 0 on spot."""
+
+    interruptions_source: str = ""
+    """Where that figure comes from; empty on-demand."""
+
     def __post_init__(self) -> None:
         if not (math.isfinite(self.price_usd_per_hour) and self.price_usd_per_hour > 0):
             raise ConfigurationError(
@@ -79,6 +109,16 @@ class InstanceOffer:
                 f"got {self.price_usd_per_hour}; leave offers without a price out"
             )
         moment_of(self.price_as_of)
+        if not (math.isfinite(self.interruptions_per_hour) and self.interruptions_per_hour >= 0):
+            raise ConfigurationError(
+                f"interruptions of {self.instance_type.name} must be 0 or more per hour, "
+                f"got {self.interruptions_per_hour}"
+            )
+
+    @property
+    def place(self) -> str:
+        """The zone, or the region where the price holds in all its zones."""
+        return self.zone or self.region
 
     def price_age(self, now: datetime) -> timedelta:
         """Return how old the price is; `now` carries a time zone."""
@@ -91,7 +131,7 @@ class InstanceOffer:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> InstanceOffer:
         """Read what `to_json` wrote."""
-        values = {name: document[name] for name in cls.__dataclass_fields__}
+        values = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
         values["instance_type"] = InstanceType(**document["instance_type"])
         values["market"] = Market(document["market"])
         return cls(**values)
@@ -129,10 +169,26 @@ class DeviceType:
     """As in `InstanceType.accelerator_name`."""
 
     instance_families: tuple[str, ...]
-    """Families of instances that carry this type."""
+    """Families of instances that carry this type, of any cloud."""
 
     sources: Mapping[str, str]
     """Field name -> document, or derivation, or "assumed: ..." where nobody publishes the figure."""
+
+    equal_families: tuple[str, ...] = ()
+    """Other families with this processor or card, and no less memory and network: as fast, and bought where the
+    first cannot be had."""
+
+    market: Market = Market.ON_DEMAND
+    """How units of this type are bought; the name of one on spot ends with SPOT_SUFFIX."""
+
+    def in_market(self, market: Market) -> DeviceType:
+        """Return the same hardware as bought in a market."""
+        name = self.name.removesuffix(SPOT_SUFFIX)
+        return replace(self, name=name + SPOT_SUFFIX if market is Market.SPOT else name, market=market)
+
+    def units_in(self, offer: InstanceOffer) -> int:
+        """Return how many units an instance of an offer carries; 0 where it is sold in another market."""
+        return self.units_of(offer.instance_type) if offer.market is self.market else 0
 
     def units_of(self, instance_type: InstanceType) -> int:
         """Return how many units an instance carries; 0 where it carries none.
@@ -143,8 +199,14 @@ class DeviceType:
             >>> DEVICE_TYPES["gpu-t4"].units_of(t4_host), DEVICE_TYPES["cpu-c5"].units_of(t4_host)
             (4, 0)
         """
-        if instance_type.family not in self.instance_families:
-            return 0
+        return self._units_of(instance_type) if instance_type.family in self.instance_families else 0
+
+    def equal_units_of(self, instance_type: InstanceType) -> int:
+        """Return the same for the families that are as fast as well."""
+        families = (*self.instance_families, *self.equal_families)
+        return self._units_of(instance_type) if instance_type.family in families else 0
+
+    def _units_of(self, instance_type: InstanceType) -> int:
         if self.kind is DeviceKind.CPU:
             units = instance_type.vcpus // self.vcpus_per_unit
         elif instance_type.accelerator_name == self.accelerator_name:
@@ -175,14 +237,33 @@ def moment_of(text: str) -> datetime:
 
 
 def get_device_type(name: str) -> DeviceType:
-    """Look a device type up by name.
+    """Look a device type up by name; the name of a known one with SPOT_SUFFIX is that type on spot.
 
     Raises:
         UnknownNameError: The table has no such type.
+
+    Example:
+        >>> get_device_type("gpu-t4-spot").market, get_device_type("gpu-t4-spot").instance_families[0]
+        (<Market.SPOT: 'spot'>, 'g4dn')
     """
-    if name not in DEVICE_TYPES:
+    hardware = name.removesuffix(SPOT_SUFFIX)
+    if hardware not in DEVICE_TYPES:
         raise UnknownNameError("device type", name, DEVICE_TYPES)
-    return DEVICE_TYPES[name]
+    return DEVICE_TYPES[hardware].in_market(Market.SPOT if hardware != name else Market.ON_DEMAND)
+
+
+def in_markets(device_types: Sequence[str], markets: Sequence[Market]) -> list[str]:
+    """Return the names of device types as bought in each of some markets.
+
+    Raises:
+        UnknownNameError: The table has no such type.
+
+    Example:
+        >>> in_markets(["cpu-c7i", "gpu-t4"], [Market.ON_DEMAND, Market.SPOT])
+        ['cpu-c7i', 'cpu-c7i-spot', 'gpu-t4', 'gpu-t4-spot']
+    """
+    names = [get_device_type(name).in_market(market).name for name in device_types for market in markets]
+    return list(dict.fromkeys(names))
 
 
 def _by_name(types: Iterable[DeviceType]) -> dict[str, DeviceType]:
@@ -217,6 +298,7 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             vcpus_per_unit=2,
             accelerator_name=None,
             instance_families=("c5",),
+            equal_families=("c5d",),
             sources={
                 "peak_fp32_flops_per_s": f"{_EC2_CLOCK} 3.4 GHz x 2 FMA units x 16 x 2 "
                 "(Intel Xeon Scalable, AVX-512)",
@@ -239,6 +321,7 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             vcpus_per_unit=2,
             accelerator_name=None,
             instance_families=("c7i",),
+            equal_families=("m7i", "r7i"),
             sources={
                 "peak_fp32_flops_per_s": f"{_EC2_CLOCK} 3.2 GHz x 2 FMA units x 16 x 2 "
                 "(Intel Sapphire Rapids, AVX-512)",
@@ -246,6 +329,29 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
                 "(Intel 4th Gen Xeon Scalable product brief)",
                 "memory_bytes": _HOST_MEMORY_SOURCE,
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: c7i.48xlarge",
+                "kernel_launch_seconds": _LAUNCH_SOURCE,
+            },
+        ),
+        DeviceType(
+            name="cpu-c3",
+            kind=DeviceKind.CPU,
+            # 3.0e9 cycles/s x 2 AVX-512 FMA units x 16 floats x 2 operations. AVX-512 code clocks lower.
+            peak_fp32_flops_per_s=192e9,
+            memory_bandwidth_bytes_per_s=307.2e9 / 48,
+            memory_bytes=8 * BYTES_PER_GIB,
+            network_bandwidth_bytes_per_s=100_000 / 88 * BYTES_PER_S_PER_MBIT_PER_S,
+            kernel_launch_seconds=5e-6,
+            vcpus_per_unit=2,
+            accelerator_name=None,
+            instance_families=("c3-standard",),
+            sources={
+                "peak_fp32_flops_per_s": "Google Compute Engine CPU platforms, all-core turbo 3.0 GHz x 2 FMA "
+                "units x 16 x 2 (Intel Sapphire Rapids, AVX-512)",
+                "memory_bandwidth_bytes_per_s": "8 channels DDR5-4800 = 307.2 GB/s a socket; assumed for 48 of "
+                "the socket's cores, as Google names none",
+                "memory_bytes": "Google Compute Engine, general-purpose machine family: C3 standard, 4 GB a vCPU",
+                "network_bandwidth_bytes_per_s": "Google Compute Engine, C3 default egress bandwidth divided by "
+                "cores, least over the sizes: c3-standard-176, 100 Gbit/s",
                 "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
@@ -261,6 +367,7 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             vcpus_per_unit=2,
             accelerator_name=None,
             instance_families=("r6in",),
+            equal_families=("r6idn",),
             sources={
                 "peak_fp32_flops_per_s": f"{_EC2_CLOCK} 3.5 GHz x 2 FMA units x 16 x 2 "
                 "(Intel Ice Lake, AVX-512)",
@@ -284,6 +391,7 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             vcpus_per_unit=1,
             accelerator_name=None,
             instance_families=("m7a",),
+            equal_families=("r7a",),
             sources={
                 "peak_fp32_flops_per_s": f"{_EC2_CLOCK} 3.7 GHz x 2 FMA pipes x 8 x 2 "
                 "(AMD, Software Optimization Guide for Zen 4)",
@@ -304,7 +412,7 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             kernel_launch_seconds=5e-6,
             vcpus_per_unit=0,
             accelerator_name="t4",
-            instance_families=("g4dn",),
+            instance_families=("g4dn", "n1-standard", "Standard_NCas_T4_v3"),
             sources={
                 "peak_fp32_flops_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 8.1 TFLOPS single precision",
                 "memory_bandwidth_bytes_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 320 GB/s",
@@ -364,7 +472,8 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             kernel_launch_seconds=5e-6,
             vcpus_per_unit=0,
             accelerator_name="l4",
-            instance_families=("g6",),
+            instance_families=("g6", "g2-standard"),
+            equal_families=("gr6",),
             sources={
                 "peak_fp32_flops_per_s": "NVIDIA L4 Tensor Core GPU datasheet: 30.3 TFLOPS",
                 "memory_bandwidth_bytes_per_s": "NVIDIA L4 Tensor Core GPU datasheet: 300 GB/s",
@@ -402,7 +511,7 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             kernel_launch_seconds=5e-6,
             vcpus_per_unit=0,
             accelerator_name="v100",
-            instance_families=("p3",),
+            instance_families=("p3", "n1-standard", "Standard_NCs_v3"),
             sources={
                 "peak_fp32_flops_per_s": "NVIDIA V100 Tensor Core GPU datasheet, SXM2: 15.7 TFLOPS",
                 "memory_bandwidth_bytes_per_s": "NVIDIA V100 Tensor Core GPU datasheet: 900 GB/s",

@@ -1,6 +1,7 @@
 """What a run cost: instance-seconds times the price that was frozen at launch.
 
-Computed from the ledger alone, so that a bill can be made again at any later time and comes out the same.
+Computed from the ledger alone, so that a bill can be made again at any later time and comes out the same; disks and
+addresses follow from the instances, and what was asked of the bucket is told by the run (`infra/service_charges.py`).
 What was paid for nothing has lines of its own. A rehearsal's bill shows list prices that nobody charges.
 """
 
@@ -11,9 +12,11 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
+from heterps_core.training.storage_usage import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from infra.providers.base import Provider
+from infra.service_charges import ServiceLine, service_lines
 
 SCHEMA_VERSION = 1
 
@@ -50,6 +53,9 @@ class Bill:
     run_id: str
     provider: str
     lines: tuple[BillLine, ...]
+    services: tuple[ServiceLine, ...]
+    """Besides instances; none for a rehearsal, which has no disks of its own."""
+
     is_rehearsal: bool
     """List prices for processes of this machine; nothing is charged."""
 
@@ -57,8 +63,8 @@ class Bill:
 
     @property
     def total_usd(self) -> float:
-        """Of all lines, waste included."""
-        return sum(line.usd for line in self.lines)
+        """Of all lines, waste and services included."""
+        return sum(line.usd for line in self.lines) + sum(line.usd for line in self.services)
 
     @property
     def waste_usd(self) -> float:
@@ -71,20 +77,36 @@ class Bill:
         return {"schema_version": SCHEMA_VERSION, **asdict(self), **sums}
 
 
-def bill_for_run(provider: Provider, run_id: str, *, ledger: Ledger, now: datetime) -> Bill:
+def bill_for_run(
+    provider: Provider,
+    run_id: str,
+    *,
+    ledger: Ledger,
+    now: datetime,
+    storage: StorageUsage | None = None,
+) -> Bill:
     """Add up what a run cost until `now`.
 
     Each machine is charged from its launch to its end, or to `now` while it lives, but at least the
     provider's shortest charged time: usd = seconds / 3600 * price_usd_per_hour.
     """
     entries = sorted(ledger.entries(run_id=run_id), key=_line_key)
+    lines = tuple(
+        _line_of(list(group), now=now, minimum_billed_s=provider.minimum_billed_s)
+        for _, group in groupby(entries, key=_line_key)
+    )
+    services: tuple[ServiceLine, ...] = ()
+    if provider.charges_money:
+        services = service_lines(
+            instance_seconds=sum(line.instance_seconds for line in lines),
+            disk_gb_each=provider.disk_gb_each,
+            storage=storage,
+        )
     return Bill(
         run_id=run_id,
         provider=provider.name,
-        lines=tuple(
-            _line_of(list(group), now=now, minimum_billed_s=provider.minimum_billed_s)
-            for _, group in groupby(entries, key=_line_key)
-        ),
+        lines=lines,
+        services=services,
         is_rehearsal=not provider.charges_money,
         computed_at=now.isoformat(),
     )
@@ -99,13 +121,20 @@ def bill_as_text(bill: Bill) -> str:
         f"{line.ended_because}{' (waste)' if line.is_waste else ''}"
         for line in bill.lines
     ]
-    dates = sorted({f"{line.price_as_of} ({line.price_source})" for line in bill.lines})
+    services = [
+        f"{'':>5}  {line.service:<44} {line.quantity:>12.4f}  {line.usd_per_unit:>9.4f}  {line.usd:>10.6f}  "
+        f"by {line.unit}"
+        for line in bill.services
+    ]
+    priced: list[BillLine | ServiceLine] = [*bill.lines, *bill.services]
+    dates = sorted({f"{line.price_as_of} ({line.price_source})" for line in priced})
     return "\n".join(
         [
             f"Bill of run {bill.run_id}, provider {bill.provider}: {heading}",
             f"{'stage':>5}  {'instance':<16} {'market':<10} {'count':>5}  {'inst.-seconds':>12}  "
             f"{'USD/hour':>9}  {'USD':>10}  ended because",
             *rows,
+            *services,
             f"total {bill.total_usd:.6f} USD, of it waste {bill.waste_usd:.6f} USD",
             *(f"prices as of {date}" for date in dates),
         ]

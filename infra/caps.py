@@ -1,8 +1,11 @@
-"""Spending caps that refuse a plan before anything is launched."""
+"""Spending caps: a plan that breaks one is refused before anything is launched.
+
+What is spent while a run lives is held against the same caps by `infra/budget.py`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from heterps_core.errors import BudgetExceededError, ConfigurationError
 
@@ -13,27 +16,48 @@ class Caps:
 
     max_usd_per_hour: float | None = None
     max_usd_per_run: float | None = None
+    max_usd_per_month: float | None = None
+    """By all runs of a workspace in a calendar month, UTC."""
 
     def __post_init__(self) -> None:
-        for name in ("max_usd_per_hour", "max_usd_per_run"):
-            cap = getattr(self, name)
+        for field in fields(self):
+            cap = getattr(self, field.name)
             if cap is not None and not cap > 0:
-                raise ConfigurationError(f"{name} must be positive, or left out for no cap, got {cap}")
+                raise ConfigurationError(f"{field.name} must be positive, or left out for no cap, got {cap}")
 
 
-def check_caps(*, price_usd_per_hour: float, predicted_cost_usd: float, caps: Caps) -> None:
+def check_caps(
+    *, price_usd_per_hour: float, predicted_cost_usd: float, spent_this_month_usd: float = 0.0, caps: Caps
+) -> None:
     """Check a plan against the caps.
 
     Args:
         price_usd_per_hour: Of all instances that would be bought.
         predicted_cost_usd: Of the whole run.
+        spent_this_month_usd: By all runs of the month so far; the run is added to it.
         caps: What may be spent.
 
     Raises:
         BudgetExceededError: A cap is exceeded; the message says by how much.
     """
-    _check("USD per hour", price_usd_per_hour, caps.max_usd_per_hour, "a lower throughput floor")
-    _check("USD per run", predicted_cost_usd, caps.max_usd_per_run, "fewer epochs or samples")
+    _check(
+        "USD per hour",
+        price_usd_per_hour,
+        caps.max_usd_per_hour,
+        "Raise the cap or ask for a lower throughput floor",
+    )
+    _check(
+        "USD per run",
+        predicted_cost_usd,
+        caps.max_usd_per_run,
+        "Raise the cap or ask for fewer epochs or samples",
+    )
+    _check(
+        "USD per month",
+        spent_this_month_usd + predicted_cost_usd,
+        caps.max_usd_per_month,
+        f"{spent_this_month_usd:.4g} USD of the month are spent: raise the cap or wait for the next month",
+    )
 
 
 def _check(unit: str, amount: float, cap: float | None, way_out: str) -> None:
@@ -41,5 +65,5 @@ def _check(unit: str, amount: float, cap: float | None, way_out: str) -> None:
     if cap is not None and not amount <= cap:
         raise BudgetExceededError(
             f"the plan must stay within {cap:.4g} {unit}, but takes {amount:.4g}: {amount - cap:.4g} "
-            f"({amount / cap - 1:.0%}) too much; nothing was launched. Raise the cap or ask for {way_out}"
+            f"({amount / cap - 1:.0%}) too much; nothing was launched. {way_out}"
         )

@@ -3,8 +3,16 @@
 Each launch is written down before the call that makes it, so that a process killed in between leaves an
 entry to look for, not an instance that nobody knows of. The price is copied in and never looked up again.
 
-    intended --> launched --> ended
-        `------> failed              nothing was had; the reason says why
+                      the call answered,
+                      or the machine was found                 ended by us, or found gone
+    (none) --intend--> INTENDED ------------------> LAUNCHED ------------------> ENDED
+       |                   `--> FAILED                  ^
+       |                        nothing was had         |
+       `------------------------------------------------'
+         recover: a machine without an entry, written down from its tags alone
+
+A launch whose later parts fail is ended and may be tried again elsewhere under the same run id: that is the next
+attempt, with entries of its own, so that each machine has one entry and all of them are in the bill.
 """
 
 from __future__ import annotations
@@ -13,73 +21,46 @@ import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import Market
+from heterps_core.hardware import InstanceOffer
 from heterps_core.plans.provisioning_plan import NodeRequest
+from infra.instances import Instance
+from infra.ledger_entry import (
+    EndReason,
+    EntryState,
+    LedgerEntry,
+    entry_of_instance,
+    entry_of_request,
+    entry_of_row,
+)
+
+__all__ = ["EndReason", "EntryState", "Ledger", "LedgerEntry"]
 
 logger = logging.getLogger(__name__)
+
+NO_MACHINE = "no machine was found"
+"""Why a launch counts as failed that nobody saw the end of."""
 
 LOCK_TIMEOUT_S = 30.0
 """How long a writer waits for another; a write takes milliseconds."""
 
 
-class EntryState(StrEnum):
-    """Where a machine stands; the module's picture shows the ways between them."""
-
-    INTENDED = "intended"
-    LAUNCHED = "launched"
-    ENDED = "ended"
-    FAILED = "failed"
-
-
-class EndReason(StrEnum):
-    """Why a machine was ended."""
-
-    RUN_ENDED = "run ended"
-    LAUNCH_FAILED = "the rest of the launch failed"
-    LEASE_EXPIRED = "lease expired"
-    LEASE_UNREADABLE = "lease unreadable"
-    OWNER_DEAD = "owner process dead"
-    GONE = "gone without our doing"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerEntry:
-    """One machine of one run."""
-
-    run_id: str
-    node_id: str
-    provider: str
-    stage: int
-    device_type: str
-    instance_type: str
-    market: Market
-    region: str
-    price_usd_per_hour: float
-    """Frozen when the launch was intended."""
-
-    price_as_of: str
-    price_source: str
-    state: EntryState
-    intended_at: datetime
-    launched_at: datetime | None
-    ended_at: datetime | None
-    provider_instance_id: str | None
-    reason: str | None
-    """An `EndReason`, or what the provider answered to a failed launch."""
-
-
 _COLUMNS = tuple(LedgerEntry.__dataclass_fields__)
-_TIMES = ("intended_at", "launched_at", "ended_at")
 
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS machines ({", ".join(_COLUMNS)}, PRIMARY KEY (run_id, node_id));
+_TABLE = f"machines ({', '.join(_COLUMNS)}, PRIMARY KEY (run_id, attempt, node_id))"
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM machines"
+_SCHEMA_VERSION = 2
+_FROM_VERSION_1 = f"""
+ALTER TABLE machines RENAME TO machines_1;
+CREATE TABLE {_TABLE};
+INSERT INTO machines ({", ".join(_COLUMNS)})
+    SELECT {", ".join("1" if column == "attempt" else column for column in _COLUMNS)} FROM machines_1;
+DROP TABLE machines_1;
 """
+"""Before attempts were told apart."""
 
 
 class Ledger:
@@ -96,45 +77,33 @@ class Ledger:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._transaction() as database:
-            database.executescript(_SCHEMA)
+            database.execute("BEGIN IMMEDIATE")
+            _bring_up_to_date(database)
 
-    def intend(self, run_id: str, provider: str, request: NodeRequest, *, at: datetime) -> None:
-        """Write down that a machine is about to be launched.
+    def last_attempt(self, run_id: str) -> int:
+        """Return the number of the run's newest attempt, 1 where it has none."""
+        return max((entry.attempt for entry in self.entries(run_id=run_id)), default=1)
+
+    def intend(
+        self, run_id: str, provider: str, request: NodeRequest, *, at: datetime, attempt: int = 1
+    ) -> None:
+        """Write down that a machine is about to be launched, at the price of its first offer.
 
         Raises:
-            ConfigurationError: The run has had such a node, and it is over or another instance type.
+            ConfigurationError: The attempt has had such a node, and it is over or of another plan.
         """
-        offer = request.offer
-        values = (
-            run_id,
-            request.node_id,
-            provider,
-            request.stage,
-            request.device_type,
-            offer.instance_type.name,
-            offer.market,
-            offer.region,
-            offer.price_usd_per_hour,
-            offer.price_as_of,
-            offer.price_source,
-            EntryState.INTENDED,
-            at.isoformat(),
-            None,
-            None,
-            None,
-            None,
-        )
-        places = ", ".join("?" * len(_COLUMNS))
+        entry = entry_of_request(run_id, provider, request, at=at, attempt=attempt)
+        possible = {offer.instance_type.name for offer in (request.offer, *request.alternatives)}
         with self._transaction() as database:
-            database.execute(f"INSERT OR IGNORE INTO machines VALUES ({places})", values)
+            _insert(database, entry)
             had, state = database.execute(
-                "SELECT instance_type, state FROM machines WHERE run_id = ? AND node_id = ?",
-                (run_id, request.node_id),
+                "SELECT instance_type, state FROM machines WHERE run_id = ? AND attempt = ? AND node_id = ?",
+                (run_id, attempt, request.node_id),
             ).fetchone()
-        if had != offer.instance_type.name:
+        if had not in possible:
             raise ConfigurationError(
                 f"a run id stands for one plan, but {request.node_id} of run {run_id} was launched as {had} and "
-                f"is now asked for as {offer.instance_type.name}; use a new run id"
+                f"is now asked for as {request.offer.instance_type.name}; use a new run id"
             )
         if state not in (EntryState.INTENDED, EntryState.LAUNCHED):
             raise ConfigurationError(
@@ -142,8 +111,34 @@ class Ledger:
                 f"could not be billed a second time; use a new run id"
             )
 
-    def launched(self, run_id: str, node_id: str, *, provider_instance_id: str, at: datetime) -> None:
-        """Write down that the machine exists since `at`."""
+    def launched(
+        self,
+        run_id: str,
+        node_id: str,
+        *,
+        provider_instance_id: str,
+        at: datetime,
+        offer: InstanceOffer | None = None,
+    ) -> None:
+        """Write down that the machine exists since `at`.
+
+        Args:
+            run_id: Of the machine.
+            node_id: Of the machine.
+            provider_instance_id: What the provider calls it.
+            at: When it was launched.
+            offer: The one that was had, where it may be another than the first; its price is frozen.
+        """
+        had: dict[str, str | float] = (
+            {
+                "instance_type": offer.instance_type.name,
+                "price_usd_per_hour": offer.price_usd_per_hour,
+                "price_as_of": offer.price_as_of,
+                "price_source": offer.price_source,
+            }
+            if offer is not None
+            else {}
+        )
         self._move(
             run_id,
             node_id,
@@ -151,7 +146,40 @@ class Ledger:
             state=EntryState.LAUNCHED,
             provider_instance_id=provider_instance_id,
             launched_at=at.isoformat(),
+            **had,
         )
+
+    def recover(self, provider: str, instance: Instance) -> LedgerEntry | None:
+        """Write down a machine that exists or existed, and return its entry; one that has an entry keeps it.
+
+        It takes the intent that it was launched for, or gets an entry from its tags alone. None where it has
+        neither: a machine without a price cannot be charged.
+        """
+        with self._transaction() as database:
+            database.execute("BEGIN IMMEDIATE")
+            if entry := _find(database, "provider_instance_id = ?", instance.provider_instance_id):
+                return entry
+            values: dict[str, object] = {
+                "state": EntryState.LAUNCHED,
+                "provider_instance_id": instance.provider_instance_id,
+                "launched_at": instance.launched_at.isoformat(),
+                "instance_type": instance.instance_type,
+            }
+            if terms := instance.terms:
+                values |= {
+                    "price_usd_per_hour": terms.price_usd_per_hour,
+                    "price_as_of": terms.price_as_of,
+                    "price_source": terms.price_source,
+                }
+            intent = _find_intent(database, instance)
+            if intent is not None:
+                _update(database, intent, values)
+                return _find(database, "provider_instance_id = ?", instance.provider_instance_id)
+            if terms is None:
+                return None
+            entry = entry_of_instance(provider, instance, terms)
+            _insert(database, entry)
+            return entry
 
     def failed(self, run_id: str, node_id: str, *, reason: str, at: datetime) -> None:
         """Write down that the launch brought no machine."""
@@ -165,7 +193,7 @@ class Ledger:
         )
 
     def ended(self, run_id: str, node_id: str, *, reason: EndReason, at: datetime) -> None:
-        """Write down that the machine is no more."""
+        """Write down that the machine is no more since `at`."""
         self._move(
             run_id,
             node_id,
@@ -175,21 +203,24 @@ class Ledger:
             reason=reason,
         )
 
-    def close_run(self, run_id: str, *, reason: EndReason, at: datetime) -> None:
-        """Write down that all machines of a run are ended; intents without a machine are failures."""
+    def close_run(self, run_id: str, *, reason: EndReason, at: datetime, problem: str = NO_MACHINE) -> None:
+        """Write down that all machines of a run are ended; intents without a machine failed by `problem`."""
         for entry in self.entries(run_id=run_id):
             self.ended(run_id, entry.node_id, reason=reason, at=at)
-            self.failed(run_id, entry.node_id, reason=f"no machine was found: {reason}", at=at)
+            self.failed(run_id, entry.node_id, reason=problem, at=at)
 
     def entries(self, *, run_id: str | None = None) -> tuple[LedgerEntry, ...]:
         """Return the entries of one run, or of all, by time and name."""
         condition, values = ("", ()) if run_id is None else ("WHERE run_id = ?", (run_id,))
-        order = "ORDER BY intended_at, run_id, stage, node_id"
+        order = "ORDER BY intended_at, run_id, attempt, stage, node_id"
         with self._transaction() as database:
-            rows = database.execute(f"SELECT * FROM machines {condition} {order}", values).fetchall()
-        return tuple(_entry_of(row) for row in rows)
+            rows = database.execute(f"{_SELECT} {condition} {order}", values).fetchall()
+        return tuple(entry_of_row(row) for row in rows)
 
-    def _move(self, run_id: str, node_id: str, *, came_from: tuple[EntryState, ...], **values: str) -> None:
+    def _move(
+        self, run_id: str, node_id: str, *, came_from: tuple[EntryState, ...], **values: str | float
+    ) -> None:
+        # At most one attempt of a run is in these states: the one before is closed first.
         assignments = ", ".join(f"{column} = ?" for column in values)
         states = ", ".join("?" * len(came_from))
         with self._transaction() as database:
@@ -208,11 +239,53 @@ class Ledger:
             database.close()
 
 
-def _entry_of(row: tuple[object, ...]) -> LedgerEntry:
-    values: dict[str, object] = dict(zip(_COLUMNS, row, strict=True))
-    for name in _TIMES:
-        text = values[name]
-        values[name] = datetime.fromisoformat(text) if isinstance(text, str) else None
-    values["market"] = Market(str(values["market"]))
-    values["state"] = EntryState(str(values["state"]))
-    return LedgerEntry(**values)  # type: ignore[arg-type]
+def _bring_up_to_date(database: sqlite3.Connection) -> None:
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    columns = [row[1] for row in database.execute("PRAGMA table_info(machines)")]
+    if version == _SCHEMA_VERSION and columns:
+        return
+    statements = (
+        _FROM_VERSION_1 if columns and "attempt" not in columns else f"CREATE TABLE IF NOT EXISTS {_TABLE};"
+    )
+    # One by one: executescript would commit first, and two processes may start at once.
+    for statement in statements.split(";"):
+        database.execute(statement)
+    database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+
+
+def _insert(database: sqlite3.Connection, entry: LedgerEntry) -> None:
+    """Add an entry, unless the attempt has the node already."""
+    values = [getattr(entry, column) for column in _COLUMNS]
+    written = [value.isoformat() if isinstance(value, datetime) else value for value in values]
+    places = ", ".join("?" * len(_COLUMNS))
+    database.execute(f"INSERT OR IGNORE INTO machines ({', '.join(_COLUMNS)}) VALUES ({places})", written)
+
+
+def _find(database: sqlite3.Connection, condition: str, *values: object) -> LedgerEntry | None:
+    row = database.execute(f"{_SELECT} WHERE {condition} ORDER BY node_id", values).fetchone()
+    return None if row is None else entry_of_row(row)
+
+
+def _find_intent(database: sqlite3.Connection, instance: Instance) -> LedgerEntry | None:
+    """Return the open intent that a machine was launched for; those of one stage are alike."""
+    is_open = "run_id = ? AND state = ?"
+    if instance.node_id is not None:
+        return _find(
+            database, f"{is_open} AND node_id = ?", instance.run_id, EntryState.INTENDED, instance.node_id
+        )
+    if instance.terms is None:
+        return None
+    of_stage = f"{is_open} AND attempt = ? AND stage = ?"
+    attempt_and_stage = (instance.terms.attempt, instance.terms.stage)
+    # An alternative may have been had: any intent of the stage stands for it then.
+    same_type = f"{of_stage} AND instance_type = ?"
+    keys = (instance.run_id, EntryState.INTENDED, *attempt_and_stage)
+    return _find(database, same_type, *keys, instance.instance_type) or _find(database, of_stage, *keys)
+
+
+def _update(database: sqlite3.Connection, entry: LedgerEntry, values: dict[str, object]) -> None:
+    assignments = ", ".join(f"{column} = ?" for column in values)
+    database.execute(
+        f"UPDATE machines SET {assignments} WHERE run_id = ? AND attempt = ? AND node_id = ?",
+        (*values.values(), entry.run_id, entry.attempt, entry.node_id),
+    )

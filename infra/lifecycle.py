@@ -91,16 +91,10 @@ def terminate_run(provider: Provider, run_id: str, *, ledger: Ledger) -> tuple[s
     Raises:
         ProvisioningError: Machines are left; their leases end them.
     """
-    ended: tuple[str, ...] = ()
     with _ending_signals_wait():
         for attempt in range(1, TERMINATE_ATTEMPTS + 1):
             try:
-                ended += provider.terminate(run_id)
-                left = provider.list_instances(run_id)
-                if not left:
-                    ledger.close_run(run_id, reason=EndReason.RUN_ENDED, at=datetime.now(UTC))
-                    return ended
-                problem = f"{', '.join(instance.provider_instance_id for instance in left)} still there"
+                return provider.end_run(run_id, ledger=ledger, reason=EndReason.RUN_ENDED)
             except ProvisioningError as error:
                 problem = str(error)
             logger.warning("run %s: attempt %d to end its machines: %s", run_id, attempt, problem)

@@ -6,14 +6,30 @@ what rounding up to whole instances costs is seen and not guessed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import InstanceOffer
 
 SCHEMA_VERSION = 1
+
+
+def check_alternatives(offer: InstanceOffer, alternatives: Sequence[InstanceOffer]) -> None:
+    """Check that offers may stand in for another in one launch: a fleet has one market, a plan one zone.
+
+    Raises:
+        ConfigurationError: One is of another region, zone or market, or is the offer itself.
+    """
+    place = (offer.region, offer.zone, offer.market)
+    for other in alternatives:
+        if other == offer or (other.region, other.zone, other.market) != place:
+            raise ConfigurationError(
+                f"an alternative to {offer.instance_type.name} must be another offer of its market in "
+                f"{offer.zone or offer.region}, {offer.market}; got {other.instance_type.name} in "
+                f"{other.zone or other.region}, {other.market}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,23 +47,40 @@ class InstanceGroup:
     units_per_instance: int
     """Units of the device type that one instance carries, at least 1."""
 
+    alternatives: tuple[InstanceOffer, ...] = ()
+    """Other offers that do the same work, cheapest first: to be tried where `offer` cannot be had."""
+
     def __post_init__(self) -> None:
         if self.count < 1 or self.units_per_instance < 1:
             raise ConfigurationError(
                 f"a group needs at least 1 instance with at least 1 unit, got {self.count} instances of "
                 f"{self.offer.instance_type.name} with {self.units_per_instance} units"
             )
+        check_alternatives(self.offer, self.alternatives)
 
     @property
     def price_usd_per_hour(self) -> float:
         """Of all instances of the group."""
         return self.count * self.offer.price_usd_per_hour
 
+    @property
+    def highest_price_usd_per_hour(self) -> float:
+        """Where all its instances are had as the dearest alternative."""
+        prices = [offer.price_usd_per_hour for offer in (self.offer, *self.alternatives)]
+        return self.count * max(prices)
+
+    @property
+    def possible_increase_usd_per_hour(self) -> float:
+        """What the dearest alternative costs more than planned; 0 without any."""
+        return self.highest_price_usd_per_hour - self.price_usd_per_hour
+
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> InstanceGroup:
         """Read the JSON form."""
-        values = {name: document[name] for name in cls.__dataclass_fields__}
-        return cls(**{**values, "offer": InstanceOffer.from_json(document["offer"])})
+        values = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
+        values["offer"] = InstanceOffer.from_json(document["offer"])
+        values["alternatives"] = tuple(map(InstanceOffer.from_json, document.get("alternatives", ())))
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +93,22 @@ class NodeRequest:
     offer: InstanceOffer
     num_workers: int
     """Replicas that run on it; fewer than its units where the stage does not need all."""
+
+    alternatives: tuple[InstanceOffer, ...] = ()
+    """Other offers that may be launched in place of `offer`, cheapest first."""
+
+    def with_offer(self, offer: InstanceOffer) -> NodeRequest:
+        """Return the request for the offer that was really had, whose price is the one to freeze.
+
+        Raises:
+            ConfigurationError: It is neither the request's offer nor one of its alternatives.
+        """
+        if offer not in (self.offer, *self.alternatives):
+            raise ConfigurationError(
+                f"{self.node_id} must be launched as {self.offer.instance_type.name} or one of its "
+                f"{len(self.alternatives)} alternatives, got {offer.instance_type.name}"
+            )
+        return replace(self, offer=offer, alternatives=())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +123,9 @@ class ProvisioningPlan:
 
     planned_price_usd_per_hour: float
     """Units needed times price per unit: what the planner counted with."""
+
+    rendezvous_usd_per_hour: float = 0.0
+    """What it adds that the machine of the rendezvous store is bought on-demand in a plan that is all on spot."""
 
     def __post_init__(self) -> None:
         unknown = {group.stage for group in self.groups} - set(range(len(self.replicas)))
@@ -101,7 +153,19 @@ class ProvisioningPlan:
     @property
     def rounding_usd_per_hour(self) -> float:
         """What whole instances cost beyond the units that the plan counted with."""
-        return self.price_usd_per_hour - self.planned_price_usd_per_hour
+        return self.price_usd_per_hour - self.planned_price_usd_per_hour - self.rendezvous_usd_per_hour
+
+    @property
+    def interruptions_per_hour(self) -> float:
+        """Expected interruptions of all its instances; each stops the whole plan."""
+        return sum(group.count * group.offer.interruptions_per_hour for group in self.groups)
+
+    @property
+    def offers(self) -> tuple[InstanceOffer, ...]:
+        """All that may be bought for it, alternatives included, each once."""
+        return tuple(
+            dict.fromkeys(offer for group in self.groups for offer in (group.offer, *group.alternatives))
+        )
 
     def node_requests(self) -> tuple[NodeRequest, ...]:
         """Return the machines one by one, ordered by stage, replicas filled in instance by instance.
@@ -123,6 +187,7 @@ class ProvisioningPlan:
                         device_type=group.device_type,
                         offer=group.offer,
                         num_workers=num_workers,
+                        alternatives=group.alternatives,
                     )
                 )
         return tuple(requests)
@@ -152,4 +217,5 @@ class ProvisioningPlan:
             replicas=tuple(document["replicas"]),
             groups=tuple(InstanceGroup.from_json(group) for group in document["groups"]),
             planned_price_usd_per_hour=document["planned_price_usd_per_hour"],
+            rendezvous_usd_per_hour=document.get("rendezvous_usd_per_hour", 0.0),
         )

@@ -7,19 +7,26 @@ bound is over all plans charged with their cheapest covers, and no purchase is c
 
 A plan stands in one zone: what crosses between two is charged by the byte, and a chain's activations are many
 bytes. Which zone is found by solving each.
+
+A device type says how it is bought, on-demand or on spot. A plan that is all on spot buys one machine on-demand: it
+keeps the rendezvous store, and losing that one ends the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heterps_core.cost_model.instance_cover import InstanceCover
 from heterps_core.errors import ProvisioningError
-from heterps_core.hardware import DEVICE_TYPES, InstanceOffer, get_device_type
+from heterps_core.hardware import DEVICE_TYPES, InstanceOffer, Market, get_device_type
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.problem.extra_costs import InstanceSize
+from heterps_core.provisioning.alternatives import with_alternatives
+
+USUAL_UNITS = 8
+"""Of a stage, for figures that depend on the sizes of instances."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +57,9 @@ def unit_prices(offers: Iterable[InstanceOffer]) -> dict[str, UnitPrice]:
     """
     best: dict[str, UnitPrice] = {}
     for offer in offers:
-        for device_type in DEVICE_TYPES.values():
-            units = device_type.units_of(offer.instance_type)
+        for hardware in DEVICE_TYPES.values():
+            device_type = hardware.in_market(offer.market)
+            units = device_type.units_in(offer)
             if units == 0:
                 continue
             price = offer.price_usd_per_hour / units
@@ -80,26 +88,52 @@ def instance_sizes(device_type: str, offers: Iterable[InstanceOffer]) -> tuple[I
     )
 
 
+def interruptions_per_unit(device_type: str, offers: Iterable[InstanceOffer]) -> float:
+    """Return the interruptions per hour that one unit of a device type brings to a plan.
+
+    An instance is lost with all its units, so units in larger instances bring fewer. The planner counts in
+    units and needs one figure: that of the instances that are bought for `USUAL_UNITS` of them.
+
+    Raises:
+        UnknownNameError: The device type is in no table.
+        ProvisioningError: No offer carries it; the message lists those that are carried.
+    """
+    bought = cheapest_cover(USUAL_UNITS, _options_for(device_type, tuple(offers)))
+    return sum(option.offer.interruptions_per_hour * count for option, count in bought) / USUAL_UNITS
+
+
 def zones_of(offers: Iterable[InstanceOffer]) -> tuple[str | None, ...]:
     """Return the zones in which a plan could stand; (None,) where no price is of one zone alone."""
     return tuple(sorted({offer.zone for offer in offers if offer.zone is not None})) or (None,)
 
 
 def offers_in_zone(offers: Iterable[InstanceOffer], zone: str | None) -> tuple[InstanceOffer, ...]:
-    """Return what is sold in a zone: the offers of the zone, and those of all zones."""
-    return tuple(offer for offer in offers if offer.zone in (None, zone))
+    """Return what is sold in a zone: the offers of the zone, and those of all zones, bound to it."""
+    return tuple(replace(offer, zone=zone) for offer in offers if offer.zone in (None, zone))
 
 
 def choose_instances(stages: Sequence[Stage], offers: Iterable[InstanceOffer]) -> ProvisioningPlan:
     """Return the cheapest instances that give each stage one unit per replica, all in one zone.
 
-    Exact over zones, markets and sizes. Sizes may be mixed within a stage; their units are taken as equally fast.
+    Exact over zones and sizes. Sizes may be mixed within a stage; their units are taken as equally fast.
     Stages do not share instances, even where they could: each has its own machines, so that one can be
-    replaced alone.
+    replaced alone. Each group has what else may be bought for it.
 
     Args:
         stages: Of a scheduling plan, or of its rehearsal.
         offers: What may be bought.
+
+    Raises:
+        UnknownNameError: A stage names a device type that is in no table.
+        ProvisioningError: No zone's offers carry all device types; the message lists those that are carried.
+    """
+    return instances_by_zone(stages, offers)[0]
+
+
+def instances_by_zone(
+    stages: Sequence[Stage], offers: Iterable[InstanceOffer]
+) -> tuple[ProvisioningPlan, ...]:
+    """Return the cheapest instances of each zone that has all that is needed, the cheapest zone first.
 
     Raises:
         UnknownNameError: A stage names a device type that is in no table.
@@ -114,7 +148,7 @@ def choose_instances(stages: Sequence[Stage], offers: Iterable[InstanceOffer]) -
             refusals.append(error)
     if not plans:
         raise refusals[0]
-    return min(plans, key=lambda plan: plan.price_usd_per_hour)
+    return tuple(sorted(plans, key=lambda plan: plan.price_usd_per_hour))
 
 
 def _choose_in_zone(stages: Sequence[Stage], offers: Sequence[InstanceOffer]) -> ProvisioningPlan:
@@ -134,11 +168,41 @@ def _choose_in_zone(stages: Sequence[Stage], offers: Sequence[InstanceOffer]) ->
                     units_per_instance=option.units,
                 )
             )
+    steady, extra_usd_per_hour = _with_one_on_demand(groups, offers)
     return ProvisioningPlan(
         replicas=tuple(stage.num_replicas for stage in stages),
-        groups=tuple(groups),
+        groups=tuple(with_alternatives(group, offers) for group in steady),
         planned_price_usd_per_hour=planned_usd_per_hour,
+        rendezvous_usd_per_hour=extra_usd_per_hour,
     )
+
+
+def _with_one_on_demand(
+    groups: Sequence[InstanceGroup], offers: Sequence[InstanceOffer]
+) -> tuple[list[InstanceGroup], float]:
+    """Return groups of which at least one instance is on-demand, and what that adds in USD per hour.
+
+    Of a plan that is all on spot the instance is bought on-demand for which that adds least.
+    """
+    if any(group.offer.market is Market.ON_DEMAND for group in groups):
+        return list(groups), 0.0
+    steady = {o.instance_type.name: o for o in offers if o.market is Market.ON_DEMAND}
+    extra = {
+        index: steady[name].price_usd_per_hour - group.offer.price_usd_per_hour
+        for index, group in enumerate(groups)
+        if (name := group.offer.instance_type.name) in steady
+    }
+    if not extra:
+        names = ", ".join(sorted({group.offer.instance_type.name for group in groups}))
+        raise ProvisioningError(
+            f"one machine must be on-demand, as losing the rendezvous store ends a run, but none of {names} has an "
+            f"on-demand price; use prices of both markets"
+        )
+    index = min(extra, key=lambda each: extra[each])
+    group = groups[index]
+    kept = replace(group, offer=steady[group.offer.instance_type.name], count=1)
+    on_spot = [replace(group, count=group.count - 1)] if group.count > 1 else []
+    return [*groups[:index], kept, *on_spot, *groups[index + 1 :]], extra[index]
 
 
 def cheapest_cover(num_units: int, options: Sequence[CoverOption]) -> list[tuple[CoverOption, int]]:
@@ -168,7 +232,7 @@ def _options_for(name: str, offers: Sequence[InstanceOffer]) -> list[CoverOption
     options = [
         CoverOption(offer=offer, units=units)
         for offer in offers
-        if (units := device_type.units_of(offer.instance_type)) > 0
+        if (units := device_type.units_in(offer)) > 0
     ]
     if not options:
         raise ProvisioningError(

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # What a node runs first, the same on every provider: set the clock that ends the node whatever happens,
-# check the environment, say that it is up, become the training process. Arguments: those of Python; without
-# any, the training node. On EC2 this is the user data, after lines that export the variables below.
+# check the environment, verify and unpack the code, say that it is up, become the training process. Arguments: those of Python; without
+# any, the training node. On EC2 this is the user data, after lines that export the variables below; all machines of
+# a fleet request share it, so there a node has no id yet and finds it in cluster.json, by its instance id.
 set -euo pipefail
 
-: "${HETERPS_PROVIDER:?}" "${HETERPS_RUN_ID:?}" "${HETERPS_NODE_ID:?}" "${HETERPS_RUN_DIR:?}"
+: "${HETERPS_PROVIDER:?}" "${HETERPS_RUN_ID:?}" "${HETERPS_RUN_DIR:?}"
 : "${HETERPS_PYTHON:?}" "${HETERPS_LIFETIME_S:?}"
 
 if [ $# -eq 0 ]; then
@@ -14,23 +15,52 @@ fi
 # The instance ends itself even if nobody ever comes back for it; its shutdown behaviour is to terminate.
 if [ "$HETERPS_PROVIDER" = aws ]; then
   shutdown -P "+$(((HETERPS_LIFETIME_S + 59) / 60))"
+else
+  : "${HETERPS_NODE_ID:?}"
 fi
 
-if ! "$HETERPS_PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-  echo "bootstrap: $HETERPS_PYTHON must be Python 3.11 or later, with heterps installed" >&2
+# A rented machine that has nothing more to do ends itself, also where it never came so far as to train.
+if [ "$HETERPS_PROVIDER" = aws ]; then
+  trap 'shutdown -P now' EXIT
+fi
+
+if ! "$HETERPS_PYTHON" -c '
+import sys
+from importlib.util import find_spec
+sys.exit(sys.version_info < (3, 11) or not all(map(find_spec, ("torch", "numpy", "pyarrow"))))
+'; then
+  echo "bootstrap: $HETERPS_PYTHON must be Python 3.11 or later with torch, numpy and pyarrow" >&2
   exit 1
 fi
 
-case "$HETERPS_RUN_DIR" in
-  *://*) ;;
-  *)
-    mkdir -p "$HETERPS_RUN_DIR/nodes/$HETERPS_NODE_ID"
-    touch "$HETERPS_RUN_DIR/nodes/$HETERPS_NODE_ID/booted"
-    ;;
-esac
+# The project's code comes from the run directory, and only the wheel that this node was launched with is run.
+if [ -n "${HETERPS_WHEEL:-}" ]; then
+  code=$(mktemp -d)
+  "$HETERPS_PYTHON" -c '
+import hashlib, io, sys, zipfile
+from pyarrow import fs
 
+location, key, sha256, target = sys.argv[1:]
+files, root = fs.FileSystem.from_uri(location) if "://" in location else (fs.LocalFileSystem(), location)
+with files.open_input_stream(f"{root}/{key}", compression=None) as stream:
+    content = stream.read()
+found = hashlib.sha256(content).hexdigest()
+if found != sha256:
+    sys.exit(f"bootstrap: {key} in {location} must have the SHA-256 {sha256}, but has {found}: it was replaced")
+zipfile.ZipFile(io.BytesIO(content)).extractall(target)
+' "$HETERPS_RUN_DIR" "$HETERPS_WHEEL" "$HETERPS_WHEEL_SHA256" "$code"
+  export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
+fi
+
+if [ "$HETERPS_PROVIDER" = aws ]; then
+  "$HETERPS_PYTHON" "$@"
+  exit
+fi
+
+mkdir -p "$HETERPS_RUN_DIR/nodes/$HETERPS_NODE_ID"
+touch "$HETERPS_RUN_DIR/nodes/$HETERPS_NODE_ID/booted"
 # The same clock for a node that is a process.
-if [ "$HETERPS_PROVIDER" != aws ] && command -v timeout >/dev/null; then
+if command -v timeout >/dev/null; then
   exec timeout --kill-after=10 "$HETERPS_LIFETIME_S" "$HETERPS_PYTHON" "$@"
 fi
 exec "$HETERPS_PYTHON" "$@"

@@ -1,35 +1,51 @@
 """Reads dated price snapshots and answers with typed offers.
 
 Prices are data with a date and a source, never a live guess: the file that a plan was priced with stays
-with the run, so that a bill can be checked years later. A snapshot is a CSV file as in snapshots/.
+with the run, so that a bill can be checked years later. The bundled snapshot is a CSV file as in snapshots/.
 """
 
 from __future__ import annotations
 
-import csv
 import difflib
-import gzip
-import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNameError
-from heterps_core.hardware import InstanceOffer, InstanceType, Market
+from heterps_core.hardware import AWS, InstanceOffer, InstanceType, Market
 from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
+from infra.catalogue.price_file import PriceFile, csv_rows
 
 SNAPSHOT_FOLDER = Path(__file__).parent / "snapshots"
+
+REFRESH_COMMAND = "prefect deployment run refresh-prices"
+
+OfferKey: TypeAlias = tuple[str, str, str | None, Market, str]
+"""Cloud, region, zone, market and instance type."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """A price file with its time and origin."""
+    """On-demand prices of AWS with sizes, as bundled: one time and origin for all of them."""
 
     path: Path
     as_of: str
     """ISO 8601 time at which the prices were true."""
 
     source: str
+
+    def offers(self) -> Iterator[InstanceOffer]:
+        """Yield the offers; see `PriceFile.offers`."""
+        for line, row in csv_rows(self.path):
+            try:
+                if row["ondemand_usd_per_hour"] and row["vcpus"]:
+                    yield _offer_of(row, self)
+            except (KeyError, ValueError, TypeError) as problem:
+                raise ConfigurationError(
+                    f"{self.path}, line {line}: expected the columns and numbers of the bundled snapshot, "
+                    f"got {type(problem).__name__}: {problem}"
+                ) from problem
 
 
 BUNDLED_SNAPSHOT = Snapshot(
@@ -40,45 +56,61 @@ BUNDLED_SNAPSHOT = Snapshot(
 
 
 class PriceCatalogue:
-    """Offers of one or more snapshots, found by region, market and instance type.
+    """Offers of one or more price files, found by cloud, region, market and instance type.
 
     Rows without a price or without a size are left out: an offer that cannot be counted in units or in
-    USD is none. Where two snapshots price the same thing, the later one in the list wins.
+    USD is none. Where two files price the same thing, the later one in the list wins.
     """
 
-    def __init__(self, snapshots: Iterable[Snapshot] = (BUNDLED_SNAPSHOT,)) -> None:
-        self.snapshots = tuple(snapshots)
-        self._offers: dict[tuple[str, Market, str], InstanceOffer] = {}
-        for snapshot in self.snapshots:
-            for offer in read_snapshot(snapshot):
-                self._offers[offer.region, offer.market, offer.instance_type.name] = offer
+    def __init__(self, files: Iterable[PriceFile] = (BUNDLED_SNAPSHOT,)) -> None:
+        self.files = tuple(files)
+        self._offers: dict[OfferKey, InstanceOffer] = {
+            offer_key(offer): offer for file in self.files for offer in file.offers()
+        }
 
     @property
-    def regions(self) -> tuple[str, ...]:
-        """Regions with a price, sorted."""
-        return tuple(sorted({region for region, _, _ in self._offers}))
+    def clouds(self) -> tuple[str, ...]:
+        """Clouds with a price, sorted."""
+        return tuple(sorted({offer.cloud for offer in self._offers.values()}))
+
+    def all_offers(self) -> list[InstanceOffer]:
+        """Return the offers of all clouds, regions and markets."""
+        return list(self._offers.values())
+
+    def regions(self, cloud: str = AWS) -> tuple[str, ...]:
+        """Return the regions of a cloud with a price, sorted."""
+        return tuple(sorted({offer.region for offer in self._offers.values() if offer.cloud == cloud}))
 
     def offers(
-        self, *, region: str, market: Market = Market.ON_DEMAND, families: Iterable[str] | None = None
+        self,
+        *,
+        region: str,
+        market: Market = Market.ON_DEMAND,
+        families: Iterable[str] | None = None,
+        cloud: str = AWS,
     ) -> tuple[InstanceOffer, ...]:
-        """Return the offers of a region and market, sorted by name.
+        """Return the offers of a region and market, sorted by name and zone.
 
         Args:
             region: For instance "us-east-1".
             market: On-demand or spot.
             families: Only these instance families, for instance "c7i"; None for all.
+            cloud: For instance "aws".
 
         Raises:
-            UnknownNameError: No snapshot has a price in the region, or an instance of a family.
+            UnknownNameError: No file has a price in the region, or an instance of a family.
             ProvisioningError: The region is known, but not with prices of this market.
         """
-        self._check_region(region)
-        found = [o for (r, m, _), o in sorted(self._offers.items()) if (r, m) == (region, market)]
+        if region not in self.regions(cloud):
+            raise UnknownNameError("region with prices", region, self.regions(cloud))
+        place = (cloud, region, market)
+        in_place = [o for o in self._offers.values() if (o.cloud, o.region, o.market) == place]
+        found = sorted(in_place, key=lambda offer: (offer.instance_type.name, offer.zone or ""))
         if not found:
             raise ProvisioningError(
-                f"no snapshot has {market} prices for {region}: "
-                f"{', '.join(snapshot.path.name for snapshot in self.snapshots)}; "
-                f"choose the other market, or load a snapshot that has them"
+                f"no price file has {market} prices for {region}: "
+                f"{', '.join(file.path.name for file in self.files)}; choose the other market, or get them "
+                f"with {REFRESH_COMMAND}"
             )
         if families is None:
             return tuple(found)
@@ -89,41 +121,23 @@ class PriceCatalogue:
         return tuple(offer for offer in found if offer.instance_type.family in wanted)
 
     def offer(self, instance_type: str, *, region: str, market: Market = Market.ON_DEMAND) -> InstanceOffer:
-        """Return the offer of one instance type.
+        """Return the offer of one instance type, in the cheapest zone where its price differs between zones.
 
         Raises:
             UnknownNameError: The region or the instance type is in no snapshot.
             ProvisioningError: The region is known, but not with prices of this market.
         """
-        offers = {offer.instance_type.name: offer for offer in self.offers(region=region, market=market)}
-        if instance_type not in offers:
-            raise UnknownNameError("instance type", instance_type, _near(instance_type, offers))
-        return offers[instance_type]
-
-    def _check_region(self, region: str) -> None:
-        if region not in self.regions:
-            raise UnknownNameError("region with prices", region, self.regions)
+        offers = self.offers(region=region, market=market)
+        same = [offer for offer in offers if offer.instance_type.name == instance_type]
+        if not same:
+            names = {offer.instance_type.name for offer in offers}
+            raise UnknownNameError("instance type", instance_type, _near(instance_type, names))
+        return min(same, key=lambda offer: offer.price_usd_per_hour)
 
 
-def read_snapshot(snapshot: Snapshot) -> Iterator[InstanceOffer]:
-    """Yield the on-demand offers of a snapshot, in the file's order.
-
-    Raises:
-        ConfigurationError: The file is missing, is no gzip, or a row has a number that is none.
-    """
-    try:
-        text = gzip.decompress(snapshot.path.read_bytes()).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as problem:
-        raise ConfigurationError(f"the price snapshot {snapshot.path} cannot be read: {problem}") from problem
-    for line, row in enumerate(csv.DictReader(io.StringIO(text)), start=2):
-        try:
-            if row["ondemand_usd_per_hour"] and row["vcpus"]:
-                yield _offer_of(row, snapshot)
-        except (KeyError, ValueError, TypeError) as problem:
-            raise ConfigurationError(
-                f"{snapshot.path}, line {line}: expected the columns and numbers of the bundled snapshot, "
-                f"got {type(problem).__name__}: {problem}"
-            ) from problem
+def offer_key(offer: InstanceOffer) -> OfferKey:
+    """Return what tells an offer from others, whatever its price."""
+    return offer.cloud, offer.region, offer.zone, offer.market, offer.instance_type.name
 
 
 def _offer_of(row: Mapping[str, str], snapshot: Snapshot) -> InstanceOffer:

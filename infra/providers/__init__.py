@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 
 from heterps_core.errors import UnknownNameError
-from infra.providers.aws_ec2 import AwsEc2Provider
+from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.base import (
+    DEFAULT_WORKSPACE,
     Bootstrap,
-    LiveInstance,
     Provider,
     ProviderSettings,
 )
 from infra.providers.local import LocalProvider
+from infra.workspace import Workspace
 
 PROVIDERS: dict[str, Callable[[ProviderSettings], Provider]] = {
     "aws": AwsEc2Provider.from_settings,
     "local": LocalProvider.from_settings,
 }
 
-__all__ = ["PROVIDERS", "Bootstrap", "LiveInstance", "Provider", "ProviderSettings", "get_provider"]
+__all__ = ["PROVIDERS", "Bootstrap", "Provider", "ProviderSettings", "get_provider", "provider_for"]
 
 
 def get_provider(name: str, settings: ProviderSettings) -> Provider:
@@ -31,3 +33,23 @@ def get_provider(name: str, settings: ProviderSettings) -> Provider:
     if name not in PROVIDERS:
         raise UnknownNameError("provider", name, PROVIDERS)
     return PROVIDERS[name](settings)
+
+
+def provider_for(
+    name: str, workspace: Workspace, *, region: str, environment: Mapping[str, str] = os.environ
+) -> Provider:
+    """Make a provider by name, set up for a workspace and by the variables HETERPS_AWS_*.
+
+    Raises:
+        UnknownNameError: No provider has this name.
+    """
+    settings = ProviderSettings(
+        state_directory=workspace.leases_directory,
+        region=region,
+        image_id=environment.get("HETERPS_AWS_IMAGE"),
+        subnet_id=environment.get("HETERPS_AWS_SUBNET"),
+        instance_profile=environment.get("HETERPS_AWS_INSTANCE_PROFILE"),
+        key_name=environment.get("HETERPS_AWS_KEY"),
+        workspace=environment.get("HETERPS_AWS_WORKSPACE", DEFAULT_WORKSPACE),
+    )
+    return get_provider(name, settings)

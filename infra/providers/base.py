@@ -10,16 +10,18 @@ from __future__ import annotations
 import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
 from heterps_core.cluster import Cluster
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from infra.ledger import Ledger
+from infra.bootstrap.node_wheel import NodeWheel
+from infra.instances import Instance
+from infra.ledger import NO_MACHINE, EndReason, Ledger
 
 BOOTSTRAP_SCRIPT = Path(__file__).parent.parent / "bootstrap" / "bootstrap.sh"
 
@@ -33,6 +35,9 @@ DEFAULT_LIFETIME_S = 6 * 3600
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
+DEFAULT_WORKSPACE = "default"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bootstrap:
     """What every node of a run is told when it starts."""
@@ -41,12 +46,14 @@ class Bootstrap:
     """Where the flow's host and the nodes meet: a local path, or a URI such as s3://bucket/prefix."""
 
     python: str
-    """Path of the interpreter on the node, with heterps installed."""
+    """Path of the interpreter on the node, with torch, numpy and pyarrow; and heterps, where there is no wheel."""
 
     arguments: tuple[str, ...] = TRAINING_NODE
     """Arguments of Python."""
 
     lifetime_s: int = DEFAULT_LIFETIME_S
+    wheel: NodeWheel | None = None
+    """The code that the node takes from the run directory; None takes what is installed on it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,31 +75,21 @@ class ProviderSettings:
     instance_profile: str | None = None
     """AWS: name of the instance profile that lets nodes read and write the run store."""
 
+    key_name: str | None = None
+    """AWS: key pair for people who must log in; None puts no key on the instances."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LiveInstance:
-    """A machine that exists, as found from the provider alone."""
-
-    provider_instance_id: str
-    run_id: str
-    node_id: str
-    instance_type: str
-    launched_at: datetime
-    lease_until: datetime | None
-    """None where the lease cannot be read; it then counts as expired."""
-
-    is_owner_dead: bool
-    """Known to be so; a provider that cannot see the owner says False and trusts the lease."""
+    workspace: str = DEFAULT_WORKSPACE
+    """AWS: whose machines these are, where several share an account; a sweeper looks after its own."""
 
 
 class Provider(ABC):
     """Launches, finds and ends the machines of a run.
 
     Life cycle: `launch`, `wait_until_ready`, then `renew_lease` again and again while the run lives, then
-    `terminate`. `list_instances` and `terminate_instance` belong to the sweeper, which knows nothing but
-    the provider. All of them may be called again at any time, from any process:
+    `end_run`. `remembered_instances`, `terminate_instance` and `remove_leftovers` belong to the sweeper, which
+    knows nothing but the provider. All of them may be called again at any time, from any process:
 
-    - `launch` with the same run id and plan adopts what is there and starts only what is missing;
+    - `launch` with the same run id and plan adopts what is there and buys nothing twice;
     - what `launch` started is ended before an error leaves it;
     - renewing or ending what is gone is not an error.
     """
@@ -106,6 +103,9 @@ class Provider(ABC):
 
     minimum_billed_s: ClassVar[float]
     """Shortest time that an instance is charged for."""
+
+    disk_gb_each: ClassVar[float] = 0.0
+    """Of the disk that an instance is given, in 1e9 bytes; 0 where it has none of its own."""
 
     @abstractmethod
     def launch(
@@ -151,7 +151,7 @@ class Provider(ABC):
         """
 
     @abstractmethod
-    def terminate_instance(self, instance: LiveInstance) -> None:
+    def terminate_instance(self, instance: Instance) -> None:
         """End one machine.
 
         Raises:
@@ -159,8 +159,49 @@ class Provider(ABC):
         """
 
     @abstractmethod
-    def list_instances(self, run_id: str | None = None) -> tuple[LiveInstance, ...]:
+    def list_instances(self, run_id: str | None = None) -> tuple[Instance, ...]:
         """Return the machines of one run, or of all, that exist and are not ending."""
+
+    def remembered_instances(self, provider_instance_ids: Collection[str]) -> tuple[Instance, ...]:
+        """Return all machines that the provider still knows of, ended ones with the time of their end too.
+
+        Args:
+            provider_instance_ids: Machines to look for by id, in case they have lost their tags.
+        """
+        return self.list_instances()
+
+    def remove_leftovers(self, *, now: datetime) -> tuple[str, ...]:
+        """Remove what runs without machines left beside them, and return its names; nothing where none is made."""
+        return ()
+
+    def end_run(
+        self, run_id: str, *, ledger: Ledger, reason: EndReason, problem: str = NO_MACHINE
+    ) -> tuple[str, ...]:
+        """End all machines of a run and write each down, also one whose launch was not; may be called again.
+
+        Args:
+            run_id: Of the run.
+            ledger: Is brought up to date.
+            reason: Why the machines end.
+            problem: Why the launches failed that brought no machine.
+
+        Returns:
+            The provider's ids of the machines that this call ended.
+
+        Raises:
+            ProvisioningError: Machines are left.
+        """
+        found = self.list_instances(run_id)
+        # Machines first, books second: a ledger that cannot be written must not keep a machine alive.
+        ended = self.terminate(run_id)
+        for instance in found:
+            # The launching process may have died between the call and its record.
+            ledger.recover(self.name, instance)
+        if left := self.list_instances(run_id):
+            names = ", ".join(instance.provider_instance_id for instance in left)
+            raise ProvisioningError(f"{names} must end, and were still there after the call that ends them")
+        ledger.close_run(run_id, reason=reason, at=datetime.now(UTC), problem=problem)
+        return ended
 
 
 def check_run_id(run_id: str) -> None:
@@ -176,18 +217,25 @@ def check_run_id(run_id: str) -> None:
         )
 
 
-def node_environment(node_id: str, *, provider: str, run_id: str, bootstrap: Bootstrap) -> dict[str, str]:
-    """Return the environment variables that a node starts with, the same on every provider.
+def node_environment(*, provider: str, run_id: str, bootstrap: Bootstrap) -> dict[str, str]:
+    """Return the environment variables that every node starts with, the same on every provider.
 
-    Everything else it learns from cluster.json in the run directory.
+    Everything else it learns from cluster.json in the run directory; also who it is, where the provider
+    starts many alike and does not set HETERPS_NODE_ID.
     """
-    return {
+    variables = {
         "HETERPS_PROVIDER": provider,
         "HETERPS_RUN_ID": run_id,
-        "HETERPS_NODE_ID": node_id,
         "HETERPS_RUN_DIR": bootstrap.run_directory,
         "HETERPS_PYTHON": bootstrap.python,
         "HETERPS_LIFETIME_S": str(bootstrap.lifetime_s),
+    }
+    if bootstrap.wheel is None:
+        return variables
+    return {
+        **variables,
+        "HETERPS_WHEEL": bootstrap.wheel.key,
+        "HETERPS_WHEEL_SHA256": bootstrap.wheel.sha256,
     }
 
 

@@ -25,11 +25,11 @@ import psutil
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
+from infra.instances import Instance
 from infra.ledger import EndReason, Ledger
 from infra.providers.base import (
     BOOTSTRAP_SCRIPT,
     Bootstrap,
-    LiveInstance,
     Provider,
     ProviderSettings,
     check_run_id,
@@ -40,6 +40,7 @@ from infra.providers.lease_file import CREATE_TIME_TOLERANCE_S, LeaseFile, Proce
 logger = logging.getLogger(__name__)
 
 LOOPBACK_ADDRESS = "127.0.0.1"
+NODE_ID_VARIABLE = "HETERPS_NODE_ID"
 STATE_VARIABLE = "HETERPS_STATE_DIR"
 """Tells the processes of one state directory from those of another on the same machine."""
 
@@ -109,10 +110,8 @@ class LocalProvider(Provider):
                     bootstrap=bootstrap,
                 )
             except OSError as problem:
-                now = datetime.now(UTC)
-                ledger.failed(run_id, request.node_id, reason=str(problem), at=now)
-                self.terminate(run_id)
-                ledger.close_run(run_id, reason=EndReason.LAUNCH_FAILED, at=now)
+                ledger.failed(run_id, request.node_id, reason=str(problem), at=datetime.now(UTC))
+                self.end_run(run_id, ledger=ledger, reason=EndReason.LAUNCH_FAILED)
                 raise ProvisioningError(
                     f"node {request.node_id} could not be started: {problem}; what was started is ended"
                 ) from problem
@@ -157,19 +156,19 @@ class LocalProvider(Provider):
         """End every process of a run; see `Provider.terminate`."""
         check_run_id(run_id)
         instances = self.list_instances(run_id)
-        self._end(run_id, [instance.node_id for instance in instances])
+        self._end(run_id, [_node_id_of(instance) for instance in instances])
         return tuple(instance.provider_instance_id for instance in instances)
 
-    def terminate_instance(self, instance: LiveInstance) -> None:
+    def terminate_instance(self, instance: Instance) -> None:
         """End every process of a node; see `Provider.terminate_instance`."""
-        self._end(instance.run_id, [instance.node_id])
+        self._end(instance.run_id, [_node_id_of(instance)])
 
-    def list_instances(self, run_id: str | None = None) -> tuple[LiveInstance, ...]:
+    def list_instances(self, run_id: str | None = None) -> tuple[Instance, ...]:
         """Return nodes that have a lease file, and nodes that have only processes left."""
-        found: dict[tuple[str, str], LiveInstance] = {}
+        found: dict[tuple[str, str], Instance] = {}
         for path in self._lease_paths(run_id):
             instance = _instance_of(path)
-            found[instance.run_id, instance.node_id] = instance
+            found[instance.run_id, _node_id_of(instance)] = instance
         for process, key in self._tagged_processes():
             if key not in found and run_id in (None, key[0]):
                 found[key] = _instance_without_lease(process, *key)
@@ -207,10 +206,7 @@ class LocalProvider(Provider):
         path.parent.mkdir(parents=True, exist_ok=True)
         lease.write(path)
         environment = node_environment(
-            request.node_id,
-            provider=self.name,
-            run_id=run_id,
-            bootstrap=replace(bootstrap, run_directory=run_directory),
+            provider=self.name, run_id=run_id, bootstrap=replace(bootstrap, run_directory=run_directory)
         )
         with (folder / CONSOLE).open("ab") as console:
             child = subprocess.Popen(
@@ -218,7 +214,12 @@ class LocalProvider(Provider):
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment, STATE_VARIABLE: str(self.state_directory)},
+                env={
+                    **os.environ,
+                    **environment,
+                    NODE_ID_VARIABLE: request.node_id,
+                    STATE_VARIABLE: str(self.state_directory),
+                },
                 start_new_session=True,
             )
         _CHILDREN[path] = child
@@ -279,7 +280,7 @@ class LocalProvider(Provider):
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
             if environment.get(STATE_VARIABLE) == str(self.state_directory) and process.pid != os.getpid():
-                yield process, (environment.get("HETERPS_RUN_ID", ""), environment.get("HETERPS_NODE_ID", ""))
+                yield process, (environment.get("HETERPS_RUN_ID", ""), environment.get(NODE_ID_VARIABLE, ""))
 
     def _leaders(self, keys: set[tuple[str, str]]) -> list[ProcessIdentity]:
         leases = [LeaseFile.read(self._lease_path(*key)) for key in keys]
@@ -379,40 +380,54 @@ def _is_zombie(process: psutil.Process) -> bool:
         return True
 
 
-def _instance_of(path: Path) -> LiveInstance:
+def _instance_of(path: Path) -> Instance:
     run_id, node_id = path.parent.name, path.name.removesuffix(LEASE_SUFFIX)
     lease = LeaseFile.read(path)
     if lease is None:
-        return LiveInstance(
+        return Instance(
             provider_instance_id=_instance_id(run_id, node_id),
             run_id=run_id,
             node_id=node_id,
             instance_type="unknown",
             launched_at=datetime.fromtimestamp(path.stat().st_mtime, tz=UTC),
+            is_ended=False,
+            ended_at=None,
             lease_until=None,
             is_owner_dead=False,
+            terms=None,
         )
-    return LiveInstance(
+    return Instance(
         provider_instance_id=_instance_id(run_id, node_id),
         run_id=run_id,
         node_id=node_id,
         instance_type=lease.instance_type,
         launched_at=datetime.fromisoformat(lease.launched_at),
+        is_ended=False,
+        ended_at=None,
         lease_until=lease.lease_end(),
         is_owner_dead=not lease.owner.is_alive(),
+        terms=None,
     )
 
 
-def _instance_without_lease(process: psutil.Process, run_id: str, node_id: str) -> LiveInstance:
-    return LiveInstance(
+def _instance_without_lease(process: psutil.Process, run_id: str, node_id: str) -> Instance:
+    return Instance(
         provider_instance_id=_instance_id(run_id, node_id),
         run_id=run_id,
         node_id=node_id,
         instance_type="unknown",
         launched_at=datetime.fromtimestamp(process.create_time(), tz=UTC),
+        is_ended=False,
+        ended_at=None,
         lease_until=None,
         is_owner_dead=False,
+        terms=None,
     )
+
+
+def _node_id_of(instance: Instance) -> str:
+    """Return the name of a node, which stands in its id as well."""
+    return instance.provider_instance_id.rpartition("/")[2]
 
 
 def _instance_id(run_id: str, node_id: str) -> str:

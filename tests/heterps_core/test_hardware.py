@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import gzip
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from heterps_core.hardware import (
     InstanceOffer,
     InstanceType,
     Market,
+    family_of,
     get_device_type,
 )
 from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
@@ -95,7 +97,8 @@ def test_memory_and_network_of_a_unit_equal_the_least_share_in_the_price_snapsho
             )
             network_mbps[device.name].add(float(row["network_bandwidth_mbps"]) / units)
 
-    assert set(memory_mib) == set(DEVICE_TYPES) - {"gpu-v100"}  # p3 stands there with a price alone
+    # p3 stands there with a price alone, and c3-standard is Google's.
+    assert set(memory_mib) == set(DEVICE_TYPES) - {"gpu-v100", "cpu-c3"}
     for name, shares in memory_mib.items():
         assert DEVICE_TYPES[name].memory_bytes == min(shares) * 2**20, name
         assert DEVICE_TYPES[name].network_bandwidth_bytes_per_s == pytest.approx(
@@ -152,3 +155,61 @@ def test_a_type_with_a_fast_network_is_carried_only_by_sizes_that_have_it(instan
     offer = PriceCatalogue().offer(instance_type, region="us-east-1")
 
     assert DEVICE_TYPES["gpu-t4-20gbit"].units_of(offer.instance_type) == units
+
+
+def test_equal_families_have_the_clock_and_no_less_memory_and_network_in_the_price_snapshot():
+    """Size by size from the raw file: what stands in for an instance must be as fast."""
+    with gzip.open(BUNDLED_SNAPSHOT.path, "rt") as file:
+        rows = {row["instance_type"]: row for row in csv.DictReader(file) if row["vcpus"]}
+    compared = 0
+    for device in DEVICE_TYPES.values():
+        for name, row in rows.items():
+            family, _, size = name.partition(".")
+            for other in (rows.get(f"{equal}.{size}") for equal in device.equal_families):
+                if family != device.instance_families[0] or other is None:
+                    continue
+                compared += 1
+                for column in ("cpu_clock_mhz", "vcpus", "gpu_name", "gpu_count"):
+                    assert other[column] == row[column], (name, column)
+                assert int(other["memory_mib"]) >= int(row["memory_mib"])
+                assert float(other["network_bandwidth_mbps"]) >= float(row["network_bandwidth_mbps"])
+    assert compared > 40
+
+
+def test_a_device_type_on_spot_is_the_same_hardware_bought_otherwise():
+    spot = get_device_type("gpu-t4-spot")
+
+    assert spot.market is Market.SPOT
+    assert spot.in_market(Market.ON_DEMAND) == get_device_type("gpu-t4") == DEVICE_TYPES["gpu-t4"]
+    on_demand = PriceCatalogue().offer("g4dn.xlarge", region="us-east-1")
+    assert (get_device_type("gpu-t4").units_in(on_demand), spot.units_in(on_demand)) == (1, 0)
+    with pytest.raises(UnknownNameError, match="'gpu-t5-spot' is not"):
+        get_device_type("gpu-t5-spot")
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("c7i.48xlarge", "c7i"),
+        ("g2-standard-4", "g2-standard"),
+        ("n1-standard-4+1xT4", "n1-standard"),
+        ("Standard_NC64as_T4_v3", "Standard_NCas_T4_v3"),
+        ("Standard_NC24rs_v3", "Standard_NCrs_v3"),
+        ("solo", "solo"),
+    ],
+)
+def test_the_family_is_the_name_without_its_size(name, family):
+    assert family_of(name) == family
+
+
+def test_an_offer_written_before_clouds_and_interruptions_is_read():
+    document = offer(1.0).to_json()
+    for name in ("cloud", "interruptions_per_hour", "interruptions_source"):
+        del document[name]
+
+    assert InstanceOffer.from_json(document) == offer(1.0)
+
+
+def test_refuses_negative_interruptions():
+    with pytest.raises(ConfigurationError, match="0 or more per hour"):
+        dataclasses.replace(offer(1.0), interruptions_per_hour=-1.0)

@@ -5,7 +5,7 @@ import pytest
 
 from infra.billing import bill_as_text, bill_for_run
 from infra.ledger import EndReason, Ledger
-from infra.providers.aws_ec2 import AwsEc2Provider
+from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.local import LocalProvider
 from tests.infra.builders import offer, plan
 

@@ -24,6 +24,15 @@ def test_says_by_how_much_a_cap_is_exceeded():
         check_caps(price_usd_per_hour=2.5, predicted_cost_usd=1.0, caps=Caps(max_usd_per_hour=2.0))
 
 
+def test_the_month_counts_what_was_spent_before():
+    caps = Caps(max_usd_per_month=10.0)
+    check_caps(price_usd_per_hour=1.0, predicted_cost_usd=4.0, spent_this_month_usd=6.0, caps=caps)
+    with pytest.raises(
+        BudgetExceededError, match=r"within 10 USD per month, but takes 11: .* 7 USD of the month"
+    ):
+        check_caps(price_usd_per_hour=1.0, predicted_cost_usd=4.0, spent_this_month_usd=7.0, caps=caps)
+
+
 def test_a_cost_that_is_not_a_number_is_refused():
     with pytest.raises(BudgetExceededError, match="USD per run"):
         check_caps(price_usd_per_hour=1.0, predicted_cost_usd=float("nan"), caps=Caps(max_usd_per_run=1.0))

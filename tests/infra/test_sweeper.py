@@ -1,23 +1,29 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
+from infra.instances import Instance
 from infra.ledger import EndReason, EntryState, Ledger
-from infra.providers.base import LiveInstance
 from infra.providers.local import LocalProvider
-from infra.sweeper import reason_to_end, sweep
+from infra.sweeper import providers_in_use, reason_to_end, sweep
 from tests.infra.builders import offer, plan
 
+ROOT = Path(__file__).parents[2]
+
 NOW = datetime(2026, 7, 21, tzinfo=UTC)
-LIVE = LiveInstance(
+LIVE = Instance(
     provider_instance_id="i",
     run_id="r",
     node_id="n",
     instance_type="c7i.large",
     launched_at=NOW,
+    is_ended=False,
+    ended_at=None,
     lease_until=NOW + timedelta(seconds=1),
     is_owner_dead=False,
+    terms=None,
 )
 
 
@@ -72,3 +78,9 @@ def test_entries_without_a_machine_are_closed_when_they_are_old(provider, ledger
 def test_young_entries_are_left_to_the_launch_that_may_be_under_way(provider, ledger):
     assert sweep(provider, now=NOW + timedelta(seconds=1), ledger=ledger) == []
     assert EntryState.FAILED not in states(ledger).values()
+
+
+def test_providers_with_open_entries_are_swept_by_default(ledger):
+    assert providers_in_use(ledger) == ["aws", "local"]
+    ledger.close_run("cloud", reason=EndReason.RUN_ENDED, at=NOW)
+    assert providers_in_use(ledger) == ["local"]

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -73,3 +74,52 @@ def test_refuses_instances_that_do_not_fit_the_replicas(replicas, count, units):
 def test_refuses_a_group_for_a_stage_that_is_not_there():
     with pytest.raises(ConfigurationError, match=r"stages \[3\]"):
         plan((1,), group(0, count=1, units=1), group(3, count=1, units=1))
+
+
+def other_offer(name: str, price_usd_per_hour: float, **place) -> InstanceOffer:
+    planned = group(0, count=1, units=1).offer
+    machine = dataclasses.replace(planned.instance_type, name=name)
+    return dataclasses.replace(planned, instance_type=machine, price_usd_per_hour=price_usd_per_hour, **place)
+
+
+def with_alternatives(*alternatives: InstanceOffer, count: int = 1) -> InstanceGroup:
+    return dataclasses.replace(group(0, count=count, units=1), alternatives=alternatives)
+
+
+def test_every_machine_may_be_had_as_an_alternative_and_is_then_priced_as_that():
+    dearer = other_offer("m7i.xlarge", 1.2)
+    written = plan((2,), with_alternatives(dearer, count=2))
+
+    read = ProvisioningPlan.from_json(json.loads(json.dumps(written.to_json())))
+    first, _ = read.node_requests()
+
+    assert read == written
+    assert first.alternatives == (dearer,)
+    had = first.with_offer(dearer)
+    assert (had.offer.price_usd_per_hour, had.alternatives) == (1.2, ())
+    assert (read.groups[0].highest_price_usd_per_hour, read.price_usd_per_hour) == (2.4, 2.0)
+    assert [offer.instance_type.name for offer in read.offers] == ["c7i.xlarge", "m7i.xlarge"]
+    with pytest.raises(ConfigurationError, match=r"one of its 1 alternatives, got r7i\.xlarge"):
+        first.with_offer(other_offer("r7i.xlarge", 1.1))
+
+
+@pytest.mark.parametrize(
+    "alternative",
+    [
+        other_offer("c7i.xlarge", 1.0),  # the offer itself
+        other_offer("m7i.xlarge", 1.0, zone="us-east-1b"),
+        other_offer("m7i.xlarge", 1.0, market=Market.SPOT),
+    ],
+)
+def test_refuses_an_alternative_of_another_place_or_market(alternative):
+    with pytest.raises(ConfigurationError, match="another offer of its market in us-east-1"):
+        with_alternatives(alternative)
+
+
+def test_a_plan_written_before_alternatives_is_read():
+    written = plan((1,), group(0, count=1, units=1))
+    document = written.to_json()
+    del document["rendezvous_usd_per_hour"]
+    del document["groups"][0]["alternatives"]
+
+    assert ProvisioningPlan.from_json(document) == written

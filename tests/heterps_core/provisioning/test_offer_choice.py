@@ -13,6 +13,8 @@ from heterps_core.provisioning.offer_choice import (
     cheapest_cover,
     choose_instances,
     instance_sizes,
+    instances_by_zone,
+    interruptions_per_unit,
     unit_prices,
 )
 
@@ -159,3 +161,75 @@ def test_the_planner_charges_what_is_bought():
     for replicas in range(1, 41):
         bought = choose_instances([Stage(0, 0, "cpu-c7i", replicas)], offers)
         assert cover.price_usd_per_hour(replicas) == pytest.approx(bought.price_usd_per_hour)
+
+
+def spot(offer: InstanceOffer, price_usd_per_hour: float, *, zone: str = "us-east-1a") -> InstanceOffer:
+    return dataclasses.replace(
+        offer,
+        market=Market.SPOT,
+        zone=zone,
+        price_usd_per_hour=price_usd_per_hour,
+        interruptions_per_hour=0.3,
+        interruptions_source="test",
+    )
+
+
+LARGE = cpu_offer("c7i.large", vcpus=2, price_usd_per_hour=0.10)
+XLARGE = cpu_offer("c7i.xlarge", vcpus=4, price_usd_per_hour=0.20)
+MEMORY = cpu_offer("r6in.xlarge", vcpus=4, price_usd_per_hour=0.40)
+
+
+def test_a_device_type_is_bought_in_its_own_market():
+    offers = [LARGE, spot(LARGE, 0.03)]
+    stages = [Stage(0, 0, "cpu-c7i", 1), Stage(1, 1, "cpu-c7i-spot", 2)]
+
+    plan = choose_instances(stages, offers)
+
+    assert [(g.offer.market, g.count, g.offer.price_usd_per_hour) for g in plan.groups] == [
+        (Market.ON_DEMAND, 1, 0.10),
+        (Market.SPOT, 2, 0.03),
+    ]
+    assert {group.offer.zone for group in plan.groups} == {"us-east-1a"}
+    assert plan.rendezvous_usd_per_hour == 0
+    assert plan.interruptions_per_hour == pytest.approx(0.6)
+    assert unit_prices(offers)["cpu-c7i-spot"].usd_per_hour == 0.03
+
+
+def test_a_plan_all_on_spot_buys_the_machine_on_demand_for_which_that_adds_least():
+    # By hand: c7i costs 0.20 - 0.06 = 0.14 more on-demand, r6in 0.40 - 0.10 = 0.30.
+    offers = [XLARGE, MEMORY, spot(XLARGE, 0.06), spot(MEMORY, 0.10)]
+    stages = [Stage(0, 0, "cpu-r6in-spot", 2), Stage(1, 1, "cpu-c7i-spot", 6)]
+
+    plan = choose_instances(stages, offers)
+
+    assert [(g.stage, g.offer.market, g.count) for g in plan.groups] == [
+        (0, Market.SPOT, 1),
+        (1, Market.ON_DEMAND, 1),
+        (1, Market.SPOT, 2),
+    ]
+    assert plan.rendezvous_usd_per_hour == pytest.approx(0.14)
+    assert plan.price_usd_per_hour == pytest.approx(0.10 + 3 * 0.06 + 0.14)
+    assert plan.rounding_usd_per_hour == pytest.approx(0.0)
+    assert {group.device_type for group in plan.groups} == {"cpu-r6in-spot", "cpu-c7i-spot"}
+
+
+def test_a_plan_all_on_spot_needs_an_on_demand_price():
+    with pytest.raises(ProvisioningError, match=r"one machine must be on-demand.*c7i\.large"):
+        choose_instances([Stage(0, 0, "cpu-c7i-spot", 1)], [spot(LARGE, 0.03)])
+
+
+def test_units_in_larger_instances_bring_fewer_interruptions():
+    # By hand: 8 units in two instances of 4 at 0.3, or in eight of 1.
+    large = spot(cpu_offer("c7i.2xlarge", vcpus=8, price_usd_per_hour=0.4), 0.1)
+
+    assert interruptions_per_unit("cpu-c7i-spot", [large]) == pytest.approx(2 * 0.3 / 8)
+    assert interruptions_per_unit("cpu-c7i-spot", [spot(LARGE, 0.03)]) == pytest.approx(0.3)
+    assert interruptions_per_unit("cpu-c7i", [LARGE]) == 0.0
+
+
+def test_zones_are_in_the_order_of_their_price():
+    offers = [zoned(LARGE, f"us-east-1{zone}", price) for zone, price in (("a", 0.3), ("b", 0.1), ("c", 0.2))]
+
+    plans = instances_by_zone([Stage(0, 0, "cpu-c7i", 1)], offers)
+
+    assert [plan.groups[0].offer.zone for plan in plans] == ["us-east-1b", "us-east-1c", "us-east-1a"]

@@ -79,7 +79,9 @@ def test_unknown_family_is_named(catalogue):
 
 
 def test_says_that_the_snapshot_has_no_spot_prices(catalogue):
-    with pytest.raises(ProvisioningError, match="no snapshot has spot prices for us-east-1"):
+    with pytest.raises(
+        ProvisioningError, match=r"no price file has spot prices for us-east-1.*refresh-prices"
+    ):
         catalogue.offers(region="us-east-1", market=Market.SPOT)
 
 

@@ -1,0 +1,149 @@
+"""Holds what a living run has spent against the caps: warns, asks for a checkpoint and a stop, ends the machines.
+
+    within --80 %--> warned --cap less a reserve--> stopping --cap--> ended
+
+The reserve pays for the last checkpoint and the teardown, so that a run that obeys stays within its cap; one that
+does not (a worker that hangs) loses its machines at the cap.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from heterps_core.units import SECONDS_PER_HOUR
+from infra.billing import charged_seconds
+from infra.caps import Caps
+from infra.ledger import LedgerEntry
+
+logger = logging.getLogger(__name__)
+
+WARNING_SHARE = 0.8
+"""Of a cap."""
+
+RESERVE_S = 60.0
+"""Of the fleet's time, for the last checkpoint and the teardown."""
+
+LARGEST_RESERVE_SHARE = 0.05
+"""Of a cap: a small one is not eaten up by its reserve."""
+
+LOOK_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spending:
+    """USD so far."""
+
+    run_usd: float
+    """By all launches of the run."""
+
+    month_usd: float
+    """By all runs of the calendar month, this one included."""
+
+
+def spent_usd(
+    entries: Iterable[LedgerEntry], *, minimum_billed_s: float, now: datetime, since: datetime | None = None
+) -> float:
+    """Return what machines cost until `now`, of it only what fell after `since` where that is given."""
+    total = 0.0
+    for entry in entries:
+        if entry.launched_at is None:
+            continue
+        seconds = charged_seconds(entry, now=now, minimum_billed_s=minimum_billed_s)
+        if since is not None and entry.launched_at < since:
+            seconds -= (since - entry.launched_at).total_seconds()
+        total += max(seconds, 0.0) / SECONDS_PER_HOUR * entry.price_usd_per_hour
+    return total
+
+
+def start_of_month(now: datetime) -> datetime:
+    """Return the first instant of the calendar month in UTC.
+
+    Example:
+        >>> start_of_month(datetime(2026, 11, 21, 4, 30, tzinfo=UTC)).isoformat()
+        '2026-11-01T00:00:00+00:00'
+    """
+    return now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+class BudgetWatch:
+    """Looks at what a run spends, again and again, and acts once at each threshold.
+
+    Args:
+        caps: What may be spent; a run without caps is only looked at.
+        spending: Tells what was spent at a time.
+        price_usd_per_hour: Of all machines of the run.
+        on_warning: Told at 80 % of a cap.
+        on_stop: Asks the workers for a checkpoint and an end.
+        on_end: Ends the machines.
+    """
+
+    def __init__(
+        self,
+        caps: Caps,
+        *,
+        spending: Callable[[datetime], Spending],
+        price_usd_per_hour: float,
+        on_warning: Callable[[str], None],
+        on_stop: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._caps = caps
+        self._spending = spending
+        self._price_usd_per_hour = price_usd_per_hour
+        self._on_warning = on_warning
+        self._on_stop = on_stop
+        self._on_end = on_end
+        self._warned: set[str] = set()
+        self.has_ended_machines = False
+        self.stopped_by: str | None = None
+        """Which cap asked for the stop, with its figures; None while none did."""
+
+    def look(self, now: datetime) -> None:
+        """Compare what was spent with the caps."""
+        spending = self._spending(now)
+        self._hold("USD per run", spending.run_usd, self._caps.max_usd_per_run)
+        self._hold("USD per month", spending.month_usd, self._caps.max_usd_per_month)
+
+    def _hold(self, unit: str, spent: float, cap: float | None) -> None:
+        if cap is None:
+            return
+        text = f"{spent:.4g} of the {cap:.4g} {unit} are spent"
+        if spent >= WARNING_SHARE * cap and unit not in self._warned:
+            self._warned.add(unit)
+            self._on_warning(f"{text} ({spent / cap:.0%}); at the cap the run writes a checkpoint and stops")
+        reserve = min(self._price_usd_per_hour * RESERVE_S / SECONDS_PER_HOUR, LARGEST_RESERVE_SHARE * cap)
+        if spent + reserve >= cap and self.stopped_by is None:
+            self.stopped_by = text
+            logger.warning("%s: asking for a checkpoint and a stop", text)
+            self._on_stop()
+        if spent >= cap and not self.has_ended_machines:
+            logger.error("%s: ending the machines", text)
+            self._on_end()
+            self.has_ended_machines = True
+
+
+@contextmanager
+def watched(watch: BudgetWatch, *, interval_s: float = LOOK_INTERVAL_S) -> Iterator[BudgetWatch]:
+    """Let a thread look at the budget while the block runs."""
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(interval_s):
+            try:
+                watch.look(datetime.now(UTC))
+            except Exception:
+                # Whatever is wrong now (a locked ledger, a cloud that does not answer), the next look may do.
+                logger.exception("the budget could not be looked at, trying again")
+
+    thread = threading.Thread(target=look, name="budget", daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        is_over.set()
+        thread.join()

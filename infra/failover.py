@@ -1,0 +1,76 @@
+"""The first cluster that can be had of several purchases for the same plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from heterps_core.cluster import Cluster
+from heterps_core.errors import ProvisioningError
+from heterps_core.plans.provisioning_plan import ProvisioningPlan
+from infra.caps import Caps
+from infra.ledger import Ledger
+from infra.lifecycle import running_cluster
+from infra.providers.aws.errors import InsufficientCapacityError
+from infra.providers.base import Bootstrap, Provider
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def first_running_cluster(
+    provider: Provider,
+    plans: Sequence[ProvisioningPlan],
+    *,
+    new_launch_id: Callable[[], str],
+    bootstrap: Bootstrap,
+    ledger: Ledger,
+    caps: Caps,
+    predicted_cost_usd: float,
+) -> Iterator[Cluster]:
+    """Try purchases in order until one can be had; see `infra.lifecycle.running_cluster`.
+
+    Only for want of capacity is the next one tried: a wrong credential is wrong in every zone. Each try has its own
+    launch id, so that what a failed one cost stays in the bill.
+
+    Args:
+        provider: Where the machines come from.
+        plans: At least one.
+        new_launch_id: Called before each try.
+        bootstrap: What the nodes are told.
+        ledger: Where each launch and end is written down.
+        caps: Refuse a plan before anything is launched.
+        predicted_cost_usd: Of the whole run as it was planned; a dearer purchase is charged in proportion.
+
+    Raises:
+        BudgetExceededError: A cap is exceeded by the purchase whose turn it is.
+        ProvisioningError: None could be had; says why the last one could not.
+    """
+    planned_usd_per_hour = plans[0].price_usd_per_hour
+    with ExitStack() as stack:
+        for number, plan in enumerate(plans, start=1):
+            try:
+                cluster = stack.enter_context(
+                    running_cluster(
+                        provider,
+                        plan,
+                        run_id=new_launch_id(),
+                        bootstrap=bootstrap,
+                        ledger=ledger,
+                        caps=caps,
+                        predicted_cost_usd=predicted_cost_usd
+                        * plan.price_usd_per_hour
+                        / planned_usd_per_hour,
+                    )
+                )
+                break
+            except InsufficientCapacityError as problem:
+                if number == len(plans):
+                    raise ProvisioningError(
+                        f"{number} purchases were tried for this plan and none could be had; the last: {problem}"
+                    ) from problem
+                logger.warning(
+                    "purchase %d of %d could not be had, trying the next: %s", number, len(plans), problem
+                )
+        yield cluster

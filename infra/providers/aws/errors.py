@@ -1,0 +1,101 @@
+"""What AWS answers instead of machines, and what a user can do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    InvalidRegionError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+    SSOError,
+    TokenRetrievalError,
+    WaiterError,
+)
+
+from heterps_core.errors import ProvisioningError
+
+GONE_CODES = ("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed")
+
+_ANOTHER_POOL = "ask for another instance type or zone, or try again later"
+
+CAPACITY_WAYS_OUT = {
+    "InsufficientInstanceCapacity": _ANOTHER_POOL,
+    "InsufficientHostCapacity": _ANOTHER_POOL,
+    "InsufficientCapacity": _ANOTHER_POOL,
+    "UnfulfillableCapacity": _ANOTHER_POOL,
+    "InsufficientFreeAddressesInSubnet": "take a subnet with more free addresses",
+    "SpotMaxPriceTooLow": "take on-demand, or another instance type",
+    "Unsupported": "take another zone or instance type: this one is not sold there",
+}
+"""Codes that say nothing against another zone."""
+
+WAYS_OUT = {
+    **CAPACITY_WAYS_OUT,
+    "VcpuLimitExceeded": "ask for a higher vCPU quota in Service Quotas, or plan with fewer units",
+    "InstanceLimitExceeded": "ask for a higher quota in Service Quotas, or plan with fewer units",
+    "MaxSpotInstanceCountExceeded": "ask for a higher spot quota in Service Quotas, or take on-demand",
+    "UnauthorizedOperation": "allow this call in the IAM policy of the credentials in use, as in infra/iam",
+    "AuthFailure": "renew the credentials (aws sts get-caller-identity must work), set this machine's clock, and "
+    "check that the region is enabled for the account",
+    "SignatureDoesNotMatch": "set this machine's clock (timedatectl), and check the secret key",
+    "ExpiredToken": "renew the credentials, for instance with aws sso login",
+    "RequestExpired": "set this machine's clock (timedatectl), and renew the credentials",
+    "InvalidClientTokenId": "renew the credentials, for instance with aws sso login",
+    "OptInRequired": "enable this region for the account, or take another one",
+    "InvalidAMIID.NotFound": "give the id of an image in this region",
+    "InvalidSubnetID.NotFound": "give the id of a subnet in this region",
+    "IdempotentParameterMismatch": "use a new run id: this one stands for another launch",
+    "RequestLimitExceeded": "wait a minute and try again: the account makes too many calls",
+    "Throttling": "wait a minute and try again: the account makes too many calls",
+}
+"""What a user can do about an error code of EC2."""
+
+_UNKNOWN = "look the code up in the EC2 API reference, Error codes"
+
+
+class InsufficientCapacityError(ProvisioningError):
+    """The machines cannot be had there and now; another zone may have them."""
+
+
+def refusal(action: str, codes_and_messages: dict[str, str]) -> ProvisioningError:
+    """Return the error for what AWS answered, with a way out for each code."""
+    answers = "; ".join(
+        f"{code}: {message}; {WAYS_OUT.get(code, _UNKNOWN)}" for code, message in codes_and_messages.items()
+    )
+    is_about_capacity = set(codes_and_messages) <= set(CAPACITY_WAYS_OUT)
+    kind = InsufficientCapacityError if is_about_capacity else ProvisioningError
+    return kind(f"AWS refused to {action}: {answers}")
+
+
+@contextmanager
+def explained(action: str) -> Iterator[None]:
+    """Turn boto3's errors into ours, with what a user can do."""
+    try:
+        yield
+    except ClientError as problem:
+        error = problem.response["Error"]
+        raise refusal(action, {error["Code"]: error.get("Message", "")}) from problem
+    except (NoCredentialsError, PartialCredentialsError) as problem:
+        raise ProvisioningError(
+            f"to {action}, AWS credentials are needed and none were found: run aws configure or aws sso login, "
+            f"set AWS_PROFILE, or use the provider local"
+        ) from problem
+    except (CredentialRetrievalError, SSOError, TokenRetrievalError) as problem:
+        raise ProvisioningError(
+            f"to {action}, AWS credentials are needed and could not be renewed ({problem}); run aws sso login"
+        ) from problem
+    except (EndpointConnectionError, InvalidRegionError, NoRegionError) as problem:
+        raise ProvisioningError(
+            f"AWS could not {action}: {problem}; check the region's name and the network"
+        ) from problem
+    except (WaiterError, BotoCoreError) as problem:
+        raise ProvisioningError(
+            f"AWS could not {action}: {problem}; check the network and try again, what was started is ended"
+        ) from problem

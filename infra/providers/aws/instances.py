@@ -1,0 +1,70 @@
+"""What is done to instances once they are there: leases moved, machines ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from heterps_core.errors import ProvisioningError
+from infra.providers.aws.errors import GONE_CODES, explained
+from infra.providers.aws.tags import LEASE_TAG
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+
+
+def renew_lease_tags(client: EC2Client, instance_ids: Sequence[str], *, until: datetime) -> None:
+    """Write the lease tag of instances, in one call where that goes; those that are gone are no error."""
+    if not instance_ids:
+        return
+    try:
+        client.create_tags(
+            Resources=list(instance_ids), Tags=[{"Key": LEASE_TAG, "Value": until.isoformat()}]
+        )
+    except ClientError as problem:
+        if problem.response["Error"]["Code"] not in GONE_CODES:
+            raise
+        # EC2 refuses all for one that is gone.
+        if len(instance_ids) > 1:
+            for instance_id in instance_ids:
+                renew_lease_tags(client, [instance_id], until=until)
+
+
+def terminate_all(client: EC2Client, instance_ids: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Terminate instances, in one call where that goes, else one by one: one must not keep the others.
+
+    Returns:
+        Ids of those that were there, and what went wrong with others.
+    """
+    if not instance_ids:
+        return [], []
+    try:
+        client.terminate_instances(InstanceIds=list(instance_ids))
+    except (ClientError, BotoCoreError):
+        pass
+    else:
+        return list(instance_ids), []
+    ended: list[str] = []
+    problems: list[str] = []
+    for instance_id in instance_ids:
+        try:
+            with explained(f"terminate {instance_id}"):
+                if terminate_one(client, instance_id):
+                    ended.append(instance_id)
+        except ProvisioningError as problem:
+            problems.append(str(problem))
+    return ended, problems
+
+
+def terminate_one(client: EC2Client, instance_id: str) -> bool:
+    """Terminate one instance and tell whether it was there."""
+    try:
+        client.terminate_instances(InstanceIds=[instance_id])
+    except ClientError as problem:
+        if problem.response["Error"]["Code"] in GONE_CODES:
+            return False
+        raise
+    return True

@@ -1,0 +1,239 @@
+"""The launch of one run: what its machines are made from, and one attempt to have all of them in one zone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from heterps_core.cluster import Node
+from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.hardware import AWS
+from heterps_core.plans.provisioning_plan import NodeRequest
+from infra.ledger import Ledger
+from infra.providers.aws.errors import InsufficientCapacityError, explained
+from infra.providers.aws.fleet import FleetGroup, request_fleet, zones_for
+from infra.providers.aws.instances import renew_lease_tags
+from infra.providers.aws.launch_template import make_template, template_data
+from infra.providers.aws.queries import Network, describe_when_known, find_image, find_network, is_ended
+from infra.providers.aws.security_group import make_security_group
+from infra.providers.aws.tags import INTENDED_TAG, LEASE_TAG, group_of, owner_tags
+from infra.providers.base import DEFAULT_WORKSPACE
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_ec2.type_defs import InstanceTypeDef
+
+_WORKSPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineSettings:
+    """What the machines of every run are made from."""
+
+    image_id: str | None = None
+    """Machine image with Python and heterps; None takes the newest own one whose name matches."""
+
+    subnet_id: str | None = None
+    """None takes the default network, in any zone."""
+
+    instance_profile: str | None = None
+    """Name of the profile that nodes run under; None gives them no rights."""
+
+    key_name: str | None = None
+    """None puts no key on the instances."""
+
+    workspace: str = DEFAULT_WORKSPACE
+    """At most 32 letters, digits, '.', '_' and '-'."""
+
+    def __post_init__(self) -> None:
+        if not _WORKSPACE.fullmatch(self.workspace):
+            raise ConfigurationError(
+                f"a workspace's name must be 1 to 32 letters, digits, '.', '_' or '-' and start with a letter or "
+                f"digit, got {self.workspace!r}"
+            )
+
+    def name_for(self, run_id: str) -> str:
+        """Return the name of a run's launch template and of its security group."""
+        return f"heterps-{self.workspace}-{run_id}"
+
+
+DEFAULT_MACHINES = MachineSettings()
+
+
+class ZoneFullError(InsufficientCapacityError):
+    """The zone of the machines that were had cannot serve the rest of the plan, and there are other zones."""
+
+    def __init__(self, message: str, *, zone: str) -> None:
+        super().__init__(message)
+        self.zone = zone
+
+
+class RunLaunch:
+    """Everything that the attempts to launch one run have in common.
+
+    Args:
+        client: boto3's EC2 client.
+        machines: What the machines are made from.
+        run_id: Of the run.
+        lease_until: What the lease tag says at birth.
+        first_boot: User data.
+        ledger: Written before and after each fleet request.
+        launched_ids: Grows by every instance that EC2 names, also of requests that failed.
+    """
+
+    def __init__(
+        self,
+        client: EC2Client,
+        machines: MachineSettings,
+        *,
+        run_id: str,
+        lease_until: datetime,
+        first_boot: str,
+        ledger: Ledger,
+        launched_ids: list[str],
+    ) -> None:
+        self.client = client
+        self.machines = machines
+        self.run_id = run_id
+        self.lease_until = lease_until
+        self.first_boot = first_boot
+        self.ledger = ledger
+        self.launched_ids = launched_ids
+        self._has_old_lease = False
+
+    def attempt(
+        self,
+        groups: Sequence[FleetGroup],
+        *,
+        number: int,
+        there: Sequence[InstanceTypeDef],
+        refused: Collection[str],
+    ) -> dict[str, Node]:
+        """Have all groups in one zone, and return the nodes by id.
+
+        Args:
+            groups: Of the plan.
+            number: Of the attempt.
+            there: Live instances of the run, which are adopted.
+            refused: Zones to leave out.
+
+        Raises:
+            ZoneFullError: Another zone may do.
+            ProvisioningError: A group cannot be had, or what is there is not whole.
+        """
+        nodes: dict[str, Node] = {}
+        zone: str | None = None
+        is_prepared = False
+        for group in sorted(groups, key=lambda group: -group.price_usd_per_hour):
+            for request in group.requests:
+                self.ledger.intend(self.run_id, AWS, request, at=datetime.now(UTC), attempt=number)
+            members = [instance for instance in there if group_of(instance) == group.index]
+            if not members:
+                if not is_prepared:
+                    self._prepare()
+                    is_prepared = True
+                members = self._launch(group, number=number, zone=zone, refused=refused)
+            self._check_whole(group, members)
+            zone = members[0]["Placement"]["AvailabilityZone"]
+            for request, instance in zip(group.requests, _by_id(members), strict=True):
+                offer = group.offer_of(instance["InstanceType"])
+                self.ledger.launched(
+                    self.run_id,
+                    request.node_id,
+                    provider_instance_id=instance["InstanceId"],
+                    at=instance["LaunchTime"],
+                    offer=offer,
+                )
+                nodes[request.node_id] = _node_of(request.with_offer(offer), instance)
+        return nodes
+
+    @cached_property
+    def _network(self) -> Network:
+        with explained("find a network"):
+            return find_network(self.client, self.machines.subnet_id)
+
+    def _prepare(self) -> None:
+        """Make what the machines need beside them; what is there from an earlier try is used again."""
+        now = datetime.now(UTC)
+        tags = {**owner_tags(self.run_id, workspace=self.machines.workspace), INTENDED_TAG: now.isoformat()}
+        name = self.machines.name_for(self.run_id)
+        with explained("find the machine image"):
+            image = find_image(self.client, self.machines.image_id)
+        network = self._network
+        with explained("make the security group"):
+            group_id = make_security_group(self.client, name, vpc_id=network.vpc_id, tags=tags)
+        data = template_data(
+            image=image,
+            security_group_id=group_id,
+            first_boot=self.first_boot,
+            instance_profile=self.machines.instance_profile,
+            key_name=self.machines.key_name,
+            tags={
+                "Name": f"heterps {self.run_id}",
+                INTENDED_TAG: now.isoformat(),
+                LEASE_TAG: self.lease_until.isoformat(),
+            },
+        )
+        with explained("make the launch template"):
+            self._has_old_lease = not make_template(self.client, name, data, tags=tags)
+
+    def _launch(
+        self, group: FleetGroup, *, number: int, zone: str | None, refused: Collection[str]
+    ) -> list[InstanceTypeDef]:
+        subnet_ids = zones_for(group, self._network, zone=zone, refused=refused)
+        try:
+            with explained(f"launch {group}"):
+                answer = request_fleet(
+                    self.client,
+                    group,
+                    template_name=self.machines.name_for(self.run_id),
+                    subnet_ids=subnet_ids,
+                    run_id=self.run_id,
+                    attempt=number,
+                    owner_tags=owner_tags(self.run_id, workspace=self.machines.workspace),
+                )
+            self.launched_ids.extend(answer.instance_ids)
+            if answer.problem is not None:
+                raise answer.problem
+        except InsufficientCapacityError as problem:
+            others = set(self._network.subnet_ids) - {*refused, zone}
+            if zone is None or group.offers[0].zone is not None or not others:
+                raise
+            raise ZoneFullError(str(problem), zone=zone) from problem
+        with explained(f"look at {group}"):
+            instances = describe_when_known(self.client, answer.instance_ids)
+            if self._has_old_lease:
+                renew_lease_tags(self.client, answer.instance_ids, until=self.lease_until)
+        return instances
+
+    def _check_whole(self, group: FleetGroup, members: Sequence[InstanceTypeDef]) -> None:
+        over = [instance["InstanceId"] for instance in members if is_ended(instance)]
+        if over or len(members) != len(group.requests):
+            raise ProvisioningError(
+                f"a run id stands for one launch, and of {group} of run {self.run_id} "
+                f"{len(members) - len(over)} are left, {', '.join(over) or 'others'} were launched and ended "
+                f"before; use a new run id"
+            )
+
+
+def _by_id(instances: Sequence[InstanceTypeDef]) -> list[InstanceTypeDef]:
+    """Return instances in the order that pairs them with nodes, the same in every process."""
+    return sorted(instances, key=lambda instance: instance["InstanceId"])
+
+
+def _node_of(request: NodeRequest, instance: InstanceTypeDef) -> Node:
+    return Node(
+        node_id=request.node_id,
+        address=instance["PrivateIpAddress"],
+        device_type=request.device_type,
+        instance_type=request.offer.instance_type.name,
+        market=request.offer.market,
+        stage=request.stage,
+        num_workers=request.num_workers,
+        price_usd_per_hour=request.offer.price_usd_per_hour,
+        provider_instance_id=instance["InstanceId"],
+    )

@@ -1,0 +1,145 @@
+"""What there is in an account: machine images, subnets, instances."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from heterps_core.errors import ProvisioningError
+from infra.providers.aws.tags import ENDED_STATES, own_filters
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_ec2.type_defs import FilterTypeDef, ImageTypeDef, InstanceTypeDef
+
+LIVE_STATES = ("pending", "running", "stopping", "stopped")
+"""Stopped instances cost their disks and may come back; only a terminated one is gone."""
+
+IMAGE_NAME_PATTERN = "heterps-node-*"
+
+MAX_FILTER_VALUES = 200
+"""Of one filter of EC2."""
+
+DESCRIBE_TIMEOUT_S = 60.0
+"""EC2 may not know for some seconds an instance that it has just launched."""
+
+DESCRIBE_POLL_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """Where instances may be launched."""
+
+    vpc_id: str
+    subnet_ids: dict[str, str]
+    """By zone; a fleet request takes one subnet of a zone."""
+
+
+def find_image(client: EC2Client, image_id: str | None) -> ImageTypeDef:
+    """Return the image with an id, or the account's newest own image for nodes.
+
+    Raises:
+        ProvisioningError: There is none.
+    """
+    return _newest_image(client, IMAGE_NAME_PATTERN) if image_id is None else _image(client, image_id)
+
+
+def find_network(client: EC2Client, subnet_id: str | None) -> Network:
+    """Return the network of a subnet, or the default network with its subnet of each zone.
+
+    Raises:
+        ProvisioningError: There is no default network.
+    """
+    if subnet_id is not None:
+        subnets = client.describe_subnets(SubnetIds=[subnet_id])["Subnets"]
+    else:
+        filters: list[FilterTypeDef] = [{"Name": "default-for-az", "Values": ["true"]}]
+        subnets = client.describe_subnets(Filters=filters)["Subnets"]
+    if not subnets:
+        raise ProvisioningError(
+            f"instances need a network, and the account has no default network in {client.meta.region_name}; set "
+            f"HETERPS_AWS_SUBNET to a subnet, or make a default one with aws ec2 create-default-vpc"
+        )
+    return Network(
+        vpc_id=subnets[0]["VpcId"],
+        subnet_ids={subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in subnets},
+    )
+
+
+def live_instances(client: EC2Client, workspace: str, run_id: str | None) -> list[InstanceTypeDef]:
+    """Return the instances of a workspace that are not ending, of one run or of all."""
+    by_state: FilterTypeDef = {"Name": "instance-state-name", "Values": list(LIVE_STATES)}
+    return _described(client, [*own_filters(workspace, run_id), by_state])
+
+
+def remembered_instances(
+    client: EC2Client, workspace: str, instance_ids: Collection[str]
+) -> list[InstanceTypeDef]:
+    """Return the instances of a workspace in every state, and those with an id, also without our tags.
+
+    EC2 forgets an instance about an hour after its end, and its tags sooner.
+    """
+    tagged = _described(client, own_filters(workspace, None))
+    missing = sorted(set(instance_ids) - {instance["InstanceId"] for instance in tagged})
+    return [*tagged, *_with_ids(client, missing)]
+
+
+def describe_when_known(client: EC2Client, instance_ids: Sequence[str]) -> list[InstanceTypeDef]:
+    """Return instances that were launched a moment ago, sorted by id; waits until EC2 knows them all.
+
+    Raises:
+        ProvisioningError: It does not in time.
+    """
+    deadline_s = time.monotonic() + DESCRIBE_TIMEOUT_S
+    while True:
+        known = list(_with_ids(client, instance_ids))
+        if len(known) == len(instance_ids):
+            return sorted(known, key=lambda instance: instance["InstanceId"])
+        if time.monotonic() > deadline_s:
+            missing = sorted(set(instance_ids) - {instance["InstanceId"] for instance in known})
+            raise ProvisioningError(
+                f"EC2 must know its own instances {', '.join(missing)} within {DESCRIBE_TIMEOUT_S:.0f} s, and does "
+                f"not; what was launched is ended, try again"
+            )
+        time.sleep(DESCRIBE_POLL_S)
+
+
+def is_ended(instance: InstanceTypeDef) -> bool:
+    """Tell whether an instance has ended or is ending."""
+    return instance["State"]["Name"] in ENDED_STATES
+
+
+def _image(client: EC2Client, image_id: str) -> ImageTypeDef:
+    images = client.describe_images(ImageIds=[image_id])["Images"]
+    if not images:
+        raise ProvisioningError(
+            f"the image {image_id} must be in {client.meta.region_name}, and is not; give an image of this region"
+        )
+    return images[0]
+
+
+def _newest_image(client: EC2Client, name_pattern: str) -> ImageTypeDef:
+    images = client.describe_images(
+        Owners=["self"],
+        Filters=[{"Name": "name", "Values": [name_pattern]}, {"Name": "state", "Values": ["available"]}],
+    )["Images"]
+    if not images:
+        raise ProvisioningError(
+            f"a node needs a machine image with Python and heterps, and the account has none in "
+            f"{client.meta.region_name} whose name matches {name_pattern}; make one, or give an image id"
+        )
+    return max(images, key=lambda image: (image["CreationDate"], image["Name"]))
+
+
+def _with_ids(client: EC2Client, instance_ids: Sequence[str]) -> Iterator[InstanceTypeDef]:
+    # A filter, unlike the parameter for ids, is no error where one is not known.
+    for start in range(0, len(instance_ids), MAX_FILTER_VALUES):
+        some = list(instance_ids[start : start + MAX_FILTER_VALUES])
+        yield from _described(client, [{"Name": "instance-id", "Values": some}])
+
+
+def _described(client: EC2Client, filters: list[FilterTypeDef]) -> list[InstanceTypeDef]:
+    pages = client.get_paginator("describe_instances").paginate(Filters=filters)
+    return [i for page in pages for reservation in page["Reservations"] for i in reservation["Instances"]]

@@ -1,0 +1,145 @@
+"""What stands on every machine: whose it is, until when, and at which price.
+
+The tags are in the call that launches, so that a machine is never without them. With them alone a lost ledger is
+written again. An EC2 resource holds 50 tags, and a value 256 characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from heterps_core.hardware import InstanceOffer, Market
+from infra.instances import Instance, LaunchTerms
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2.type_defs import FilterTypeDef, InstanceTypeDef, TagTypeDef
+
+RUN_TAG = "heterps:run-id"
+WORKSPACE_TAG = "heterps:workspace"
+INTENDED_TAG = "heterps:intended-at"
+LEASE_TAG = "heterps:lease-until"
+ATTEMPT_TAG = "heterps:attempt"
+GROUP_TAG = "heterps:group"
+STAGE_TAG = "heterps:stage"
+DEVICE_TYPE_TAG = "heterps:device-type"
+MARKET_TAG = "heterps:market"
+PRICE_TAG_PREFIX = "heterps:price/"
+"""Before the name of an instance type: a fleet request may have any of several."""
+
+MAX_OFFERS = 30
+"""Whose prices fit beside the other tags."""
+
+MAX_VALUE_CHARACTERS = 256
+ENDED_STATES = ("shutting-down", "terminated")
+"""Neither is billed."""
+
+
+def owner_tags(run_id: str, *, workspace: str) -> dict[str, str]:
+    """Return the tags of everything that a run makes; the IAM policies let the controller touch nothing else."""
+    return {RUN_TAG: run_id, WORKSPACE_TAG: workspace}
+
+
+def group_tags(
+    index: int, *, attempt: int, stage: int, device_type: str, offers: Sequence[InstanceOffer]
+) -> dict[str, str]:
+    """Return the tags of the machines of one fleet request; they depend on the plan alone."""
+    prices = {
+        f"{PRICE_TAG_PREFIX}{offer.instance_type.name}": (
+            f"{offer.price_usd_per_hour!r} {offer.price_as_of} {offer.price_source}"[:MAX_VALUE_CHARACTERS]
+        )
+        for offer in offers
+    }
+    return {
+        ATTEMPT_TAG: str(attempt),
+        GROUP_TAG: str(index),
+        STAGE_TAG: str(stage),
+        DEVICE_TYPE_TAG: device_type,
+        MARKET_TAG: offers[0].market,
+        **prices,
+    }
+
+
+def as_tag_list(tags: dict[str, str]) -> list[TagTypeDef]:
+    """Return tags as boto3 takes them."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def as_dictionary(tag_list: Sequence[TagTypeDef]) -> dict[str, str]:
+    """Return tags as a dictionary, those that everything of ours has always among them."""
+    tags = {tag["Key"]: tag["Value"] for tag in tag_list}
+    return {RUN_TAG: "", INTENDED_TAG: "", LEASE_TAG: "", **tags}
+
+
+def own_filters(workspace: str, run_id: str | None) -> list[FilterTypeDef]:
+    """Return the filters that find what a run, or every run of the workspace, has made."""
+    by_run: FilterTypeDef = (
+        {"Name": "tag-key", "Values": [RUN_TAG]}
+        if run_id is None
+        else {"Name": f"tag:{RUN_TAG}", "Values": [run_id]}
+    )
+    return [by_run, {"Name": f"tag:{WORKSPACE_TAG}", "Values": [workspace]}]
+
+
+def moment_or_none(text: str) -> datetime | None:
+    """Read a time with a zone; None where the text is none."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else None
+
+
+def instance_of(described: InstanceTypeDef, *, region: str) -> Instance:
+    """Read what EC2 says about an instance."""
+    tags = as_dictionary(described.get("Tags", []))
+    is_ended = described["State"]["Name"] in ENDED_STATES
+    return Instance(
+        provider_instance_id=described["InstanceId"],
+        run_id=tags[RUN_TAG],
+        node_id=None,
+        instance_type=described["InstanceType"],
+        launched_at=described["LaunchTime"],
+        is_ended=is_ended,
+        ended_at=_end_of(described.get("StateTransitionReason", "")) if is_ended else None,
+        lease_until=moment_or_none(tags[LEASE_TAG]),
+        is_owner_dead=False,
+        terms=_terms_of(described, tags, region=region),
+    )
+
+
+def attempt_of(described: InstanceTypeDef) -> int:
+    """Return the attempt that launched an instance."""
+    return int(as_dictionary(described.get("Tags", [])).get(ATTEMPT_TAG, "1"))
+
+
+def group_of(described: InstanceTypeDef) -> int | None:
+    """Return the index of the group that an instance was launched for."""
+    text = as_dictionary(described.get("Tags", [])).get(GROUP_TAG)
+    return None if text is None else int(text)
+
+
+def _terms_of(described: InstanceTypeDef, tags: dict[str, str], *, region: str) -> LaunchTerms | None:
+    try:
+        price, as_of, source = tags[f"{PRICE_TAG_PREFIX}{described['InstanceType']}"].split(" ", 2)
+        return LaunchTerms(
+            attempt=int(tags[ATTEMPT_TAG]),
+            stage=int(tags[STAGE_TAG]),
+            device_type=tags[DEVICE_TYPE_TAG],
+            market=Market(tags[MARKET_TAG]),
+            region=region,
+            price_usd_per_hour=float(price),
+            price_as_of=as_of,
+            price_source=source,
+            intended_at=moment_or_none(tags[INTENDED_TAG]) or described["LaunchTime"],
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _end_of(state_transition_reason: str) -> datetime | None:
+    """Return the time that EC2 gives with the reason of a state, as in "User initiated (2026-07-20 04:30:00 GMT)"."""
+    found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", state_transition_reason)
+    return datetime.fromisoformat(found[1]).replace(tzinfo=UTC) if found else None

@@ -1,0 +1,231 @@
+"""Every call of a whole life is allowed, nothing that it does not make is, and no way leads past the tags."""
+
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from heterps_core.hardware import Market
+from heterps_core.training.run_directory import RunDirectory
+from infra.ledger import Ledger
+from infra.providers.aws.provider import AwsEc2Provider
+from infra.sweeper import sweep
+from tests.infra.builders import bootstrap, plan
+from tests.infra.faults import Steps, live
+from tests.infra.iam.evaluation import ACCOUNT_ID, IAM_FOLDER, Access, actions_of, is_allowed, policy
+from tests.infra.iam.recorded import ARN, OWN, ec2_accesses, s3_access
+from tests.infra.moto_ec2 import moto_process
+
+ARROWS_PROBE = "extremelyunlikelytoexist"
+"""Arrow asks for a bucket that nobody has, to learn whose S3 it talks to; a refusal is an answer too."""
+
+ROOT = IAM_FOLDER.parents[1]
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    return tmp_path_factory.mktemp("moto") / "requests"
+
+
+@pytest.fixture(scope="module")
+def server(recording):
+    with moto_process(MOTO_ENABLE_RECORDING="1", MOTO_RECORDER_FILEPATH=str(recording)) as running:
+        yield running
+
+
+def whole_life(client, folder):
+    """A run that fails over to another zone, is renewed and ended, and one that is launched twice, left and swept."""
+    wire = live(client, Steps(None), folder / "ledger.sqlite", market=Market.SPOT, zones=1)
+    provider, ledger = AwsEc2Provider(client), Ledger(folder / "ledger.sqlite")
+    for _ in range(2):
+        AwsEc2Provider(client).launch(
+            plan(),
+            run_id="left",
+            lease_until=datetime.now(UTC),
+            bootstrap=bootstrap(Path("/srv/heterps/run")),
+            ledger=ledger,
+        )
+    for days in (1, 2):
+        sweep(provider, now=datetime.now(UTC) + timedelta(days=days), ledger=ledger)
+    return wire.requests
+
+
+@pytest.fixture(scope="module")
+def accesses_to_ec2(server, tmp_path_factory):
+    server.reset()
+    return list(ec2_accesses(whole_life(server.client(), tmp_path_factory.mktemp("life"))))
+
+
+@pytest.fixture(scope="module")
+def accesses_to_store(server, recording, tmp_path_factory):
+    """What a run directory in a bucket asks for."""
+    server.reset()
+    boto3.client(
+        "s3",
+        endpoint_url=server.url,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    ).create_bucket(Bucket="runs")
+    start = len(recording.read_text().splitlines())
+    host = server.url.removeprefix("http://")
+    location = f"s3://test:test@runs/heterps/night-1?region=us-east-1&scheme=http&endpoint_override={host}"
+    run = RunDirectory(location)
+    source = tmp_path_factory.mktemp("data")
+    (source / "part.bin").write_bytes(bytes(100_000))
+    (source / "large.bin").write_bytes(bytes(30_000_000))
+    run.upload_folder(source, "data")
+    run.download_folder("data", tmp_path_factory.mktemp("copy"))
+    run.write_json("job.json", {})
+    run.require_json("job.json")
+    run.read_json("none.json")
+    run.names("")
+    run.delete_file("job.json")
+    run.delete_folder("data")
+    lines = [json.loads(line) for line in recording.read_text().splitlines()[start:]]
+    accesses = [s3_access(line["method"], line["url"]) for line in lines]
+    return [access for access in accesses if ARROWS_PROBE not in access.resource]
+
+
+def test_every_call_to_ec2_is_allowed_to_the_controller(accesses_to_ec2):
+    refused = [access for access in accesses_to_ec2 if not is_allowed(policy("controller"), access)]
+
+    assert refused == []
+
+
+@pytest.mark.parametrize("name", ["controller", "node"])
+def test_every_call_to_the_run_store_is_allowed(accesses_to_store, name):
+    refused = [access for access in accesses_to_store if not is_allowed(policy(name), access)]
+
+    assert refused == []
+
+
+def test_the_controller_may_do_nothing_that_the_code_never_does(accesses_to_ec2, accesses_to_store):
+    prices = (ROOT / "infra" / "catalogue" / "aws_prices.py").read_text()
+    of_catalogue = {
+        ("pricing:" if name == "get_products" else "ec2:")
+        + "".join(word.capitalize() for word in name.split("_"))
+        for name in re.findall(r'get_paginator\("(\w+)"\)', prices)
+    }
+    used = {access.action for access in [*accesses_to_ec2, *accesses_to_store]}
+
+    assert actions_of(policy("controller")) == used | of_catalogue
+
+
+def test_a_node_may_do_nothing_but_use_the_run_store(accesses_to_store):
+    assert actions_of(policy("node")) == {access.action for access in accesses_to_store}
+
+
+FOREIGN = {"aws:ResourceTag/heterps:workspace": "others"}
+ASKED = {"aws:RequestTag/heterps:workspace": "default", "aws:RequestTag/heterps:run-id": "night-1"}
+INSTANCE = {**ASKED, "ec2:MetadataHttpTokens": "required"}
+
+
+@pytest.mark.parametrize(
+    ("action", "resource", "context"),
+    [
+        ("ec2:TerminateInstances", "instance/i-1", {}),
+        ("ec2:TerminateInstances", "instance/i-1", FOREIGN),
+        ("ec2:StopInstances", "instance/i-1", OWN),
+        ("ec2:ModifyInstanceAttribute", "instance/i-1", OWN),
+        ("ec2:RunInstances", "instance/*", {"ec2:MetadataHttpTokens": "required"}),
+        ("ec2:RunInstances", "instance/*", {**INSTANCE, "aws:RequestTag/heterps:workspace": "others"}),
+        ("ec2:RunInstances", "instance/*", {**INSTANCE, "aws:RequestTag/heterps:run-id": ""}),
+        ("ec2:RunInstances", "instance/*", {**INSTANCE, "ec2:MetadataHttpTokens": "optional"}),
+        ("ec2:RunInstances", "volume/*", {**ASKED, "ec2:Encrypted": "false"}),
+        ("ec2:RunInstances", "key-pair/mine", {}),
+        ("ec2:RunInstances", "launch-template/lt-1", FOREIGN),
+        ("ec2:CreateFleet", "launch-template/lt-1", {}),
+        ("ec2:RunInstances", "security-group/sg-1", {}),
+        ("ec2:CreateFleet", "fleet/*", {}),
+        ("ec2:CreateLaunchTemplate", "launch-template/*", {}),
+        ("ec2:CreateSecurityGroup", "security-group/*", {}),
+        ("ec2:DeleteLaunchTemplate", "launch-template/lt-1", FOREIGN),
+        ("ec2:DeleteSecurityGroup", "security-group/sg-1", {}),
+        ("ec2:AuthorizeSecurityGroupIngress", "security-group/sg-1", FOREIGN),
+        # Adopting what others own, or letting go of one's own, by changing a tag.
+        ("ec2:CreateTags", "instance/i-1", {"aws:TagKeys": ["heterps:workspace"]}),
+        ("ec2:CreateTags", "instance/i-1", {**OWN, "aws:TagKeys": ["heterps:workspace"]}),
+        ("ec2:CreateTags", "instance/i-1", {**OWN, "aws:TagKeys": ["heterps:lease-until", "Name"]}),
+        ("ec2:CreateTags", "instance/i-1", {**FOREIGN, "aws:TagKeys": ["heterps:lease-until"]}),
+        ("ec2:DeleteTags", "instance/i-1", OWN),
+    ],
+)
+def test_ec2_refuses_the_controller_what_is_not_its_own(action, resource, context):
+    assert not is_allowed(
+        policy("controller"), Access(action=action, resource=f"{ARN}:{resource}", context=context)
+    )
+
+
+@pytest.mark.parametrize("name", ["controller", "node"])
+@pytest.mark.parametrize(
+    ("action", "resource"),
+    [
+        ("s3:GetObject", "arn:aws:s3:::payroll/2026.csv"),
+        ("s3:ListBucket", "arn:aws:s3:::payroll"),
+        ("s3:PutObject", "arn:aws:s3:::runs/elsewhere/file"),
+        ("s3:GetObject", "arn:aws:s3:::runs/heterps-others/file"),
+        ("s3:DeleteBucket", "arn:aws:s3:::runs"),
+        ("s3:CreateBucket", "arn:aws:s3:::new"),
+        ("s3:PutBucketPolicy", "arn:aws:s3:::runs"),
+        ("iam:PassRole", f"arn:aws:iam::{ACCOUNT_ID}:role/administrator"),
+        ("iam:CreateUser", f"arn:aws:iam::{ACCOUNT_ID}:user/me"),
+        ("sts:AssumeRole", f"arn:aws:iam::{ACCOUNT_ID}:role/administrator"),
+    ],
+)
+def test_neither_may_touch_what_is_no_run_of_ours(name, action, resource):
+    passed = {"iam:PassedToService": "ec2.amazonaws.com"}
+
+    assert not is_allowed(policy(name), Access(action=action, resource=resource, context=passed))
+
+
+def test_a_node_may_ask_nothing_of_ec2(accesses_to_ec2):
+    assert not [access for access in accesses_to_ec2 if is_allowed(policy("node"), access)]
+
+
+def test_the_node_role_is_only_for_instances():
+    access = Access(action="iam:PassRole", resource=f"arn:aws:iam::{ACCOUNT_ID}:role/heterps-node")
+
+    assert is_allowed(
+        policy("controller"), replace(access, context={"iam:PassedToService": "ec2.amazonaws.com"})
+    )
+    assert not is_allowed(
+        policy("controller"), replace(access, context={"iam:PassedToService": "lambda.amazonaws.com"})
+    )
+
+
+def test_moto_as_a_second_judge_allows_a_whole_life_and_refuses_the_node(server, tmp_path):
+    """moto knows neither resources nor conditions of EC2, so it is given the actions alone."""
+    server.reset()
+    clients = {name: _client_with_rights(server, name) for name in ("controller", "node")}
+    server.set_unchecked_requests(0)
+    try:
+        whole_life(clients["controller"], tmp_path)
+        with pytest.raises(ClientError, match=r"AccessDenied|UnauthorizedOperation"):
+            clients["node"].describe_instances()
+        with pytest.raises(ClientError, match=r"AccessDenied|UnauthorizedOperation"):
+            clients["controller"].stop_instances(InstanceIds=["i-0123456789abcdef0"])
+    finally:
+        server.set_unchecked_requests(10**9)
+    assert {instance["State"]["Name"] for instance in server.instances()} == {"terminated"}
+
+
+def _client_with_rights(server, name):
+    iam = boto3.client(
+        "iam",
+        endpoint_url=server.url,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+    iam.create_user(UserName=name)
+    statement = {"Effect": "Allow", "Action": sorted(actions_of(policy(name))), "Resource": "*"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    iam.put_user_policy(UserName=name, PolicyName=name, PolicyDocument=document)
+    key = iam.create_access_key(UserName=name)["AccessKey"]
+    return server.client(key=(key["AccessKeyId"], key["SecretAccessKey"]))

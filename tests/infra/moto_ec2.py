@@ -1,0 +1,173 @@
+"""EC2 as moto serves it over HTTP, in a process of its own, with what moto lacks: client tokens that count.
+
+A process of its own may be asked by processes that are killed; `reset` makes it new without starting it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import boto3
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.config import Config
+from botocore.httpsession import URLLib3Session
+
+from infra.providers.local import free_loopback_port
+from tests.infra.builders import REGION
+
+START_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MotoServer:
+    """A server at an address."""
+
+    url: str
+
+    def client(self, *, attempts: int = 1, key: tuple[str, str] = ("test", "test")) -> Any:
+        """Return a new client of its EC2, with an access key and its secret; `attempts` counts the first."""
+        return boto3.client(
+            "ec2",
+            endpoint_url=self.url,
+            region_name=REGION,
+            aws_access_key_id=key[0],
+            aws_secret_access_key=key[1],
+            config=Config(retries={"mode": "standard", "total_max_attempts": attempts}),
+        )
+
+    @cached_property
+    def own_client(self) -> Any:
+        """A client for looking on, which nobody breaks."""
+        return self.client()
+
+    def reset(self) -> None:
+        """Forget everything, and have an image for nodes again."""
+        with urllib.request.urlopen(f"{self.url}/moto-api/reset", data=b""):
+            pass
+        self.own_client.register_image(
+            Name="heterps-node-1", Architecture="x86_64", RootDeviceName="/dev/sda1"
+        )
+
+    def set_unchecked_requests(self, count: int) -> None:
+        """Let only so many requests pass from now on before IAM's policies are asked."""
+        request = urllib.request.Request(
+            f"{self.url}/moto-api/reset-auth",
+            data=str(count).encode(),
+            headers={"Content-Type": "text/plain"},
+        )
+        with urllib.request.urlopen(request):
+            pass
+
+    def instances(self) -> list[dict[str, Any]]:
+        """Return every instance that was ever launched since the reset."""
+        pages = self.own_client.get_paginator("describe_instances").paginate()
+        return [i for page in pages for reservation in page["Reservations"] for i in reservation["Instances"]]
+
+
+@contextlib.contextmanager
+def moto_process(**environment: str) -> Iterator[MotoServer]:
+    """Start a server in a process of its own with more environment variables, and end it."""
+    port = free_loopback_port()
+    server = MotoServer(url=f"http://127.0.0.1:{port}")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+    )
+    try:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                server.reset()
+                break
+            except OSError:
+                assert process.poll() is None
+                assert time.monotonic() < deadline_s
+                time.sleep(0.1)
+        yield server
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@dataclass
+class Wire:
+    """What goes between a client and EC2: sees every request, may break it, and makes client tokens count.
+
+    EC2 answers a token that it knows with what it answered before; moto would launch again.
+    """
+
+    before: Callable[[], None] = lambda: None
+    """Called before each request is sent; may raise."""
+
+    after: Callable[[], None] = lambda: None
+    """Called after a request was executed and before its answer is seen; may raise."""
+
+    refused_fleets: dict[int, str] = field(default_factory=dict)
+    """Which fleet requests, counted from 0 without repetitions, are answered with an error code and no machines."""
+
+    throttled: int = 0
+    """How many of the first requests are answered that there were too many."""
+
+    requests: list[dict[str, str]] = field(default_factory=list)
+    """As they stood in the body."""
+
+    _answers: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
+
+    def attach(self, client: Any) -> None:
+        """Put this wire between a client and its server."""
+        client.meta.events.register("before-send.ec2", self._send)
+
+    def _send(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse:
+        body = request.body.decode() if isinstance(request.body, bytes) else str(request.body)
+        form = dict(urllib.parse.parse_qsl(body))
+        token = form.get("ClientToken")
+        self.requests.append(form)
+        self.before()
+        if len(self.requests) <= self.throttled:
+            return _Answer(request.url, 503, {}, _THROTTLED.encode())
+        fleets = list(dict.fromkeys(fleet["ClientToken"] for fleet in self.of("CreateFleet")))
+        code = self.refused_fleets.get(fleets.index(token)) if token in fleets else None
+        if code is not None:
+            answer = 200, {}, _REFUSED_FLEET.format(code=code).encode()
+        elif token is not None and token in self._answers:
+            answer = self._answers[token]
+        else:
+            real = URLLib3Session().send(request)
+            answer = real.status_code, dict(real.headers), real.content
+            if token is not None and real.status_code == 200:
+                self._answers[token] = answer
+        self.after()
+        return _Answer(request.url, *answer)
+
+    def of(self, operation: str) -> list[dict[str, str]]:
+        """Return the requests of one operation."""
+        return [request for request in self.requests if request["Action"] == operation]
+
+
+_THROTTLED = """<Response><Errors><Error><Code>RequestLimitExceeded</Code><Message>too many</Message></Error></Errors>
+<RequestID>1</RequestID></Response>"""
+
+_REFUSED_FLEET = """<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">
+<requestId>1</requestId><fleetId>fleet-1</fleetId><errorSet><item><errorCode>{code}</errorCode>
+<errorMessage>as the test wants it</errorMessage></item></errorSet></CreateFleetResponse>"""
+"""What EC2 answers to a fleet of type instant that it cannot fill: a success without machines."""
+
+
+class _Answer(AWSResponse):
+    """A response that has been read."""
+
+    def __init__(self, url: str, status: int, headers: dict[str, str], content: bytes) -> None:
+        super().__init__(url, status, headers, None)
+        self._content = content

@@ -1,0 +1,154 @@
+"""What AWS may answer at a bad time: success elsewhere, or an error that says what to do."""
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError, CredentialRetrievalError, EndpointConnectionError
+
+from heterps_core.errors import ProvisioningError
+from infra.ledger import EntryState
+from infra.providers import ProviderSettings, get_provider
+from infra.providers.aws.errors import CAPACITY_WAYS_OUT, WAYS_OUT, explained
+from infra.providers.aws.provider import AwsEc2Provider
+from tests.infra.builders import REGION, offer, plan
+from tests.infra.moto_ec2 import Wire
+
+
+def answer(client, operation, code, *, times=99):
+    """Let the first calls of an operation be answered with an error code."""
+    left = [times]
+
+    def refuse(**_):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise ClientError({"Error": {"Code": code, "Message": "as the test wants it"}}, operation)
+
+    client.meta.events.register(f"before-call.ec2.{operation}", refuse)
+
+
+@pytest.mark.parametrize(
+    ("code", "way_out"),
+    [
+        ("VcpuLimitExceeded", "ask for a higher vCPU quota in Service Quotas"),
+        ("MaxSpotInstanceCountExceeded", "ask for a higher spot quota.* or take on-demand"),
+        ("InsufficientFreeAddressesInSubnet", "take a subnet with more free addresses"),
+        ("UnfulfillableCapacity", "ask for another instance type or zone"),
+        ("SomethingNew", "Error codes"),
+    ],
+)
+def test_a_fleet_that_ec2_refuses_says_why_and_what_to_do(launch, wire, ledger, server, code, way_out):
+    wire.refused_fleets = dict.fromkeys(range(99), code)
+
+    with pytest.raises(ProvisioningError, match=f"launch 1 x c7i.xlarge for stage 1: {code}: as .*{way_out}"):
+        launch()
+
+    assert server.instances() == []
+    (entry,) = ledger.entries()
+    assert entry.state is EntryState.FAILED
+    assert code in entry.reason
+
+
+@pytest.mark.parametrize(
+    ("operation", "code", "way_out"),
+    [
+        ("DescribeInstances", "ExpiredToken", "renew the credentials"),
+        ("DescribeInstances", "RequestExpired", "set this machine's clock"),
+        ("DescribeInstances", "SignatureDoesNotMatch", "set this machine's clock"),
+        ("DescribeInstances", "AuthFailure", "renew the credentials.* clock.* region is enabled"),
+        ("DescribeInstances", "OptInRequired", "enable this region"),
+        ("CreateLaunchTemplate", "UnauthorizedOperation", "IAM policy.* infra/iam"),
+        ("CreateFleet", "UnauthorizedOperation", "IAM policy.* infra/iam"),
+        ("CreateFleet", "RequestLimitExceeded", "wait a minute"),
+    ],
+)
+def test_every_refusal_at_any_call_comes_with_a_way_out(launch, client, server, operation, code, way_out):
+    answer(client, operation, code, times=1)
+
+    with pytest.raises(ProvisioningError, match=f"{code}: as the test wants it; .*{way_out}"):
+        launch()
+
+    assert server.instances() == []
+
+
+def test_credentials_that_expire_in_the_middle_leave_the_machines_to_their_lease(launch, client, provider):
+    """Nothing can be ended without credentials: the error says so, and the sweep has them again."""
+
+    def expire(**_):
+        raise ClientError({"Error": {"Code": "ExpiredToken", "Message": "it was 12 hours"}}, "any")
+
+    def expire_after_the_first_fleet(**_):
+        client.meta.events.register("before-call.ec2", expire)
+
+    client.meta.events.register("after-call.ec2.CreateFleet", expire_after_the_first_fleet)
+    with pytest.raises(ProvisioningError, match=r"ExpiredToken: it was 12 hours; renew the credentials"):
+        launch()
+
+    client.meta.events.unregister("before-call.ec2", expire)
+    assert len(provider.list_instances("r1")) == 1
+
+
+def test_throttling_is_waited_out(server, launch, monkeypatch):
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
+    client = server.client(attempts=5)
+    wire = Wire(throttled=3)
+    wire.attach(client)
+
+    cluster = launch(provider=AwsEc2Provider(client))
+
+    assert len(cluster.nodes) == 2
+    assert len([r for r in wire.requests if r["Action"] == "DescribeInstances"]) == 3 + 3
+
+
+def test_throttling_without_end_is_an_error(server, launch, monkeypatch):
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
+    client = server.client(attempts=3)
+    Wire(throttled=99).attach(client)
+
+    with pytest.raises(ProvisioningError, match=r"RequestLimitExceeded: .*wait a minute and try again"):
+        launch(provider=AwsEc2Provider(client))
+
+
+def test_missing_credentials_are_named_with_what_to_do(monkeypatch, launch, ledger, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    provider = get_provider("aws", ProviderSettings(state_directory=tmp_path, region=REGION))
+
+    with pytest.raises(ProvisioningError, match=r"credentials are needed.* or use the provider local"):
+        launch(provider=provider)
+
+    assert ledger.entries() == ()
+
+
+def test_a_region_that_cannot_be_one_is_refused_at_once(tmp_path):
+    with pytest.raises(ProvisioningError, match="check the region's name"):
+        get_provider("aws", ProviderSettings(state_directory=tmp_path, region="us east"))
+
+
+def test_a_plan_for_another_region_is_refused_before_any_call(launch, wire):
+    with pytest.raises(ProvisioningError, match="launched in, us-east-1, but some are of eu-west-1"):
+        launch(plan(offer(region="eu-west-1")))
+
+    assert wire.requests == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "way_out"),
+    [
+        (
+            EndpointConnectionError(endpoint_url="https://ec2.us-esat-1.amazonaws.com"),
+            "check the region's name",
+        ),
+        (CredentialRetrievalError(provider="sso", error_msg="expired"), "run aws sso login"),
+    ],
+)
+def test_what_boto3_says_by_itself_is_explained_too(problem, way_out):
+    with pytest.raises(ProvisioningError, match=way_out), explained("launch"):
+        raise problem
+
+
+def test_only_codes_about_one_place_send_a_launch_elsewhere():
+    assert set(CAPACITY_WAYS_OUT) < set(WAYS_OUT)
+    assert not {code for code in CAPACITY_WAYS_OUT if "Limit" in code or "Exceeded" in code}

@@ -1,0 +1,161 @@
+"""Machines found, renewed, ended and charged, whatever became of their tags and of the ledger."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from botocore.exceptions import ClientError
+
+from heterps_core.errors import ProvisioningError
+from heterps_core.hardware import Market
+from infra.ledger import EndReason, EntryState, Ledger
+from infra.providers.aws import queries
+from infra.providers.aws.instances import terminate_one
+from infra.providers.aws.launch import MachineSettings
+from infra.providers.aws.provider import AwsEc2Provider
+from infra.providers.aws.queries import find_image, find_network
+from infra.sweeper import sweep
+from tests.infra.builders import REGION, offer, plan
+from tests.infra.faults import unlike_plan
+
+AFTER_LEASE = timedelta(minutes=11)
+
+
+def test_one_instance_that_cannot_be_ended_does_not_keep_the_others(launch, provider, client):
+    stubborn = launch().nodes[0].provider_instance_id
+
+    def refuse(params, **_):
+        if stubborn in params["body"].values():
+            error = {"Error": {"Code": "RequestLimitExceeded", "Message": "slow"}}
+            raise ClientError(error, "TerminateInstances")
+
+    client.meta.events.register("before-call.ec2.TerminateInstances", refuse)
+    with pytest.raises(ProvisioningError, match=f"terminate {stubborn}: RequestLimitExceeded"):
+        provider.terminate("r1")
+    assert [i.provider_instance_id for i in provider.list_instances("r1")] == [stubborn]
+
+    client.meta.events.unregister("before-call.ec2.TerminateInstances", refuse)
+    assert provider.terminate("r1")[0] == stubborn
+    assert provider.list_instances("r1") == ()
+
+
+def test_ending_an_instance_that_never_was_is_no_error(client):
+    assert terminate_one(client, "i-0123456789abcdef0") is False
+
+
+def test_a_whole_run_is_renewed_and_ended_in_one_call_each(launch, provider, wire):
+    launch(unlike_plan(Market.ON_DEMAND))
+    provider.renew_lease("r1", until=datetime.now(UTC))
+    provider.terminate("r1")
+
+    assert len(wire.of("CreateTags")) == len(wire.of("TerminateInstances")) == 1
+
+
+@pytest.mark.parametrize("lease", ["tomorrow", "", "2026-07-20T00:00:00"])  # the last has no time zone
+def test_an_unreadable_lease_counts_as_expired(launch, provider, client, ledger, lease):
+    instance_id = launch(plan(offer())).nodes[0].provider_instance_id
+    client.create_tags(Resources=[instance_id], Tags=[{"Key": "heterps:lease-until", "Value": lease}])
+
+    (swept,) = sweep(provider, now=datetime.now(UTC), ledger=ledger)
+
+    assert (swept.provider_instance_id, swept.reason) == (instance_id, EndReason.LEASE_UNREADABLE)
+    assert provider.list_instances("r1") == ()
+
+
+def test_a_lost_ledger_is_written_again_from_tags_alone(launch, provider, ledger, tmp_path):
+    launch(unlike_plan(Market.SPOT))
+    lost = ledger.entries()
+    ledger.path.unlink()
+    new = Ledger(tmp_path / "new.sqlite")
+
+    now = datetime.now(UTC) + AFTER_LEASE
+    swept = sweep(provider, now=now, ledger=new)
+
+    found = new.entries()
+    facts = ("run_id", "attempt", "provider", "stage", "device_type", "instance_type", "market", "region")
+    prices = ("price_usd_per_hour", "price_as_of", "price_source", "provider_instance_id", "launched_at")
+
+    def of(entries):
+        return sorted(tuple(str(getattr(entry, name)) for name in (*facts, *prices)) for entry in entries)
+
+    assert of(found) == of(lost)
+    assert {entry.reason for entry in found} == {EndReason.LEASE_EXPIRED}
+    # By hand: two cards and two processors, for as long as they lived.
+    seconds = {entry.instance_type: (now - entry.launched_at).total_seconds() for entry in lost}
+    usd = 2 * (seconds["g4dn.xlarge"] * 0.526 + seconds["c7i.large"] * 0.09) / 3600
+    assert sum(machine.usd for machine in swept) == pytest.approx(usd, rel=1e-3)
+
+
+def test_an_instance_that_lost_its_tags_is_found_by_its_id_and_ended(launch, provider, client, ledger):
+    """The tag index may lag or be wiped: what counts is the state of the instance."""
+    instance_id = launch(plan(offer())).nodes[0].provider_instance_id
+    described = client.describe_instances(InstanceIds=[instance_id])["Reservations"][0]["Instances"][0]
+    client.delete_tags(Resources=[instance_id], Tags=[{"Key": tag["Key"]} for tag in described["Tags"]])
+    assert provider.list_instances() == ()
+
+    (swept,) = sweep(provider, now=datetime.now(UTC), ledger=ledger)
+
+    assert (swept.run_id, swept.reason) == ("r1", EndReason.LEASE_UNREADABLE)
+    state = client.describe_instances(InstanceIds=[instance_id])["Reservations"][0]["Instances"][0]["State"]
+    assert state["Name"] == "terminated"
+    assert [entry.state for entry in ledger.entries()] == [EntryState.ENDED]
+
+
+def test_an_instance_that_went_by_itself_is_charged_until_it_went(launch, provider, client, ledger, server):
+    instance_id = launch(plan(offer())).nodes[0].provider_instance_id
+    client.terminate_instances(InstanceIds=[instance_id])
+    went_at = datetime.now(UTC)
+
+    (swept,) = sweep(provider, now=went_at + timedelta(hours=5), ledger=ledger)
+
+    assert swept.reason is EndReason.GONE
+    (entry,) = ledger.entries()
+    assert abs(entry.ended_at - went_at) < timedelta(seconds=2)
+    assert swept.usd == pytest.approx(0.09 * 60 / 3600)  # a minute at least
+
+
+def test_a_machine_that_cannot_be_ended_is_told_and_left_to_the_next_sweep(launch, provider, client, ledger):
+    launch(plan(offer()))
+
+    def refuse(**_):
+        raise ClientError({"Error": {"Code": "UnauthorizedOperation", "Message": "no"}}, "TerminateInstances")
+
+    client.meta.events.register("before-call.ec2.TerminateInstances", refuse)
+    (left,) = sweep(provider, now=datetime.now(UTC) + AFTER_LEASE, ledger=ledger)
+    assert "UnauthorizedOperation" in left.problem
+    assert [entry.state for entry in ledger.entries()] == [EntryState.LAUNCHED]
+
+    client.meta.events.unregister("before-call.ec2.TerminateInstances", refuse)
+    (ended,) = sweep(provider, now=datetime.now(UTC) + AFTER_LEASE, ledger=ledger)
+    assert ended.problem is None
+
+
+def test_machines_of_another_workspace_are_left_alone(launch, server, ledger, tmp_path):
+    launch(lease_s=-1.0)
+    other = AwsEc2Provider(server.own_client, MachineSettings(workspace="others"))
+
+    assert other.list_instances() == ()
+    assert sweep(other, now=datetime.now(UTC), ledger=Ledger(tmp_path / "others.sqlite")) == []
+    assert {i["State"]["Name"] for i in server.instances()} == {"running"}
+
+
+def test_the_newest_own_image_is_taken_or_the_named_one(client):
+    first = client.describe_images(Owners=["self"])["Images"][0]["ImageId"]
+    newer = client.register_image(Name="heterps-node-2", Architecture="x86_64", RootDeviceName="/dev/sda1")
+
+    assert find_image(client, None)["ImageId"] == newer["ImageId"]
+    assert find_image(client, first)["ImageId"] == first
+
+
+def test_says_which_image_is_missing(client, monkeypatch):
+    monkeypatch.setattr(queries, "IMAGE_NAME_PATTERN", "no-such-*")
+
+    with pytest.raises(ProvisioningError, match=f"none in {REGION} whose name matches no-such-"):
+        find_image(client, None)
+
+
+def test_an_account_without_a_default_network_is_told_to_name_one(client):
+    for subnet in client.describe_subnets()["Subnets"]:
+        client.delete_subnet(SubnetId=subnet["SubnetId"])
+
+    with pytest.raises(ProvisioningError, match="set HETERPS_AWS_SUBNET"):
+        find_network(client, None)

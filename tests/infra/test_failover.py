@@ -1,0 +1,85 @@
+from datetime import UTC, datetime
+from itertools import count
+
+import pytest
+
+from heterps_core.errors import BudgetExceededError, ProvisioningError
+from infra.caps import Caps
+from infra.failover import first_running_cluster
+from infra.ledger import EntryState, Ledger
+from infra.providers.aws.errors import InsufficientCapacityError
+from infra.providers.local import LocalProvider
+from tests.infra.builders import bootstrap, offer, plan
+
+SCARCE, DEARER, DEAREST = (plan(offer(price_usd_per_hour=usd)) for usd in (0.1, 0.2, 0.4))
+
+
+class PickyProvider(LocalProvider):
+    """Has no machines at some prices, as a cloud has none in some zones."""
+
+    def __init__(self, *args, refused=(), error=InsufficientCapacityError, **named) -> None:
+        super().__init__(*args, **named)
+        self.refused, self.error = refused, error
+
+    def launch(self, plan, **named):
+        if plan.price_usd_per_hour in self.refused:
+            raise self.error("none left here")
+        return super().launch(plan, **named)
+
+
+def tried(tmp_path, plans, *, caps=None, cost_usd=1.0, **provider):
+    numbers = count(1)
+    return first_running_cluster(
+        PickyProvider(tmp_path / "leases", **provider),
+        plans,
+        new_launch_id=lambda: f"run-1.{next(numbers)}",
+        bootstrap=bootstrap(tmp_path / "run"),
+        ledger=Ledger(tmp_path / "ledger.sqlite"),
+        caps=caps or Caps(),
+        predicted_cost_usd=cost_usd,
+    )
+
+
+def test_the_next_purchase_is_tried_where_the_first_cannot_be_had(tmp_path):
+    with tried(tmp_path, [SCARCE, DEARER], refused=[0.1]) as cluster:
+        assert cluster.run_id == "run-1.2"
+        assert cluster.price_usd_per_hour == pytest.approx(0.2)
+
+    [entry] = Ledger(tmp_path / "ledger.sqlite").entries(run_id="run-1.2")
+    assert (entry.state, entry.price_usd_per_hour) == (EntryState.ENDED, 0.2)
+    assert entry.ended_at <= datetime.now(UTC)
+
+
+def test_all_that_were_tried_are_counted_when_none_can_be_had(tmp_path):
+    with (
+        pytest.raises(ProvisioningError, match=r"2 purchases were tried .* none left here"),
+        tried(tmp_path, [SCARCE, DEARER], refused=[0.1, 0.2]),
+    ):
+        pass
+
+
+def test_another_refusal_is_not_tried_elsewhere(tmp_path):
+    with (
+        pytest.raises(ProvisioningError, match=r"^none left here"),
+        tried(tmp_path, [SCARCE, DEARER], refused=[0.1], error=ProvisioningError),
+    ):
+        pass
+
+
+def test_a_dearer_purchase_is_held_against_the_cap_of_the_run(tmp_path):
+    # By hand: four times the price of the first is four times its cost.
+    with (
+        pytest.raises(BudgetExceededError, match="takes 4"),
+        tried(tmp_path, [SCARCE, DEAREST], refused=[0.1], caps=Caps(max_usd_per_run=3.0)),
+    ):
+        pass
+
+
+def test_an_error_in_the_block_is_not_a_launch_that_failed(tmp_path):
+    with (
+        pytest.raises(InsufficientCapacityError, match="lost later"),
+        tried(tmp_path, [SCARCE, DEARER]),
+    ):
+        raise InsufficientCapacityError("lost later")
+
+    assert Ledger(tmp_path / "ledger.sqlite").entries(run_id="run-1.2") == ()

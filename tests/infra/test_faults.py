@@ -1,0 +1,88 @@
+"""Every fault at some steps; `python -m tests.benchmarks fault_injection` draws 300 cases."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from heterps_core.hardware import Market
+from infra.ledger import Ledger
+from infra.providers.aws.provider import AwsEc2Provider
+from tests.infra.builders import bootstrap
+from tests.infra.faults import (
+    RUN_ID,
+    Case,
+    Fault,
+    Steps,
+    account_after,
+    account_of,
+    draw,
+    in_a_child,
+    live,
+    steps_of_a_life,
+    sweep_with,
+    unlike_plan,
+)
+from tests.infra.moto_ec2 import moto_process
+
+SEEDS = range(20)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with moto_process() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def steps(server, tmp_path_factory):
+    return steps_of_a_life(server, tmp_path_factory.mktemp("dry"))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_after_any_fault_the_sweep_leaves_no_machine_and_no_unpaid_second(server, steps, tmp_path, seed):
+    account = account_after(draw(seed, steps=steps), server, tmp_path / "ledger.sqlite")
+
+    assert account.is_clean, account
+
+
+def test_the_drawn_cases_contain_every_fault(steps):
+    assert {draw(seed, steps=steps).fault for seed in SEEDS} == set(Fault)
+
+
+def test_a_process_killed_right_after_a_fleet_request_leaves_machines_for_the_sweep(server, tmp_path):
+    """The case that the ledger exists for: EC2 has launched, and nobody has written it down."""
+    server.reset()
+    dry = Steps(None)
+    wire = live(server.client(), dry, tmp_path / "dry.sqlite", market=Market.SPOT, zones=0)
+    first_fleet = [request["Action"] for request in wire.requests].index("CreateFleet")
+    step = [i for i, is_request in enumerate(dry.are_requests) if is_request][first_fleet]
+    case = Case(fault=Fault.KILL_AFTER, step=step, market=Market.SPOT, zones=0, is_ledger_lost=True)
+
+    account = account_after(case, server, tmp_path / "ledger.sqlite")
+
+    assert not account.survived
+    assert account.launched == 2
+    assert account.is_clean, account
+
+
+@pytest.mark.parametrize("fault", [Fault.KILL_BEFORE, Fault.KILL_AFTER, Fault.RAISE])
+@pytest.mark.parametrize("step", range(0, 24, 4))
+def test_what_a_broken_sweep_leaves_the_next_one_ends(server, tmp_path, fault, step):
+    server.reset()
+    ledger_path = tmp_path / "ledger.sqlite"
+    AwsEc2Provider(server.own_client).launch(
+        unlike_plan(Market.ON_DEMAND),
+        run_id=RUN_ID,
+        lease_until=datetime.now(UTC),
+        bootstrap=bootstrap(Path("/srv/heterps/run")),
+        ledger=Ledger(ledger_path),
+    )
+    case = Case(fault=fault, step=step, market=Market.ON_DEMAND, zones=0, is_ledger_lost=False)
+
+    status = in_a_child(lambda: sweep_with(server.own_client, Steps(case), ledger_path))
+
+    assert status != 0 or fault is Fault.RAISE
+    account = account_of(server, ledger_path, survived=False)
+    assert account.launched == 4
+    assert account.is_clean, account

@@ -1,0 +1,32 @@
+import pytest
+
+from heterps_core.training.storage_usage import StorageUsage
+from infra.service_charges import service_lines
+
+
+def usd_by_service(**options):
+    return {line.service: line.usd for line in service_lines(**options)}
+
+
+def test_disks_and_addresses_follow_from_the_hours_of_the_instances():
+    # By hand: 10 hours with 73 GB are a GB-month; ten addresses of 0.005 USD.
+    found = usd_by_service(instance_seconds=36_000, disk_gb_each=73)
+
+    assert found == {"disks": pytest.approx(0.08), "public addresses": pytest.approx(0.05)}
+
+
+def test_heartbeats_of_a_fleet_that_beats_too_often_are_seen():
+    """33 nodes, every two seconds for an hour, three requests a beat: 178,200 at 0.005 USD the thousand."""
+    storage = StorageUsage(put_requests=33 * 1_800 * 3)
+
+    found = usd_by_service(instance_seconds=0, disk_gb_each=0, storage=storage)
+
+    assert found == {"requests that write or list": pytest.approx(0.891)}
+
+
+def test_what_was_read_and_kept_has_lines_of_its_own():
+    storage = StorageUsage(get_requests=10_000, bytes_written=2_000_000_000, bytes_read=10**12)
+
+    found = usd_by_service(instance_seconds=0, disk_gb_each=0, storage=storage)
+
+    assert found == {"requests that read": pytest.approx(0.004), "stored data": pytest.approx(0.046)}
