@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from heterps_core.compute_device import to_device
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClickBatch:
@@ -30,6 +32,16 @@ class ClickBatch:
     def num_rows(self) -> int:
         """Rows of the batch."""
         return self.labels.shape[0]
+
+    def to(self, device: torch.device) -> ClickBatch:
+        """Return the batch on a device; the same one where it lies there already."""
+        if self.labels.device == device:
+            return self
+        return ClickBatch(
+            dense=to_device(self.dense, device),
+            ids=to_device(self.ids, device),
+            labels=to_device(self.labels, device),
+        )
 
     @classmethod
     def from_numpy(

@@ -129,8 +129,7 @@ class PreparedDataset:
             seed: At least 0.
         """
         if (epoch, seed) != self._order_key:
-            generator = np.random.default_rng([seed, epoch])
-            self._order = generator.permutation(np.arange(self.num_train_rows, dtype=np.uint32))
+            self._order = epoch_order(self.num_train_rows, epoch, seed)
             self._order.flags.writeable = False
             self._order_key = (epoch, seed)
         return self._order
@@ -215,6 +214,12 @@ class PreparedDataset:
                     self.directory / f"{name}.npy",
                     f"must have the shape {shape} of the manifest, got {found}; prepare the dataset anew",
                 )
+
+
+def epoch_order(num_train_rows: int, epoch: int, seed: int) -> npt.NDArray[np.uint32]:
+    """Return the order [num_train_rows] in which an epoch visits the training rows; from its arguments alone."""
+    generator = np.random.default_rng([seed, epoch])
+    return generator.permutation(np.arange(num_train_rows, dtype=np.uint32))
 
 
 def prepare_dataset(

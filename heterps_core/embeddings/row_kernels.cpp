@@ -17,6 +17,7 @@ namespace {
 // Rows between a prefetch and its use: memory takes about as long as the work on so many. Chosen, not tuned.
 constexpr int64_t kAhead = 16;
 constexpr int64_t kAllInRange = -1;
+constexpr int64_t kElsewhere = -1;
 
 // A number of 16 bits: the upper half of a float32.
 struct BFloat16 {
@@ -53,6 +54,12 @@ struct Table {
   float* weight;
   int64_t num_rows;
   int64_t width;
+};
+
+// Which rows of a larger table these are: an update passes over all others. Without it none may lie outside.
+struct Shard {
+  int64_t is_cut;
+  int64_t first_row;
 };
 
 inline uint64_t mix(int64_t row) { return static_cast<uint64_t>(row) * 0x9E3779B97F4A7C15ull; }
@@ -180,7 +187,8 @@ class Chains {
 
 // Returns kAllInRange, or the position of a row number outside the table, in which case nothing was updated.
 template <int64_t kWidth, class Element, class Rule>
-int64_t update_from(const Table& table, const Part* parts, int64_t num_parts, const Rule& rule) {
+int64_t update_from(const Table& table, const Shard& shard, const Part* parts, int64_t num_parts,
+                    const Rule& rule) {
   const int64_t width = kWidth ? kWidth : table.width;
   int64_t total = 0;
   for (int64_t p = 0; p < num_parts; ++p) total += parts[p].num_samples * parts[p].num_slots;
@@ -194,11 +202,12 @@ int64_t update_from(const Table& table, const Part* parts, int64_t num_parts, co
     for (int64_t sample = 0; sample < part.num_samples; ++sample) {
       for (int64_t slot = 0; slot < part.num_slots; ++slot) {
         const int64_t n = sample * part.num_slots + slot;
-        const int64_t row = part.rows[n];
-        rows[offset + n] = row;
+        const int64_t row = part.rows[n] - shard.first_row;
+        const bool is_inside = static_cast<uint64_t>(row) < static_cast<uint64_t>(table.num_rows);
+        rows[offset + n] = is_inside ? row : kElsewhere;
         gradients[offset + n] =
             static_cast<const Element*>(part.gradients) + sample * part.sample_stride + slot * width;
-        if (static_cast<uint64_t>(row) >= static_cast<uint64_t>(table.num_rows)) {
+        if (!is_inside && !shard.is_cut) {
 #pragma omp atomic write
           bad = offset + n;
         }
@@ -211,14 +220,16 @@ int64_t update_from(const Table& table, const Part* parts, int64_t num_parts, co
   {
     const uint64_t num_threads = omp_get_num_threads(), thread = omp_get_thread_num();
     // The upper bits place a row in the table of its thread, lower ones choose the thread.
-    const auto is_mine = [=](uint64_t mixed) { return (mixed >> 16 & 0xFFFF) % num_threads == thread; };
+    const auto is_mine = [=](int64_t row, uint64_t mixed) {
+      return row != kElsewhere && (mixed >> 16 & 0xFFFF) % num_threads == thread;
+    };
     int64_t most = 0;
-    for (int64_t n = 0; n < total; ++n) most += is_mine(mix(rows[n]));
+    for (int64_t n = 0; n < total; ++n) most += is_mine(rows[n], mix(rows[n]));
     Chains chains(most, next.get());
     for (int64_t n = 0; n < total; ++n) {
       if (n + kAhead < total) chains.prefetch(mix(rows[n + kAhead]));
       const uint64_t mixed = mix(rows[n]);
-      if (is_mine(mixed)) chains.add(rows[n], mixed, static_cast<int32_t>(n));
+      if (is_mine(rows[n], mixed)) chains.add(rows[n], mixed, static_cast<int32_t>(n));
     }
     std::vector<float> sum(width);
     for (int64_t u = 0; u < chains.size(); ++u) {
@@ -241,15 +252,17 @@ int64_t update_from(const Table& table, const Part* parts, int64_t num_parts, co
 
 // A width that the compiler knows makes a row a few vector instructions.
 template <class Element, class Rule>
-int64_t update_wide(const Table& table, const Part* parts, int64_t num_parts, const Rule& rule) {
-  if (table.width == 16) return update_from<16, Element>(table, parts, num_parts, rule);
-  return update_from<0, Element>(table, parts, num_parts, rule);
+int64_t update_wide(const Table& table, const Shard& shard, const Part* parts, int64_t num_parts,
+                    const Rule& rule) {
+  if (table.width == 16) return update_from<16, Element>(table, shard, parts, num_parts, rule);
+  return update_from<0, Element>(table, shard, parts, num_parts, rule);
 }
 
 template <class Rule>
-int64_t update(const Table& table, const Part* parts, int64_t num_parts, int64_t is_bf16, const Rule& rule) {
-  if (is_bf16) return update_wide<BFloat16>(table, parts, num_parts, rule);
-  return update_wide<float>(table, parts, num_parts, rule);
+int64_t update(const Table& table, const Shard& shard, const Part* parts, int64_t num_parts, int64_t is_bf16,
+               const Rule& rule) {
+  if (is_bf16) return update_wide<BFloat16>(table, shard, parts, num_parts, rule);
+  return update_wide<float>(table, shard, parts, num_parts, rule);
 }
 
 // Copies rows into `out`, those of one sample side by side. Returns as `update_from` does.
@@ -287,19 +300,20 @@ int64_t heterps_gather(const Table* table, const int64_t* rows, int64_t num_samp
              : gather_into(table, rows, num_samples, num_slots, static_cast<float*>(out), sample_stride);
 }
 
-int64_t heterps_sgd(const Table* table, const Part* parts, int64_t num_parts, int64_t is_bf16,
+int64_t heterps_sgd(const Table* table, const Shard* shard, const Part* parts, int64_t num_parts, int64_t is_bf16,
                     float learning_rate) {
-  return update(*table, parts, num_parts, is_bf16, Sgd{learning_rate});
+  return update(*table, *shard, parts, num_parts, is_bf16, Sgd{learning_rate});
 }
 
-int64_t heterps_adagrad(const Table* table, const Part* parts, int64_t num_parts, int64_t is_bf16,
-                        float* accumulator, float learning_rate, float epsilon) {
-  return update(*table, parts, num_parts, is_bf16, Adagrad{accumulator, learning_rate, epsilon});
+int64_t heterps_adagrad(const Table* table, const Shard* shard, const Part* parts, int64_t num_parts,
+                        int64_t is_bf16, float* accumulator, float learning_rate, float epsilon) {
+  return update(*table, *shard, parts, num_parts, is_bf16, Adagrad{accumulator, learning_rate, epsilon});
 }
 
-int64_t heterps_adam(const Table* table, const Part* parts, int64_t num_parts, int64_t is_bf16, float* mean,
-                     float* square, float* num_updates, float learning_rate, float mean_decay, float square_decay, float epsilon) {
-  return update(*table, parts, num_parts, is_bf16,
+int64_t heterps_adam(const Table* table, const Shard* shard, const Part* parts, int64_t num_parts, int64_t is_bf16,
+                     float* mean, float* square, float* num_updates, float learning_rate, float mean_decay,
+                     float square_decay, float epsilon) {
+  return update(*table, *shard, parts, num_parts, is_bf16,
                 Adam{mean, square, num_updates, learning_rate, mean_decay, square_decay, epsilon, table->width});
 }
 }

@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heterps_core.embeddings.row_range import RowRange
+
 logger = logging.getLogger(__name__)
 
 HOME_VARIABLE = "HETERPS_HOME"
@@ -34,6 +36,10 @@ BUILD_TIMEOUT_S = 120
 
 class _Table(ctypes.Structure):
     _fields_ = (("weight", c_void_p), ("num_rows", c_int64), ("width", c_int64))
+
+
+class _Shard(ctypes.Structure):
+    _fields_ = (("is_cut", c_int64), ("first_row", c_int64))
 
 
 class _Part(ctypes.Structure):
@@ -89,6 +95,7 @@ class RowKernels:
         *,
         learning_rate: float,
         constants: Sequence[float] = (),
+        shard: RowRange | None = None,
     ) -> None:
         """Sum the gradients of repeated rows and update each row once, in place.
 
@@ -100,9 +107,11 @@ class RowKernels:
                 float32 or all bfloat16. They are summed in float32.
             learning_rate: Of this step.
             constants: Of the rule, in its order.
+            shard: Of which rows of a larger table `weight_RD` is; `parts` have row numbers of the larger one, and
+                those outside the shard are passed over.
 
         Raises:
-            IndexError: A row is not in the table; nothing is updated then.
+            IndexError: A row is not in the table, and there is no larger one; nothing is updated then.
         """
         rows = [rows_BS.contiguous() for rows_BS, _ in parts]
         gradients = [_with_dense_rows(gradients_BX) for _, gradients_BX in parts]
@@ -114,6 +123,7 @@ class RowKernels:
         )
         bad = self._updates[rule](
             byref(_table(weight_RD)),
+            byref(_Shard(shard is not None, 0 if shard is None else shard.first)),
             described,
             len(parts),
             gradients[0].dtype is torch.bfloat16,
@@ -198,6 +208,7 @@ def _processor() -> str:
 def _typed(function: Any, *, num_states: int, num_constants: int) -> Any:
     function.argtypes = (
         POINTER(_Table),
+        POINTER(_Shard),
         POINTER(_Part),
         *[c_int64] * 2,
         *[c_void_p] * num_states,

@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from heterps_core.compute_device import CPU
 from heterps_core.embeddings.row_kernels import kernels_for
+from heterps_core.embeddings.row_range import RowRange
 from heterps_core.errors import UnknownNameError
 from heterps_core.units import BYTES_PER_FLOAT32
 
@@ -56,7 +58,7 @@ class RowOptimizer(ABC):
         """Return the bytes of optimizer state that one row of that width needs."""
 
     @abstractmethod
-    def new_state(self, num_rows: int, dimension: int) -> dict[str, Tensor]:
+    def new_state(self, num_rows: int, dimension: int, *, device: torch.device = CPU) -> dict[str, Tensor]:
         """Return fresh state for a shard of `num_rows` rows; every tensor has `num_rows` as first size."""
 
     @abstractmethod
@@ -78,6 +80,7 @@ class RowOptimizer(ABC):
         parts: Sequence[tuple[Tensor, Tensor]],
         *,
         learning_rate: float,
+        shard: RowRange | None = None,
     ) -> None:
         """Apply the gradients of rows that may repeat, in place.
 
@@ -87,9 +90,11 @@ class RowOptimizer(ABC):
             parts: Rows [B, S], int64, and their gradients [B, S * D], side by side for each of B samples;
                 all float32 or all bfloat16.
             learning_rate: Of this step.
+            shard: Of which rows of a larger table `weight_RD` is; `parts` have row numbers of the larger one, and
+                those outside the shard are passed over.
 
         Raises:
-            IndexError: A row is not in the table.
+            IndexError: A row is not in the table, and there is no larger one.
         """
         kernels = kernels_for(weight_RD)
         if kernels is not None and self.KERNEL_RULE is not None:
@@ -100,12 +105,15 @@ class RowOptimizer(ABC):
                 parts,
                 learning_rate=learning_rate,
                 constants=self.KERNEL_CONSTANTS,
+                shard=shard,
             )
             return
-        rows_U, gradients_UD = sum_repeated_rows(
-            torch.cat([rows_BS.reshape(-1) for rows_BS, _ in parts]),
-            torch.cat([gradients_BX.reshape(-1, weight_RD.shape[1]) for _, gradients_BX in parts]).float(),
-        )
+        rows_N = torch.cat([rows_BS.reshape(-1) for rows_BS, _ in parts])
+        gradients_ND = torch.cat([gradients_BX.reshape(-1, weight_RD.shape[1]) for _, gradients_BX in parts])
+        if shard is not None:
+            is_inside_N = (rows_N >= shard.first) & (rows_N < shard.stop)
+            rows_N, gradients_ND = rows_N[is_inside_N] - shard.first, gradients_ND[is_inside_N]
+        rows_U, gradients_UD = sum_repeated_rows(rows_N, gradients_ND.float())
         if rows_U.numel():
             self.update(weight_RD, state, rows_U, gradients_UD, learning_rate=learning_rate)
 
@@ -120,7 +128,7 @@ class RowWiseSGD(RowOptimizer):
         """Return 0: there is no state."""
         return 0
 
-    def new_state(self, num_rows: int, dimension: int) -> dict[str, Tensor]:
+    def new_state(self, num_rows: int, dimension: int, *, device: torch.device = CPU) -> dict[str, Tensor]:
         """Return no state."""
         return {}
 
@@ -157,9 +165,9 @@ class RowWiseAdagrad(RowOptimizer):
         """Return the bytes of one float32 accumulator."""
         return BYTES_PER_FLOAT32
 
-    def new_state(self, num_rows: int, dimension: int) -> dict[str, Tensor]:
+    def new_state(self, num_rows: int, dimension: int, *, device: torch.device = CPU) -> dict[str, Tensor]:
         """Return accumulators [rows]."""
-        return {"accumulator": torch.full((num_rows,), self.INITIAL_ACCUMULATOR)}
+        return {"accumulator": torch.full((num_rows,), self.INITIAL_ACCUMULATOR, device=device)}
 
     def update(
         self,
@@ -199,12 +207,12 @@ class RowWiseAdam(RowOptimizer):
         """Return the bytes of a float32 mean per element, a square and a count."""
         return (dimension + 2) * BYTES_PER_FLOAT32
 
-    def new_state(self, num_rows: int, dimension: int) -> dict[str, Tensor]:
+    def new_state(self, num_rows: int, dimension: int, *, device: torch.device = CPU) -> dict[str, Tensor]:
         """Return means [rows, D], squares [rows] and counts of updates [rows], all float32."""
         return {
-            "mean": torch.zeros(num_rows, dimension),
-            "square": torch.zeros(num_rows),
-            "num_updates": torch.zeros(num_rows),
+            "mean": torch.zeros(num_rows, dimension, device=device),
+            "square": torch.zeros(num_rows, device=device),
+            "num_updates": torch.zeros(num_rows, device=device),
         }
 
     def update(
@@ -237,6 +245,14 @@ ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
     "rowwise-adam": RowWiseAdam,
     "sgd": RowWiseSGD,
 }
+
+
+def sum_by_row(parts: Sequence[tuple[Tensor, Tensor]], num_rows: int, dimension: int) -> Tensor:
+    """Return the gradients [num_rows, dimension] of rows, summed over parts that `update_repeated` takes."""
+    sums_RD = torch.zeros(num_rows, dimension, device=parts[0][1].device)
+    # A step of -1 from zero is the sum.
+    RowWiseSGD().update_repeated(sums_RD, {}, parts, learning_rate=-1.0)
+    return sums_RD
 
 
 def get_row_optimizer(name: str) -> type[RowOptimizer]:

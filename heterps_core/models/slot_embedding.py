@@ -10,15 +10,22 @@ Shapes: B rows of a (micro-)batch, S slots of the layer, D width of a vector, W 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
+from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
+from heterps_core.embeddings.lookup_table import LookupTable
 from heterps_core.embeddings.row_optimizers import RowOptimizer
 from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.embeddings.shared_memory_table import SharedMemoryTable
 from heterps_core.errors import ConfigurationError
+from heterps_core.training.shared_memory_link import SharedMemoryLink
 
 
 class SlotEmbedding(nn.Module):
@@ -68,28 +75,53 @@ class SlotEmbedding(nn.Module):
         self.output_width = (
             input_width + len(self.slots) * dimension + (features.num_dense if include_dense else 0)
         )
-        offsets = torch.tensor([0, *slot_rows[:-1]]).cumsum(0)
+        offsets = torch.tensor([0, *slot_rows[:-1]], device=CPU).cumsum(0)
         self.offsets_S: Tensor
         self.register_buffer("offsets_S", offsets, persistent=False)
+        # Batches that are read ahead are still on the host, wherever the layer is.
+        self._host_offsets_S = offsets
         self._reads_all_slots = self.slots == tuple(range(features.num_slots))
-        self.table: ShardedTable | None = None
+        self.table: LookupTable[Any] | None = None
 
-    def attach_table(self, table: ShardedTable) -> None:
+    def attach_table(self, table: LookupTable[Any]) -> None:
         """Give the layer the rows that it looks up."""
         self.table = table
 
     def new_table(
-        self, name: str, optimizer: RowOptimizer, *, seed: int, group: object | None = None
+        self,
+        name: str,
+        optimizer: RowOptimizer,
+        *,
+        seed: int,
+        group: ProcessGroup | None = None,
+        link: SharedMemoryLink | None = None,
+        device: torch.device = CPU,
+        rows_group: ProcessGroup | None = None,
     ) -> ShardedTable:
-        """Make the shard of this process (`group`: the replicas of the stage; None for one process)."""
-        return ShardedTable(
+        """Make the shard of this process.
+
+        Args:
+            name: Of the table.
+            optimizer: Of its rows.
+            seed: Of the training run.
+            group: The replicas of the stage; None for one process.
+            link: Between them where they sit on one machine and compute on the host.
+            device: Where the shard lies.
+            rows_group: The same replicas, for rows on the device; by default `group`.
+        """
+        table_class = (
+            partial(ShardedTable, device=device, rows_group=rows_group)
+            if link is None
+            else partial(SharedMemoryTable, link=link)
+        )
+        return table_class(
             name=name,
             num_rows=self.num_rows,
             dimension=self.dimension,
             optimizer=optimizer,
             seed=seed,
             initial_standard_deviation=self.dimension**-0.5 / 10,
-            group=group,  # type: ignore[arg-type]
+            group=group,
         )
 
     def row_numbers(self, batch: ClickBatch) -> Tensor:
@@ -97,7 +129,8 @@ class SlotEmbedding(nn.Module):
         ids_BS = batch.ids if self._reads_all_slots else batch.ids[:, list(self.slots)]
         if self.rows_per_slot is not None:
             ids_BS = ids_BS % self.rows_per_slot
-        return ids_BS + self.offsets_S
+        is_ahead = ids_BS.device != self.offsets_S.device
+        return ids_BS + (self._host_offsets_S if is_ahead else self.offsets_S)
 
     def forward(
         self, batch: ClickBatch, activation_BW: Tensor | None = None, *, dtype: torch.dtype = torch.float32

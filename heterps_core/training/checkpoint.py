@@ -57,7 +57,8 @@ def save_checkpoint(
     is_coordinator = dist.get_rank() == 0
     try:
         with _local_folder(run, key) as folder:
-            save(_state(model, group), checkpoint_id=folder)
+            on_host = {name: tensor.cpu() for name, tensor in _tensors(model).items()}
+            save(_state(on_host, model, group), checkpoint_id=folder)
             if not run.is_local:
                 run.upload_folder(folder, key)
     except (CheckpointException, OSError, RuntimeError) as error:
@@ -98,7 +99,12 @@ def load_latest_checkpoint(
                 run.download_folder(key, folder)
             # Outside of torchrun one process reads the whole checkpoint, and means to.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            load(_state(model, group), checkpoint_id=folder)
+            tensors = _tensors(model)
+            on_host = {name: tensor.cpu() for name, tensor in tensors.items()}
+            load(_state(on_host, model, group), checkpoint_id=folder)
+            for name, tensor in tensors.items():
+                if tensor.device.type != "cpu":
+                    tensor.copy_(on_host[name])
     except (CheckpointException, OSError, RuntimeError) as error:
         raise CheckpointError(
             f"the checkpoint {key} in {run.location} must hold this model's layers with the same sizes: {error}; "
@@ -112,21 +118,36 @@ def complete_checkpoints(run: RunDirectory) -> list[str]:
     return [name for name in run.names(CHECKPOINTS) if run.exists(f"{CHECKPOINTS}/{name}/{MANIFEST}")]
 
 
-def _state(model: StageModel, group: ProcessGroup | None) -> dict[str, Any]:
-    """Return all tensors of a replica by names that do not depend on the plan; loading fills them in place."""
-    state: dict[str, Any] = {}
+def _tensors(model: StageModel) -> dict[str, Tensor]:
+    """Return all tensors of a replica, on its device, by names that do not depend on the plan."""
+    tensors: dict[str, Tensor] = {}
     for layer_name, table in model.tables.items():
         for name, tensor in table.tensors().items():
-            state[f"{layer_name}.{name}"] = _as_whole(tensor, table, group)
+            tensors[f"{layer_name}.{name}"] = tensor
     for layer_name, layer in model.layers.items():
         for name, parameter in layer.named_parameters():
-            state[f"{layer_name}.{name}"] = parameter.data
+            tensors[f"{layer_name}.{name}"] = parameter.data
             if model.dense_optimizer is not None:
                 for key, tensor in model.dense_optimizer.state[parameter].items():
-                    state[f"{layer_name}.{name}.{key}"] = tensor
+                    tensors[f"{layer_name}.{name}.{key}"] = tensor
         for name, buffer in layer.state_dict().items():
-            state.setdefault(f"{layer_name}.{name}", buffer)
-    return state
+            tensors.setdefault(f"{layer_name}.{name}", buffer)
+    return tensors
+
+
+def _state(
+    on_host: Mapping[str, Tensor], model: StageModel, group: ProcessGroup | None
+) -> dict[str, DTensor | Tensor]:
+    """Return what a checkpoint holds of a replica, shards as parts of whole tables; loading fills it in place."""
+    table_of = {
+        f"{layer_name}.{name}": table
+        for layer_name, table in model.tables.items()
+        for name in table.tensors()
+    }
+    return {
+        name: _as_whole(tensor, table_of[name], group) if name in table_of else tensor
+        for name, tensor in on_host.items()
+    }
 
 
 def _as_whole(tensor: Tensor, table: ShardedTable, group: ProcessGroup | None) -> DTensor | Tensor:

@@ -30,6 +30,10 @@ class LostWorkerError(TrainingError):
         self.lost = (rank, stage, replica)
 
 
+class SpoiledGradientsError(TrainingError):
+    """Parameters or gradients of a stage are not finite; perhaps for what the last stage sees in the loss."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerFailure:
     """The last words of one worker."""
@@ -79,7 +83,8 @@ def root_cause(run: RunDirectory) -> WorkerFailure | None:
     """Return the failure of the last attempt that most likely caused the others, or None where none is known.
 
     A worker's own error comes before the loss of a neighbour. A neighbour that left last words itself was no more
-    than the next in a row of waiting workers, so those who miss one that left none come before the others.
+    than the next in a row of waiting workers, so those who miss one that left none come before the others. A loss
+    that is no number comes before the gradients that it spoils on other stages.
     """
     names = run.names(FAILURES)
     last_attempt = names[-1].partition("-")[0] if names else ""
@@ -91,9 +96,10 @@ def root_cause(run: RunDirectory) -> WorkerFailure | None:
             failures.append(WorkerFailure(**{**document, "lost": lost}))
     speaking = {failure.rank for failure in failures}
 
-    def doubt(failure: WorkerFailure) -> tuple[bool, bool, float]:
+    def doubt(failure: WorkerFailure) -> tuple[bool, bool, bool, float]:
         misses_a_silent_one = failure.lost is not None and failure.lost[0] not in speaking
-        return not failure.is_cause, not misses_a_silent_one, failure.failed_at_s
+        is_spoiled = failure.error_type == SpoiledGradientsError.__name__
+        return not failure.is_cause, is_spoiled, not misses_a_silent_one, failure.failed_at_s
 
     return min(failures, key=doubt, default=None)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +17,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
+from heterps_core.embeddings.lookup_table import LookupTable
+from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import TrainingError
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.training.batch_feed import BatchFeed, check_ids
+from heterps_core.training.batch_feed import BATCHES_AHEAD, BatchFeed, check_ids
 from heterps_core.training.checkpoint import save_checkpoint
 from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.finite_gradients import check_gradients
 from heterps_core.training.job import TrainingConfig
+from heterps_core.training.parameter_server import ParameterServer
+from heterps_core.training.parameter_server_client import PulledTable
 from heterps_core.training.run_directory import STOP, RunDirectory
 from heterps_core.training.stage_exchange import RowSlice
 from heterps_core.training.stage_model import StageModel
@@ -71,7 +77,7 @@ def check_losses(losses: Sequence[float], *, step: int, config: TrainingConfig) 
 class TrainingLoop:
     """What one worker needs to train and evaluate."""
 
-    runner: StageRunner
+    runner: StageRunner | ParameterServer
     model: StageModel
     dataset: PreparedDataset
     config: TrainingConfig
@@ -81,7 +87,7 @@ class TrainingLoop:
 
     ids_group: ProcessGroup | None
     """The same replicas again, for the row numbers of batches to come, whose messages travel beside those of the
-    running step."""
+    running step; None where this worker is alone, or shares memory with them and need not ask."""
 
     metrics: MetricWriter | None
     """Only on the one worker that reports: the first replica of the last stage."""
@@ -95,15 +101,26 @@ class TrainingLoop:
         Returns:
             The cursor behind the last batch; its epoch is below the number of epochs after a stop.
         """
+        if isinstance(self.runner, ParameterServer):
+            self.runner.start(cursor.step)
+        for table in self.model.pulled_tables:
+            table.start(cursor.step)
         started_s = time.monotonic()
         batches_per_epoch = self.dataset.num_batches(self.config.batch_size)
         num_steps = self.config.num_epochs * batches_per_epoch
         saved_step = cursor.step
-        feed = BatchFeed(self.training_batch, self._cursors(cursor, batches_per_epoch))
+        # What is pulled from parameter servers for a batch is asked for when it is read.
+        num_ahead = self.config.staleness_bound_steps if self.model.pulled_tables else 0
+        feed = BatchFeed(
+            self.training_batch,
+            self._cursors(cursor, batches_per_epoch),
+            num_ahead=max(num_ahead, BATCHES_AHEAD),
+        )
         for at, microbatches in feed:
-            losses = self.runner.train_step(microbatches)
             cursor = at.after_batch(batches_per_epoch)
+            losses = self._train_step(microbatches, following=cursor)
             check_losses(losses, step=cursor.step, config=self.config)
+            check_gradients(self.model.layers, step=cursor.step, config=self.config)
             share = remaining_share(at.step, num_steps)
             self.model.apply_gradients(
                 dense_learning_rate=self.config.dense_learning_rate * share,
@@ -153,6 +170,13 @@ class TrainingLoop:
             return None
         return torch.cat(parts).numpy()
 
+    def close(self) -> None:
+        """Part from parameter servers, or as one from those that it served; after the last prediction."""
+        for table in self.model.pulled_tables:
+            table.close()
+        if isinstance(self.runner, ParameterServer):
+            self.runner.close(self.run)
+
     def training_batch(self, cursor: TrainingCursor) -> list[MicroBatch]:
         """Read this replica's rows of a batch, cut them into micro-batches, and exchange what they look up.
 
@@ -180,21 +204,44 @@ class TrainingLoop:
         batch = self.dataset.train_batch(rows)
         check_ids(batch, self.dataset.features, self.dataset.directory)
         parts = _split(batch, [mine.num_rows for _, mine in slices])
+        exchanges = self._exchanges(parts, cursor.step)
         return [
-            MicroBatch(size, part, self._exchanges(part))
-            for (size, _), part in zip(slices, parts, strict=True)
+            MicroBatch(size, part.to(self.model.device), exchanges_of_part)
+            for (size, _), part, exchanges_of_part in zip(slices, parts, exchanges, strict=True)
         ]
 
-    def _exchanges(self, batch: ClickBatch) -> list[tuple[ShardedTable, RowExchange]]:
-        """Tell the owners of rows what a batch will look up; rows themselves are read when it is its turn."""
-        if self.ids_group is None:
-            return []
-        layers = [layer for layer in self.model.layers.values() if isinstance(layer, SlotEmbedding)]
-        return [
-            (layer.table, layer.table.exchange_row_numbers(layer.row_numbers(batch), group=self.ids_group))
-            for layer in layers
-            if layer.table is not None
-        ]
+    def _train_step(self, microbatches: Sequence[MicroBatch], *, following: TrainingCursor) -> list[float]:
+        if isinstance(self.runner, ParameterServer):
+            return self.runner.train_step(microbatches)
+        # Behind a checkpoint or a look at whether to stop, a message may be long in coming or never come.
+        is_followed_at_once = (
+            following.epoch < self.config.num_epochs
+            and following.step % CONTROL_INTERVAL_STEPS != 0
+            and following.step % self.config.checkpoint_interval_steps != 0
+        )
+        row_counts = [microbatch.num_rows for microbatch in microbatches] if is_followed_at_once else []
+        return self.runner.train_step(microbatches, next_row_counts=row_counts)
+
+    def _exchanges(self, parts: Sequence[ClickBatch], step: int) -> list[list[tuple[LookupTable[Any], Any]]]:
+        """Tell the owners of rows what each micro-batch will look up.
+
+        Replicas that share a table read rows when it is their turn; parameter servers are asked for them here.
+        """
+        exchanges: list[list[tuple[LookupTable[Any], Any]]] = [[] for _ in parts]
+        if self.ids_group is None and not self.model.pulled_tables:
+            return exchanges
+        for layer in self.model.layers.values():
+            if not isinstance(layer, SlotEmbedding):
+                continue
+            table = layer.table
+            rows = [layer.row_numbers(part) for part in parts]
+            if isinstance(table, PulledTable):
+                for exchange, pulled in zip(exchanges, table.pull(rows, step=step), strict=True):
+                    exchange.append((table, pulled))
+            elif isinstance(table, ShardedTable) and self.ids_group is not None:
+                for exchange, rows_BS in zip(exchanges, rows, strict=True):
+                    exchange.append((table, table.exchange_row_numbers(rows_BS, group=self.ids_group)))
+        return exchanges
 
     def _cursors(self, cursor: TrainingCursor, batches_per_epoch: int) -> Iterator[TrainingCursor]:
         """Yield the batches from `cursor` to the end of the last epoch."""
@@ -207,11 +254,11 @@ class TrainingLoop:
             return _NO_ROWS
         batch = self.dataset.eval_batch(first + rows.first, first + rows.stop)
         check_ids(batch, self.dataset.features, self.dataset.directory)
-        return batch
+        return batch.to(self.model.device)
 
     def _in_row_order(self, logits: Tensor, slices: list[RowSlice], num_rows: int) -> Tensor:
         """Bring the logits of all replicas of the last stage together, in the order of rows."""
-        ordered = torch.zeros(num_rows)
+        ordered = torch.zeros(num_rows, device=CPU)
         for rows, part in zip(slices, torch.split(logits, [rows.num_rows for rows in slices]), strict=True):
             ordered[rows.first : rows.stop] = part
         if self.runner.num_replicas > 1:
@@ -219,7 +266,7 @@ class TrainingLoop:
         return ordered
 
     def _stop_is_asked_for(self) -> bool:
-        answer = torch.tensor([dist.get_rank() == 0 and self.run.exists(STOP)])
+        answer = torch.tensor([dist.get_rank() == 0 and self.run.exists(STOP)], device=CPU)
         work = dist.broadcast(answer, src=0, async_op=True)
         assert work is not None
         try:
@@ -232,7 +279,9 @@ class TrainingLoop:
 
 
 _NO_ROWS = ClickBatch(
-    dense=torch.empty(0, 0), ids=torch.empty(0, 0, dtype=torch.int64), labels=torch.empty(0)
+    dense=torch.empty(0, 0, device=CPU),
+    ids=torch.empty(0, 0, dtype=torch.int64, device=CPU),
+    labels=torch.empty(0, device=CPU),
 )
 """For stages that neither look rows up nor see labels."""
 

@@ -8,14 +8,20 @@ from collections.abc import Callable
 from heterps_core.cluster import Cluster
 from heterps_core.errors import TrainingError
 from heterps_core.training.failures import root_cause
-from heterps_core.training.node import node_key
+from heterps_core.training.node_life import EXIT, HEARTBEAT, node_key
 from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.step_metrics import Progress, read_progress
 from heterps_core.training.training_run import TrainingRun, read_training_run
 
 POLL_INTERVAL_S = 0.25
+BUCKET_POLL_INTERVAL_S = 2.0
+"""Each look is a request that is paid for."""
+
 SILENCE_LIMIT_S = 30.0
-"""A node that gave no sign of life for so long counts as lost; it beats every 2 s."""
+"""A node that gave no sign of life for so long counts as lost; it beats every 2 s, through a bucket every 10 s."""
+
+BOOT_LIMIT_S = 300.0
+"""Longest wait for the first sign of life of a rented machine, which boots and unpacks meanwhile."""
 
 LOG_TAIL_LINES = 15
 LOG_TAIL_BYTES = 4_000
@@ -34,36 +40,64 @@ def follow_training(
     Raises:
         TrainingError: A node failed or fell silent; the message names the worker, its stage and its last step.
     """
-    started_s = time.time()
+    pulse = Pulse(first_limit_s=SILENCE_LIMIT_S if run.is_local else BOOT_LIMIT_S)
     reported: Progress | None = None
     waiting = {node.node_id for node in cluster.nodes}
     while waiting:
+        stamps = run.stamps("nodes")
         for node_id in sorted(waiting):
-            end = run.read_json(node_key(node_id, "exit.json"))
-            if end is not None and end["exit_status"] != 0:
+            if node_key(node_id, EXIT) not in stamps:
+                pulse.check(node_id, stamps.get(node_key(node_id, HEARTBEAT)))
+                continue
+            end = run.require_json(node_key(node_id, EXIT))
+            if end["exit_status"] != 0:
                 raise _failure(run, cluster, node_id, end["exit_status"], end["log_tail"])
-            if end is not None:
-                waiting.discard(node_id)
-            else:
-                _check_sign_of_life(run, node_id, started_s)
+            waiting.discard(node_id)
         progress = read_progress(run)
         if progress is not None and progress != reported:
             on_progress(progress)
             reported = progress
         if waiting:
-            time.sleep(POLL_INTERVAL_S)
+            time.sleep(POLL_INTERVAL_S if run.is_local else BUCKET_POLL_INTERVAL_S)
     return read_training_run(run)
 
 
-def _check_sign_of_life(run: RunDirectory, node_id: str, started_s: float) -> None:
-    heartbeat = run.read_json(node_key(node_id, "heartbeat.json"))
-    last_s = heartbeat["beat_at_s"] if heartbeat is not None else started_s
-    silence_s = time.time() - last_s
-    if silence_s > SILENCE_LIMIT_S:
-        raise TrainingError(
-            f"a node must give a sign of life every {SILENCE_LIMIT_S:.0f} s, but {node_id} has been silent for "
-            f"{silence_s:.0f} s; its machine was probably lost. Resume the run to go on from the last checkpoint"
-        )
+class Pulse:
+    """Tells which node has fallen silent, by this machine's clock alone: theirs may be wrong.
+
+    Args:
+        first_limit_s: Longest wait for the first sign of life.
+    """
+
+    def __init__(self, *, first_limit_s: float) -> None:
+        self._first_limit_s = first_limit_s
+        self._started_s = time.monotonic()
+        self._last: dict[str, tuple[int, float]] = {}
+        """Stamp of the newest beat of a node, and when it was seen first."""
+
+    def check(self, node_id: str, stamp: int | None) -> None:
+        """Take in the stamp of a node's newest beat.
+
+        Raises:
+            TrainingError: It has been the same for too long, or there has been none.
+        """
+        now_s = time.monotonic()
+        if stamp is not None and self._last.get(node_id, (None, 0.0))[0] != stamp:
+            self._last[node_id] = (stamp, now_s)
+        if node_id in self._last:
+            silence_s = now_s - self._last[node_id][1]
+            if silence_s > SILENCE_LIMIT_S:
+                raise TrainingError(
+                    f"a node must give a sign of life every {SILENCE_LIMIT_S:.0f} s, but {node_id} has been silent "
+                    f"for {silence_s:.0f} s; its machine was probably lost. Resume the run to go on from the last "
+                    f"checkpoint"
+                )
+        elif now_s - self._started_s > self._first_limit_s:
+            raise TrainingError(
+                f"a node must give a sign of life within {self._first_limit_s:.0f} s of its launch, but {node_id} "
+                f"gave none; its system log tells how far its start came, and a bucket that its role may not "
+                f"write is the usual cause"
+            )
 
 
 def _failure(

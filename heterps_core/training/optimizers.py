@@ -36,7 +36,7 @@ class DenseOptimizer:
                 for name in self.state_names:
                     optimizer.state[parameter][name] = torch.zeros_like(parameter)
                 if self.counts_steps:
-                    optimizer.state[parameter]["step"] = torch.zeros(())
+                    optimizer.state[parameter]["step"] = torch.zeros((), device=parameter.device)
         return optimizer
 
 

@@ -1,15 +1,18 @@
-"""The order in which a stage runs forward and backward passes of the micro-batches of a step: 1F1B."""
+"""The order in which a stage runs forward and backward passes of the micro-batches of a step: 1F1B.
+
+Gradients of weights are in neither: they are worked out whenever a stage waits (`weight_gradients`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-WARMUP_PER_STAGE = 2
+WARMUP_PER_STAGE = 4
 """Forward passes that a stage runs ahead of the stage behind it, where nobody says otherwise.
 
-With 1 a stage waits for every message there and back; with 2 one is always on its way while another is worked on.
-More costs memory and gains at most a percent in steps that flush (simulated; docs/LOG.md).
+With 1 a stage waits for every message there and back. 2 close the gaps where weight gradients fill them and messages
+take no time; 4 also hide messages as long as a pass (simulated; docs/LOG.md). What is alive never exceeds a batch.
 """
 
 

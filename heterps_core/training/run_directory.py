@@ -8,11 +8,13 @@ folder is a local path or, with the same code, a bucket ("s3://bucket/prefix", t
     stop                          asks for a checkpoint and an end
     progress.json                 where training is; replaced every second or so
     steps/<first step>.json       metrics of consecutive steps, written once
+    staleness/<server>.json       how old the rows were that a parameter server handed out
     checkpoints/<step>/           complete where it has a manifest.json
     nodes/<node id>/heartbeat.json, exit.json, workers.log
     failures/rank-<rank>.json     what a worker died of
     result.json                   quality and counts; written at the good end
     reserve                       room for the last words of nodes on a full disk
+    usage/<process>.json          what a process asked of the bucket, written at its end
     data/                         the prepared data set, where nodes do not see the flow's disk
 """
 
@@ -20,12 +22,14 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pyarrow import fs
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.training.storage_usage import StorageUsage
 
 JOB = "job.json"
 CLUSTER = "cluster.json"
@@ -33,12 +37,20 @@ STOP = "stop"
 PROGRESS = "progress.json"
 RESULT = "result.json"
 STEPS = "steps"
+STALENESS = "staleness"
+USAGE = "usage"
 CHECKPOINTS = "checkpoints"
 FAILURES = "failures"
 DATA = "data"
 RESERVE = "reserve"
 RESERVED_BYTES = 262_144
 """A few kilobytes for each node and worker that has something to say when the disk is full."""
+
+_PART_BYTES = 10 * 1024**2
+"""Arrow writes larger files in parts of this size, each a request, with one before and one after."""
+
+_BLOCK_BYTES = 16 * 1024**2
+"""Read at once where files are copied, each a request."""
 
 _MAX_READS = 50
 """Of a file that is replaced again and again; two writes a second leave hundreds of milliseconds to read."""
@@ -56,9 +68,11 @@ class RunDirectory:
 
     def __init__(self, location: str) -> None:
         self.location = location
+        self.usage = StorageUsage()
+        """What this process asked of a bucket; a local folder costs nothing."""
         try:
             if "://" in location:
-                self._files, self._root = fs.FileSystem.from_uri(location)
+                self._files, self._root = fs.FileSystem.from_uri(_with_small_writes(location))
             else:
                 self._files, self._root = fs.LocalFileSystem(), str(Path(location).absolute())
         except (ValueError, OSError) as error:
@@ -80,6 +94,7 @@ class RunDirectory:
         if not self.is_local:
             with self._files.open_output_stream(target) as stream:
                 stream.write(content)
+            self._count_write(len(content))
             return
         folder = Path(target).parent
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,10 +135,12 @@ class RunDirectory:
                     content = bytes(stream.read())
                 if self.is_local:
                     return content
+                self._count(get_requests=3, bytes_read=len(content))
                 with self._files.open_input_stream(target, compression=None) as stream:
                     if stream.metadata() == before:
                         return content
         except FileNotFoundError:
+            self._count(get_requests=1)
             return None
         raise OSError(f"{key} in {self.location} was replaced during each of {_MAX_READS} reads")
 
@@ -149,11 +166,14 @@ class RunDirectory:
 
     def exists(self, key: str) -> bool:
         """Return whether there is such a file or folder."""
-        return bool(self._files.get_file_info(f"{self._root}/{key}").type != fs.FileType.NotFound)
+        is_there = bool(self._files.get_file_info(f"{self._root}/{key}").type != fs.FileType.NotFound)
+        self._count(get_requests=1, put_requests=0 if is_there else 1)
+        return is_there
 
     def names(self, key: str) -> list[str]:
         """Return the sorted names of files and folders directly under a folder; none where it is missing."""
         selector = fs.FileSelector(f"{self._root}/{key}", allow_not_found=True)
+        self._count(put_requests=1)
         names = [info.base_name for info in self._files.get_file_info(selector)]
         return sorted(name for name in names if not name.startswith("."))
 
@@ -161,26 +181,74 @@ class RunDirectory:
         """Return the bytes of each file directly under a folder."""
         selector = fs.FileSelector(f"{self._root}/{key}", allow_not_found=True)
         infos = self._files.get_file_info(selector)
+        self._count(put_requests=1)
         return {info.base_name: info.size for info in infos if info.type == fs.FileType.File}
+
+    def stamps(self, key: str) -> dict[str, int]:
+        """Return when each file below a folder was last written, in the store's own clock (ns), by its key.
+
+        One request tells of all files of all nodes.
+        """
+        selector = fs.FileSelector(f"{self._root}/{key}", allow_not_found=True, recursive=True)
+        self._count(put_requests=1)
+        infos = [info for info in self._files.get_file_info(selector) if info.type == fs.FileType.File]
+        return {info.path.removeprefix(f"{self._root}/"): info.mtime_ns for info in infos}
 
     def upload_folder(self, source: Path, key: str) -> None:
         """Copy the files directly in a folder of this machine to a folder of the run."""
         self._files.create_dir(f"{self._root}/{key}", recursive=True)
+        self._count(put_requests=2, get_requests=1)
         for path in sorted(source.iterdir()):
-            fs.copy_files(str(path), f"{self._root}/{key}/{path.name}", fs.LocalFileSystem(), self._files)
+            target = f"{self._root}/{key}/{path.name}"
+            local = fs.LocalFileSystem()
+            fs.copy_files(str(path), target, local, self._files, chunk_size=_BLOCK_BYTES)
+            self._count_write(path.stat().st_size)
 
     def download_folder(self, key: str, target: Path) -> None:
         """Copy the files directly in a folder of the run to a folder of this machine."""
         target.mkdir(parents=True, exist_ok=True)
-        for name in self.file_sizes(key):
-            fs.copy_files(f"{self._root}/{key}/{name}", str(target / name), self._files, fs.LocalFileSystem())
+        for name, size in self.file_sizes(key).items():
+            source, local = f"{self._root}/{key}/{name}", fs.LocalFileSystem()
+            fs.copy_files(source, str(target / name), self._files, local, chunk_size=_BLOCK_BYTES)
+            self._count(get_requests=2 + max(-(-size // _BLOCK_BYTES), 1), bytes_read=size)
+
+    def download_ranges(self, key: str, target: Path, ranges: Sequence[tuple[int, int]]) -> None:
+        """Make a file of the same size, and fill the given (first, stop) bytes of it; the rest are holes."""
+        with self._files.open_input_file(f"{self._root}/{key}") as source, target.open("wb") as file:
+            file.truncate(source.size())
+            self._count(get_requests=1)
+            for first, stop in ranges:
+                source.seek(first)
+                file.seek(first)
+                for start in range(first, stop, _BLOCK_BYTES):
+                    file.write(source.read(min(_BLOCK_BYTES, stop - start)))
+                    self._count(get_requests=1)
+                self._count(bytes_read=stop - first)
 
     def delete_file(self, key: str) -> None:
         """Delete a file; a missing one is no error."""
         if self.exists(key):
             self._files.delete_file(f"{self._root}/{key}")
+            self._count(get_requests=1, put_requests=1)
 
     def delete_folder(self, key: str) -> None:
         """Delete a folder with all below it; a missing one is no error."""
         if self.exists(key):
             self._files.delete_dir(f"{self._root}/{key}")
+            self._count(get_requests=1, put_requests=4)
+
+    def _count_write(self, num_bytes: int) -> None:
+        """Count the requests of a written file: one, or one for each part and two around them."""
+        num_parts = -(-num_bytes // _PART_BYTES)
+        self._count(put_requests=1 if num_bytes < _PART_BYTES else num_parts + 2, bytes_written=num_bytes)
+
+    def _count(self, **more: int) -> None:
+        if not self.is_local:
+            self.usage += StorageUsage(**more)
+
+
+def _with_small_writes(location: str) -> str:
+    """Let Arrow write a small file with one request instead of the three of an upload in parts."""
+    if not location.startswith("s3://") or "allow_delayed_open" in location:
+        return location
+    return f"{location}{'&' if '?' in location else '?'}allow_delayed_open=true"

@@ -42,6 +42,28 @@ def replica_slice(num_rows: int, num_replicas: int, replica: int) -> RowSlice:
     return RowSlice(num_rows * replica // num_replicas, num_rows * (replica + 1) // num_replicas)
 
 
+def batch_slices(
+    num_rows: int, *, num_microbatches: int, num_replicas: int, replica: int
+) -> list[tuple[int, RowSlice]]:
+    """Return for each micro-batch of a batch its size and a replica's rows of it, counted from the batch's first.
+
+    Micro-batches without a row are left out.
+
+    Example:
+        >>> batch_slices(8, num_microbatches=2, num_replicas=2, replica=1)
+        [(4, RowSlice(first=2, stop=4)), (4, RowSlice(first=6, stop=8))]
+    """
+    slices = []
+    for index in range(num_microbatches):
+        microbatch = replica_slice(num_rows, num_microbatches, index)
+        mine = replica_slice(microbatch.num_rows, num_replicas, replica)
+        if microbatch.num_rows:
+            slices.append(
+                (microbatch.num_rows, RowSlice(microbatch.first + mine.first, microbatch.first + mine.stop))
+            )
+    return slices
+
+
 def routes_to_neighbour(
     num_rows: int, *, num_replicas: int, replica: int, num_peer_replicas: int
 ) -> tuple[Route, ...]:

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from heterps_core.data.batch import ClickBatch
 from heterps_core.models.chain import run_layers
 from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.models.tail_linear import TailLinear
+from heterps_core.training.weight_gradients import WeightGradients
 
 Operation: TypeAlias = Callable[[ClickBatch, Tensor | None], Tensor]
 
@@ -37,9 +39,6 @@ LARGEST_HEAP_BLOCK_BYTES = 2**25
 
 LARGEST_FREE_HEAP_BYTES = 2**29
 """More than a batch of activations; what is free beyond goes back to the system."""
-
-FLOATS_PER_REGISTER = 16
-"""Of AVX-512. MKL finds the gradient of a weight faster transposed (1.1 times) where rows are no multiple of it."""
 
 
 def keep_freed_memory() -> None:
@@ -57,12 +56,19 @@ def keep_freed_memory() -> None:
 class StageLayers:
     """Consecutive layers of a chain as one function.
 
+    A backward pass leaves the gradients of fully connected layers' parameters in `weight_gradients`; other
+    parameters get theirs at once.
+
     Args:
         layers: In order; embeddings have their tables.
         precision: Name in `PRECISIONS`.
+        puts_off: Let weight gradients wait; see `weight_gradients`.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], *, precision: str = "fp32") -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], *, precision: str = "fp32", puts_off: bool = True
+    ) -> None:
+        self.weight_gradients = WeightGradients(is_put_off=puts_off)
         self._dtype = DTYPES[precision]
         self._operations: list[Operation] = []
         followers: list[nn.Module | None] = [*layers[1:], None]
@@ -86,76 +92,73 @@ class StageLayers:
             dtype = self._dtype if type(follower) is nn.Linear else torch.float32
             return partial(layer, dtype=dtype)
         if type(layer) is nn.Linear:
-            return partial(_run_linear, layer, type(follower) is nn.ReLU, self._dtype)
+            return partial(self._run_linear, layer, type(follower) is nn.ReLU)
+        if type(layer) is TailLinear:
+            return partial(self._run_tail_linear, layer)
         return partial(_run_other, layer, self._dtype)
 
+    def _run_linear(
+        self, linear: nn.Linear, has_relu: bool, _: ClickBatch, activation_BI: Tensor | None
+    ) -> Tensor:
+        assert activation_BI is not None
+        return _Linear.apply(  # type: ignore[no-any-return, no-untyped-call]
+            activation_BI, linear.weight, linear.bias, linear, has_relu, self._dtype, self.weight_gradients
+        )
 
-def _run_linear(
-    linear: nn.Linear, has_relu: bool, dtype: torch.dtype, _: ClickBatch, activation_BI: Tensor | None
-) -> Tensor:
-    assert activation_BI is not None
-    return fused_linear(activation_BI, linear, has_relu=has_relu, dtype=dtype)
+    def _run_tail_linear(self, layer: TailLinear, batch: ClickBatch, activation_BW: Tensor | None) -> Tensor:
+        assert activation_BW is not None
+        kept, tail = activation_BW[:, : layer.kept_width], activation_BW[:, layer.kept_width :]
+        return torch.cat([kept, self._run_linear(layer.linear, False, batch, tail)], 1)
 
 
 def _run_other(
     layer: nn.Module, dtype: torch.dtype, batch: ClickBatch, activation_BW: Tensor | None
 ) -> Tensor:
-    with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+    device_type = "cpu" if activation_BW is None else activation_BW.device.type
+    with torch.autocast(device_type, dtype, enabled=dtype is not torch.float32):
         return run_layers([layer], batch, activation_BW)
 
 
-def fused_linear(input_BI: Tensor, linear: nn.Linear, *, has_relu: bool, dtype: torch.dtype) -> Tensor:
-    """Apply a fully connected layer and, if `has_relu`, a ReLU.
+class _Linear(torch.autograd.Function):
+    """A fully connected layer and, if `has_relu`, a ReLU; the gradients of its parameters are put off."""
 
-    Returns:
-        Tensor [B, O] of type `dtype`.
-    """
-    if input_BI.device.type == "cpu" and has_fused_linear(dtype):
-        return _FusedLinear.apply(input_BI, linear.weight, linear.bias, has_relu, dtype)  # type: ignore[no-any-return, no-untyped-call]
-    bias = None if linear.bias is None else linear.bias.to(dtype)
-    output_BO = F.linear(input_BI.to(dtype), linear.weight.to(dtype), bias)
-    return F.relu(output_BO) if has_relu else output_BO
-
-
-class _FusedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         input_BI: Tensor,
         weight_OI: Tensor,
         bias_O: Tensor | None,
+        linear: nn.Linear,
         has_relu: bool,
         dtype: torch.dtype,
+        weight_gradients: WeightGradients,
     ) -> Tensor:
         ctx.input_dtype = input_BI.dtype
         input_BI, weight_OI = input_BI.to(dtype), weight_OI.to(dtype)
-        output_BO = _linear(input_BI, weight_OI, None if bias_O is None else bias_O.to(dtype), has_relu)
+        output_BO = _multiply(input_BI, weight_OI, None if bias_O is None else bias_O.to(dtype), has_relu)
         ctx.save_for_backward(input_BI, weight_OI, output_BO if has_relu else None)
-        ctx.has_bias = bias_O is not None
+        ctx.linear, ctx.weight_gradients = linear, weight_gradients
         return output_BO
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None, None, None]:
         input_BI, weight_OI, output_BO = ctx.saved_tensors
         (gradient_BO,) = gradients
         if output_BO is not None:
             gradient_BO = torch.ops.aten.threshold_backward(gradient_BO, output_BO, 0)
+        ctx.weight_gradients.add(ctx.linear, gradient_BO=gradient_BO, input_BI=input_BI)
         input_gradient = None
         if ctx.needs_input_grad[0]:
-            input_gradient = _linear(gradient_BO, weight_OI.t(), None, False).to(ctx.input_dtype)
-        bias_gradient = gradient_BO.sum(0).float() if ctx.has_bias else None
-        return input_gradient, _weight_gradient(gradient_BO, input_BI), bias_gradient, None, None
+            input_gradient = _multiply(gradient_BO, weight_OI.t(), None, False).to(ctx.input_dtype)
+        return input_gradient, None, None, None, None, None, None
 
 
-def _linear(input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, has_relu: bool) -> Tensor:
-    activation = "relu" if has_relu else "none"
-    return torch.ops.mkldnn._linear_pointwise(input_BI, weight_OI, bias_O, activation, [], "")  # type: ignore[no-any-return]
-
-
-def _weight_gradient(gradient_BO: Tensor, input_BI: Tensor) -> Tensor:
-    if input_BI.dtype == torch.float32 and input_BI.shape[1] % FLOATS_PER_REGISTER:
-        return torch.mm(input_BI.t(), gradient_BO).t().contiguous()
-    return torch.mm(gradient_BO.t(), input_BI).float()
+def _multiply(input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, has_relu: bool) -> Tensor:
+    if input_BI.device.type == "cpu" and has_fused_linear(input_BI.dtype):
+        activation = "relu" if has_relu else "none"
+        return torch.ops.mkldnn._linear_pointwise(input_BI, weight_OI, bias_O, activation, [], "")  # type: ignore[no-any-return]
+    output_BO = F.linear(input_BI, weight_OI, bias_O)
+    return F.relu(output_BO) if has_relu else output_BO
 
 
 @functools.cache

@@ -7,7 +7,16 @@ from pathlib import Path
 from heterps_core.cluster import Cluster
 from heterps_core.data.manifest import MANIFEST_NAME
 from heterps_core.training.job import TrainingJob
-from heterps_core.training.run_directory import CLUSTER, DATA, FAILURES, JOB, RESULT, STOP, RunDirectory
+from heterps_core.training.run_directory import (
+    CLUSTER,
+    DATA,
+    FAILURES,
+    JOB,
+    RESULT,
+    STOP,
+    USAGE,
+    RunDirectory,
+)
 
 
 def submit_job(run: RunDirectory, job: TrainingJob) -> None:
@@ -19,9 +28,10 @@ def submit_job(run: RunDirectory, job: TrainingJob) -> None:
     for key in (CLUSTER, RESULT, STOP):
         run.delete_file(key)
     for node in run.names("nodes"):
-        run.delete_file(f"nodes/{node}/exit.json")
-        run.delete_file(f"nodes/{node}/heartbeat.json")
+        for name in ("exit.json", "heartbeat.json", "leaving.json"):
+            run.delete_file(f"nodes/{node}/{name}")
     run.delete_folder(FAILURES)
+    run.delete_folder(USAGE)
     if not run.is_local and not run.exists(f"{DATA}/{MANIFEST_NAME}"):
         run.upload_folder(Path(job.dataset), DATA)
     run.reserve_space()

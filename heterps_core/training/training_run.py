@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from heterps_core.data.quality import ClickQuality
 from heterps_core.errors import TrainingError
+from heterps_core.training.process_report import idle_shares, read_process_reports, storage_of
 from heterps_core.training.run_directory import RESULT, RunDirectory
 from heterps_core.training.step_metrics import StepMetrics, read_steps
+from heterps_core.training.storage_usage import StorageUsage
 
 WARMUP_SHARE = 0.1
 """Share of an attempt's first steps that does not count for throughput: allocation, caches, first connections."""
@@ -30,11 +32,23 @@ class TrainingRun:
     num_repeated_steps: int
     """Done again because a failure came between them and the next checkpoint."""
 
+    trained_seconds: float
+    """In which workers ran steps, over all attempts; start-up, evaluation and teardown are not of it."""
+
+    repeated_seconds: float
+    """Of these, for steps that were done again later."""
+
     throughput_samples_per_s: float
     """Over the steps after the warm-up, by the clock; pauses for checkpoints count."""
 
     undisturbed_throughput_samples_per_s: float
     """Of the median step after the warm-up: what a prediction of the step time should meet."""
+
+    idle_shares: Mapping[int, float]
+    """By stage: the share of its workers' time, in [0, 1], in which they waited for other stages."""
+
+    storage: StorageUsage
+    """What all processes but this one asked of the bucket."""
 
     quality: ClickQuality
     """Of the trained model on the held-out rows."""
@@ -52,16 +66,21 @@ def read_training_run(run: RunDirectory) -> TrainingRun:
             f"a finished run must have {RESULT} in its folder {run.location}, but it has none"
         )
     attempts = read_steps(run)
+    reports = read_process_reports(run)
     by_step = {metrics.step: metrics for attempt in attempts for metrics in attempt}
     return TrainingRun(
         is_complete=result["is_complete"],
         steps=tuple(by_step[step] for step in sorted(by_step)),
         num_attempts=len(attempts),
         num_repeated_steps=sum(len(attempt) for attempt in attempts) - len(by_step),
+        trained_seconds=sum(attempt[-1].elapsed_s for attempt in attempts if attempt),
+        repeated_seconds=sum(_repeated_seconds(a, later) for a, later in itertools.pairwise(attempts)),
         throughput_samples_per_s=clock_throughput_samples_per_s(attempts[-1] if attempts else []),
         undisturbed_throughput_samples_per_s=median_throughput_samples_per_s(
             attempts[-1] if attempts else []
         ),
+        idle_shares=idle_shares(reports),
+        storage=storage_of(reports),
         quality=ClickQuality(**result["quality"]),
     )
 
@@ -84,6 +103,14 @@ def median_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float:
         after.num_samples / (after.elapsed_s - before.elapsed_s)
         for before, after in itertools.pairwise(counted)
     )
+
+
+def _repeated_seconds(attempt: Sequence[StepMetrics], later: Sequence[StepMetrics]) -> float:
+    """Return the time of an attempt's steps that the next one began before."""
+    if not attempt or not later:
+        return 0.0
+    kept = [metrics.elapsed_s for metrics in attempt if metrics.step < later[0].step]
+    return attempt[-1].elapsed_s - max(kept, default=0.0)
 
 
 def _after_warmup(steps: Sequence[StepMetrics]) -> Sequence[StepMetrics]:

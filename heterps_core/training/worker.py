@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from heterps_core.cluster import Cluster
+from heterps_core.compute_device import CPU
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.quality import measure_quality
 from heterps_core.embeddings.row_kernels import row_kernels
@@ -25,9 +26,20 @@ from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.failures import LostWorkerError, WorkerFailure, now_s, root_cause, write_failure
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.node import DATASET_VARIABLE, NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE
+from heterps_core.training.node import DATASET_VARIABLE
+from heterps_core.training.node_life import (
+    NODE_ID_VARIABLE,
+    RUN_DIRECTORY_VARIABLE,
+    own_node,
+    runs_here_for_rehearsal,
+)
+from heterps_core.training.parameter_server import ParameterServer
+from heterps_core.training.process_report import ProcessReport, write_process_report
 from heterps_core.training.rank_layout import RankLayout, WorkerPlace, fingerprint, layout_from_places
 from heterps_core.training.run_directory import CLUSTER, JOB, RESULT, STEPS, RunDirectory
+from heterps_core.training.shared_memory_boundary import connect_neighbours
+from heterps_core.training.shared_memory_link import SharedMemoryLink
+from heterps_core.training.stage_device import is_gpu, join_by_nccl, stage_device
 from heterps_core.training.stage_model import build_stage_model
 from heterps_core.training.stage_runner import SILENCE_LIMIT_S, StageRunner
 from heterps_core.training.step_metrics import MetricWriter
@@ -66,19 +78,40 @@ class Worker:
         ids_groups = [dist.new_group(list(ranks), timeout=START_LIMIT) for ranks in layout.ranks]
         is_alone = len(layout.ranks[self.stage]) == 1
         group = None if is_alone else groups[self.stage]
-        loop = self._build_loop(job, layout, group, None if is_alone else ids_groups[self.stage])
+        link = None
+        serves = job.config.has_servers and self.stage == 0
+        # A parameter server's rows are read and updated on the host.
+        device = CPU if serves else self._device(cluster, job)
+        device_group = group
+        if any(is_gpu(stage.device_type) for stage in job.stages):
+            device_group = join_by_nccl(layout, device, limit=GROUP_LIMIT) or group
+        is_on_one_node = sum(node.stage == self.stage for node in cluster.nodes) == 1
+        if group is not None and is_on_one_node and not serves and device == CPU:
+            limit_s = START_LIMIT.total_seconds()
+            link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=limit_s)
+        asks_ahead = group is not None and link is None
+        loop = self._build_loop(
+            job,
+            layout,
+            device=device,
+            group=group,
+            device_group=device_group,
+            ids_group=ids_groups[self.stage] if asks_ahead else None,
+            link=link,
+        )
         cursor = load_latest_checkpoint(self.run, loop.model, group=group) or TrainingCursor()
         self.step = cursor.step
-        if loop.model.tables:
+        if loop.model.tables or loop.model.pulled_tables:
             # The first worker of a machine compiles them, which takes seconds that nobody waits for later on.
             row_kernels()
         # From here on all are at work, and nobody has a reason to be silent for long.
         dist.barrier()
         logger.info(
-            "rank %d is stage %d replica %d, starts at step %d",
+            "rank %d is stage %d replica %d on %s, starts at step %d",
             self.rank,
             self.stage,
             self.replica,
+            device,
             cursor.step,
         )
         end = loop.train(cursor)
@@ -87,8 +120,22 @@ class Worker:
             quality = measure_quality(loop.dataset.eval_labels, logits)
             is_complete = end.epoch >= job.config.num_epochs
             self.run.write_json(RESULT, {"is_complete": is_complete, "quality": asdict(quality)})
+        loop.close()
+        self._report(loop.runner)
         dist.barrier()
         dist.destroy_process_group()
+
+    def _report(self, runner: StageRunner | ParameterServer) -> None:
+        """Tell the flow what this worker asked of the bucket, and how long it waited for other stages."""
+        report = ProcessReport(storage=self.run.usage)
+        if isinstance(runner, StageRunner):
+            report = replace(
+                report,
+                stage=self.stage,
+                trained_seconds=runner.trained_seconds,
+                waited_seconds=runner.waited_seconds,
+            )
+        write_process_report(self.run, f"rank-{self.rank:05d}", report)
 
     def fail(self, error: BaseException) -> int:
         """Leave last words and return the exit status."""
@@ -117,23 +164,48 @@ class Worker:
         self,
         job: TrainingJob,
         layout: RankLayout,
+        *,
+        device: torch.device,
         group: dist.ProcessGroup | None,
+        device_group: dist.ProcessGroup | None,
         ids_group: dist.ProcessGroup | None,
+        link: SharedMemoryLink | None,
     ) -> TrainingLoop:
         assert self.stage is not None
         assert self.replica is not None
         dataset = PreparedDataset.open(os.environ[DATASET_VARIABLE])
-        model = build_stage_model(job.model, dataset.features, job.config, job.stages, self.stage, group)
-        runner = StageRunner(
-            list(model.layers.values()),
+        if job.config.has_servers:
+            layout = layout.with_servers()
+        neighbours = connect_neighbours(layout, rank=self.rank, device=device)
+        model = build_stage_model(
+            job.model,
+            dataset.features,
+            job.config,
+            job.stages,
+            self.stage,
+            group,
+            link,
             layout=layout,
-            stage=self.stage,
-            replica=self.replica,
-            input_width=model.input_width,
-            output_width=model.output_width,
-            group=group,
-            precision=job.config.precision,
+            device=device,
+            device_group=device_group,
         )
+        runner: StageRunner | ParameterServer
+        if self.rank in layout.servers:
+            runner = ParameterServer(list(model.tables.values()), layout=layout, replica=self.replica)
+        else:
+            runner = StageRunner(
+                list(model.layers.values()),
+                layout=layout,
+                stage=self.stage - job.config.has_servers,
+                replica=self.replica,
+                input_width=model.input_width,
+                output_width=model.output_width,
+                group=device_group,
+                precision=job.config.precision,
+                link=link,
+                neighbours=neighbours,
+                device=device,
+            )
         metrics = None
         if runner.is_last and self.replica == 0:
             num_steps = job.config.num_epochs * dataset.num_batches(job.config.batch_size)
@@ -149,6 +221,18 @@ class Worker:
             metrics=metrics,
             on_step=self._finish_step,
         )
+
+    def _device(self, cluster: Cluster, job: TrainingJob) -> torch.device:
+        assert self.stage is not None
+        assert self.replica is not None
+        device_type = job.stages[self.stage].device_type
+        if runs_here_for_rehearsal():
+            # All nodes of the stage are this machine.
+            num_slots = job.replicas_per_stage[self.stage]
+            return stage_device(device_type, self.replica, num_slots=num_slots, is_rehearsal=True)
+        num_slots = own_node(cluster).num_workers
+        slot = int(os.environ["LOCAL_RANK"])
+        return stage_device(device_type, slot, num_slots=num_slots, is_rehearsal=False)
 
     def _finish_step(self, step: int) -> None:
         self.step = step

@@ -12,6 +12,7 @@ import torch
 from heterps_core.embeddings import row_kernels
 from heterps_core.embeddings.row_kernels import RowKernels, build
 from heterps_core.embeddings.row_optimizers import ROW_OPTIMIZERS, get_row_optimizer
+from heterps_core.embeddings.row_range import RowRange
 from heterps_core.embeddings.sharded_table import ShardedTable
 
 NUM_ROWS = 40
@@ -54,6 +55,31 @@ def test_an_update_is_the_one_that_torch_makes(kernels, monkeypatch, name, width
     for key, value in states["torch"].items():
         torch.testing.assert_close(states["kernel"][key], value, rtol=1e-5, atol=1e-6)
     assert not torch.equal(tables["torch"], start)
+
+
+@pytest.mark.parametrize("which", ["kernel", "torch"])
+@pytest.mark.parametrize("cut", [0, 13, NUM_ROWS])
+def test_shards_pass_over_the_rows_of_others_and_learn_together_what_one_table_learns(
+    kernels, monkeypatch, which, cut
+):
+    optimizer = get_row_optimizer("rowwise-adagrad")()
+    monkeypatch.setattr(row_kernels, "row_kernels", lambda: kernels if which == "kernel" else None)
+    start = torch.randn(NUM_ROWS, 16)
+    whole, state = start.clone(), optimizer.new_state(NUM_ROWS, 16)
+    shards = [RowRange(0, cut), RowRange(cut, NUM_ROWS)]
+    cuts = [start[shard.first : shard.stop].clone() for shard in shards]
+    states = [optimizer.new_state(shard.num_rows, 16) for shard in shards]
+    for step in range(3):
+        parts = [
+            make_part(2 * step, 20, 3, 16, torch.float32),
+            make_part(2 * step + 1, 11, 1, 16, torch.float32),
+        ]
+        optimizer.update_repeated(whole, state, parts, learning_rate=0.1)
+        for shard, weight, own_state in zip(shards, cuts, states, strict=True):
+            optimizer.update_repeated(weight, own_state, parts, learning_rate=0.1, shard=shard)
+
+    torch.testing.assert_close(torch.cat(cuts), whole, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(whole, start)
 
 
 def test_the_number_of_threads_does_not_change_a_bit(kernels):

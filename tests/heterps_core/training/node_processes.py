@@ -28,7 +28,7 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import follow_training
-from heterps_core.training.node import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE
+from heterps_core.training.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE
 from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.submission import publish_cluster, submit_job

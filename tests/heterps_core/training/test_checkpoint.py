@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import ROW_OPTIMIZERS
@@ -22,12 +23,14 @@ from tests.worker_processes import run_in_processes
 FEATURES = FeatureSpec(num_dense=2, slot_rows=(11, 6))
 
 
-def make_stage(optimizer: str, num_replicas: int, seed: int) -> StageModel:
+def make_stage(optimizer: str, num_replicas: int, seed: int, device: torch.device = CPU) -> StageModel:
     config = TrainingConfig(
         batch_size=8, num_microbatches=1, num_epochs=1, seed=seed, embedding_optimizer=optimizer
     )
     group = dist.group.WORLD if num_replicas > 1 else None
-    return build_stage_model("ctrdnn", FEATURES, config, [Stage(0, 7, "cpu", num_replicas)], 0, group)
+    return build_stage_model(
+        "ctrdnn", FEATURES, config, [Stage(0, 7, "cpu", num_replicas)], 0, group, device=device
+    )
 
 
 def train_and_save(rank: int, optimizer: str, folder: str) -> dict[str, list[float]]:
@@ -53,3 +56,50 @@ def test_state_saved_by_two_replicas_is_read_by_one(optimizer: str, tmp_path: Pa
     assert set(tensors) == set(shards[0])
     for name, tensor in tensors.items():
         assert torch.equal(tensor, torch.tensor(shards[0][name] + shards[1][name]))
+
+
+def save_alone(rank: int, optimizer: str, folder: str, device: torch.device) -> None:
+    stage = make_stage(optimizer, 1, seed=1, device=device)
+    batch = ClickBatch(
+        dense=torch.ones(3, 2), ids=torch.tensor([[4, 1], [3, 5], [10, 2]]), labels=torch.zeros(3)
+    )
+    activation = None
+    for name, layer in stage.layers.items():
+        activation = layer(batch.to(device), activation) if name == "embedding" else layer(activation)
+    activation.sum().backward()
+    stage.apply_gradients(dense_learning_rate=0.1, embedding_learning_rate=0.1)
+    torch.save({name: tensor.cpu() for name, tensor in tensors_of(stage).items()}, f"{folder}/saved.pt")
+    save_checkpoint(RunDirectory(folder), stage, TrainingCursor(), group=None)
+
+
+def tensors_of(stage: StageModel) -> dict[str, torch.Tensor]:
+    found = dict(stage.tables["embedding"].tensors())
+    for layer_name, layer in stage.layers.items():
+        for name, parameter in layer.named_parameters():
+            found[f"{layer_name}.{name}"] = parameter.detach()
+            for key, tensor in stage.dense_optimizer.state[parameter].items():
+                found[f"{layer_name}.{name}.{key}"] = tensor
+    return found
+
+
+CARD = torch.device("cuda", 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("devices", [(CPU, CARD), (CARD, CPU), (CARD, CARD)], ids=str)
+@pytest.mark.parametrize("optimizer", ROW_OPTIMIZERS)
+def test_what_one_device_saved_another_reads(
+    optimizer: str, devices: tuple[torch.device, torch.device], tmp_path: Path
+) -> None:
+    run_in_processes(save_alone, 1, optimizer, str(tmp_path), devices[0])
+    stage = make_stage(optimizer, 1, seed=2, device=devices[1])
+
+    load_latest_checkpoint(RunDirectory(str(tmp_path)), stage, group=None)
+
+    saved = torch.load(tmp_path / "saved.pt")
+    found = tensors_of(stage)
+    assert set(found) == set(saved)
+    for name, tensor in found.items():
+        assert tensor.device == devices[1]
+        assert torch.equal(tensor.cpu(), saved[name])

@@ -38,6 +38,15 @@ def test_an_error_comes_before_the_losses_that_it_caused(tmp_path):
     assert told(tmp_path, failure(0, 5.0, lost=(1, 1, 0)), failure(1, 6.0, lost=(2, 2, 0)), cause) == cause
 
 
+def test_a_loss_that_is_no_number_comes_before_the_gradients_that_it_spoils(tmp_path):
+    spoiled = failure(0, 5.0, is_cause=True, error_type="SpoiledGradientsError")
+    waiting = failure(2, 4.0, lost=(1, 1, 0))
+
+    assert told(tmp_path / "one", spoiled, waiting) == spoiled
+    loss = failure(1, 6.0, is_cause=True, error_type="TrainingError")
+    assert told(tmp_path / "both", spoiled, waiting, loss) == loss
+
+
 def test_in_a_row_of_waiting_workers_the_one_that_nobody_heard_of_is_missed(tmp_path):
     # 3 stands still; 2 waits for it, 1 for 2, and 0 for 1.
     waiting = [

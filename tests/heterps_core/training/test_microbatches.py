@@ -20,7 +20,7 @@ def test_microbatches_are_of_one_size_and_not_too_small(batch_size, num_stages):
 @pytest.mark.parametrize("batch_size", [512, 1024, 4096, 16384])
 def test_no_power_of_two_makes_a_step_much_shorter(batch_size, num_stages):
     def step_rows(count):
-        return (batch_size + count * ROWS_OF_FIXED_COST) * (1 + (num_stages - 1) / count)
+        return (batch_size + count * ROWS_OF_FIXED_COST) * (1 + (num_stages - 1) / (3 * count))
 
     shortest = min(step_rows(2**power) for power in range(10))
 

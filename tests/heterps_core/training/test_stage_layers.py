@@ -13,7 +13,7 @@ from heterps_core.models import CTR_MODELS
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training import stage_layers
-from heterps_core.training.stage_layers import StageLayers, fused_linear, has_fused_linear
+from heterps_core.training.stage_layers import StageLayers, has_fused_linear
 
 FEATURES = FeatureSpec(num_dense=13, slot_rows=(50,) * 26)
 BATCH = ClickBatch(
@@ -34,9 +34,11 @@ def build_layers(model: str) -> list[nn.Module]:
 def learn(model: str, precision: str | None) -> tuple[Tensor, list[Tensor]]:
     """Return logits and, behind one step of the tables, all gradients and rows; None: layer by layer."""
     layers = build_layers(model)
-    run = StageLayers(layers, precision=precision) if precision else lambda *given: run_layers(layers, *given)
-    logits = run(BATCH, None)
+    fused = StageLayers(layers, precision=precision) if precision else None
+    logits = run_layers(layers, BATCH, None) if fused is None else fused(BATCH, None)
     (logits * torch.arange(1.0, 41.0)[:, None]).mean().backward()
+    if fused is not None:
+        fused.weight_gradients.finish()
     learned = []
     for layer in layers:
         learned += [parameter.grad for parameter in layer.parameters()]
@@ -92,7 +94,7 @@ def test_a_layer_without_bias_is_fused_too():
     linear = nn.Linear(7, 3, bias=False)
     entering = torch.randn(5, 7)
 
-    leaving = fused_linear(entering, linear, has_relu=True, dtype=torch.float32)
+    leaving = StageLayers([linear, nn.ReLU()])(BATCH, entering)
 
     torch.testing.assert_close(leaving, linear(entering).relu())
     assert has_fused_linear(torch.float32) == torch.backends.mkldnn.is_available()

@@ -1,0 +1,70 @@
+"""Where tensors lie and are computed with: in the host's memory and by its cores, or on a CUDA device.
+
+Between the two they go through pinned memory, which a device reads and writes by itself while the program goes on. On
+the host nothing is copied and nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CPU = torch.device("cpu")
+
+
+def host_buffer(*shape: int, near: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return host memory, not initialised, for tensors that come from a device or go to it: pinned for CUDA."""
+    return torch.empty(shape, dtype=dtype, device=CPU, pin_memory=near.type == "cuda")
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device; the same one where it lies there already.
+
+    A copy to CUDA is only begun. What is computed with it afterwards waits for it, on any thread: all use the
+    device's default stream.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu" and tensor.numel():
+        return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Return a clock in seconds that first waits for all that a device was given to compute."""
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A tensor on its way to the host; made by `begin`."""
+
+    tensor: Tensor
+    written: torch.cuda.Event | None
+    """Happens on the device behind the copy; None where there is none to wait for."""
+
+    @classmethod
+    def begin(cls, tensor: Tensor) -> HostCopy:
+        """Begin to copy what is or will be computed on a device; on the host this is the tensor itself."""
+        if tensor.device.type != "cuda":
+            return cls(tensor, None)
+        copy = host_buffer(*tensor.shape, near=tensor.device, dtype=tensor.dtype)
+        copy.copy_(tensor, non_blocking=True)
+        written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        written.record(torch.cuda.current_stream(tensor.device))
+        return cls(copy, written)
+
+    def wait(self) -> Tensor:
+        """Return the tensor on the host, once it is written; may be called on another thread."""
+        if self.written is not None:
+            self.written.synchronize()
+        return self.tensor

@@ -1,0 +1,82 @@
+"""A sharded table whose replicas sit on one machine: the whole table is memory that all of them see.
+
+A look-up reads rows where they lie, and an owner reads the gradients of its rows where the others left them, so
+nothing is de-duplicated or sent. All replicas have read the rows of a step before one updates them, since owners wait
+for the gradients of all; and all have updated them before one goes on to the next step.
+
+Shapes: as in `sharded_table`.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from heterps_core.embeddings.lookup_table import copy_rows
+from heterps_core.embeddings.row_optimizers import RowOptimizer
+from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
+from heterps_core.training.shared_memory_link import SharedMemoryLink
+
+
+class SharedMemoryTable(ShardedTable):
+    """The shard of one replica, and its view of the others; made by all replicas in the same order.
+
+    Args:
+        link: Between the replicas of `group`.
+
+    The others are those of `ShardedTable`.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        num_rows: int,
+        dimension: int,
+        optimizer: RowOptimizer,
+        seed: int,
+        initial_standard_deviation: float,
+        group: ProcessGroup | None,
+        link: SharedMemoryLink,
+    ) -> None:
+        self._link = link
+        self._outbox = link.new_outbox()
+        self._whole_RD = link.new_tensor(num_rows, dimension)
+        super().__init__(
+            name=name,
+            num_rows=num_rows,
+            dimension=dimension,
+            optimizer=optimizer,
+            seed=seed,
+            initial_standard_deviation=initial_standard_deviation,
+            group=group,
+        )
+        link.wait_for_all()
+
+    def apply_gradients(self, *, learning_rate: float) -> None:
+        """Apply all gradients of rows of this shard; once a step, after all backward passes.
+
+        Raises:
+            LostWorkerError: Another replica has ended, or did not come here in time.
+        """
+        parts = [
+            part
+            for tensors in self._outbox.exchange()
+            for part in zip(tensors[::2], tensors[1::2], strict=True)
+        ]
+        if parts:
+            self.optimizer.update_repeated(
+                self.weight_RD, self.state, parts, learning_rate=learning_rate, shard=self.rows
+            )
+        self._link.wait_for_all()
+
+    def _new_weight(self) -> Tensor:
+        return self._whole_RD[self.rows.first : self.rows.stop]
+
+    def _gather(self, rows_BS: Tensor, out_BX: Tensor) -> RowExchange | None:
+        copy_rows(self._whole_RD, rows_BS, out_BX)
+        return None
+
+    def _scatter(self, rows_BS: Tensor, exchange: RowExchange | None, gradients_BX: Tensor) -> None:
+        self._outbox.append(rows_BS)
+        self._outbox.append(gradients_BX)

@@ -1,0 +1,96 @@
+"""What a rented machine can ask about itself: EC2's instance metadata service, version 2.
+
+Each answer needs a session token (AWS, EC2 user guide, "Use the Instance Metadata Service"). The service's address
+can be set by AWS's own variable, which tests use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Literal
+
+from heterps_core.errors import ConfigurationError
+
+ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+DEFAULT_ENDPOINT = "http://169.254.169.254"
+
+TIMEOUT_S = 2.0
+TOKEN_LIFETIME_S = 21_600
+
+_NOT_FOUND = 404
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeavingNotice:
+    """The cloud says that it will, or may, take the machine back."""
+
+    kind: Literal["spot interruption", "rebalance recommendation"]
+    """An interruption comes two minutes after its notice; a recommendation tells of a raised risk."""
+
+    at: str
+    """ISO 8601 time: when the machine ends, or when the recommendation was made."""
+
+
+class InstanceMetadata:
+    """Asks the metadata service.
+
+    Args:
+        endpoint: Its address; None takes the variable's, or the link-local one.
+    """
+
+    def __init__(self, endpoint: str | None = None) -> None:
+        self._endpoint = (endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT).rstrip("/")
+        # The service is on this machine's own link: a proxy from the environment cannot reach it.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def instance_id(self) -> str:
+        """Return the id of this machine.
+
+        Raises:
+            ConfigurationError: There is no such service here.
+        """
+        try:
+            found = self._get("instance-id")
+        except OSError as error:
+            raise ConfigurationError(
+                f"a node without HETERPS_NODE_ID must be an EC2 instance, but the metadata service at "
+                f"{self._endpoint} does not answer: {error}"
+            ) from error
+        assert found is not None
+        return found
+
+    def leaving_notice(self) -> LeavingNotice | None:
+        """Return the gravest notice that there is, or None.
+
+        Raises:
+            OSError: The service did not answer.
+        """
+        action = self._get("spot/instance-action")
+        if action is not None:
+            return LeavingNotice(kind="spot interruption", at=json.loads(action)["time"])
+        advice = self._get("events/recommendations/rebalance")
+        if advice is not None:
+            return LeavingNotice(kind="rebalance recommendation", at=json.loads(advice)["noticeTime"])
+        return None
+
+    def _get(self, name: str) -> str | None:
+        """Return a value as text, or None where the service has none."""
+        token = self._answer(
+            "PUT", "api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_LIFETIME_S)}
+        )
+        try:
+            return self._answer("GET", f"meta-data/{name}", {"X-aws-ec2-metadata-token": token})
+        except urllib.error.HTTPError as error:
+            if error.code == _NOT_FOUND:
+                return None
+            raise
+
+    def _answer(self, method: str, path: str, headers: dict[str, str]) -> str:
+        request = urllib.request.Request(f"{self._endpoint}/latest/{path}", method=method, headers=headers)
+        with self._opener.open(request, timeout=TIMEOUT_S) as response:
+            content: bytes = response.read()
+        return content.decode()

@@ -1,0 +1,365 @@
+"""The messages between one replica and a neighbouring stage on the same machine, in memory that both see.
+
+A sender copies its rows into a memory file once; a receiver computes with them where they lie. Short messages over
+sockets say what is where, and tell at once when the other end is gone. Nothing runs on other threads and nothing
+spins, so all of a core is left to the layers.
+
+Rows stay until their receiver is done with the whole step: weight gradients are worked out late. A sender has two
+files, one for each step in turn, and writes into the one of two steps ago once all receivers said so; in training
+they have long done so by then.
+
+Shapes: B rows of this replica in a micro-batch, W width of a boundary activation.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import tempfile
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from heterps_core.compute_device import CPU
+from heterps_core.training.failures import LostWorkerError
+from heterps_core.training.rank_layout import RankLayout
+from heterps_core.training.shared_memory import (
+    SMALLEST_BUFFER_BYTES,
+    SharedBuffer,
+    aligned,
+    listen,
+    new_file,
+)
+from heterps_core.training.stage_exchange import Route, routes_to_neighbour
+from heterps_core.units import BYTES_PER_FLOAT32
+
+logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+CONNECT_LIMIT_S = 10.0
+"""Longest wait for a neighbour to connect; all are at it at the same time."""
+
+NUM_BUFFERS = 2
+"""Of a sender, for the steps in turn."""
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""The same in all processes of a machine, and in no other's."""
+
+NETWORK = Path("/proc/self/ns/net")
+"""Containers with networks of their own count as machines."""
+
+DONE = b"done"
+"""Message: nothing that was sent in the step is read any more."""
+
+_Place = struct.Struct("<qqq")
+"""Message: number of the buffer, first byte, and number of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """One replica of the neighbouring stage."""
+
+    connection: socket.socket
+    buffers: list[SharedBuffer]
+    arrived: deque[tuple[int, int, int]] = field(default_factory=deque)
+    """Places of rows that nobody has taken yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNeighbour:
+    """A neighbouring stage with which a replica shares memory; made by `connect_neighbours`."""
+
+    peers: list[_Peer]
+    """By replica."""
+
+    own_buffers: list[SharedBuffer]
+
+
+class SharedMemoryBoundary:
+    """Does what `StageBoundary` does where a stage and its neighbour are on one machine.
+
+    What `receive` returns must be waited for in order.
+
+    Args:
+        layout: Ranks of all stages.
+        stage, replica: This replica.
+        neighbour: The stage on the other side.
+        width: Of the activation that crosses (W).
+        silence_limit_s: Longest wait for one message.
+        shared: The connection with it.
+    """
+
+    def __init__(
+        self,
+        layout: RankLayout,
+        *,
+        stage: int,
+        replica: int,
+        neighbour: int,
+        width: int,
+        silence_limit_s: float,
+        shared: SharedNeighbour,
+    ) -> None:
+        self.silence_limit_s = silence_limit_s
+        self._layout = layout
+        self._peer_ranks = layout.ranks[neighbour]
+        self._num_replicas = len(layout.ranks[stage])
+        self._replica = replica
+        self._width = width
+        self._shared = shared
+        self._step = 0
+        self._num_bytes = 0
+        self._steps_done = [0] * len(shared.peers)
+
+    def receive(self, num_rows: int) -> ArrivingRows:
+        """Expect this replica's slice of a micro-batch of `num_rows` rows."""
+        return ArrivingRows(self, num_rows)
+
+    def send(self, rows_BW: Tensor, num_rows: int) -> None:
+        """Send this replica's slice of a micro-batch of `num_rows` rows; it is copied at once.
+
+        Raises:
+            LostWorkerError: A neighbour died, or has not finished the step before the last one in time.
+        """
+        for peer in range(len(self._steps_done)):
+            while self._steps_done[peer] <= self._step - NUM_BUFFERS:
+                self._read(peer, self.silence_limit_s)
+        turn = self._step % NUM_BUFFERS
+        buffer = self._shared.own_buffers[turn]
+        first_byte = aligned(self._num_bytes)
+        self._num_bytes = first_byte + rows_BW.nbytes
+        buffer.grow(self._num_bytes)
+        buffer.view(first_byte, len(rows_BW), self._width, torch.float32).copy_(rows_BW)
+        row_bytes = self._width * BYTES_PER_FLOAT32
+        for route in self._routes(num_rows):
+            place = _Place.pack(turn, first_byte + route.first * row_bytes, route.stop - route.first)
+            self._tell(route.peer_replica, place)
+
+    def wait_until_sent(self) -> None:
+        """Tell neighbours that nothing of theirs is read any more; at the end of a step.
+
+        What was sent is in memory already, so there is nothing to wait for.
+        """
+        for peer in range(len(self._shared.peers)):
+            # One that has left needs to know nothing, and is missed where something is expected of it.
+            with suppress(LostWorkerError):
+                self._tell(peer, DONE)
+        self._step += 1
+        self._num_bytes = 0
+
+    def has_arrived(self, num_rows: int) -> bool:
+        """Tell whether `take` would return at once."""
+        return all(self._has_rows_of(route.peer_replica, 0.0) for route in self._routes(num_rows))
+
+    def take(self, num_rows: int) -> Tensor:
+        """Return the slice [B, W] of the next micro-batch, which has `num_rows` rows, once all of it is there."""
+        parts = []
+        for route in self._routes(num_rows):
+            self._has_rows_of(route.peer_replica, self.silence_limit_s)
+            sender = self._shared.peers[route.peer_replica]
+            turn, first_byte, num_part_rows = sender.arrived.popleft()
+            assert num_part_rows == route.stop - route.first
+            parts.append(sender.buffers[turn].view(first_byte, num_part_rows, self._width, torch.float32))
+        if not parts:
+            return torch.empty(0, self._width)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _has_rows_of(self, peer: int, limit_s: float) -> bool:
+        """Tell whether rows of a peer are there; read its messages until they are, or there is none."""
+        arrived = self._shared.peers[peer].arrived
+        while not arrived and self._read(peer, limit_s):
+            pass
+        return bool(arrived)
+
+    def _read(self, peer: int, limit_s: float) -> bool:
+        """Read the next message of a peer; returns False where none came at once and `limit_s` is 0."""
+        sender = self._shared.peers[peer]
+        sender.connection.settimeout(limit_s)
+        try:
+            message = sender.connection.recv(_Place.size)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            # Said once of a neighbour that left without reading all; what it sent before is still there.
+            return self._read(peer, limit_s)
+        except OSError as error:
+            raise self._lost(peer, has_ended=not isinstance(error, TimeoutError)) from error
+        if not message:
+            raise self._lost(peer, has_ended=True)
+        if message == DONE:
+            self._steps_done[peer] += 1
+        else:
+            sender.arrived.append(_Place.unpack(message))
+        return True
+
+    def _tell(self, peer: int, message: bytes) -> None:
+        connection = self._shared.peers[peer].connection
+        connection.settimeout(self.silence_limit_s)
+        try:
+            connection.send(message)
+        except OSError as error:
+            raise self._lost(peer, has_ended=not isinstance(error, TimeoutError)) from error
+
+    def _routes(self, num_rows: int) -> tuple[Route, ...]:
+        return routes_to_neighbour(
+            num_rows,
+            num_replicas=self._num_replicas,
+            replica=self._replica,
+            num_peer_replicas=len(self._peer_ranks),
+        )
+
+    def _lost(self, peer: int, *, has_ended: bool) -> LostWorkerError:
+        rank = self._peer_ranks[peer]
+        stage, replica = self._layout.position(rank)
+        return LostWorkerError(
+            rank=rank,
+            stage=stage,
+            replica=replica,
+            limit_s=self.silence_limit_s,
+            has_ended=has_ended,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivingRows:
+    """A slice of a micro-batch on its way to this replica."""
+
+    boundary: SharedMemoryBoundary
+    num_rows: int
+    """Of the whole micro-batch."""
+
+    def is_there(self) -> bool:
+        """Tell whether `wait` would return at once."""
+        return self.boundary.has_arrived(self.num_rows)
+
+    def wait(self) -> Tensor:
+        """Return the slice [B, W], which must not be written and is valid until the end of the step.
+
+        Raises:
+            LostWorkerError: A neighbour did not send its part in time.
+        """
+        return self.boundary.take(self.num_rows)
+
+
+def connect_neighbours(
+    layout: RankLayout, *, rank: int, device: torch.device = CPU, group: ProcessGroup | None = None
+) -> dict[int, SharedNeighbour]:
+    """Connect a replica with those neighbouring stages that compute on the same machine's cores as it does.
+
+    Every process of the group calls it; those whose rank is not in `layout.ranks` are connected with nobody.
+
+    Args:
+        layout: Of all workers.
+        rank: Of this one.
+        device: That it computes on. Rows for another device than the host go through pinned memory of its own.
+        group: All workers, by default the whole world.
+
+    Returns:
+        By number of the stage. Empty, on all workers, where memory cannot be shared: a system is not Linux, or
+        forbids it. The log says why.
+    """
+    error: str | None = None
+    machine: str | None = None
+    path: str | None = None
+    found: dict[int, SharedNeighbour] = {}
+    with ExitStack() as stack:
+        try:
+            # Only this user may look into the folder.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="heterps-stages-"))
+            listener = stack.enter_context(listen(f"{folder}/socket"))
+            os.close(new_file(1))
+            if device == CPU:
+                machine, path = f"{BOOT_ID.read_text()} {NETWORK.stat().st_ino}", f"{folder}/socket"
+        except (AttributeError, OSError) as problem:
+            error = str(problem)
+        places = dict(_gather((rank, (machine, path)), group))
+        if machine is not None:
+            try:
+                found = _connect(layout, rank, places, listener)
+            except OSError as problem:
+                error = str(problem)
+        errors = [text for text in _gather(error, group) if text]
+    if not errors:
+        return found
+    logger.warning("stages on one machine exchange rows by messages, not in shared memory: %s", errors[0])
+    for neighbour in found.values():
+        for peer in neighbour.peers:
+            peer.connection.close()
+    return {}
+
+
+def _connect(
+    layout: RankLayout,
+    rank: int,
+    places: Mapping[int, tuple[str | None, str | None]],
+    listener: socket.socket,
+) -> dict[int, SharedNeighbour]:
+    """Connect to the replicas of the stage before, let those of the stage behind connect, and trade files."""
+    stage = next((number for number, ranks in enumerate(layout.ranks) if rank in ranks), None)
+    if stage is None:
+        return {}
+    neighbours = [
+        number
+        for number in (stage - 1, stage + 1)
+        if 0 <= number < layout.num_stages
+        and len({places[peer][0] for peer in (*layout.ranks[stage], *layout.ranks[number])}) == 1
+    ]
+    own = {number: [new_file(SMALLEST_BUFFER_BYTES) for _ in range(NUM_BUFFERS)] for number in neighbours}
+    files: dict[int, list[int]] = {}
+    connections: dict[int, socket.socket] = {}
+    with ExitStack() as opened:
+        if stage - 1 in own:
+            for peer in layout.ranks[stage - 1]:
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                connections[peer] = opened.enter_context(connection)
+                connection.settimeout(CONNECT_LIMIT_S)
+                connection.connect(str(places[peer][1]))
+                socket.send_fds(connection, [rank.to_bytes(4, "little")], own[stage - 1])
+        if stage + 1 in own:
+            listener.settimeout(CONNECT_LIMIT_S)
+            for _ in layout.ranks[stage + 1]:
+                connection = opened.enter_context(listener.accept()[0])
+                connection.settimeout(CONNECT_LIMIT_S)
+                peer, files_of_peer = _receive_files(connection)
+                connections[peer], files[peer] = connection, files_of_peer
+                socket.send_fds(connection, [rank.to_bytes(4, "little")], own[stage + 1])
+        if stage - 1 in own:
+            for peer in layout.ranks[stage - 1]:
+                _, files[peer] = _receive_files(connections[peer])
+        opened.pop_all()
+    return {
+        number: SharedNeighbour(
+            [
+                _Peer(connections[peer], [SharedBuffer(file) for file in files[peer]])
+                for peer in layout.ranks[number]
+            ],
+            [SharedBuffer(file) for file in own[number]],
+        )
+        for number in neighbours
+    }
+
+
+def _receive_files(connection: socket.socket) -> tuple[int, list[int]]:
+    """Return the rank of who is at the other end, and its memory files."""
+    message, files, _, _ = socket.recv_fds(connection, 4, NUM_BUFFERS)
+    if len(files) != NUM_BUFFERS:
+        raise OSError("a neighbour sent no memory files")
+    return int.from_bytes(message, "little"), files
+
+
+def _gather(value: Value, group: ProcessGroup | None) -> list[Value]:
+    """Return the value of each worker."""
+    found: list[Value | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
+    return cast(list[Value], found)

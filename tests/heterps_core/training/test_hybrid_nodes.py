@@ -1,0 +1,161 @@
+"""Whole runs with parameter servers on real nodes: processes are killed or stand still, and training goes on.
+
+Without staleness a hybrid run must have the losses of a synchronous one step by step, so a sample lost or doubled on
+the way would show.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from heterps_core.training.failures import root_cause
+from heterps_core.training.job import TrainingJob
+from heterps_core.training.run_directory import STALENESS, RunDirectory
+from heterps_core.training.stage_runner import SILENCE_LIMIT_S
+from heterps_core.training.step_metrics import Progress, read_progress
+from heterps_core.training.submission import request_stop
+from heterps_core.training.training_run import TrainingRun
+from tests.heterps_core.training.node_processes import (
+    NUM_STEPS,
+    make_job,
+    prepare_clicks,
+    running_nodes,
+    train,
+    worker_processes,
+)
+
+pytestmark = pytest.mark.slow
+
+STEPS_BEFORE_A_FAULT = 13
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_clicks(tmp_path_factory.mktemp("clicks"))
+
+
+@pytest.fixture(scope="module")
+def synchronous(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
+    return train(RunDirectory(str(tmp_path_factory.mktemp("synchronous"))), make_job(dataset, (1, 1)))
+
+
+def hybrid_job(dataset: Path, replicas: tuple[int, int], *, bound: int) -> TrainingJob:
+    """Return a job whose first stage is as many parameter servers."""
+    job = make_job(dataset, replicas)
+    return replace(job, config=replace(job.config, update_mode="hybrid", staleness_bound_steps=bound))
+
+
+def losses(training_run: TrainingRun) -> list[float]:
+    return [metrics.loss for metrics in training_run.steps]
+
+
+class Fault:
+    """Sends a signal to one process of a stage after some steps, and remembers when."""
+
+    def __init__(self, signal_number: int, *, stage: int) -> None:
+        self._signal = signal_number
+        self._stage = stage
+        self.at_s = 0.0
+
+    def __call__(self, progress: Progress, nodes: list[psutil.Process]) -> bool:
+        if progress.step < STEPS_BEFORE_A_FAULT:
+            return False
+        worker_processes(nodes[self._stage : self._stage + 1])[0].send_signal(self._signal)
+        self.at_s = time.time()
+        return True
+
+
+def wait_until(is_reached: Callable[[], bool], limit_s: float) -> None:
+    end_s = time.monotonic() + limit_s
+    while not is_reached():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("stage", "replicas"), [(0, (2, 1)), (1, (1, 2))], ids=["a parameter server", "a worker"]
+)
+def test_what_is_killed_comes_back_and_no_sample_is_lost_or_doubled(
+    stage: int, replicas: tuple[int, int], synchronous: TrainingRun, dataset: Path, tmp_path: Path
+) -> None:
+    run = RunDirectory(str(tmp_path))
+
+    training_run = train(
+        run, hybrid_job(dataset, replicas, bound=0), fault := Fault(signal.SIGKILL, stage=stage)
+    )
+
+    failure = root_cause(run)
+    assert failure is not None
+    assert failure.lost is not None
+    assert failure.lost[1] == stage
+    assert "its connection broke, so its process has ended" in failure.message
+    assert failure.failed_at_s - fault.at_s < 30
+    assert training_run.num_attempts == 2
+    assert training_run.num_repeated_steps > 0
+    assert losses(training_run) == pytest.approx(losses(synchronous), abs=1e-6)
+    assert training_run.quality.auc == pytest.approx(synchronous.quality.auc, abs=1e-5)
+
+
+@pytest.mark.parametrize("stage", [0, 1], ids=["a parameter server", "a worker"])
+def test_what_stands_still_is_named_within_half_a_minute(stage: int, dataset: Path, tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path))
+    freeze = Fault(signal.SIGSTOP, stage=stage)
+
+    with running_nodes(run, hybrid_job(dataset, (1, 1), bound=2)) as (_, nodes):
+        wait_until(lambda: (progress := read_progress(run)) is not None and freeze(progress, nodes), 120)
+        wait_until(lambda: root_cause(run) is not None, 30)
+
+    failure = root_cause(run)
+    assert failure is not None
+    assert failure.lost is not None
+    assert failure.lost[1:] == (stage, 0)
+    assert f"must answer within {SILENCE_LIMIT_S:.0f} s, but it is silent" in failure.message
+    assert failure.failed_at_s - freeze.at_s < 30
+
+
+def test_a_stopped_run_goes_on_with_other_servers_and_then_without(
+    synchronous: TrainingRun, dataset: Path, tmp_path: Path
+) -> None:
+    run = RunDirectory(str(tmp_path))
+
+    def stop(progress: Progress, nodes: list[psutil.Process]) -> bool:
+        request_stop(run)
+        return True
+
+    stopped = train(run, hybrid_job(dataset, (2, 1), bound=0), stop)
+    assert not stopped.is_complete
+    assert len(stopped.steps) == 20
+
+    resumed = train(run, make_job(dataset, (1, 1)))
+
+    assert resumed.is_complete
+    assert resumed.num_repeated_steps == 0
+    assert losses(resumed) == pytest.approx(losses(synchronous), abs=1e-6)
+
+
+def test_a_synchronous_run_goes_on_with_servers_and_tells_how_stale_rows_were(
+    synchronous: TrainingRun, dataset: Path, tmp_path: Path
+) -> None:
+    run = RunDirectory(str(tmp_path))
+
+    def stop(progress: Progress, nodes: list[psutil.Process]) -> bool:
+        request_stop(run)
+        return True
+
+    train(run, make_job(dataset, (2, 1)), stop)
+    resumed = train(run, hybrid_job(dataset, (1, 2), bound=2))
+
+    seen = run.read_json(f"{STALENESS}/0000.json")
+    assert resumed.is_complete
+    assert losses(resumed)[:20] == pytest.approx(losses(synchronous)[:20], abs=1e-6)
+    assert losses(resumed)[20:] == pytest.approx(losses(synchronous)[20:], abs=0.1)
+    # Each of two workers asks once for the rows of each of the last 20 steps.
+    assert seen["num_pulls"] == 2 * (NUM_STEPS - 20)
+    assert 0 < seen["mean_steps"] <= seen["max_steps"] <= 2
