@@ -1,6 +1,7 @@
 """The `heterps` command: the core's abilities from a shell, without orchestration.
 
-A subcommand is one module with its help, its arguments and what it runs; it is listed in `_COMMANDS`.
+A subcommand is one module with its help, its arguments and what it runs; it is listed in `CORE_COMMANDS`. The
+installed `heterps` adds those that need more than the core (`flows/cli.py`).
 What a user can cause and mend ends as one line on stderr and the error's exit status, never as a traceback.
 """
 
@@ -11,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import TypeAlias
 
 from heterps_core import __version__
 from heterps_core.errors import HeterpsError
@@ -18,24 +20,28 @@ from heterps_core.profiling import command as profile_command
 from heterps_core.profiling import import_command
 from heterps_core.scheduling import plan_command
 from heterps_core.simulation import command as simulate_command
+from heterps_core.spot import command as replay_command
 from heterps_core.topology import command as place_command
 
 _INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
 
-_COMMANDS: tuple[tuple[str, str, ModuleType], ...] = (
+Command: TypeAlias = tuple[str, str, ModuleType]
+"""Name, summary, and the module that has its HELP, `add_arguments` and `run`."""
+
+CORE_COMMANDS: tuple[Command, ...] = (
     ("plan", "search the cheapest plan for a problem.json", plan_command),
     ("profile", "time each layer of a model here, and estimate other device types", profile_command),
     ("import-profile", "read PipeDream's or Sailor's profiles of other models, for planning", import_command),
     ("simulate", "run a plan's pipeline in simulation, with stragglers if asked", simulate_command),
     ("place", "put a plan's ranks on the machines of a cluster file", place_command),
+    ("replay", "what a nightly job would have cost on recorded spot markets", replay_command),
 )
-"""Name, summary, and the module that has its HELP, `add_arguments` and `run`."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, commands: Sequence[Command] = CORE_COMMANDS) -> int:
     """Run the command line and return the exit status."""
-    options = _parser().parse_args(arguments)
+    options = _parser(commands).parse_args(arguments)
     run: Callable[[argparse.Namespace], None] = options.run
     try:
         run(options)
@@ -52,14 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="heterps",
         description="Plan the training of click-through-rate models on unlike machines at the least cost.",
     )
     parser.add_argument("--version", action="version", version=f"heterps {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, summary, command in _COMMANDS:
+    for name, summary, command in commands:
         subparser = subparsers.add_parser(
             name,
             help=summary,

@@ -17,7 +17,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem
 from heterps_core.provisioning.replica_balance import balance_replicas
 
-_LEAST_FACTOR = 0.1
+LEAST_FACTOR = 0.1
 """On a time at the low end of a spread that is wider than the time itself."""
 
 _SAME_COST = 1e-6
@@ -118,7 +118,7 @@ def _doubt(
     if cheapest is None:
         return None
     moves = moves_between(stages, cheapest.stages)
-    kept_usd = _cost_of_placement(shifted, stages)
+    kept_usd = cost_of_placement(shifted, stages)
     if not moves or (kept_usd is not None and kept_usd <= cheapest.cost_usd * (1 + _SAME_COST)):
         return None
     return Doubt(
@@ -130,7 +130,8 @@ def _doubt(
     )
 
 
-def _cost_of_placement(problem: SchedulingProblem, stages: Sequence[Stage]) -> float | None:
+def cost_of_placement(problem: SchedulingProblem, stages: Sequence[Stage]) -> float | None:
+    """Return what a placement costs with its best replica counts; None where it breaks a constraint."""
     try:
         return evaluate(problem, balance_replicas(problem, layer_runs(stages))).cost_usd
     except InfeasiblePlanError:
@@ -149,6 +150,6 @@ def _shifted(
         spread = layer.compute_relative_spread.get(device_type, 0.0)
         if device_type in slow_types:
             return 1 + spread
-        return max(_LEAST_FACTOR, 1 - spread) if device_type in fast_types else 1.0
+        return max(LEAST_FACTOR, 1 - spread) if device_type in fast_types else 1.0
 
     return with_compute_factors(problem, factor_of)

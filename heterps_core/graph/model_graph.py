@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -77,6 +77,14 @@ class ModelGraph:
     def state_bytes(self) -> int:
         """Parameters and optimizer state of all layers."""
         return sum(layer.state_bytes for layer in self.layers)
+
+    def without_table_sizes(self) -> ModelGraph:
+        """Return the graph as it would be of the same model with any number of rows in its tables."""
+        layers = (
+            replace(layer, parameter_bytes=0, optimizer_state_bytes=0) if layer.is_sharded else layer
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers))
 
     def fingerprint(self) -> str:
         """Return a short hash that changes with any size or name in the graph."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from heterps_core.data.features import FeatureSpec
@@ -15,7 +16,7 @@ from heterps_core.hardware import DEVICE_TYPES
 from heterps_core.json_file import write_json
 from heterps_core.models import CNN_MODELS, CTR_MODELS
 from heterps_core.profiling.layer_profile import LayerProfile
-from heterps_core.profiling.measuring_process import ProfileRequest
+from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.timing import Timing
 from heterps_core.text_table import aligned
 
@@ -25,6 +26,7 @@ Time each layer of a model alone on this machine: forward, backward and update, 
 examples:
   heterps profile --model ctrdnn
   heterps profile --model my_models:build --batch-size 1024 --device-type gpu-t4 --output profiles.json
+  heterps profile --batch-size 4096 --device cuda --output profiles.json
 
 exit status: 0 with a profile; 2 where an argument cannot be used.
 """
@@ -68,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="a prepared data set for columns and row numbers (default: the shape of the Criteo logs)",
     )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="cuda: time the layers on the first CUDA device of this machine too (default: cpu)",
+    )
     parser.add_argument("--output", type=Path, metavar="PROFILES.json", help="write the profiles here too")
 
 
@@ -77,12 +85,18 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         HeterpsError: An argument cannot be used, the measurement failed, or the output cannot be written.
     """
+    from heterps_core.profiling.cuda_card import require_cuda
     from heterps_core.profiling.layer_profiler import trace_model
     from heterps_core.profiling.model_profiles import profile_model
 
     request = _request(options)
     # Always measured anew: a person who asks on the command line wants to see this machine as it is now.
+    if options.device == "cuda":
+        require_cuda()
     profiles = profile_model(request, trace_model(request), options.device_type, cache_directory=None)
+    if options.device == "cuda":
+        on_gpu = measure_in_fresh_process(replace(request, device="cuda"))
+        profiles = {**profiles, on_gpu.device_type: on_gpu}
     if options.output is not None:
         write_profiles(options.output, list(profiles.values()))
     print("\n\n".join(profile_table(profile) for profile in profiles.values()))

@@ -20,6 +20,9 @@ SCHEMA_VERSION = 1
 LOCAL_DEVICE_TYPE = "local-cpu"
 """Name of the device type whose unit is one core of the machine that runs the profiler."""
 
+LOCAL_GPU_DEVICE_TYPE = "local-gpu"
+"""The same for the machine's first CUDA device."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:

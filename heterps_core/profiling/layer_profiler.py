@@ -1,9 +1,9 @@
 """Times each layer of a chain alone on this machine: forward, backward and update, at two batch sizes.
 
-Each layer gets the input that the layers before it produced, because hooks inside a running model miss what an
-embedding does in autograd. The whole step of the chain is timed in the same rounds, so a profile says how much of
-the step its layers explain. Run as a program: python -m heterps_core.profiling.layer_profiler FOLDER, with
-`request.json` in the folder; `measuring_process` does that.
+They run on a core or on the CUDA device. Each layer gets the input that the layers before it produced, because hooks
+inside a running model miss what an embedding does in autograd. The whole step of the chain is timed in the same
+rounds, so a profile says how much of the step its layers explain. Run as a program: python -m
+heterps_core.profiling.layer_profiler FOLDER, with `request.json` in the folder; `measuring_process` does that.
 
 Shapes: B = rows of a batch, N = row numbers of a look-up.
 """
@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heterps_core.compute_device import CPU, clock_of
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.embeddings.sharded_table import ShardedTable
@@ -30,7 +31,13 @@ from heterps_core.graph.tracing import BYTES_PER_ROW_NUMBER, trace_chain
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.image_chain import IMAGE_SHAPE, build_image_chain
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile, LayerTiming
+from heterps_core.profiling.cuda_card import this_card
+from heterps_core.profiling.layer_profile import (
+    LOCAL_DEVICE_TYPE,
+    LOCAL_GPU_DEVICE_TYPE,
+    LayerProfile,
+    LayerTiming,
+)
 from heterps_core.profiling.link_measurement import measure_links, second_process
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.machine_speed import measure_machine_speed
@@ -56,16 +63,22 @@ def trace_model(request: ProfileRequest) -> ModelGraph:
 
 
 def measure(request: ProfileRequest) -> LayerProfile:
-    """Measure a model in this process, whose number of threads it changes."""
+    """Measure a model in this process, whose number of threads it changes.
+
+    On a CUDA device the clock waits for what was begun. Links are the host's there too: between machines and to other
+    stages rows go through its memory.
+    """
+    device = torch.device("cuda", 0) if request.device == "cuda" else CPU
     torch.set_num_threads(request.num_threads)
     torch.manual_seed(request.seed)
     with tempfile.TemporaryDirectory(prefix="heterps-link-") as folder, second_process(Path(folder)) as store:
-        whole_input = profiling_input(request)
+        whole_input = profiling_input(request).to(device)
         chain = _build(request)
         graph = _trace(request, chain)
-        tables = _attach_tables(request, chain)
+        chain.to(device)
+        tables = _attach_tables(request, chain, device)
         links = measure_links(store, rank=0)
-    speed = measure_machine_speed(budget_s=MACHINE_SPEED_BUDGET_S)
+    speed = measure_machine_speed(budget_s=MACHINE_SPEED_BUDGET_S, device=device)
     half_batch_size = request.batch_size // 2
     whole = _bench_layers(request, chain, tables, whole_input)
     half = _bench_layers(request, chain, tables, whole_input.first_rows(half_batch_size))
@@ -76,18 +89,25 @@ def measure(request: ProfileRequest) -> LayerProfile:
             *(phase for bench in half for phase in bench.phases("half")),
         ],
         RepeatLimits(budget_s=request.budget_s),
+        clock=clock_of(device),
     )
     machine = this_machine()
-    source = f"measured on {machine}, threads: {request.num_threads}"
+    hardware, hardware_fingerprint, software = str(machine), machine.fingerprint(), software_versions()
+    if device != CPU:
+        card = this_card(device)
+        hardware = f"{card}; host {machine}"
+        hardware_fingerprint = f"{card.fingerprint()}-{hardware_fingerprint}"
+        software = {**software, **card.software_versions()}
+    source = f"measured on {hardware}, threads: {request.num_threads}"
     timings = _layer_timings(graph, whole, times, "whole", source)
     layers_ms = sum(timing.compute_ms(update_share=1.0) for timing in timings)
     return LayerProfile(
         model=request.model,
         graph_fingerprint=graph.fingerprint(),
-        device_type=LOCAL_DEVICE_TYPE,
-        hardware=str(machine),
-        hardware_fingerprint=machine.fingerprint(),
-        software=software_versions(),
+        device_type=LOCAL_DEVICE_TYPE if device == CPU else LOCAL_GPU_DEVICE_TYPE,
+        hardware=hardware,
+        hardware_fingerprint=hardware_fingerprint,
+        software=software,
         batch_size=request.batch_size,
         half_batch_size=half_batch_size,
         num_threads=request.num_threads,
@@ -150,7 +170,7 @@ class _LayerBench:
 
         Each distinct row of a look-up is asked for once. 0 where there is no embedding.
         """
-        if not isinstance(self._layer, SlotEmbedding) or self._layer.table is None:
+        if not (isinstance(self._layer, SlotEmbedding) and isinstance(self._layer.table, ShardedTable)):
             return 0.0
         table = self._layer.table
         counter = _DistinctRows(table)
@@ -300,12 +320,14 @@ def _trace(request: ProfileRequest, chain: nn.Sequential) -> ModelGraph:
     )
 
 
-def _attach_tables(request: ProfileRequest, chain: nn.Sequential) -> dict[str, ShardedTable]:
+def _attach_tables(
+    request: ProfileRequest, chain: nn.Sequential, device: torch.device
+) -> dict[str, ShardedTable]:
     tables = {}
     for name, layer in chain.named_children():
         if isinstance(layer, SlotEmbedding):
             optimizer = get_row_optimizer(request.embedding_optimizer)()
-            tables[name] = layer.new_table(name, optimizer, seed=request.seed)
+            tables[name] = layer.new_table(name, optimizer, seed=request.seed, device=device)
             layer.attach_table(tables[name])
     return tables
 

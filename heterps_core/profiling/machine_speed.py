@@ -1,29 +1,32 @@
-"""How fast one core of this machine computes and copies: the limits that a roofline is drawn with."""
+"""How fast a core of this machine, or its CUDA device, computes and copies: the limits of a roofline."""
 
 from __future__ import annotations
 
 import torch
 
+from heterps_core.compute_device import CPU, clock_of
 from heterps_core.profiling.layer_profile import MachineSpeed
 from heterps_core.profiling.timing import Phase, RepeatLimits, time_phases
 from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
 
-MATRIX_SIZE = 768
-"""Large enough that a product runs at the rate of much larger ones, small enough for 10 ms on one core."""
+MATRIX_SIZE = {"cpu": 768, "cuda": 8192}
+"""Large enough that a product runs at the rate of much larger ones, small enough for 10 ms on one core, and for a
+tenth of a second on the slowest cards."""
 
-COPIED_FLOATS = 1 << 24
-"""64 MiB, beyond the last cache of the machines at hand."""
+COPIED_FLOATS = {"cpu": 1 << 24, "cuda": 1 << 26}
+"""64 MiB, beyond the last cache of the machines at hand; 256 MiB on a card, whose cache may hold 64."""
 
 TINY_OPERATIONS = 100
 """Timed together, because one is near the resolution of the clock."""
 
 
-def measure_machine_speed(*, budget_s: float) -> MachineSpeed:
-    """Measure matrix products, copies and tiny operations with the threads that torch is set to."""
-    left, right, product = (torch.rand(MATRIX_SIZE, MATRIX_SIZE) for _ in range(3))
-    original = torch.rand(COPIED_FLOATS)
+def measure_machine_speed(*, budget_s: float, device: torch.device = CPU) -> MachineSpeed:
+    """Measure matrix products, copies and tiny operations on a device, with the threads that torch is set to."""
+    size, num_copied = MATRIX_SIZE[device.type], COPIED_FLOATS[device.type]
+    left, right, product = (torch.rand(size, size, device=device) for _ in range(3))
+    original = torch.rand(num_copied, device=device)
     copy = torch.empty_like(original)
-    tiny = torch.ones(1, requires_grad=True)
+    tiny = torch.ones(1, requires_grad=True, device=device)
 
     def run_tiny_operations() -> None:
         for _ in range(TINY_OPERATIONS):
@@ -36,11 +39,12 @@ def measure_machine_speed(*, budget_s: float) -> MachineSpeed:
             Phase("tiny", run_tiny_operations),
         ],
         RepeatLimits(budget_s=budget_s, max_repeats=30),
+        clock=clock_of(device),
     )
     return MachineSpeed(
-        flops_per_s=2 * MATRIX_SIZE**3 / timings["product"].median_ms * MS_PER_S,
+        flops_per_s=2 * size**3 / timings["product"].median_ms * MS_PER_S,
         memory_bandwidth_bytes_per_s=(
-            2 * BYTES_PER_FLOAT32 * COPIED_FLOATS / timings["copy"].median_ms * MS_PER_S
+            2 * BYTES_PER_FLOAT32 * num_copied / timings["copy"].median_ms * MS_PER_S
         ),
         kernel_launch_seconds=timings["tiny"].median_ms / MS_PER_S / TINY_OPERATIONS,
     )

@@ -19,8 +19,11 @@ from typing import Any
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.profiling.worker_costs import WorkerCosts
+from heterps_core.training.job import TrainingJob
 
 REQUEST_NAME, PROFILE_NAME = "request.json", "profile.json"
+JOB_NAME, COSTS_NAME = "job.json", "worker_costs.json"
 """Files in the folder that the two processes share."""
 
 TIMEOUT_S = 300.0
@@ -62,6 +65,9 @@ class ProfileRequest:
 
     seed: int = 0
 
+    device: str = "cpu"
+    """"cpu", or "cuda" for the first CUDA device of this machine."""
+
     def __post_init__(self) -> None:
         if self.batch_size < 2:
             raise ConfigurationError(
@@ -98,14 +104,53 @@ def measure_in_fresh_process(request: ProfileRequest) -> LayerProfile:
     Raises:
         HeterpsError: The process failed or hung; the message holds the end of what it said.
     """
-    with tempfile.TemporaryDirectory(prefix="heterps-profile-") as name:
-        folder = Path(name)
-        (folder / REQUEST_NAME).write_text(json.dumps(request.to_json()), encoding="utf-8")
-        command = [sys.executable, "-m", "heterps_core.profiling.layer_profiler", str(folder)]
+    document = _measured_document(
+        "layer_profiler",
+        {REQUEST_NAME: request.to_json()},
+        PROFILE_NAME,
+        model=request.model,
+        batch_size=request.batch_size,
+        num_threads=request.num_threads,
+    )
+    return LayerProfile.from_json(document)
+
+
+def measure_worker_costs(job: TrainingJob) -> WorkerCosts:
+    """Measure what the workers of a job cost where all of them run on this machine; see `worker_profiler`.
+
+    Raises:
+        HeterpsError: As `measure_in_fresh_process`.
+    """
+    document = _measured_document(
+        "worker_profiler",
+        {JOB_NAME: job.to_json()},
+        COSTS_NAME,
+        model=job.model,
+        batch_size=job.config.batch_size,
+        num_threads=job.config.threads_per_worker,
+    )
+    return WorkerCosts.from_json(document)
+
+
+def _measured_document(
+    program: str,
+    documents: Mapping[str, Any],
+    result_name: str,
+    *,
+    model: str,
+    batch_size: int,
+    num_threads: int,
+) -> Any:
+    """Run a program of this package on a folder with documents, and return the one that it adds."""
+    with tempfile.TemporaryDirectory(prefix="heterps-profile-") as path:
+        folder = Path(path)
+        for name, document in documents.items():
+            (folder / name).write_text(json.dumps(document), encoding="utf-8")
+        command = [sys.executable, "-m", f"heterps_core.profiling.{program}", str(folder)]
         try:
             finished = subprocess.run(
                 command,
-                env=_environment(request),
+                env=_environment(num_threads),
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,
@@ -113,21 +158,19 @@ def measure_in_fresh_process(request: ProfileRequest) -> LayerProfile:
             )
         except subprocess.TimeoutExpired as error:
             raise HeterpsError(
-                f"profiling {request.model!r} must end within {TIMEOUT_S:.0f} s, but did not; "
-                f"lower the batch size, which is {request.batch_size}"
+                f"profiling {model!r} must end within {TIMEOUT_S:.0f} s, but did not; "
+                f"lower the batch size, which is {batch_size}"
             ) from error
         if finished.returncode != 0:
             said = "\n".join(finished.stderr.strip().splitlines()[-_SHOWN_LINES:])
-            raise HeterpsError(
-                f"profiling {request.model!r} failed with exit status {finished.returncode}:\n{said}"
-            )
-        return LayerProfile.from_json(json.loads((folder / PROFILE_NAME).read_text(encoding="utf-8")))
+            raise HeterpsError(f"profiling {model!r} failed with exit status {finished.returncode}:\n{said}")
+        return json.loads((folder / result_name).read_text(encoding="utf-8"))
 
 
-def _environment(request: ProfileRequest) -> dict[str, str]:
+def _environment(num_threads: int) -> dict[str, str]:
     return {
         **os.environ,
-        "OMP_NUM_THREADS": str(request.num_threads),
+        "OMP_NUM_THREADS": str(num_threads),
         # A user's own model is found wherever this process finds it.
         "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
     }

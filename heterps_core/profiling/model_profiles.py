@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from heterps_core.errors import UnknownNameError
 from heterps_core.graph.model_graph import ModelGraph
-from heterps_core.hardware import DEVICE_TYPES
+from heterps_core.hardware import get_device_type
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
 from heterps_core.profiling.machine import this_machine
-from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
+from heterps_core.profiling.measuring_process import (
+    ProfileRequest,
+    measure_in_fresh_process,
+    measure_worker_costs,
+)
 from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey
+from heterps_core.profiling.worker_costs import WorkerCosts
+from heterps_core.training.job import TrainingJob
+
+WORKERS_NAME = "local-workers"
+"""Begins what stands in place of a device type for what the workers of a plan cost this machine."""
 
 
 def profile_model(
@@ -35,11 +45,12 @@ def profile_model(
         HeterpsError: The measurement failed.
     """
     wanted = [name for name in dict.fromkeys(device_types) if name != LOCAL_DEVICE_TYPE]
-    for name in wanted:
-        if name not in DEVICE_TYPES:
-            raise UnknownNameError("device type", name, [LOCAL_DEVICE_TYPE, *DEVICE_TYPES])
+    try:
+        hardware = [get_device_type(name) for name in wanted]
+    except UnknownNameError as error:
+        raise UnknownNameError("device type", error.name, [LOCAL_DEVICE_TYPE, *error.known]) from None
     measured = _measured(request, graph, cache_directory)
-    estimates = {name: estimate_profile(graph, measured, DEVICE_TYPES[name]) for name in wanted}
+    estimates = {each.name: estimate_profile(graph, measured, each) for each in hardware}
     return {LOCAL_DEVICE_TYPE: measured, **estimates}
 
 
@@ -47,4 +58,39 @@ def _measured(request: ProfileRequest, graph: ModelGraph, cache_directory: Path 
     if cache_directory is None:
         return measure_in_fresh_process(request)
     key = ProfileKey.of(request, graph, this_machine(), device_type=LOCAL_DEVICE_TYPE)
-    return ProfileCache(cache_directory).get_or_measure(key, lambda: measure_in_fresh_process(request))
+    return ProfileCache(cache_directory, LayerProfile).get_or_measure(
+        key, lambda: measure_in_fresh_process(request)
+    )
+
+
+def worker_costs_of(
+    job: TrainingJob, request: ProfileRequest, graph: ModelGraph, *, cache_directory: Path | None
+) -> WorkerCosts:
+    """Return what the workers of a job cost on this machine, measured or from the cache.
+
+    Args:
+        job: All of it runs here.
+        request: Of the same model and data; only names the measurement.
+        graph: Of the same model.
+        cache_directory: As for `profile_model`.
+
+    Raises:
+        HeterpsError: The measurement failed.
+    """
+    if cache_directory is None:
+        return measure_worker_costs(job)
+    config = job.config
+    cuts = "-".join(f"{stage.last_layer}x{stage.num_replicas}" for stage in job.stages)
+    key = ProfileKey.of(
+        replace(
+            request,
+            batch_size=config.batch_size,
+            num_threads=config.threads_per_worker,
+            dense_optimizer=config.dense_optimizer,
+            embedding_optimizer=config.embedding_optimizer,
+        ),
+        graph,
+        this_machine(),
+        device_type=f"{WORKERS_NAME}-{cuts}-m{config.num_microbatches}-{config.precision}",
+    )
+    return ProfileCache(cache_directory, WorkerCosts).get_or_measure(key, lambda: measure_worker_costs(job))

@@ -32,6 +32,13 @@ class ProfilingInput:
     images: Tensor | None
     """[B, C, H, W], what enters the first layer; None where that is an embedding."""
 
+    def to(self, device: torch.device) -> ProfilingInput:
+        """Return the same on a device."""
+        return ProfilingInput(
+            batches=[batch.to(device) for batch in self.batches],
+            images=None if self.images is None else self.images.to(device),
+        )
+
     def first_rows(self, num_rows: int) -> ProfilingInput:
         """Return the same with the first rows of every batch."""
         return ProfilingInput(

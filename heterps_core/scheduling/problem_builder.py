@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.graph.model_graph import Layer, ModelGraph
+from heterps_core.graph.model_graph import ModelGraph
 from heterps_core.hardware import DeviceType
 from heterps_core.problem.extra_costs import NO_EXTRA_COSTS, ExtraCosts, InstanceSize
 from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
@@ -40,6 +40,9 @@ class UnitTerms:
     instances: tuple[InstanceSize, ...] = ()
     """In which units are sold; without sizes every unit is sold alone."""
 
+    interruptions_per_hour: float = 0.0
+    """Of one unit; 0 on-demand."""
+
     @classmethod
     def of_device_type(
         cls,
@@ -48,12 +51,14 @@ class UnitTerms:
         price_usd_per_hour: float,
         max_units: int,
         instances: tuple[InstanceSize, ...] = (),
+        interruptions_per_hour: float = 0.0,
     ) -> UnitTerms:
         """Return terms with the published memory and network of a device type."""
         return cls(
             price_usd_per_hour=price_usd_per_hour,
             max_units=max_units,
             instances=instances,
+            interruptions_per_hour=interruptions_per_hour,
             memory_bytes=device_type.memory_bytes,
             bandwidth_bytes_per_s=device_type.network_bandwidth_bytes_per_s,
         )
@@ -139,20 +144,13 @@ def profiles_for_larger_tables(
     Raises:
         ConfigurationError: The models differ in more than the rows of their tables.
     """
-    if _without_table_sizes(measured) != _without_table_sizes(planned):
+    if measured.without_table_sizes().layers != planned.without_table_sizes().layers:
         raise ConfigurationError(
             f"a profile may be used for the same model with other table sizes only, but the layers of "
             f"{measured.name!r} and {planned.name!r} differ; profile the model anew"
         )
     fingerprint = planned.fingerprint()
     return {name: replace(profile, graph_fingerprint=fingerprint) for name, profile in profiles.items()}
-
-
-def _without_table_sizes(graph: ModelGraph) -> list[Layer]:
-    return [
-        replace(layer, parameter_bytes=0, optimizer_state_bytes=0) if layer.is_sharded else layer
-        for layer in graph.layers
-    ]
 
 
 def in_stage_seconds(profile: LayerProfile, layer: int, *, batch_size: int) -> float:
@@ -188,6 +186,7 @@ def _unit_type(graph: ModelGraph, profile: LayerProfile, terms: UnitTerms, *, ba
         price_usd_per_hour=terms.price_usd_per_hour,
         max_units=terms.max_units,
         instances=terms.instances,
+        interruptions_per_hour=terms.interruptions_per_hour,
         memory_bytes=terms.memory_bytes,
         bandwidth_bytes_per_s=terms.bandwidth_bytes_per_s,
         compute_parallel_fraction=profile.compute_parallel_fraction(batch_size=batch_size),

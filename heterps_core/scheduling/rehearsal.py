@@ -33,7 +33,8 @@ class RehearsalPrediction:
     never wait for one another."""
 
     step_seconds: float
-    """Of a training step on this machine, with some of what the cost model leaves out; see `predict_rehearsal`."""
+    """Of a training step on this machine, with what the cost model leaves out: by `predict_rehearsal`'s formula, or
+    better by `simulate_workers` where the parts of a worker were measured."""
 
     batch_size: int
 

@@ -12,11 +12,15 @@ from dataclasses import dataclass, replace
 from heterps_core.cost_model.evaluation import evaluate_stage
 from heterps_core.cost_model.stage_cost import boundary_seconds
 from heterps_core.errors import ConfigurationError
+from heterps_core.graph.model_graph import LayerKind
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.problem.scheduling_problem import SchedulingProblem
 
 FORWARD_SHARE = 1 / 3
 """Of a layer's computing: the backward pass takes two matrix products for each of the forward pass."""
+
+WEIGHT_GRADIENT_SHARE = 1 / 3
+"""Of a fully connected layer's computing: one of those two, which the trainer puts off (`weight_gradients`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +35,13 @@ class StageLoad:
     num_replicas: int
     forward_seconds: float
     backward_seconds: float
+    """Of what must be done before gradients go on to the stage before."""
+
+    weight_gradient_seconds: float
+    """Of what fills the time without messages, and at the latest the end of a step."""
+
     compute_row_share: float
-    """Share of both passes that grows with the rows of a slice, in [0, 1]; the rest is fixed."""
+    """Share of all three that grows with the rows of a slice, in [0, 1]; the rest is fixed."""
 
     input_seconds: float
     """The slice's rows across the boundary with the stage before, in one direction, on one lane; 0 for the first
@@ -71,7 +80,7 @@ class PipelineLoad:
 
 def _in_sequence(stage: StageLoad) -> StageLoad:
     moved_seconds = (stage.input_seconds + stage.output_seconds + stage.exchange_seconds) / 2
-    passes_seconds = stage.forward_seconds + stage.backward_seconds
+    passes_seconds = stage.forward_seconds + stage.backward_seconds + stage.weight_gradient_seconds
     growing_seconds = stage.compute_row_share * passes_seconds + 2 * moved_seconds
     total_seconds = passes_seconds + 2 * moved_seconds
     return replace(
@@ -155,11 +164,20 @@ def _stage_load(
     total_odt = input_odt + output_odt + exchange_odt + all_reduce_odt
     scale = evaluation.communication_seconds / total_odt if total_odt else 0.0
     compute_seconds = evaluation.compute_seconds / num_microbatches
+    layer_seconds = sum(layer.compute_seconds[stage.device_type] for layer in layers)
+    connected_seconds = sum(
+        layer.compute_seconds[stage.device_type]
+        for layer in layers
+        if layer.kind == LayerKind.FULLY_CONNECTED
+    )
+    weight_share = connected_seconds / layer_seconds * WEIGHT_GRADIENT_SHARE if layer_seconds else 0.0
+    weight_share = min(weight_share, 1 - forward_share)
     alpha, k = unit.compute_parallel_fraction, stage.num_replicas
     return StageLoad(
         num_replicas=k,
         forward_seconds=forward_share * compute_seconds,
-        backward_seconds=(1 - forward_share) * compute_seconds,
+        backward_seconds=(1 - forward_share - weight_share) * compute_seconds,
+        weight_gradient_seconds=weight_share * compute_seconds,
         compute_row_share=(alpha / k) / (1 - alpha + alpha / k),
         input_seconds=scale * input_odt / num_microbatches,
         output_seconds=scale * output_odt / num_microbatches,

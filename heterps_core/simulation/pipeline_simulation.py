@@ -4,6 +4,10 @@ Every worker has one processor and the two lanes of its link, and all three serv
 1F1B schedule fixes. So the time of every event is a maximum of earlier ones plus a duration, and instead of a
 queue of single events, a pass of a whole stage is worked out at once, as arrays over its replicas.
 
+Weight gradients are put off as the trainer does: a worker without rows to work on does them, and what is left when
+its last backward pass of a step is done, then. They are taken to be divisible at will; a product of one layer and
+micro-batch that is not done when a message comes keeps the trainer a little longer.
+
 Ignored: that a switch between the machines may be narrower than their links, latency of messages, reading the
 batch, checkpoints. Buffers at a receiver are as large as the schedule needs.
 """
@@ -82,10 +86,23 @@ class _StageState:
         self.worker_free = ready_seconds.copy()
         self.lane_in_free = ready_seconds.copy()
         self.lane_out_free = ready_seconds.copy()
+        self.put_off_seconds = np.zeros_like(ready_seconds)
+        """Of weight gradients, still to be worked out."""
+
+        self.updated_seconds = 0.0
+        """When all replicas ended the step before; no row is read before."""
+
         self.computing = np.zeros_like(ready_seconds)
         self.waiting_for_data = np.zeros_like(ready_seconds)
         self.waiting_for_link = np.zeros_like(ready_seconds)
         self.waiting_at_barrier = np.zeros_like(ready_seconds)
+
+    def fill(self, seconds: Floats) -> None:
+        """Work weight gradients out for so long, or until none is left."""
+        done = np.minimum(self.put_off_seconds, seconds)
+        self.worker_free = self.worker_free + done
+        self.computing += done
+        self.put_off_seconds = self.put_off_seconds - done
 
     def use(self) -> StageUse:
         parts = {
@@ -151,7 +168,8 @@ class _Simulation:
         is_forward = action.direction == "forward"
         exchange_seconds = self.exchange_seconds[stage]
         if is_forward and exchange_seconds:
-            state.lane_in_free[:] = state.lane_in_free.max() + exchange_seconds
+            begin = max(state.lane_in_free.max(), state.updated_seconds)
+            state.lane_in_free = np.full_like(state.lane_in_free, begin + exchange_seconds)
         incoming = durations[stage].incoming[action.direction]
         data_ready: Floats | float = -np.inf
         if incoming is not None:
@@ -159,6 +177,7 @@ class _Simulation:
             sending = self.sendings.pop((source, action))
             state.lane_in_free = incoming.received(sending.starts, state.lane_in_free)
             data_ready = incoming.produced(sending.pass_ends)
+        state.fill(np.maximum(state.lane_in_free - state.worker_free, 0.0))
         start = np.maximum(state.worker_free, state.lane_in_free)
         waiting = start - state.worker_free
         waiting_for_data = np.minimum(np.maximum(data_ready - state.worker_free, 0.0), waiting)
@@ -177,8 +196,12 @@ class _Simulation:
         if not is_forward and exchange_seconds:
             begin = max(state.lane_out_free.max(), end.max())
             state.lane_out_free = np.full_like(end, begin + exchange_seconds)
-        if not is_forward and not self.options.flushes_each_step:
-            self.step_ends[step] = max(self.step_ends[step], end.max())
+        if not is_forward:
+            state.put_off_seconds += self._drawn(durations[stage].weight_gradient_seconds)
+            if microbatch == self.load.num_microbatches - 1:
+                state.fill(state.put_off_seconds)
+            if not self.options.flushes_each_step:
+                self.step_ends[step] = max(self.step_ends[step], state.worker_free.max())
         if step < self.options.timeline_steps:
             self.timeline.append(
                 TimelinePass(
@@ -194,7 +217,7 @@ class _Simulation:
     def _end_step(self, stage: int) -> float:
         """Wait until all is sent and sum the gradients; return when the stage's last replica is through."""
         state = self.states[stage]
-        sent = np.maximum(np.maximum(state.worker_free, state.lane_out_free), state.lane_in_free)
+        sent = np.maximum(state.worker_free, state.lane_out_free)
         state.waiting_for_link += sent - state.worker_free
         all_reduce_seconds = self.load.stages[stage].all_reduce_seconds
         end = sent
@@ -202,8 +225,10 @@ class _Simulation:
             state.waiting_at_barrier += sent.max() - sent
             state.waiting_for_link += all_reduce_seconds
             end = np.full_like(sent, sent.max() + all_reduce_seconds)
-        state.worker_free, state.lane_in_free, state.lane_out_free = end, end.copy(), end.copy()
-        return float(end.max())
+            state.lane_in_free = end.copy()
+        state.worker_free, state.lane_out_free = end, end.copy()
+        state.updated_seconds = float(end.max())
+        return state.updated_seconds
 
     def _drawn(self, seconds: Floats) -> Floats:
         if not self.options.jitter:

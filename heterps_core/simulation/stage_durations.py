@@ -23,6 +23,9 @@ class StageDurations:
     pass_seconds: Mapping[Direction, Floats]
     """Shape (k,), slow factors included."""
 
+    weight_gradient_seconds: Floats
+    """The same, of what is put off."""
+
     incoming: Mapping[Direction, Transfer | None]
     """Activations from the stage before, gradients from the stage behind; None at the ends of the chain."""
 
@@ -73,6 +76,7 @@ def stage_durations(
                     "forward": factors * stage.forward_seconds,
                     "backward": factors * stage.backward_seconds,
                 },
+                weight_gradient_seconds=factors * stage.weight_gradient_seconds,
                 incoming={
                     "forward": arriving[index - 1] if index > 0 else None,
                     "backward": returning[index] if index < len(boundaries) else None,

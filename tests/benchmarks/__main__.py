@@ -17,16 +17,22 @@ from pathlib import Path
 from typing import Any
 
 BENCHMARKS = {
+    "fault_injection": "tests.benchmarks.fault_injection:run",
+    "gpu_split": "tests.benchmarks.gpu_split:run",
     "input_speed": "tests.benchmarks.input_speed:run",
     "pipeline_efficiency": "tests.benchmarks.pipeline_efficiency:run",
     "planner_quality": "tests.benchmarks.planner_quality:run",
     "planner_speed": "tests.benchmarks.planner_speed:run",
+    "prediction_error": "tests.benchmarks.prediction_error:run",
     "provisioning_gain": "tests.benchmarks.provisioning_gain:run",
     "simulator": "tests.benchmarks.simulator:run",
+    "spot_replay": "tests.benchmarks.spot_replay:run",
+    "tapp_measured": "tests.benchmarks.tapp_measured:run",
     "training_speed": "tests.benchmarks.training_speed:run",
+    "update_modes": "tests.benchmarks.update_modes:run",
 }
 
-PACKAGES = ("heterps", "numpy", "torch", "optuna", "pyarrow")
+PACKAGES = ("heterps", "numpy", "torch", "optuna", "pyarrow", "torchrec", "fbgemm-gpu-cpu")
 
 
 def main() -> int:
@@ -38,6 +44,9 @@ def main() -> int:
     parser.add_argument(
         "--cases", type=int, metavar="N", help="random problems per figure, where a benchmark draws some"
     )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="go on from what an earlier run left there, where one can"
+    )
     options = parser.parse_args()
     module_name, function_name = BENCHMARKS[options.name].split(":")
     run = getattr(import_module(module_name), function_name)
@@ -46,6 +55,11 @@ def main() -> int:
         if "num_cases" not in inspect.signature(run).parameters:
             parser.error(f"{options.name} draws no random problems, so --cases says nothing")
         arguments["num_cases"] = options.cases
+    if options.keep is not None:
+        if "keep" not in inspect.signature(run).parameters:
+            parser.error(f"{options.name} keeps nothing, so --keep says nothing")
+        options.keep.mkdir(parents=True, exist_ok=True)
+        arguments["keep"] = options.keep
     record = {
         "benchmark": options.name,
         "command": f"python -m tests.benchmarks {' '.join(sys.argv[1:])}",

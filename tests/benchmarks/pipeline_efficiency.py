@@ -22,7 +22,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.microbatches import default_microbatches
 from heterps_core.training.rank_layout import RankLayout
 from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.shared_memory_boundary import SharedNeighbour, connect_neighbours
 from heterps_core.training.stage_model import StageModel, build_stage_model
 from heterps_core.training.stage_runner import MicroBatch, StageRunner
 from tests.worker_processes import run_in_processes
@@ -121,7 +122,8 @@ def run_stage(rank: int, first_layers: tuple[int, ...], seed: int) -> list[dict[
     model = build_stage_model(MODEL, features, config, stages, rank, None)
     layout = RankLayout(tuple((stage,) for stage in range(len(stages))))
     batches = [draw_batch(features, np.random.default_rng([seed, index])) for index in range(4)]
-    piped, lone = (new_runner(model, layout, rank) for _ in range(2))
+    piped = new_runner(model, layout, rank, connect_neighbours(layout, rank=rank))
+    lone = new_runner(model, layout, rank)
     unplug(lone, model)
 
     def measure(runner: StageRunner, num_microbatches: int) -> tuple[float, float]:
@@ -129,7 +131,10 @@ def run_stage(rank: int, first_layers: tuple[int, ...], seed: int) -> list[dict[
         started_s, started_core_s = time.perf_counter(), time.process_time()
         for step in range(STEPS_PER_ROUND):
             batch = batches[step % len(batches)]
-            runner.train_step(cut(runner, batch, num_microbatches))
+            microbatches = cut(runner, batch, num_microbatches)
+            is_followed = step + 1 < STEPS_PER_ROUND
+            row_counts = [microbatch.num_rows for microbatch in microbatches] if is_followed else []
+            runner.train_step(microbatches, next_row_counts=row_counts)
             model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)
         elapsed_s, core_s = time.perf_counter() - started_s, time.process_time() - started_core_s
         return STEPS_PER_ROUND * BATCH_SIZE / elapsed_s, core_s / STEPS_PER_ROUND
@@ -149,7 +154,12 @@ def run_stage(rank: int, first_layers: tuple[int, ...], seed: int) -> list[dict[
     return rounds[1:]
 
 
-def new_runner(model: StageModel, layout: RankLayout, rank: int) -> StageRunner:
+def new_runner(
+    model: StageModel,
+    layout: RankLayout,
+    rank: int,
+    neighbours: Mapping[int, SharedNeighbour] | None = None,
+) -> StageRunner:
     """Return a runner over the layers of a stage that has one replica."""
     return StageRunner(
         list(model.layers.values()),
@@ -159,6 +169,7 @@ def new_runner(model: StageModel, layout: RankLayout, rank: int) -> StageRunner:
         input_width=model.input_width,
         output_width=model.output_width,
         group=None,
+        neighbours=neighbours,
     )
 
 
@@ -174,6 +185,10 @@ class MadeUp:
         """Begin to receive nothing."""
         assert num_rows == BATCH_SIZE
         return self
+
+    def is_there(self) -> bool:
+        """Return True."""
+        return True
 
     def wait(self) -> Tensor:
         """Return the same rows again."""

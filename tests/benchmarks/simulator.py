@@ -102,7 +102,8 @@ def large_run_seconds(*, jitter: float = 0.0) -> float:
             StageLoad(
                 num_replicas=count,
                 forward_seconds=0.001,
-                backward_seconds=0.002,
+                backward_seconds=0.001,
+                weight_gradient_seconds=0.001,
                 compute_row_share=0.9,
                 input_seconds=0.0003 if stage else 0.0,
                 output_seconds=0.0003 if stage < len(counts) - 1 else 0.0,

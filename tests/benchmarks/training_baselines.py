@@ -13,14 +13,12 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
 
 from tests.benchmarks.training_engine import (
     BATCH_SIZE,
     DIMENSION,
-    NUM_DENSE,
     NUM_SLOTS,
-    WIDTHS,
+    dense_layers,
     make_batches,
     make_step,
 )
@@ -46,12 +44,7 @@ def fbgemm_step(num_rows: int, *, seed: int) -> Callable[[], None] | None:
         [spec] * NUM_SLOTS, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.05, eps=1e-8
     )
     table.init_embedding_weights_uniform(-0.05, 0.05)
-    layers: list[nn.Module] = []
-    width = NUM_SLOTS * DIMENSION + NUM_DENSE
-    for hidden in WIDTHS:
-        layers += [nn.Linear(width, hidden), nn.ReLU()]
-        width = hidden
-    dense = nn.Sequential(*layers, nn.Linear(width, 1))
+    dense = dense_layers()
     optimizer = torch.optim.Adam(dense.parameters(), lr=1e-3, fused=True)
     offsets = torch.arange(BATCH_SIZE * NUM_SLOTS + 1)
     batches = [
@@ -73,16 +66,19 @@ def fbgemm_step(num_rows: int, *, seed: int) -> Callable[[], None] | None:
 
 
 @contextmanager
-def two_workers(num_rows: int, *, seed: int) -> Iterator[Callable[[], None]]:
-    """Yield a step of two processes of one thread that share a table; they sleep between calls."""
+def two_workers(make: Callable[..., Callable[[], None]], *args: object) -> Iterator[Callable[[], None]]:
+    """Yield a step of two processes of one thread, joined by gloo; they sleep between calls.
+
+    Args:
+        make: Called in each as `make(rank, NUM_WORKERS, *args)`, returns its part of a step; must be importable.
+        args: Of it.
+    """
     context = multiprocessing.get_context("spawn")
     port = free_port()
     ends, processes = [], []
     for rank in range(NUM_WORKERS):
         mine, theirs = context.Pipe()
-        processes.append(
-            context.Process(target=_work, args=(rank, port, num_rows, seed, theirs), daemon=True)
-        )
+        processes.append(context.Process(target=_work, args=(rank, port, theirs, make, args), daemon=True))
         processes[-1].start()
         ends.append(mine)
 
@@ -103,13 +99,39 @@ def two_workers(num_rows: int, *, seed: int) -> Iterator[Callable[[], None]]:
             process.join()
 
 
-def _work(rank: int, port: int, num_rows: int, seed: int, end: Connection) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=NUM_WORKERS, timeout=timedelta(seconds=120))
-    step = make_step(
-        num_rows, precision="fp32", seed=seed, replica=rank, group=dist.group.WORLD, num_replicas=NUM_WORKERS
+def make_worker_step(
+    rank: int, num_replicas: int, num_rows: int, seed: int, shares_memory: bool
+) -> Callable[[], None]:
+    """Return the engine's step of one of several workers, for `two_workers`."""
+    return make_step(
+        num_rows,
+        precision="fp32",
+        seed=seed,
+        replica=rank,
+        group=dist.group.WORLD,
+        num_replicas=num_replicas,
+        shares_memory=shares_memory,
     )
+
+
+def _work(
+    rank: int,
+    port: int,
+    end: Connection,
+    make: Callable[..., Callable[[], None]],
+    args: tuple[object, ...],
+) -> None:
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+        RANK=str(rank),
+        WORLD_SIZE=str(NUM_WORKERS),
+        LOCAL_WORLD_SIZE=str(NUM_WORKERS),
+    )
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    step = make(rank, NUM_WORKERS, *args)
     end.send(True)
     while end.recv():
         step()

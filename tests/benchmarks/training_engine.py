@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.distributed import ProcessGroup
 
 from heterps_core.data.batch import ClickBatch
@@ -16,6 +17,7 @@ from heterps_core.models.ctr_dnn import EMBEDDING_DIMENSION, HIDDEN_WIDTHS
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.rank_layout import RankLayout
+from heterps_core.training.shared_memory_link import SharedMemoryLink
 from heterps_core.training.stage_model import StageModel, build_stage_model
 from heterps_core.training.stage_runner import MicroBatch, StageRunner
 
@@ -46,6 +48,16 @@ def make_batches(num_rows: int, *, seed: int) -> list[ClickBatch]:
     ]
 
 
+def dense_layers() -> nn.Sequential:
+    """Return the model's dense layers in plain torch, as other engines run them."""
+    layers: list[nn.Module] = []
+    width = NUM_SLOTS * DIMENSION + NUM_DENSE
+    for hidden in WIDTHS:
+        layers += [nn.Linear(width, hidden), nn.ReLU()]
+        width = hidden
+    return nn.Sequential(*layers, nn.Linear(width, 1))
+
+
 def make_step(
     num_rows: int,
     *,
@@ -54,9 +66,10 @@ def make_step(
     replica: int = 0,
     group: ProcessGroup | None = None,
     num_replicas: int = 1,
+    shares_memory: bool = False,
 ) -> Callable[[], None]:
     """Return a training step of one replica of a single stage; each call takes the next batch."""
-    model, runner = _make_replica(num_rows, precision, seed, replica, group, num_replicas)
+    model, runner = _make_replica(num_rows, precision, seed, replica, group, num_replicas, shares_memory)
     parts = []
     for batch in make_batches(num_rows, seed=seed):
         ((size, rows),) = runner.row_slices(BATCH_SIZE, 1)
@@ -88,7 +101,7 @@ def peak_memory_bytes() -> int:
 
 def _train_and_measure(num_rows: int, seed: int) -> tuple[int, int]:
     torch.set_num_threads(1)
-    model, runner = _make_replica(num_rows, "fp32", seed, 0, None, 1)
+    model, runner = _make_replica(num_rows, "fp32", seed, 0, None, 1, False)
     for batch in make_batches(num_rows, seed=seed)[:STEPS_UNTIL_PEAK]:
         runner.train_step([MicroBatch(BATCH_SIZE, batch)])
         model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)
@@ -102,21 +115,33 @@ def _train_and_measure(num_rows: int, seed: int) -> tuple[int, int]:
 
 
 def _make_replica(
-    num_rows: int, precision: str, seed: int, replica: int, group: ProcessGroup | None, num_replicas: int
+    num_rows: int,
+    precision: str,
+    seed: int,
+    replica: int,
+    group: ProcessGroup | None,
+    num_replicas: int,
+    shares_memory: bool,
 ) -> tuple[StageModel, StageRunner]:
     config = TrainingConfig(
         batch_size=BATCH_SIZE, num_microbatches=1, num_epochs=1, seed=seed, precision=precision
     )
     stages = [Stage(0, LAST_LAYER, "cpu", num_replicas)]
-    model = build_stage_model("ctrdnn", make_features(num_rows), config, stages, 0, group)
+    layout = RankLayout((tuple(range(num_replicas)),))
+    link = None
+    if group is not None and shares_memory:
+        link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=60.0)
+        assert link is not None
+    model = build_stage_model("ctrdnn", make_features(num_rows), config, stages, 0, group, link)
     runner = StageRunner(
         list(model.layers.values()),
-        layout=RankLayout((tuple(range(num_replicas)),)),
+        layout=layout,
         stage=0,
         replica=replica,
         input_width=model.input_width,
         output_width=model.output_width,
         group=group,
         precision=precision,
+        link=link,
     )
     return model, runner

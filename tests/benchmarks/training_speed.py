@@ -17,13 +17,15 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from heterps_core.training.stage_layers import DTYPES, FLOATS_PER_REGISTER
-from tests.benchmarks.training_baselines import FBGEMM_INSTALL, fbgemm_step, two_workers
+from heterps_core.training.stage_layers import DTYPES
+from heterps_core.training.weight_gradients import FLOATS_PER_REGISTER
+from tests.benchmarks.training_baselines import FBGEMM_INSTALL, fbgemm_step, make_worker_step, two_workers
 from tests.benchmarks.training_engine import (
     BATCH_SIZE,
     DIMENSION,
@@ -33,6 +35,10 @@ from tests.benchmarks.training_engine import (
     make_step,
     measured_memory,
 )
+from tests.benchmarks.training_torchrec import INSTALL as TORCHREC_INSTALL
+from tests.benchmarks.training_torchrec import SHARDINGS as TORCHREC_SHARDINGS
+from tests.benchmarks.training_torchrec import is_installed as torchrec_is_installed
+from tests.benchmarks.training_torchrec import make_torchrec_step
 
 NUM_THREADS = 2
 NUM_ROUNDS = 40
@@ -53,7 +59,8 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
     try:
         figures = [entry for size, rows in SIZES.items() for entry in fractions_of_limit(size, rows, seed)]
         figures += over_fbgemm(seed)
-        figures += over_one_process(seed)
+        figures += [entry for size, rows in SIZES.items() for entry in over_one_process(size, rows, seed)]
+        figures += over_torchrec(seed)
     finally:
         torch.set_num_threads(num_threads)
     figures += memory(seed)
@@ -101,12 +108,56 @@ def over_fbgemm(seed: int) -> list[dict[str, Any]]:
     return ratios("fp32_over_fbgemm_1M", rounds["other"], rounds["step"])
 
 
-def over_one_process(seed: int) -> list[dict[str, Any]]:
-    """Compare two workers of one thread, which share the table, with one process of two threads."""
-    with two_workers(SIZES["1M"], seed=seed) as both:
-        rounds = in_turns({"one": make_step(SIZES["1M"], precision="fp32", seed=seed), "two": both})
-    # The workers' interruptions are not counted here.
-    return ratios("two_workers_over_one_process", rounds["one"], rounds["two"])[:1]
+def over_one_process(size: str, num_rows: int, seed: int) -> list[dict[str, Any]]:
+    """Compare two workers of one thread, which share the table, with one process of two threads.
+
+    As workers of one machine they share memory; "by_messages" is what workers of several do, over loopback.
+    """
+    with (
+        two_workers(make_worker_step, num_rows, seed, True) as both,
+        two_workers(make_worker_step, num_rows, seed, False) as both_by_messages,
+    ):
+        one = make_step(num_rows, precision="fp32", seed=seed)
+        rounds = in_turns({"one": one, "two": both, "by_messages": both_by_messages})
+    suffix = "" if size == "1M" else f"_{size}"
+    return [
+        # The workers' interruptions are not counted here.
+        *ratios(f"two_workers_over_one_process{suffix}", rounds["one"], rounds["two"])[:1],
+        *ratios(f"two_workers_by_messages_over_one_process{suffix}", rounds["one"], rounds["by_messages"])[
+            :1
+        ],
+    ]
+
+
+def over_torchrec(seed: int) -> list[dict[str, Any]]:
+    """Compare two workers with TorchRec's DistributedModelParallel on two processes, where that is installed.
+
+    The figure is over the faster of its ways to place tables.
+    """
+    if not torchrec_is_installed():
+        print(f"two_workers_over_torchrec: left out; {TORCHREC_INSTALL}")
+        return []
+    with ExitStack() as running:
+        work = {
+            f"torchrec {sharding}": running.enter_context(
+                two_workers(make_torchrec_step, SIZES["1M"], sharding, seed)
+            )
+            for sharding in TORCHREC_SHARDINGS
+        }
+        others = list(work)
+        for name, shares_memory in (("", True), ("_by_messages", False)):
+            work[name] = running.enter_context(
+                two_workers(make_worker_step, SIZES["1M"], seed, shares_memory)
+            )
+        rounds = in_turns(work)
+    for other in others:
+        print(f"{other}: step {1e3 * statistics.median(rounds[other].seconds):.1f} ms")
+    fastest = min(others, key=lambda other: statistics.median(rounds[other].seconds))
+    return [
+        entry
+        for name in ("", "_by_messages")
+        for entry in ratios(f"two_workers{name}_over_torchrec", rounds[fastest], rounds[name])[:1]
+    ]
 
 
 def memory(seed: int) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.profiling.command import add_arguments, profile_table, run, write_profiles
@@ -55,3 +56,26 @@ def test_says_where_it_could_not_write(tmp_path):
 def test_images_are_drawn_and_never_read():
     with pytest.raises(ConfigurationError, match=r"vgg-16 is profiled with drawn images, got --dataset data"):
         run(parse("--model", "vgg-16", "--dataset", "data"))
+
+
+def test_a_gpu_that_is_not_there_is_missed_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+    with pytest.raises(ConfigurationError, match="needs a CUDA device that torch sees"):
+        run(parse("--device", "cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_is_measured_beside_the_processor_and_named(tmp_path):
+    path = tmp_path / "profiles.json"
+    run(parse("--device", "cuda", "--output", str(path)))
+
+    profiles = json.loads(path.read_text())["profiles"]
+    card = torch.cuda.get_device_name(0)
+    assert list(profiles) == ["local-cpu", "local-gpu"]
+    assert card in profiles["local-gpu"]["hardware"]
+    assert card not in profiles["local-cpu"]["hardware"]
+    assert profiles["local-gpu"]["software"]["nvidia-driver"]
+    assert 0.5 < profiles["local-gpu"]["sum_over_step"] < 2
+    assert not profiles["local-gpu"]["is_estimated"]

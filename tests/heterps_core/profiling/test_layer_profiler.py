@@ -129,7 +129,7 @@ def test_the_command_shows_what_is_measured_and_what_is_estimated(command_result
 def test_a_kept_profile_is_not_measured_again(measured, request_for_dataset, tmp_path):
     graph = trace_model(request_for_dataset)
     key = ProfileKey.of(request_for_dataset, graph, this_machine(), device_type="local-cpu")
-    ProfileCache(tmp_path).get_or_measure(key, lambda: measured)
+    ProfileCache(tmp_path, LayerProfile).get_or_measure(key, lambda: measured)
 
     found = profile_model(request_for_dataset, graph, ["cpu-c5", "local-cpu"], cache_directory=tmp_path)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.data.features import FeatureSpec
+from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.machine import Machine
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey
@@ -33,8 +34,8 @@ class Measurement:
 def test_a_profile_is_measured_once_and_read_by_later_runs(tmp_path):
     measure = Measurement()
 
-    first = ProfileCache(tmp_path / "profiles").get_or_measure(make_key(), measure)
-    second = ProfileCache(tmp_path / "profiles").get_or_measure(make_key(), measure)
+    first = ProfileCache(tmp_path / "profiles", LayerProfile).get_or_measure(make_key(), measure)
+    second = ProfileCache(tmp_path / "profiles", LayerProfile).get_or_measure(make_key(), measure)
 
     assert (first, second, measure.count) == (make_profile(), make_profile(), 1)
     assert [path.suffix for path in (tmp_path / "profiles").iterdir()] == [".json"]
@@ -55,7 +56,7 @@ def test_a_profile_is_measured_once_and_read_by_later_runs(tmp_path):
     ],
 )
 def test_whatever_changes_the_speed_is_measured_anew(tmp_path, other):
-    cache, measure = ProfileCache(tmp_path), Measurement()
+    cache, measure = ProfileCache(tmp_path, LayerProfile), Measurement()
     cache.get_or_measure(make_key(), measure)
 
     cache.get_or_measure(other, measure)
@@ -65,7 +66,7 @@ def test_whatever_changes_the_speed_is_measured_anew(tmp_path, other):
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 0}', '{"schema_version": 1}', "\x00"])
 def test_a_file_that_cannot_be_used_is_reported_and_replaced(tmp_path, caplog, content):
-    cache, measure = ProfileCache(tmp_path), Measurement()
+    cache, measure = ProfileCache(tmp_path, LayerProfile), Measurement()
     (tmp_path / make_key().file_name()).write_text(content)
 
     with caplog.at_level(logging.WARNING):
@@ -73,13 +74,13 @@ def test_a_file_that_cannot_be_used_is_reported_and_replaced(tmp_path, caplog, c
     cache.get_or_measure(make_key(), measure)
 
     assert measure.count == 1
-    assert "measuring anew" in caplog.text
+    assert "counts as missing" in caplog.text
 
 
 def test_a_cache_that_cannot_be_written_does_not_stop_the_run(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
 
-    found = ProfileCache(tmp_path / "file").get_or_measure(make_key(), Measurement())
+    found = ProfileCache(tmp_path / "file", LayerProfile).get_or_measure(make_key(), Measurement())
 
     assert found == make_profile()
     assert "is not kept" in caplog.text

@@ -107,19 +107,30 @@ def simulate_by_events(load: PipelineLoad, options: SimulationOptions) -> list[f
 
     def processor(stage: int, replica: int) -> Process:
         own = load.stages[stage]
+        put_off = 0.0
         for group, passes in enumerate(schedule(stage)):
             for direction, step, microbatch in passes:
+                free = queue.now
                 yield ("arrived", stage, replica, direction, step, microbatch)
+                put_off = max(0.0, put_off - (queue.now - free))
                 rows = replica_slice(sizes[microbatch], own.num_replicas, replica).num_rows
                 seconds = own.forward_seconds if direction == "forward" else own.backward_seconds
-                seconds *= 1 + own.compute_row_share * (rows / mean_rows(stage) - 1)
-                yield queue.now + seconds * options.slow_factors.get((stage, replica), 1.0)
+                factor = 1 + own.compute_row_share * (rows / mean_rows(stage) - 1)
+                factor *= options.slow_factors.get((stage, replica), 1.0)
+                yield queue.now + seconds * factor
                 queue.happen(("ran", stage, replica, direction, step, microbatch))
+                if direction == "backward":
+                    put_off += own.weight_gradient_seconds * factor
+                    if microbatch == num_microbatches - 1:
+                        yield queue.now + put_off
+                        put_off = 0.0
                 if direction == "backward" and not options.flushes_each_step:
                     step_ends[step] = max(step_ends[step], queue.now)
-            yield from end_group("processor", stage, replica, group)
+            if options.flushes_each_step:
+                yield from end_group(stage, replica, group)
 
     def lane_out(stage: int, replica: int) -> Process:
+        own = load.stages[stage]
         for group, passes in enumerate(schedule(stage)):
             for direction, step, microbatch in passes:
                 yield ("ran", stage, replica, direction, step, microbatch)
@@ -134,12 +145,19 @@ def simulate_by_events(load: PipelineLoad, options: SimulationOptions) -> list[f
                 if direction == "backward" and exchange_seconds(stage):
                     yield from together("push", stage, replica, step, microbatch)
                     yield queue.now + exchange_seconds(stage)
-            yield from end_group("lane out", stage, replica, group)
+            queue.happen(("all sent", stage, replica, group))
+            if own.all_reduce_seconds and options.flushes_each_step:
+                yield ("ended", stage, replica, group)
 
     def lane_in(stage: int, replica: int) -> Process:
+        own = load.stages[stage]
         for group, passes in enumerate(schedule(stage)):
             for direction, step, microbatch in passes:
                 if direction == "forward" and exchange_seconds(stage):
+                    if group:
+                        # Rows are not read before all replicas have updated them.
+                        for other in replicas[stage]:
+                            yield ("ended", stage, other, group - 1)
                     yield from together("pull", stage, replica, step, microbatch)
                     yield queue.now + exchange_seconds(stage)
                 peer_stage = stage - 1 if direction == "forward" else stage + 1
@@ -157,17 +175,17 @@ def simulate_by_events(load: PipelineLoad, options: SimulationOptions) -> list[f
                         )
                         yield max(queue.now + seconds, sent)
                 queue.happen(("arrived", stage, replica, direction, step, microbatch))
-            yield from end_group("lane in", stage, replica, group)
+            if own.all_reduce_seconds and options.flushes_each_step:
+                yield ("ended", stage, replica, group)
 
-    def end_group(part: str, stage: int, replica: int, group: int) -> Process:
-        if not options.flushes_each_step:
-            return
-        queue.happen((part, stage, replica, group))
+    def end_group(stage: int, replica: int, group: int) -> Process:
+        queue.happen(("computed", stage, replica, group))
         seconds = load.stages[stage].all_reduce_seconds
         for other in replicas[stage] if seconds else [replica]:
-            for other_part in ("processor", "lane in", "lane out"):
-                yield (other_part, stage, other, group)
+            yield ("computed", stage, other, group)
+            yield ("all sent", stage, other, group)
         yield queue.now + seconds
+        queue.happen(("ended", stage, replica, group))
         step_ends[group] = max(step_ends[group], queue.now)
 
     for stage in range(num_stages):

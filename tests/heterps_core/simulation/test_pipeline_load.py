@@ -22,7 +22,9 @@ def test_the_parts_add_up_to_the_times_of_the_cost_model(seed):
 
     for stage, part in zip(stages, load.stages, strict=True):
         evaluation = evaluate_stage(problem, stage)
-        computing = NUM_MICROBATCHES * (part.forward_seconds + part.backward_seconds)
+        computing = NUM_MICROBATCHES * (
+            part.forward_seconds + part.backward_seconds + part.weight_gradient_seconds
+        )
         on_each_lane = NUM_MICROBATCHES * (part.input_seconds + part.output_seconds + part.exchange_seconds)
         assert computing == pytest.approx(evaluation.compute_seconds)
         assert on_each_lane + part.all_reduce_seconds == pytest.approx(evaluation.communication_seconds)
@@ -37,7 +39,8 @@ def test_work_in_sequence_takes_the_sum_of_both_times(seed):
 
     for stage, part in zip(stages, load.stages, strict=True):
         evaluation = evaluate_stage(problem, stage)
-        busy = NUM_MICROBATCHES * (part.forward_seconds + part.backward_seconds) + part.all_reduce_seconds
+        passes = part.forward_seconds + part.backward_seconds + part.weight_gradient_seconds
+        busy = NUM_MICROBATCHES * passes + part.all_reduce_seconds
         assert busy == pytest.approx(evaluation.compute_seconds + evaluation.communication_seconds)
         assert part.input_seconds == part.output_seconds == part.exchange_seconds == 0
 
@@ -91,3 +94,23 @@ def test_refuses_a_plan_that_leaves_layers_out():
         pipeline_load(
             make_problem(0, num_layers=2, num_types=2), (Stage(0, 0, "cpu", 1),), num_microbatches=1
         )
+
+
+def test_a_third_of_fully_connected_layers_is_put_off():
+    problem = make_problem(2, num_layers=4, num_types=2)
+    kinds = ("embedding", "fully_connected", "elementwise", "fully_connected")
+    problem = replace(
+        problem,
+        layers=tuple(
+            replace(layer, kind=kind, compute_seconds={"cpu": seconds, "gpu_a": seconds})
+            for layer, kind, seconds in zip(problem.layers, kinds, (0.5, 0.2, 0.1, 0.4), strict=True)
+        ),
+    )
+
+    embedding, dense = pipeline_load(
+        problem, (Stage(0, 0, "cpu", 2), Stage(1, 3, "gpu_a", 3)), num_microbatches=4
+    ).stages
+
+    assert embedding.weight_gradient_seconds == 0
+    total_seconds = dense.forward_seconds + dense.backward_seconds + dense.weight_gradient_seconds
+    assert dense.weight_gradient_seconds / total_seconds == pytest.approx((0.2 + 0.4) / 0.7 / 3)

@@ -5,21 +5,18 @@ import pytest
 
 from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import ConfigurationError
-from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.scheduling.rehearsal import predict_rehearsal, rehearsal_problem
 from heterps_core.simulation.pipeline_load import PipelineLoad, StageLoad, pipeline_load
 from heterps_core.simulation.pipeline_simulation import pass_order, simulate
 from heterps_core.simulation.simulation_options import SimulationOptions
 from heterps_core.training.pipeline_schedule import one_forward_one_backward
 from tests.builders import make_problem
-from tests.heterps_core.profiling.builders import GRAPH, make_profile
 from tests.heterps_core.simulation.builders import balanced_plan, random_plan
 from tests.heterps_core.simulation.event_queue import simulate_by_events
 
 
 def stage_load(num_replicas=1, forward_seconds=1.0, backward_seconds=2.0, **others):
     values = {"compute_row_share": 1.0, "input_seconds": 0.0, "output_seconds": 0.0, "exchange_seconds": 0.0}
-    values |= {"all_reduce_seconds": 0.0} | others
+    values |= {"all_reduce_seconds": 0.0, "weight_gradient_seconds": 0.0} | others
     return StageLoad(
         num_replicas=num_replicas,
         forward_seconds=forward_seconds,
@@ -46,6 +43,7 @@ def draw_case(seed):
             num_replicas=int(random.integers(1, 6)),
             forward_seconds=float(random.uniform(0.1, 1)),
             backward_seconds=float(random.uniform(0.1, 2)),
+            weight_gradient_seconds=maybe(1),
             compute_row_share=float(random.uniform(0, 1)),
             input_seconds=maybe(1) if stage else 0.0,
             output_seconds=maybe(1) if stage < num_stages - 1 else 0.0,
@@ -93,17 +91,41 @@ def test_a_pipeline_whose_last_stage_is_slowest_fills_and_drains_by_the_formula(
     assert run.total_seconds == pytest.approx((3 + 1.5 + 9) + 4 * 9)
 
 
-@pytest.mark.parametrize("num_microbatches", [1, 4, 10])
-def test_a_rehearsal_without_exchanges_takes_the_time_that_is_predicted_for_it(num_microbatches):
-    stages = [Stage(0, 0, "cpu-c5", 1), Stage(1, 1, "gpu-t4", 1)]
-    rehearsed = {"batch_size": 400, "num_microbatches": num_microbatches}
-    problem, renamed = rehearsal_problem(GRAPH, make_profile(), stages, **rehearsed)
+THIRDS = {"forward_seconds": 1.0, "backward_seconds": 1.0, "weight_gradient_seconds": 1.0}
 
-    load = pipeline_load(problem, renamed, num_microbatches=num_microbatches).without_overlap()
+
+def test_weight_gradients_close_the_gaps_of_two_equal_stages():
+    # First:  f0 f1 f2 b0 f3 b1 w0 b2 w1 b3 w2 w3 | f0 ...
+    # Last:    . f0 b0 f1 b1 f2 b2 f3 b3 w0 w1 w2 w3 | f0 ...
+    load = pipeline(stage_load(**THIRDS), stage_load(**THIRDS))
+
+    run = simulate(load, SimulationOptions(num_steps=3))
+
+    assert run.step_end_seconds == pytest.approx([13.0, 25.0, 37.0])
+    assert [stage.idle for stage in run.stages] == pytest.approx([0.0, 1 / 37])
+
+
+def test_too_few_micro_batches_leave_a_gap_that_weight_gradients_cannot_fill():
+    # First:  f0 . b0 w0 | f0 . b0 w0     Last:  . f0 b0 w0 . | f0 b0 w0
+    load = pipeline(stage_load(**THIRDS), stage_load(**THIRDS), num_microbatches=1)
+
     run = simulate(load, SimulationOptions(num_steps=2))
 
-    predicted = predict_rehearsal(GRAPH, make_profile(), stages, num_cores=64, **rehearsed)
-    assert run.step_seconds == pytest.approx(predicted.step_seconds)
+    # First: f0 0-1, gradient at 3, b0 3-4, w0 4-5, next f0 5-6; last: w0 3-4, next f0 6-7, b0 7-8.
+    assert run.step_end_seconds == pytest.approx([5.0, 10.0])
+
+
+def test_messages_of_the_next_step_come_while_the_last_one_ends():
+    load = pipeline(
+        stage_load(forward_seconds=1.0, backward_seconds=0.0, output_seconds=1.0),
+        stage_load(forward_seconds=1.0, backward_seconds=1.0, weight_gradient_seconds=4.0, input_seconds=1.0),
+        num_microbatches=1,
+    )
+
+    run = simulate(load, SimulationOptions(num_steps=2))
+
+    # First: f 0-1, message 1-2, gradient 4-5, b at 5, next f 5-6, message 6-7. Last: f 2-3, b 3-4, w 4-8, f 8-9.
+    assert run.step_end_seconds == pytest.approx([8.0, 14.0])
 
 
 def test_shares_of_time_are_those_of_a_schedule_worked_out_by_hand():

@@ -1,0 +1,99 @@
+"""What the workers of a rehearsal cost this machine: what its speed is predicted from. No torch here.
+
+A layer profile times layers for the planner. A worker does more: it reads batches, sends rows to other stages, sums
+gradients with other replicas, and shares cores, memory and caches with other workers. All seconds are those of a
+core, so programs that take a core away for a while change none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from heterps_core.errors import ConfigurationError
+
+SCHEMA_VERSION = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageCosts:
+    """Core seconds of one replica of a stage, while all others work too."""
+
+    forward_seconds: float
+    """For a micro-batch, like the next three."""
+
+    backward_seconds: float
+    """Gradients of what entered; on the last stage the loss too."""
+
+    weight_gradient_seconds: float
+    """What is put off until the stage has to wait, or to the end of the step."""
+
+    num_weight_gradients: int
+    """In so many equal parts, 0 or more."""
+
+    gradient_sum_seconds: float
+    """For a step, like the next two: gradients added up with the other replicas."""
+
+    update_seconds: float
+    reading_seconds: float
+    """On a thread of its own."""
+
+    updates_together: bool
+    """Replicas wait for one another before and after the update, because they share a table."""
+
+    output_bytes_per_row: int
+    """What leaves for the next stage; as much comes back."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MessageCosts:
+    """A message between two processes of this machine: fixed seconds, and seconds for each byte."""
+
+    call_seconds: float = 0.0
+    call_seconds_per_byte: float = 0.0
+    """Of the threads that run layers, both ends together."""
+
+    transport_seconds: float = 0.0
+    transport_seconds_per_byte: float = 0.0
+    """Of the transport's threads, both ends together; not all of it comes before the arrival."""
+
+    arrival_seconds: float = 0.0
+    arrival_seconds_per_byte: float = 0.0
+    """From asking to send to having received, where nothing else is done."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerCosts:
+    """What all workers of a plan cost."""
+
+    stages: tuple[StageCosts, ...]
+    message: MessageCosts
+    measured_at: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the costs as plain JSON values."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> WorkerCosts:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ConfigurationError: The schema version is another one, or a field is missing or unusable.
+        """
+        if document.get("schema_version") != SCHEMA_VERSION:
+            raise ConfigurationError(
+                f"worker costs must have schema_version {SCHEMA_VERSION}, got "
+                f"{document.get('schema_version')!r}; measure them anew"
+            )
+        try:
+            return cls(
+                stages=tuple(StageCosts(**stage) for stage in document["stages"]),
+                message=MessageCosts(**document["message"]),
+                measured_at=document["measured_at"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"worker costs lack or spoil a field: {error!r}; measure them anew"
+            ) from error

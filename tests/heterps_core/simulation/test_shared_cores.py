@@ -1,0 +1,83 @@
+import pytest
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.simulation.shared_cores import SharedCores, Sleep, Wait, Work
+
+
+def ends(num_cores, *threads):
+    """Run threads, each a list of requests or of events as text, and return when each ended."""
+    cores = SharedCores(num_cores)
+    found = [0.0] * len(threads)
+
+    def run(number, requests):
+        for request in requests:
+            if isinstance(request, str):
+                cores.happen(request)
+            else:
+                yield request
+        found[number] = cores.now_seconds
+
+    for number, requests in enumerate(threads):
+        cores.start(run(number, requests))
+    cores.run()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "works", "expected"),
+    [
+        (1, [1.0], [1.0]),
+        # Half a core each until the shorter one is through.
+        (1, [1.0, 3.0], [2.0, 4.0]),
+        # The first and the third share a core until the second is through with the other.
+        (2, [2.0, 2.0, 2.0], [3.0, 2.0, 3.0]),
+        # Half a core each until 2 s, when the third has 2 s left.
+        (2, [1.0, 3.0, 3.0], [2.0, 3.0, 4.0]),
+        (4, [1.0, 2.0], [1.0, 2.0]),
+    ],
+)
+def test_threads_on_a_core_share_it_equally(num_cores, works, expected):
+    assert ends(num_cores, *([Work(seconds)] for seconds in works)) == pytest.approx(expected)
+
+
+def test_a_thread_that_wakes_stays_where_it_was_unless_a_core_rests():
+    # The third takes the second core, which rests from 1 s to 2 s. Then the second wakes and shares it from there on,
+    # though the first core has as little to do.
+    found = ends(2, [Work(10.0)], [Work(1.0), Sleep(1.0), Work(2.0)], [Sleep(1.5), Work(2.0)])
+
+    assert found == pytest.approx([10.0, 5.5, 5.0])
+
+
+def test_sleep_needs_no_core():
+    assert ends(1, [Sleep(1.0), Work(1.0)], [Work(2.0)]) == pytest.approx([3.0, 3.0])
+
+
+def test_waiting_ends_with_the_event_and_not_before():
+    assert ends(2, [Wait("row"), Work(1.0)], [Work(2.0), "row", Work(3.0)]) == pytest.approx([3.0, 5.0])
+
+
+def test_an_event_of_the_past_is_not_waited_for():
+    assert ends(2, [Work(2.0), Wait("row")], [Work(1.0), "row"]) == pytest.approx([2.0, 1.0])
+
+
+def test_cores_that_rest_are_not_counted():
+    cores = SharedCores(2)
+
+    def work():
+        yield Work(1.0)
+        yield Sleep(5.0)
+
+    cores.start(work())
+    cores.run()
+
+    assert (cores.now_seconds, cores.core_seconds) == pytest.approx((6.0, 1.0))
+
+
+def test_threads_that_wait_for_ever_are_an_error():
+    with pytest.raises(ConfigurationError, match="wait for ever, for row"):
+        ends(1, [Wait("row")])
+
+
+def test_refuses_a_machine_without_cores():
+    with pytest.raises(ConfigurationError, match="num_cores must be at least 1, got 0"):
+        SharedCores(0)
