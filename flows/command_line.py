@@ -66,7 +66,7 @@ def main(
 def parser_for(function: Callable[..., Any], *, program: str) -> argparse.ArgumentParser:
     """Return a parser with an option for each parameter, documented by the function's docstring.
 
-    Knows the types that Prefect's form is made of here: str, int, float and list[str], each of them or None.
+    Knows the types that Prefect's form is made of here: bool, str, int, float and list[str], the last four or None.
     """
     documentation = inspect.getdoc(function) or ""
     helps = parameter_helps(documentation)
@@ -74,6 +74,14 @@ def parser_for(function: Callable[..., Any], *, program: str) -> argparse.Argume
     hints = typing.get_type_hints(function)
     for name, parameter in inspect.signature(function).parameters.items():
         is_list, kind = _kind_of(hints[name])
+        if kind is bool:
+            parser.add_argument(
+                f"--{name.replace('_', '-')}",
+                action=argparse.BooleanOptionalAction,
+                default=parameter.default,
+                help=_help(helps[name], None),
+            )
+            continue
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             type=kind,

@@ -1,4 +1,4 @@
-"""The serving process: runs `train-ctr` and `sweep-orphans` on schedule, these and `compare-schedulers` on request.
+"""The serving process: runs `train-ctr` and `sweep-orphans` on schedule, all of them on request.
 
 `python -m flows.serve` starts it. It must be its own main module, as flow runs that are served from
 an imported one stay pending for ever.
@@ -35,9 +35,13 @@ from prefect.schedules import Cron, Interval
 
 from flows.compare_schedulers import compare_schedulers
 from flows.prefect_connection import HEARTBEAT_SECONDS
+from flows.profile_devices import profile_devices
+from flows.refresh_prices import refresh_prices
 from flows.schedule import (
     COMPARE_SCHEDULERS,
     NIGHTLY_CRON,
+    PROFILE_DEVICES,
+    REFRESH_PRICES,
     SWEEP_INTERVAL_S,
     SWEEP_ORPHANS,
     TRAIN_CTR,
@@ -63,8 +67,8 @@ def main() -> None:
     serve(*deployments(), pause_on_shutdown=False, print_starting_message=False)
 
 
-def deployments() -> tuple[RunnerDeployment, RunnerDeployment, RunnerDeployment]:
-    """Return the nightly training, the sweeper and the comparison, each named as its flow."""
+def deployments() -> tuple[RunnerDeployment, ...]:
+    """Return the nightly training, the sweeper, and what runs on request only, each named as its flow."""
     training = train_ctr.to_deployment(
         name=TRAIN_CTR,
         schedule=Cron(NIGHTLY_CRON, timezone=nightly_timezone()),
@@ -82,7 +86,17 @@ def deployments() -> tuple[RunnerDeployment, RunnerDeployment, RunnerDeployment]
         concurrency_limit=ONE_AT_A_TIME,
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    return training, sweeper, comparison
+    prices = refresh_prices.to_deployment(
+        name=REFRESH_PRICES,
+        concurrency_limit=ONE_AT_A_TIME,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    profiling = profile_devices.to_deployment(
+        name=PROFILE_DEVICES,
+        concurrency_limit=ONE_AT_A_TIME,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    return training, sweeper, comparison, prices, profiling
 
 
 def install_crash_automation() -> None:

@@ -20,6 +20,12 @@ SWEEP_ORPHANS = "sweep-orphans"
 COMPARE_SCHEDULERS = "compare-schedulers"
 """Runs on request only."""
 
+REFRESH_PRICES = "refresh-prices"
+"""Runs on request only: without an account there is nobody to ask."""
+
+PROFILE_DEVICES = "profile-devices"
+"""Runs on request only: it spends money."""
+
 NIGHTLY_TIME = "04:30"
 NIGHTLY_CRON = "30 4 * * *"
 """No time zone skips or repeats 04:30 when daylight saving begins or ends; 02:30 would be lost or doubled."""

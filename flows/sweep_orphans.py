@@ -11,6 +11,7 @@ import sys
 from prefect import flow
 
 from flows.schedule import SWEEP_ORPHANS
+from heterps_core.errors import ProvisioningError
 from infra.workspace import Workspace
 from tasks.story import tell
 from tasks.sweeping import close_dead_records, end_orphans
@@ -22,16 +23,22 @@ def sweep_orphans() -> int:
 
     Returns:
         How many machines were ended and records closed together.
+
+    Raises:
+        ProvisioningError: A provider did not answer; the others are swept.
     """
     workspace = Workspace.locate().create()
-    machines = end_orphans(workspace)
-    for machine in machines:
-        tell("ended", f"{machine.provider_instance_id} of run {machine.run_id}: {machine.reason}")
-    closed = close_dead_records(workspace, machines)
+    swept = end_orphans(workspace)
+    for machine in swept.machines:
+        tell("orphan", str(machine))
+    closed = close_dead_records(workspace, swept.machines)
     for run_id in closed:
         tell("closed", f"the record of run {run_id}")
-    tell("swept", f"{len(machines)} machines ended, {len(closed)} records closed")
-    return len(machines) + len(closed)
+    ended = sum(machine.problem is None for machine in swept.machines)
+    tell("swept", f"{ended} machines ended, {len(closed)} records closed")
+    if swept.problems:
+        raise ProvisioningError("; ".join(swept.problems))
+    return ended + len(closed)
 
 
 if __name__ == "__main__":

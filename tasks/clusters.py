@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import ConfigurationError, UnknownNameError
+from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.storage_usage import StorageUsage
 from infra.billing import Bill, bill_for_run
+from infra.bootstrap.node_wheel import publish_node_wheel
 from infra.caps import Caps
-from infra.ledger import EntryState, Ledger
-from infra.lifecycle import running_cluster, terminate_run
-from infra.providers import PROVIDERS, Bootstrap, Provider, ProviderSettings, get_provider
-from infra.sweeper import SweptMachine, sweep
+from infra.failover import first_running_cluster
+from infra.instances import Instance
+from infra.ledger import Ledger
+from infra.lifecycle import terminate_run
+from infra.providers import PROVIDERS, Bootstrap, Provider, provider_for
+from infra.sweeper import Sweep, providers_in_use, sweep_workspace
 from infra.workspace import Workspace
 from tasks.provisioning import LOCAL_PROVIDER, REGION, Provisioning
 
 RUN_STORE_VARIABLE = "HETERPS_RUN_STORE"
 """Where the flow's host and rented machines meet, for instance s3://bucket/heterps; not needed locally."""
 
+RENTING_PROVIDER = "aws"
+"""What a run store is for."""
+
 NODE_PYTHON = "/opt/heterps/bin/python"
 """On the machine image of rented nodes."""
 
 ATTEMPT_SEPARATOR = "."
+
+STORAGE_FILE = "storage.json"
+"""In a run's folder of the workspace."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +65,14 @@ def run_location(workspace: Workspace, provider: str, run_id: str) -> str:
     """
     if provider == LOCAL_PROVIDER:
         return str(workspace.run_directory(run_id))
-    store = os.environ.get(RUN_STORE_VARIABLE, "").rstrip("/")
+    # What stands behind a question mark are options of the store, such as its region.
+    store, mark, options = os.environ.get(RUN_STORE_VARIABLE, "").partition("?")
     if "://" not in store:
         raise ConfigurationError(
             f"the provider {provider!r} needs a place that this machine and its nodes reach, "
             f"got {RUN_STORE_VARIABLE}={store!r}; set it to a URI such as s3://bucket/heterps"
         )
-    return f"{store}/{run_id}"
+    return f"{store.rstrip('/')}/{run_id}{mark}{options}"
 
 
 @contextmanager
@@ -67,25 +82,36 @@ def rented_cluster(
     provisioning: Provisioning,
     *,
     run_id: str,
-    run_directory: str,
+    run_directory: RunDirectory,
+    model: str,
     caps: Caps,
 ) -> Iterator[Cluster]:
-    """Launch a plan, yield its cluster, end it whatever happens; see `infra.lifecycle.running_cluster`."""
+    """Launch a plan, or what may stand in for it, yield its cluster, end it whatever happens.
+
+    See `infra.failover.first_running_cluster`.
+    """
     ledger = Ledger(workspace.ledger_path)
-    bootstrap = Bootstrap(
-        run_directory=run_directory,
-        python=sys.executable if provider == LOCAL_PROVIDER else NODE_PYTHON,
-    )
-    with running_cluster(
-        _provider(workspace, provider),
-        provisioning.launch_plan,
-        run_id=next_launch_id(ledger, run_id),
+    bootstrap = node_bootstrap(provider, run_directory, model=model)
+    with first_running_cluster(
+        provider_of(workspace, provider),
+        (provisioning.launch_plan, *provisioning.fallback_plans),
+        new_launch_id=lambda: next_launch_id(ledger, run_id),
         bootstrap=bootstrap,
         ledger=ledger,
         caps=caps,
         predicted_cost_usd=provisioning.predicted_cost_usd,
     ) as cluster:
         yield cluster
+
+
+def node_bootstrap(provider: str, run_directory: RunDirectory, *, model: str) -> Bootstrap:
+    """Return what the nodes of a run are told, with the code that rented ones run put into the run directory."""
+    is_local = provider == LOCAL_PROVIDER
+    return Bootstrap(
+        run_directory=run_directory.location,
+        python=sys.executable if is_local else NODE_PYTHON,
+        wheel=None if is_local else publish_node_wheel(run_directory, model),
+    )
 
 
 def next_launch_id(ledger: Ledger, run_id: str) -> str:
@@ -120,45 +146,82 @@ def end_machines_of(workspace: Workspace, run_id: str) -> int:
     for launch_id in launch_ids_of(ledger, run_id):
         providers = {entry.provider for entry in ledger.entries(run_id=launch_id)}
         for provider in providers:
-            ended += len(terminate_run(_provider(workspace, provider), launch_id, ledger=ledger))
+            ended += len(terminate_run(provider_of(workspace, provider), launch_id, ledger=ledger))
     return ended
 
 
-def sweep_all_providers(workspace: Workspace) -> list[SweptMachine]:
-    """Sweep the local provider, and every other one that may still have machines of this workspace."""
+def sweep_all_providers(workspace: Workspace) -> Sweep:
+    """Sweep the local provider, and every other one that may still have machines of this workspace.
+
+    Where a run store is set, AWS is in use, whatever a lost ledger says.
+    """
+    in_use = providers_in_use(Ledger(workspace.ledger_path))
+    names = {*in_use, *([RENTING_PROVIDER] if os.environ.get(RUN_STORE_VARIABLE) else [])}
+    return sweep_workspace(workspace, sorted(names), region=REGION)
+
+
+def providers_of_run(workspace: Workspace) -> dict[str, str]:
+    """Return the provider of every run that the ledger knows, the newest run last."""
+    if not workspace.ledger_path.exists():
+        return {}
+    return {run_of_launch(entry.run_id): entry.provider for entry in Ledger(workspace.ledger_path).entries()}
+
+
+def machines_of_run(workspace: Workspace, run_id: str) -> tuple[Instance, ...]:
+    """Return the machines of all launches of a run that exist right now."""
     ledger = Ledger(workspace.ledger_path)
-    open_states = (EntryState.INTENDED, EntryState.LAUNCHED)
-    names = {LOCAL_PROVIDER, *(entry.provider for entry in ledger.entries() if entry.state in open_states)}
-    now = datetime.now(UTC)
-    return [
+    provider = provider_of(workspace, providers_of_run(workspace)[run_id])
+    return tuple(
         machine
-        for name in sorted(names)
-        for machine in sweep(_provider(workspace, name), now=now, ledger=ledger)
-    ]
+        for launch_id in launch_ids_of(ledger, run_id)
+        for machine in provider.list_instances(launch_id)
+    )
 
 
 def live_run_ids(workspace: Workspace) -> set[str]:
     """Return the runs that have machines right now."""
-    instances = _provider(workspace, LOCAL_PROVIDER).list_instances()
+    instances = provider_of(workspace, LOCAL_PROVIDER).list_instances()
     return {run_of_launch(instance.run_id) for instance in instances}
 
 
+def keep_storage_usage(workspace: Workspace, run_id: str, usage: StorageUsage) -> None:
+    """Write down what a launch asked of the bucket, for the bill; launches of a run add up."""
+    path = _storage_path(workspace, run_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(_storage_of(workspace, run_id) + usage), indent=1) + "\n")
+
+
 def bills_of_run(workspace: Workspace, provider: str, run_id: str) -> tuple[Bill, ...]:
-    """Return what each launch of a run cost, from the ledger alone."""
+    """Return what each launch of a run cost, from what this machine has written down alone.
+
+    What all launches asked of the bucket stands in the bill of the last.
+    """
     ledger = Ledger(workspace.ledger_path)
     now = datetime.now(UTC)
+    launch_ids = launch_ids_of(ledger, run_id)
     return tuple(
-        bill_for_run(_provider(workspace, provider), launch_id, ledger=ledger, now=now)
-        for launch_id in launch_ids_of(ledger, run_id)
+        bill_for_run(
+            provider_of(workspace, provider),
+            launch_id,
+            ledger=ledger,
+            now=now,
+            storage=_storage_of(workspace, run_id) if launch_id == launch_ids[-1] else None,
+        )
+        for launch_id in launch_ids
     )
 
 
-def _provider(workspace: Workspace, name: str) -> Provider:
-    settings = ProviderSettings(
-        state_directory=workspace.leases_directory,
-        region=REGION,
-        image_id=os.environ.get("HETERPS_AWS_IMAGE"),
-        subnet_id=os.environ.get("HETERPS_AWS_SUBNET"),
-        instance_profile=os.environ.get("HETERPS_AWS_INSTANCE_PROFILE"),
-    )
-    return get_provider(name, settings)
+def _storage_of(workspace: Workspace, run_id: str) -> StorageUsage:
+    try:
+        return StorageUsage(**json.loads(_storage_path(workspace, run_id).read_text()))
+    except FileNotFoundError:
+        return StorageUsage()
+
+
+def _storage_path(workspace: Workspace, run_id: str) -> Path:
+    return workspace.run_directory(run_id) / STORAGE_FILE
+
+
+def provider_of(workspace: Workspace, name: str) -> Provider:
+    """Return a provider by name, set up for this workspace and by the environment."""
+    return provider_for(name, workspace, region=REGION)

@@ -20,15 +20,27 @@ STORAGE_USD_PER_GB_MONTH = 0.023
 TRANSFER_USD_PER_GB = 0.02
 """Between zones of a region: 0.01 for each direction (aws.amazon.com/ec2/pricing/on-demand, data transfer)."""
 
+CHECKPOINT_SECONDS = 5.0
+"""Assumed pause of all workers for one checkpoint; it is written beside the training, after a copy in memory."""
+
+RESTART_SECONDS = STARTUP_SECONDS + 10.0
+"""Assumed, from an interruption to the next step: a new machine starts as the first did, then all meet again
+and share out the checkpoint."""
+
 KEPT_CHECKPOINTS = 2
 HOURS_PER_MONTH = 730.0
 BYTES_PER_GB = 1e9
 
 
-def job_extra_costs(graph: ModelGraph, *, leave_out: Sequence[str]) -> ExtraCosts:
+def job_extra_costs(graph: ModelGraph, *, leave_out: Sequence[str], profiling_usd: float = 0.0) -> ExtraCosts:
     """Return the extra costs of a job of this model, without the terms that are left out.
 
     Spot risk is charged where device types are on spot; on-demand machines have none.
+
+    Args:
+        graph: The model, with its tables.
+        leave_out: Names of terms.
+        profiling_usd: What was spent before on measuring device types.
 
     Raises:
         UnknownNameError: A term to leave out is not known.
@@ -38,6 +50,9 @@ def job_extra_costs(graph: ModelGraph, *, leave_out: Sequence[str]) -> ExtraCost
     return ExtraCosts(
         startup_seconds=STARTUP_SECONDS,
         teardown_seconds=TEARDOWN_SECONDS,
+        search_and_profiling_usd=profiling_usd,
         storage_usd_per_hour=stored_gb * STORAGE_USD_PER_GB_MONTH / HOURS_PER_MONTH,
         transfer_usd_per_gb=TRANSFER_USD_PER_GB,
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        restart_seconds=RESTART_SECONDS,
     ).without(leave_out)

@@ -19,11 +19,12 @@ LEAST: Mapping[str, float] = {
     "budget_evaluations": 1,
     "seed": 0,
     "seeds": 1,
+    "nights": 1,
     "max_seconds_per_search": 1,
 }
 """A batch below 4 cannot be profiled at half its size in two micro-batches."""
 
-POSITIVE = ("max_usd_per_hour", "max_usd_per_run")
+POSITIVE = ("max_usd_per_hour", "max_usd_per_run", "max_usd_per_month")
 
 
 def check_numbers(numbers: Mapping[str, float | None]) -> None:

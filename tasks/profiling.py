@@ -1,9 +1,11 @@
-"""What the layers of a model cost on each device type: measured here or from the cache, else estimated."""
+"""What the layers of a model cost on each device type: measured on such a machine, else estimated from here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -12,6 +14,8 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import UnknownNameError
 from heterps_core.graph.model_graph import ModelGraph
 from heterps_core.models import CTR_MODELS
+from heterps_core.profiling.device_profile import DeviceProfile
+from heterps_core.profiling.device_profile_cache import DeviceProfileCache
 from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.model_profiles import profile_model
@@ -38,6 +42,18 @@ class ProfiledModel:
     profiles: Mapping[str, LayerProfile]
     """For the planned graph, at the micro-batches of the planned job."""
 
+    planned_request: ProfileRequest
+    """What `profiles` were measured or estimated for, with the tables of the data at hand."""
+
+    measured: Mapping[str, DeviceProfile] = field(default_factory=dict)
+    """Device types of `profiles` that such a machine was rented for, which still counts."""
+
+    local_request: ProfileRequest | None = None
+    """What `local_profile` was measured for; None where nothing is trained here, as for images."""
+
+    cache_directory: Path | None = None
+    """Of measured profiles."""
+
     @property
     def estimated_device_types(self) -> tuple[str, ...]:
         """Device types whose times are a roofline and not a measurement."""
@@ -46,11 +62,21 @@ class ProfiledModel:
     @property
     def summary(self) -> str:
         """What was profiled, in one line."""
+        measured = "".join(f"; {name} {kept}" for name, kept in self.measured.items())
         estimated = ", ".join(self.estimated_device_types) or "none"
         return (
-            f"{len(self.graph.layers)} layers of {self.graph.name} measured on {self.local_profile.hardware}; "
-            f"estimated for {estimated}"
+            f"{len(self.graph.layers)} layers of {self.graph.name} measured on {self.local_profile.hardware}"
+            f"{measured}; estimated for {estimated}"
         )
+
+    def profiling_usd(self, run_id: str) -> float:
+        """Return what the measurements cost that no other run than this one has borne.
+
+        The first run on rented machines that plans with a measurement bears all of its cost, so that the costs of
+        runs add up to what was spent; a rehearsal shows what that run would bear.
+        """
+        kept = {profile.device_type: profile for profile in self.measured.values()}
+        return sum(profile.cost_usd for profile in kept.values() if profile.charged_to in (None, run_id))
 
 
 def check_model_name(model: str) -> None:
@@ -91,12 +117,36 @@ def profile_layers(
     local_profile = profile_model(request, graph, (), cache_directory=cache)[LOCAL_DEVICE_TYPE]
     large_request = profile_request(clicks.open(), model=model, batch_size=job.batch_size)
     profiles = profile_model(large_request, graph, device_types, cache_directory=cache)
+    measured = measured_device_types(workspace, large_request, graph, device_types)
+    for name, kept in measured.items():
+        profiles[name] = kept.in_place_of(profiles[name])
     return ProfiledModel(
         graph=graph,
         local_profile=local_profile,
         planned_graph=planned_graph,
         profiles=profiles_for_larger_tables(profiles, measured=graph, planned=planned_graph),
+        planned_request=large_request,
+        measured=measured,
+        local_request=request,
+        cache_directory=cache,
     )
+
+
+def measured_device_types(
+    workspace: Workspace, request: ProfileRequest, graph: ModelGraph, device_types: Sequence[str]
+) -> dict[str, DeviceProfile]:
+    """Return the device types with a kept measurement of the same model, batch size and software, not expired."""
+    cache, now = DeviceProfileCache(workspace.profiles_directory), datetime.now(UTC)
+    found = {name: cache.find(request, graph, device_type=name, now=now) for name in device_types}
+    return {name: kept for name, kept in found.items() if kept is not None}
+
+
+def charge_measurements(workspace: Workspace, profiled: ProfiledModel, *, run_id: str) -> None:
+    """Write down that a run that rents machines bears the cost of the measurements that no other has borne."""
+    cache = DeviceProfileCache(workspace.profiles_directory)
+    for kept in profiled.measured.values():
+        if kept.charged_to is None:
+            cache.charge(profiled.planned_request, profiled.graph, kept, run_id=run_id)
 
 
 def profile_request(dataset: PreparedDataset, *, model: str, batch_size: int) -> ProfileRequest:
@@ -133,5 +183,6 @@ def profile_image_layers(
         graph=graph,
         local_profile=profiles[LOCAL_DEVICE_TYPE],
         planned_graph=graph,
+        planned_request=request,
         profiles={name: profiles[name] for name in device_types},
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -14,9 +14,13 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.hardware import InstanceOffer, Market, get_device_type
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
+from heterps_core.provisioning.alternatives import within_price
+from heterps_core.provisioning.failover import FailoverPolicy, launch_attempts
 from heterps_core.provisioning.offer_choice import choose_instances
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.caps import Caps, check_caps
+from infra.catalogue.interruptions import NOTHING_COUNTED, CountedRate, with_interruptions
+from infra.catalogue.price_age import age_text, warn_of_old_prices
 from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
 from infra.providers.local import rehearsal_replicas
 
@@ -25,7 +29,7 @@ REGION = "us-east-1"
 
 LOCAL_PROVIDER = "local"
 
-logger = logging.getLogger(__name__)
+FAILOVER = FailoverPolicy()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,31 +46,81 @@ class Provisioning:
     """The plan's stages with the replicas of `launch_plan`."""
 
     predicted_cost_usd: float
-    """The plan's, with all that it is charged for: what the caps are held against."""
+    """The plan's, with all that it is charged for and the on-demand machine of the rendezvous store: what the caps
+    are held against."""
 
     is_rehearsal: bool
+    price_files: tuple[Path, ...] = (BUNDLED_SNAPSHOT.path,)
+    """Where the prices were read from."""
+
+    fallback_plans: tuple[ProvisioningPlan, ...] = ()
+    """What is tried in order where `launch_plan` cannot be had; within the caps."""
+
+    @property
+    def price_age(self) -> str:
+        """How old the prices of the plan are now."""
+        offers = [group.offer for group in self.cloud_plan.groups]
+        return age_text(offers, now=datetime.now(UTC))
 
     @property
     def summary(self) -> str:
         """What is bought and launched, in one line."""
         bought = " + ".join(
-            f"{group.count} x {group.offer.instance_type.name}" for group in self.cloud_plan.groups
+            f"{group.count} x {group.offer.instance_type.name}{_market_text(group.offer)}"
+            for group in self.cloud_plan.groups
         )
         price = f"{bought} would cost" if self.is_rehearsal else f"{bought} cost"
         launched = sum(stage.num_replicas for stage in self.launch_stages)
         rehearsed = f"; rehearsed by {launched} processes on this machine" if self.is_rehearsal else ""
-        return f"{price} {self.cloud_plan.price_usd_per_hour:.4f} USD/hour{rehearsed}"
+        return (
+            f"{price} {self.cloud_plan.price_usd_per_hour:.4f} USD/hour ({self.price_age}{self._spot_text})"
+            f"{rehearsed}"
+        )
+
+    @property
+    def _spot_text(self) -> str:
+        plan = self.cloud_plan
+        if plan.interruptions_per_hour == 0:
+            return ""
+        steady = plan.rendezvous_usd_per_hour
+        kept = f", {steady:.4f} of it for the one machine on-demand" if steady > 0 else ""
+        return f"{kept}, {plan.interruptions_per_hour:.2g} interruptions an hour expected"
 
 
 @task(name="find offers", cache_policy=NO_CACHE)
-def find_offers(device_types: Sequence[str]) -> tuple[InstanceOffer, ...]:
-    """Return the on-demand offers that carry the device types, from the bundled price file.
+def find_offers(
+    device_types: Sequence[str],
+    *,
+    catalogue: PriceCatalogue | None = None,
+    region: str = REGION,
+    counted_interruptions: Mapping[str, CountedRate] = NOTHING_COUNTED,
+) -> tuple[InstanceOffer, ...]:
+    """Return the offers that carry the device types, in the markets in which these are bought.
+
+    Equally fast families are among them, and where something is on spot, on-demand offers too: one machine of each
+    plan is bought on-demand.
+
+    Args:
+        device_types: Names; those that end with -spot are bought there.
+        catalogue: Of one cloud; None for the bundled prices.
+        region: Of the cloud.
+        counted_interruptions: Spot pool -> what was counted there.
 
     Raises:
-        UnknownNameError: A device type is in no table.
+        UnknownNameError: A device type is in no table, or there are no prices for the region.
+        ProvisioningError: There are no prices for a market.
     """
-    families = {family for name in device_types for family in get_device_type(name).instance_families}
-    return PriceCatalogue().offers(region=REGION, market=Market.ON_DEMAND, families=families)
+    catalogue = catalogue or PriceCatalogue()
+    hardware = [get_device_type(name) for name in device_types]
+    families = {family for each in hardware for family in (*each.instance_families, *each.equal_families)}
+    markets = dict.fromkeys([Market.ON_DEMAND, *(each.market for each in hardware)])
+    offers = [
+        offer
+        for market in markets
+        for offer in catalogue.offers(region=region, market=market, cloud=catalogue.clouds[0])
+        if offer.instance_type.family in families
+    ]
+    return tuple(with_interruptions(offers, counted_interruptions))
 
 
 @task(name="provision", cache_policy=NO_CACHE)
@@ -76,6 +130,8 @@ def provision(
     *,
     provider: str,
     caps: Caps,
+    spent_this_month_usd: float = 0.0,
+    price_files: Sequence[Path] = (BUNDLED_SNAPSHOT.path,),
 ) -> Provisioning:
     """Choose the instances of a plan, and refuse them where they exceed a cap.
 
@@ -86,23 +142,43 @@ def provision(
         BudgetExceededError: By how much a cap is exceeded; nothing was launched.
         ProvisioningError: No offer carries what the plan asks for.
     """
-    cloud_plan = choose_instances(plan.stages, offers)
+    attempts = launch_attempts(plan.stages, offers, policy=FAILOVER)
+    cloud_plan = attempts[0]
+    hours = plan.cost_usd / plan.price_usd_per_hour
+    predicted_cost_usd = plan.cost_usd + cloud_plan.rendezvous_usd_per_hour * hours
     check_caps(
         price_usd_per_hour=cloud_plan.price_usd_per_hour,
-        predicted_cost_usd=plan.cost_usd,
+        predicted_cost_usd=predicted_cost_usd,
+        spent_this_month_usd=spent_this_month_usd,
         caps=caps,
     )
+    cloud_plan, *fallbacks = _within_caps(
+        attempts, caps, hours=predicted_cost_usd / cloud_plan.price_usd_per_hour
+    )
+    warn_of_old_prices([group.offer for group in cloud_plan.groups], now=datetime.now(UTC))
     is_rehearsal = provider == LOCAL_PROVIDER
     stages = rehearsal_stages(plan.stages, num_cores=num_cores()) if is_rehearsal else plan.stages
-    launch_plan = choose_instances(stages, offers) if is_rehearsal else cloud_plan
-    _warn_of_old_prices(launch_plan)
     return Provisioning(
         cloud_plan=cloud_plan,
-        launch_plan=launch_plan,
+        launch_plan=choose_instances(stages, offers) if is_rehearsal else cloud_plan,
         launch_stages=stages,
-        predicted_cost_usd=plan.cost_usd,
+        predicted_cost_usd=predicted_cost_usd,
         is_rehearsal=is_rehearsal,
+        price_files=tuple(price_files),
+        fallback_plans=() if is_rehearsal else tuple(fallbacks),
     )
+
+
+def _within_caps(plans: Sequence[ProvisioningPlan], caps: Caps, *, hours: float) -> list[ProvisioningPlan]:
+    """Return purchases without those beyond a cap, and without alternatives that would bring them beyond it.
+
+    The first one has been held against the caps already.
+    """
+    limits = [caps.max_usd_per_hour, caps.max_usd_per_run and caps.max_usd_per_run / hours]
+    limit = min((each for each in limits if each is not None), default=None)
+    first, *others = plans
+    allowed = [plan for plan in others if limit is None or plan.price_usd_per_hour <= limit]
+    return [within_price(plan, limit) for plan in (first, *allowed)]
 
 
 def rehearsal_stages(stages: Sequence[Stage], *, num_cores: int) -> tuple[Stage, ...]:
@@ -122,10 +198,8 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _warn_of_old_prices(plan: ProvisioningPlan) -> None:
-    now = datetime.now(UTC)
-    age = max(group.offer.price_age(now) for group in plan.groups)
-    logger.info("prices are %d days old: %s", age.days, BUNDLED_SNAPSHOT.source)
+def _market_text(offer: InstanceOffer) -> str:
+    return " on spot" if offer.market is Market.SPOT else ""
 
 
 def usd_for(price_usd_per_hour: float, seconds: float) -> float:

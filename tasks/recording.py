@@ -10,7 +10,6 @@ from prefect.cache_policies import NO_CACHE
 
 from heterps_core.hardware import Market
 from heterps_core.training.run_directory import RunDirectory
-from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT
 from infra.workspace import Workspace
 from tasks import click_model, tracking
 from tasks.click_model import ClickModel, example_rows
@@ -18,13 +17,13 @@ from tasks.data import PreparedClicks
 from tasks.figures import cost_figure, stages_figure
 from tasks.front_figure import front_figure
 from tasks.reporting import explanation_markdown
-from tasks.run_report import RunReport
+from tasks.run_report import PlanReport, RunReport
 from tasks.tracking import RunSettings
 
 
-@task(name="record run", cache_policy=NO_CACHE)
-def record_run(workspace: Workspace, report: RunReport, *, num_microbatches: int, text: str) -> None:
-    """Write plan, searches, figures, bill and quality to MLflow.
+@task(name="record plan", cache_policy=NO_CACHE)
+def record_plan(workspace: Workspace, report: PlanReport, *, num_microbatches: int) -> None:
+    """Write plan, searches and their figures to MLflow, before anything is launched.
 
     The chosen plan's figures stand on the parent run too, as the comparison page folds children away.
     """
@@ -34,9 +33,7 @@ def record_run(workspace: Workspace, report: RunReport, *, num_microbatches: int
             workspace, run, result, _settings(report, name), is_chosen=name == report.scheduler
         )
     tracking.record_settings(workspace, run, _settings(report, report.scheduler))
-    tracking.record_metrics(workspace, run, {**tracking.plan_metrics(chosen), **report.metrics()})
-    steps = report.training.steps
-    tracking.record_series(workspace, run, {"train/log_loss": [(step.step, step.loss) for step in steps]})
+    tracking.record_metrics(workspace, run, {**tracking.plan_metrics(chosen), **report.plan_metrics()})
     tracking.record_document(workspace, run, "plan.json", chosen.plan.to_json())
     tracking.record_document(workspace, run, "problem.json", report.problem.to_json())
     tracking.record_document(workspace, run, "explanation.json", report.explanation.to_json())
@@ -47,10 +44,8 @@ def record_run(workspace: Workspace, report: RunReport, *, num_microbatches: int
         figure = front_figure(report.problem, report.explanation)
         tracking.record_figure(workspace, run, "cost_of_throughput.png", figure)
     tracking.record_document(workspace, run, "provisioning.json", report.provisioning.cloud_plan.to_json())
-    for bill in report.bills:
-        tracking.record_document(workspace, run, f"bills/{bill.run_id}.json", bill.to_json())
-    tracking.record_text(workspace, run, "report.txt", text)
-    tracking.record_file(workspace, run, BUNDLED_SNAPSHOT.path)
+    for path in report.provisioning.price_files:
+        tracking.record_file(workspace, run, path)
     figure = stages_figure(
         report.problem,
         chosen.evaluation,
@@ -61,9 +56,21 @@ def record_run(workspace: Workspace, report: RunReport, *, num_microbatches: int
     tracking.record_figure(
         workspace,
         run,
-        "cost_against_throughput.png",
+        "plans_compared.png",
         cost_figure(report.problem, report.searches.results, chosen=report.scheduler),
     )
+
+
+@task(name="record run", cache_policy=NO_CACHE)
+def record_run(workspace: Workspace, report: RunReport, *, text: str) -> None:
+    """Write what came of the plan to MLflow: throughput, quality and the bill."""
+    run = report.tracked
+    tracking.record_metrics(workspace, run, report.metrics())
+    steps = report.training.steps
+    tracking.record_series(workspace, run, {"train/log_loss": [(step.step, step.loss) for step in steps]})
+    for bill in report.bills:
+        tracking.record_document(workspace, run, f"bills/{bill.run_id}.json", bill.to_json())
+    tracking.record_text(workspace, run, "report.txt", text)
 
 
 @task(name="register model", cache_policy=NO_CACHE)
@@ -93,7 +100,7 @@ def register_model(
         )
 
 
-def _settings(report: RunReport, scheduler: str) -> RunSettings:
+def _settings(report: PlanReport, scheduler: str) -> RunSettings:
     plan = report.searches.results[scheduler].plan
     return RunSettings.of_plan(
         plan.stages,

@@ -10,13 +10,15 @@ from heterps_core.cost_model.evaluation import StageEvaluation
 from heterps_core.data.quality import ClickQuality
 from heterps_core.explanation.explanation import PlanExplanation
 from heterps_core.explanation.text import essential_lines, explanation_text
+from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan
 from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import MS_PER_S
 from infra.billing import bill_as_text
+from infra.waste import waste_as_text
 from infra.workspace import Workspace
-from tasks.run_report import RunReport
+from tasks.run_report import PlanReport, RunReport
 from tasks.tables import aligned_table, markdown_table
 
 DEFAULT_MLFLOW_URL = "http://127.0.0.1:5000"
@@ -26,15 +28,20 @@ STAGE_HEADER = ["stage", "layers", "device type", "replicas", "ms/batch", "USD/h
 SEARCH_HEADER = ["method", "USD per run", "samples/s", "gap", "evaluations", "seconds"]
 
 
-@task(name="publish artifacts", cache_policy=NO_CACHE)
-def publish_artifacts(report: RunReport) -> None:
-    """Show the plan and the bill on the flow run's page."""
+@task(name="publish plan", cache_policy=NO_CACHE)
+def publish_plan(report: PlanReport) -> None:
+    """Show the plan and why it was chosen on the flow run's page."""
     create_markdown_artifact(plan_markdown(report), key="plan", description="The plan and what it promises")
     create_markdown_artifact(
         explanation_markdown(report.problem, report.explanation),
         key="why-this-plan",
         description="Why this plan, and what would change it",
     )
+
+
+@task(name="publish bill", cache_policy=NO_CACHE)
+def publish_bill(report: RunReport) -> None:
+    """Show the bill on the flow run's page."""
     create_markdown_artifact(bill_markdown(report), key="bill", description="What the run cost")
 
 
@@ -58,6 +65,41 @@ def training_summary(training: TrainingRun) -> str:
     )
 
 
+def plan_text(report: PlanReport, workspace: Workspace) -> str:
+    """Return the report of a run that ends with its plan, for a terminal."""
+    parts = [
+        ["", RULE, f"Plan {report.run_id}: {report.model} on {report.data}", RULE],
+        _plan_lines(report),
+        _search_lines(report),
+        purchase_lines(report.provisioning.cloud_plan),
+        _where_lines(report, workspace),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def purchase_lines(plan: ProvisioningPlan) -> list[str]:
+    """Return what would be bought, line by line, with the age of each price."""
+    rows = [
+        [
+            str(group.stage),
+            str(group.count),
+            group.offer.instance_type.name,
+            str(group.offer.market),
+            group.offer.zone or group.offer.region,
+            f"{group.offer.price_usd_per_hour:.4f}",
+            f"{group.price_usd_per_hour:.4f}",
+            group.offer.price_as_of[:10],
+        ]
+        for group in plan.groups
+    ]
+    header = ["stage", "count", "instance", "market", "where", "USD/hour each", "USD/hour", "price of"]
+    return [
+        "Would be bought; nothing was",
+        *aligned_table(header, rows, left={2, 3, 4}),
+        f"  in all     {plan.price_usd_per_hour:.4f} USD/hour",
+    ]
+
+
 def report_text(report: RunReport, workspace: Workspace) -> str:
     """Return the final report for a terminal."""
     parts = [
@@ -66,13 +108,14 @@ def report_text(report: RunReport, workspace: Workspace) -> str:
         _search_lines(report),
         _rehearsal_lines(report),
         _quality_lines(report),
-        [line for bill in report.bills for line in bill_as_text(bill).splitlines()],
+        [line for bill in report.bills for line in bill_as_text(bill).splitlines()]
+        + waste_as_text(report.waste).splitlines(),
         _where_lines(report, workspace),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def plan_markdown(report: RunReport) -> str:
+def plan_markdown(report: PlanReport) -> str:
     """Return the plan and the compared searches as Markdown."""
     plan = report.chosen.plan
     return "\n".join(
@@ -84,6 +127,7 @@ def plan_markdown(report: RunReport) -> str:
             f"- predicted throughput {plan.throughput_samples_per_s:,.0f} samples/s "
             f"(floor {report.problem.throughput_floor_samples_per_s:,.0f})",
             f"- {plan.price_usd_per_hour:.4f} USD/hour, {plan.cost_usd:.6f} USD for the run",
+            f"- bought as {report.provisioning.summary}",
             f"- {_gap_text(report)}",
             *([f"- {ESTIMATED_NOTE}"] if report.is_estimated else []),
             "",
@@ -106,6 +150,7 @@ def bill_markdown(report: RunReport) -> str:
     lines = [f"# Bill of run {report.run_id}", ""]
     for bill in report.bills:
         lines += ["```", bill_as_text(bill), "```", ""]
+    lines += ["```", waste_as_text(report.waste), "```", ""]
     lines.append(
         f"The whole plan in instances of a cloud: {report.provisioning.cloud_plan.price_usd_per_hour:.4f} USD/hour, "
         f"{report.provisioning.predicted_cost_usd:.6f} USD for the run."
@@ -113,7 +158,7 @@ def bill_markdown(report: RunReport) -> str:
     return "\n".join(lines)
 
 
-def _plan_lines(report: RunReport) -> list[str]:
+def _plan_lines(report: PlanReport) -> list[str]:
     plan = report.chosen.plan
     cloud = report.provisioning.cloud_plan
     return [
@@ -123,7 +168,8 @@ def _plan_lines(report: RunReport) -> list[str]:
         f"(floor {report.problem.throughput_floor_samples_per_s:,.0f}), {plan.price_usd_per_hour:.4f} USD/hour, "
         f"{plan.cost_usd:.6f} USD for the run",
         _simulated_line(report),
-        f"  bought as  {_instances_of(report)}: {cloud.price_usd_per_hour:.4f} USD/hour",
+        f"  bought as  {_instances_of(report)}: {cloud.price_usd_per_hour:.4f} USD/hour, "
+        f"{report.provisioning.price_age}",
         f"  proof      {_gap_text(report)}",
         *([f"  note       {ESTIMATED_NOTE}"] if report.is_estimated else []),
         *_dearer_lines(report),
@@ -131,7 +177,7 @@ def _plan_lines(report: RunReport) -> list[str]:
     ]
 
 
-def _simulated_line(report: RunReport) -> str:
+def _simulated_line(report: PlanReport) -> str:
     """Say what is left of the closed form's throughput where every step fills and drains the pipeline."""
     simulation, problem_rows = report.simulation, report.problem.batch_size
     planned, reached = report.chosen.plan.throughput_samples_per_s, simulation.run.throughput_samples_per_s
@@ -142,7 +188,7 @@ def _simulated_line(report: RunReport) -> str:
     )
 
 
-def _dearer_lines(report: RunReport) -> list[str]:
+def _dearer_lines(report: PlanReport) -> list[str]:
     """Say so where another method found a cheaper plan than the chosen one."""
     best = min(report.searches.results, key=lambda name: report.searches.results[name].plan.cost_usd)
     cheapest, chosen = report.searches.results[best].plan.cost_usd, report.chosen.plan.cost_usd
@@ -166,7 +212,7 @@ def _gigabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:,.0f} GB" if num_bytes >= 1e10 else f"{num_bytes / 1e9:.2g} GB"
 
 
-def _search_lines(report: RunReport) -> list[str]:
+def _search_lines(report: PlanReport) -> list[str]:
     return [
         "Search methods, each with the same budget",
         *aligned_table(SEARCH_HEADER, _search_rows(report), left={0}),
@@ -174,7 +220,7 @@ def _search_lines(report: RunReport) -> list[str]:
     ]
 
 
-def _stage_rows(report: RunReport) -> list[list[str]]:
+def _stage_rows(report: PlanReport) -> list[list[str]]:
     return [
         [
             str(index),
@@ -188,7 +234,7 @@ def _stage_rows(report: RunReport) -> list[list[str]]:
     ]
 
 
-def _search_rows(report: RunReport) -> list[list[str]]:
+def _search_rows(report: PlanReport) -> list[list[str]]:
     return [
         [
             f"{name} (chosen)" if name == report.scheduler else name,
@@ -202,7 +248,7 @@ def _search_rows(report: RunReport) -> list[list[str]]:
     ]
 
 
-def _failed_search_lines(report: RunReport) -> list[str]:
+def _failed_search_lines(report: PlanReport) -> list[str]:
     # The way out that an error ends with is not for a method that is only compared.
     return [f"{name}: {str(error).partition(';')[0]}" for name, error in report.searches.without_plan.items()]
 
@@ -250,7 +296,7 @@ def _quality_lines(report: RunReport) -> list[str]:
     ]
 
 
-def _where_lines(report: RunReport, workspace: Workspace) -> list[str]:
+def _where_lines(report: PlanReport, workspace: Workspace) -> list[str]:
     services = workspace.running_services()
     url = services.mlflow_url if services else DEFAULT_MLFLOW_URL
     hint = "" if services else "   (after: make serve)"
@@ -261,7 +307,7 @@ def _where_lines(report: RunReport, workspace: Workspace) -> list[str]:
     ]
 
 
-def _gap_text(report: RunReport) -> str:
+def _gap_text(report: PlanReport) -> str:
     plan = report.chosen.plan
     if plan.optimality_gap == 0:
         return "optimal: no plan for this problem is cheaper (gap 0)"
@@ -276,7 +322,7 @@ def _layers_of(problem: SchedulingProblem, part: StageEvaluation) -> str:
     return f"{first}..{last} {problem.layers[first].name} .. {problem.layers[last].name}"
 
 
-def _instances_of(report: RunReport) -> str:
+def _instances_of(report: PlanReport) -> str:
     groups = report.provisioning.cloud_plan.groups
     return " + ".join(f"{group.count} x {group.offer.instance_type.name}" for group in groups)
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
 from tasks import tracking
-from tasks.clusters import end_machines_of
+from tasks.clusters import bills_of_run, end_machines_of, providers_of_run
 from tasks.tracking import EndStatus, TrackedRun
 
 PARAMETERS_FILE = "parameters.json"
@@ -97,7 +97,15 @@ def clean_up_run(
     if run_id is None:
         return
     ended = end_machines_of(workspace, run_id)
-    closed = tracking.close_dead_run(workspace, run_id, status=status, reason=reason)
+    provider = providers_of_run(workspace).get(run_id)
+    bills = () if provider is None else bills_of_run(workspace, provider, run_id)
+    closed = tracking.close_dead_run(
+        workspace,
+        run_id,
+        status=status,
+        reason=reason,
+        metrics={"cost/billed_usd": sum(bill.total_usd for bill in bills)},
+    )
     _forget_run_without_work(workspace, run_id)
     logger.warning("run %s: ended %d machines, closed %d records: %s", run_id, ended, closed, reason)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -14,15 +14,23 @@ from heterps_core.hardware import InstanceOffer, get_device_type
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.problem.extra_costs import ExtraCosts
 from heterps_core.problem.scheduling_problem import SchedulingProblem
-from heterps_core.provisioning.offer_choice import instance_sizes, offers_in_zone, unit_prices, zones_of
+from heterps_core.profiling.model_profiles import worker_costs_of
+from heterps_core.provisioning.offer_choice import (
+    instance_sizes,
+    interruptions_per_unit,
+    offers_in_zone,
+    unit_prices,
+    zones_of,
+)
 from heterps_core.scheduling.optimum import find_optimum
 from heterps_core.scheduling.problem_builder import UnitTerms, build_problem
 from heterps_core.scheduling.rehearsal import RehearsalPrediction, predict_rehearsal
 from heterps_core.scheduling.schedulers import get_scheduler
 from heterps_core.scheduling.search_result import SearchResult
 from heterps_core.simulation.plan_simulation import PlanSimulation, simulate_plan
+from heterps_core.simulation.rehearsed_workers import simulate_workers
 from heterps_core.simulation.simulation_options import SimulationOptions
-from heterps_core.training.job import TrainingConfig
+from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.microbatches import default_microbatches
 from tasks.extra_costs import job_extra_costs
 from tasks.planned_job import PlannedJob
@@ -49,6 +57,7 @@ def make_problem(
     num_epochs: int,
     throughput_floor_samples_per_s: float,
     leave_out_costs: Sequence[str] = (),
+    profiling_usd: float = 0.0,
 ) -> SchedulingProblem:
     """Put profiles, offers, the job, the floor and what else is charged together.
 
@@ -68,7 +77,9 @@ def make_problem(
             device_types=device_types,
             num_epochs=num_epochs,
             throughput_floor_samples_per_s=throughput_floor_samples_per_s,
-            extra_costs=job_extra_costs(profiled.planned_graph, leave_out=leave_out_costs),
+            extra_costs=job_extra_costs(
+                profiled.planned_graph, leave_out=leave_out_costs, profiling_usd=profiling_usd
+            ),
         )
         for zone in zones_of(offers)
     ]
@@ -90,6 +101,7 @@ def _problem_in_zone(
         name: UnitTerms.of_device_type(
             get_device_type(name),
             instances=instance_sizes(name, offers),
+            interruptions_per_hour=interruptions_per_unit(name, offers),
             price_usd_per_hour=prices[name].usd_per_hour,
             max_units=MAX_UNITS,
         )
@@ -175,8 +187,15 @@ def simulate_choice(problem: SchedulingProblem, result: SearchResult) -> PlanSim
 def predict_launch(
     profiled: ProfiledModel, stages: Sequence[Stage], config: TrainingConfig
 ) -> RehearsalPrediction:
-    """Predict what the rehearsal on this machine should reach."""
-    return predict_rehearsal(
+    """Predict what the rehearsal on this machine should reach, pass by pass, on the cores that workers share.
+
+    What its workers cost is measured first, where no earlier run has kept it. Parameter servers are not simulated:
+    their rehearsals have the cost model's prediction.
+
+    Raises:
+        HeterpsError: The measurement failed.
+    """
+    prediction = predict_rehearsal(
         profiled.graph,
         profiled.local_profile,
         stages,
@@ -184,3 +203,11 @@ def predict_launch(
         num_microbatches=config.num_microbatches,
         num_cores=num_cores(),
     )
+    request = profiled.local_request
+    if request is None or request.dataset is None or config.has_servers:
+        return prediction
+    job = TrainingJob(
+        run_id="profiling", model=request.model, dataset=request.dataset, stages=tuple(stages), config=config
+    )
+    costs = worker_costs_of(job, request, profiled.graph, cache_directory=profiled.cache_directory)
+    return replace(prediction, step_seconds=simulate_workers(costs, job, num_cores=num_cores()))

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.sweeper import SweptMachine
+from infra.sweeper import Sweep, SweptMachine
 from infra.workspace import Workspace
 from tasks import tracking
 from tasks.clusters import live_run_ids, run_of_launch, sweep_all_providers
 
 
 @task(name="end orphans", cache_policy=NO_CACHE)
-def end_orphans(workspace: Workspace) -> list[SweptMachine]:
+def end_orphans(workspace: Workspace) -> Sweep:
     """End machines whose lease is over or whose owner is dead, on every provider in use."""
     return sweep_all_providers(workspace)
 
@@ -26,7 +26,11 @@ def close_dead_records(workspace: Workspace, swept: Sequence[SweptMachine]) -> l
     A run is dead where its process on this host is gone, or where the sweep ended its machines and left
     it none. A run that died before its launch has no machine, so the process decides there.
     """
-    reasons = {run_of_launch(machine.run_id): f"machines swept: {machine.reason}" for machine in swept}
+    reasons = {
+        run_of_launch(machine.run_id): f"machines swept: {machine.reason}"
+        for machine in swept
+        if machine.problem is None
+    }
     for run_id in live_run_ids(workspace):
         reasons.pop(run_id, None)
     for run_id in tracking.runs_without_process(workspace):

@@ -50,6 +50,7 @@ CHALLENGER_ALIAS = "challenger"
 KIND_TRAINING = "training"
 KIND_SEARCH = "search"
 KIND_COMPARISON = "comparison"
+KIND_PROFILING = "profiling"
 
 METRICS_PER_REQUEST = 1_000
 """MLflow's limit of one log_batch."""
@@ -282,16 +283,33 @@ def close_run(workspace: Workspace, run: TrackedRun, *, status: EndStatus, reaso
     client.set_terminated(run.mlflow_run_id, status)
 
 
-def close_dead_run(workspace: Workspace, run_id: str, *, status: EndStatus, reason: str) -> int:
+def close_dead_run(
+    workspace: Workspace,
+    run_id: str,
+    *,
+    status: EndStatus,
+    reason: str,
+    metrics: Mapping[str, float | None] | None = None,
+) -> int:
     """End all MLflow runs of a flow run that nobody ended; return how many. May be called again.
 
     A run that has ended keeps the status that it ended with.
+
+    Args:
+        workspace: Where runs are recorded.
+        run_id: Of the flow run.
+        status: That they end with.
+        reason: Why they ended.
+        metrics: What is known of the run all the same, such as its cost; written to its parent.
     """
     if not has_records(workspace):
         return 0
     client = _client(workspace)
     open_runs = [run for run in _runs_of(client, run_id) if run.info.status == "RUNNING"]
     for run in open_runs:
+        if metrics and run.data.tags.get(KIND_TAG) == KIND_TRAINING:
+            tracked = TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=run.info.experiment_id)
+            record_metrics(workspace, tracked, metrics)
         client.set_tag(run.info.run_id, END_REASON_TAG, reason)
         client.set_terminated(run.info.run_id, status)
     return len(open_runs)
@@ -302,7 +320,11 @@ def runs_without_process(workspace: Workspace) -> list[str]:
     if not has_records(workspace):
         return []
     client = _client(workspace)
-    running = _search(client, f"attributes.status = 'RUNNING' AND tags.`{KIND_TAG}` = '{KIND_TRAINING}'")
+    running = [
+        run
+        for kind in (KIND_TRAINING, KIND_PROFILING)
+        for run in _search(client, f"attributes.status = 'RUNNING' AND tags.`{KIND_TAG}` = '{kind}'")
+    ]
     return sorted({run.data.tags[RUN_ID_TAG] for run in running if _is_gone(run)})
 
 
@@ -372,6 +394,15 @@ def _client(workspace: Workspace) -> MlflowClient:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     return mlflow.MlflowClient(tracking_uri=workspace.tracking_uri, registry_uri=workspace.tracking_uri)
+
+
+def open_profiling(workspace: Workspace, *, run_id: str, tags: Mapping[str, str]) -> TrackedRun:
+    """Open the run of a measurement on rented machines, beside those that are trained with it."""
+    client = _client(workspace)
+    experiment_id = _experiment_id(client, workspace)
+    notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: KIND_PROFILING}
+    run = client.create_run(experiment_id, run_name=f"profiling {run_id}", tags=notes)
+    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment_id)
 
 
 def open_comparison(workspace: Workspace, *, run_id: str, tags: Mapping[str, str]) -> TrackedRun:

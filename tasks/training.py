@@ -44,9 +44,16 @@ def resume_summary(run: RunDirectory) -> str:
 
 
 def training_config(
-    dataset: PreparedDataset, *, batch_size: int, epochs: int, seed: int, num_stages: int
+    dataset: PreparedDataset,
+    *,
+    batch_size: int,
+    epochs: int,
+    seed: int,
+    num_stages: int,
+    update_mode: str = "sync",
 ) -> TrainingConfig:
-    """Return the numbers of a run."""
+    """Return the numbers of a run; with hybrid updates the first of the stages is no part of the pipeline."""
+    num_stages = max(num_stages - (update_mode == "hybrid"), 1)
     steps = dataset.num_batches(batch_size) * epochs
     return TrainingConfig(
         batch_size=batch_size,
@@ -54,7 +61,23 @@ def training_config(
         num_epochs=epochs,
         seed=seed,
         checkpoint_interval_steps=min(max(steps // 5, LEAST_CHECKPOINT_STEPS), MOST_CHECKPOINT_STEPS),
+        update_mode=update_mode,
     )
+
+
+def check_update_mode(
+    config: TrainingConfig, *, model: str, dataset: PreparedDataset, stages: Sequence[Stage]
+) -> None:
+    """Check that a plan can be trained with its update mode, before anything is launched.
+
+    Raises:
+        ConfigurationError: Hybrid updates, and the first stage holds more than embeddings.
+    """
+    from heterps_core.models.chain import build_chain
+    from heterps_core.training.stage_model import check_servers_hold_embeddings_only
+
+    if config.has_servers:
+        check_servers_hold_embeddings_only(build_chain(model, dataset.features, seed=config.seed), stages)
 
 
 def write_job(

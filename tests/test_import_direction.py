@@ -26,7 +26,7 @@ FORBIDDEN = {
 ONLY_IMPORTERS = {
     "optuna": {"heterps_core/scheduling/schedulers/bayesian.py"},
     "mlflow": {"tasks/tracking.py"},
-    "boto3": {"infra/providers/aws_ec2.py"},
+    "boto3": {"infra/catalogue/aws_prices.py", "infra/providers/aws/provider.py"},
 }
 LIGHT = [
     "heterps_core",

@@ -41,6 +41,9 @@ def good_names():
         "provider": "local",
         "device_types": ["cpu-c7i"],
         "leave_out_costs": ["startup"],
+        "markets": ["on-demand"],
+        "catalogue": None,
+        "region": "us-east-1",
     }
 
 
@@ -53,9 +56,13 @@ def test_good_names_pass(good_names):
     [
         ({"model": "ctrdn"}, UnknownNameError, "ctrdnn"),
         ({"scheduler": "exakt"}, UnknownNameError, "Did you mean 'exact'"),
+        ({"update_mode": "async"}, UnknownNameError, "hybrid, sync"),
         ({"provider": "gcp"}, UnknownNameError, "aws, local"),
         ({"device_types": ["cpu-c7i", "tpu"]}, UnknownNameError, "cpu-c7i"),
         ({"leave_out_costs": ["electricity"]}, UnknownNameError, "spot-risk"),
+        ({"markets": ["auction"]}, UnknownNameError, "on-demand, spot"),
+        ({"markets": []}, ConfigurationError, "at least one of"),
+        ({"catalogue": "no-such-prices.csv"}, ConfigurationError, "no-such-prices.csv"),
         ({"data": "no-such-file.tsv"}, DataError, "no-such-file.tsv"),
         ({"schema_file": "no-such-schema.json"}, ConfigurationError, "no-such-schema.json"),
         ({"provider": "aws"}, ConfigurationError, "HETERPS_RUN_STORE"),

@@ -20,11 +20,18 @@ def server():
 
 
 def test_deployments_are_named_as_their_flows_and_run_one_at_a_time():
-    training, sweeper, comparison = deployments()
+    training, sweeper, comparison, prices, profiling = deployments()
 
     assert (training.flow_name, training.name) == ("train-ctr", "train-ctr")
     assert (sweeper.flow_name, sweeper.name) == ("sweep-orphans", "sweep-orphans")
     assert (comparison.flow_name, comparison.name) == ("compare-schedulers", "compare-schedulers")
+    assert (prices.flow_name, prices.name, prices.schedules) == ("refresh-prices", "refresh-prices", [])
+    assert (profiling.flow_name, profiling.name, profiling.schedules) == (
+        "profile-devices",
+        "profile-devices",
+        [],
+    )
+    assert prices.concurrency_limit == profiling.concurrency_limit == 1
     assert training.concurrency_limit == sweeper.concurrency_limit == comparison.concurrency_limit == 1
     assert training.concurrency_options.collision_strategy.value == "CANCEL_NEW"
     [nightly] = training.schedules

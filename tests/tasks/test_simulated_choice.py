@@ -12,8 +12,9 @@ from tests.tasks.builders import make_problem, make_result
     [
         # By hand: 80 ms on 4 units at once.
         ((Stage(0, 2, "cpu-c7i", 4),), 0.020),
-        # By hand: 100 rows are too few to be cut, so 40 ms / 4 and 8 ms come one after the other.
-        ((Stage(0, 0, "cpu-c7i", 4), Stage(1, 2, "gpu-t4", 1)), 0.018),
+        # By hand: 100 rows are too few to be cut, so 40 ms / 4 and 8 ms come one after the other, without the third
+        # of the 8 ms that is put off until the first stage is busy again.
+        ((Stage(0, 0, "cpu-c7i", 4), Stage(1, 2, "gpu-t4", 1)), 0.010 + 2 / 3 * 0.008),
     ],
 )
 def test_the_step_of_a_small_plan_is_the_one_worked_by_hand(stages, step_seconds):

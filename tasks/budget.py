@@ -1,0 +1,85 @@
+"""A run's spending, from the ledger, held against its caps while it trains."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from heterps_core.cluster import Cluster
+from heterps_core.errors import BudgetExceededError
+from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.submission import request_stop
+from heterps_core.training.training_run import TrainingRun
+from infra.budget import BudgetWatch, Spending, spent_usd, start_of_month, watched
+from infra.caps import Caps
+from infra.ledger import Ledger
+from infra.workspace import Workspace
+from tasks.clusters import end_machines_of, provider_of, run_of_launch
+
+logger = logging.getLogger(__name__)
+
+
+def spending_of(workspace: Workspace, provider: str, run_id: str, *, now: datetime) -> Spending:
+    """Return what a run has cost, and all runs with machines of the same provider in this month."""
+    entries = [entry for entry in Ledger(workspace.ledger_path).entries() if entry.provider == provider]
+    minimum_billed_s = provider_of(workspace, provider).minimum_billed_s
+    of_run = [entry for entry in entries if run_of_launch(entry.run_id) == run_id]
+    return Spending(
+        run_usd=spent_usd(of_run, minimum_billed_s=minimum_billed_s, now=now),
+        month_usd=spent_usd(entries, minimum_billed_s=minimum_billed_s, now=now, since=start_of_month(now)),
+    )
+
+
+def spent_this_month_usd(workspace: Workspace, provider: str) -> float:
+    """Return what the machines of a provider have cost in this calendar month, at list prices for rehearsals."""
+    return spending_of(workspace, provider, run_id="", now=datetime.now(UTC)).month_usd
+
+
+@contextmanager
+def within_budget(
+    workspace: Workspace,
+    cluster: Cluster,
+    caps: Caps,
+    *,
+    run_id: str,
+    run_directory: RunDirectory,
+) -> Iterator[BudgetWatch]:
+    """Hold the spending of a run against its caps while the block trains.
+
+    Raises:
+        BudgetExceededError: The cap was reached and the machines were ended before a checkpoint was written.
+    """
+    watch = BudgetWatch(
+        caps,
+        spending=lambda now: spending_of(workspace, cluster.provider, run_id, now=now),
+        price_usd_per_hour=cluster.price_usd_per_hour,
+        on_warning=lambda text: logger.warning("%s", text),
+        on_stop=lambda: request_stop(run_directory),
+        on_end=lambda: end_machines_of(workspace, run_id),
+    )
+    try:
+        with watched(watch):
+            yield watch
+    except Exception as error:
+        if not watch.has_ended_machines:
+            raise
+        raise BudgetExceededError(
+            f"a run must stay within its caps, and {watch.stopped_by}: its machines were ended before they had "
+            f"written a checkpoint; raise the cap and set resume_run_id={run_id} to go on from the one before"
+        ) from error
+
+
+def check_finished_within_budget(watch: BudgetWatch, training: TrainingRun, *, run_id: str) -> None:
+    """Check that training came to its own end.
+
+    Raises:
+        BudgetExceededError: A cap stopped it.
+    """
+    if watch.stopped_by is not None and not training.is_complete:
+        step = training.steps[-1].step if training.steps else 0
+        raise BudgetExceededError(
+            f"a run must stay within its caps, and {watch.stopped_by}: it wrote a checkpoint at step {step:,} and "
+            f"stopped; raise the cap and set resume_run_id={run_id} to go on from there"
+        )

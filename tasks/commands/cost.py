@@ -1,0 +1,137 @@
+"""`heterps cost`: what runs cost, from the ledger, and held against what the cloud charged."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from heterps_core.errors import UnknownNameError
+from infra.workspace import Workspace
+
+HELP = """\
+Show what runs cost: seconds of every instance times the price that was frozen when it was launched.
+
+Without RUN: one line a run, the newest last, and the sum of this month. With RUN: its bill line by line, all
+launches of it. With --export: our bill beside what the cloud charged, instance by instance, from an AWS cost and
+usage export (CSV, gzip or Parquet; the older report or CUR 2.0, with resource ids).
+
+examples:
+  heterps cost
+  heterps cost 20261121-0430-1a2b3c4d
+  heterps cost 20261121-0430-1a2b3c4d --json
+  heterps cost --export cost-and-usage-00001.csv.gz
+
+exit status: 0; 2 where a run or a file is not known or cannot be read.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run_id", nargs="?", metavar="RUN", help="a run's id (default: all runs)")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="what the cloud charged")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print bills.
+
+    Raises:
+        UnknownNameError: There is no such run in the ledger.
+        DataError: The export cannot be read.
+    """
+    workspace = Workspace.locate()
+    if options.export is not None:
+        _print_reconciliation(workspace, options.export, run_id=options.run_id, as_json=options.json)
+    elif options.run_id is not None:
+        _print_bill(workspace, options.run_id, as_json=options.json)
+    else:
+        _print_runs(workspace, as_json=options.json)
+
+
+def _print_bill(workspace: Workspace, run_id: str, *, as_json: bool) -> None:
+    from infra.billing import bill_as_text
+    from tasks.clusters import bills_of_run, providers_of_run
+
+    providers = providers_of_run(workspace)
+    if run_id not in providers:
+        raise UnknownNameError("run with machines", run_id, list(providers)[-5:])
+    bills = bills_of_run(workspace, providers[run_id], run_id)
+    if as_json:
+        print(json.dumps([bill.to_json() for bill in bills], indent=2))
+    else:
+        print("\n\n".join(bill_as_text(bill) for bill in bills))
+
+
+def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
+    from infra.budget import start_of_month
+    from tasks.budget import spending_of
+    from tasks.clusters import bills_of_run, providers_of_run
+    from tasks.tables import aligned_table
+
+    now = datetime.now(UTC)
+    providers = providers_of_run(workspace)
+    bills = {run_id: bills_of_run(workspace, provider, run_id) for run_id, provider in providers.items()}
+    months = {
+        provider: spending_of(workspace, provider, "", now=now).month_usd
+        for provider in sorted(set(providers.values()))
+    }
+    if as_json:
+        document = {
+            "runs": [
+                {
+                    "run_id": run_id,
+                    "provider": providers[run_id],
+                    "total_usd": sum(bill.total_usd for bill in launches),
+                    "waste_usd": sum(bill.waste_usd for bill in launches),
+                }
+                for run_id, launches in bills.items()
+            ],
+            "month": f"{now:%Y-%m}",
+            "month_usd": months,
+        }
+        print(json.dumps(document, indent=2))
+        return
+    if not bills:
+        print("no run has had machines yet")
+        return
+    rows = [
+        [
+            run_id,
+            providers[run_id],
+            str(len(launches)),
+            f"{sum(line.instance_seconds for bill in launches for line in bill.lines):,.0f}",
+            f"{sum(bill.total_usd for bill in launches):.6f}",
+            f"{sum(bill.waste_usd for bill in launches):.6f}",
+        ]
+        for run_id, launches in bills.items()
+    ]
+    header = ["run", "provider", "launches", "instance-seconds", "USD", "of it waste"]
+    print("\n".join(aligned_table(header, rows, left={0, 1})))
+    for provider, usd in months.items():
+        charged = "" if provider != "local" else " at list prices, which nobody charges"
+        print(f"  since {start_of_month(now):%Y-%m-%d}, provider {provider}: {usd:.6f} USD{charged}")
+
+
+def _print_reconciliation(workspace: Workspace, export: Path, *, run_id: str | None, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from infra.cost_export import read_cost_export
+    from infra.ledger import Ledger
+    from infra.reconciliation import reconcile, reconciliation_as_text
+    from tasks.clusters import provider_of, run_of_launch
+
+    charged = read_cost_export(export)
+    entries = [
+        entry
+        for entry in Ledger(workspace.ledger_path).entries()
+        if entry.provider == "aws" and run_id in (None, run_of_launch(entry.run_id))
+    ]
+    found = reconcile(
+        entries,
+        charged,
+        minimum_billed_s=provider_of(workspace, "aws").minimum_billed_s,
+        now=datetime.now(UTC),
+    )
+    print(json.dumps(asdict(found), indent=2, default=str) if as_json else reconciliation_as_text(found))

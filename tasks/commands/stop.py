@@ -1,0 +1,70 @@
+"""`heterps stop`: ends a run by its id: checkpoint first, then the machines."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from heterps_core.errors import UnknownNameError
+from infra.workspace import Workspace
+
+HELP = """\
+Let a run write a checkpoint and stop, then see that its machines are gone.
+
+The workers look for the request every 20 steps. Where they have not ended after --wait seconds (a hang, a lost
+flow), the machines are ended as they are; what the newest complete checkpoint holds is kept. The run can go on later
+with resume_run_id=RUN.
+
+examples:
+  heterps stop 20261121-0430-1a2b3c4d
+  heterps stop 20261121-0430-1a2b3c4d --wait 0
+
+exit status: 0 when no machine is left; 2 where the run is not known; 5 where machines could not be ended.
+"""
+
+DEFAULT_WAIT_S = 120.0
+POLL_INTERVAL_S = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run_id", metavar="RUN", help="a run's id")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=DEFAULT_WAIT_S,
+        metavar="SECONDS",
+        help="for the checkpoint; 0 ends the machines at once (default: %(default)s)",
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Stop a run.
+
+    Raises:
+        UnknownNameError: No run of this id has had machines here.
+        ProvisioningError: A machine could not be ended.
+    """
+    from heterps_core.training.run_directory import RunDirectory
+    from heterps_core.training.submission import request_stop
+    from tasks.clusters import end_machines_of, machines_of_run, providers_of_run, run_location
+
+    workspace = Workspace.locate()
+    providers = providers_of_run(workspace)
+    if options.run_id not in providers:
+        raise UnknownNameError("run with machines", options.run_id, list(providers)[-5:])
+    live = machines_of_run(workspace, options.run_id)
+    if not live:
+        print(f"run {options.run_id} has no machines: nothing to stop")
+        return
+    if options.wait > 0:
+        request_stop(RunDirectory(run_location(workspace, providers[options.run_id], options.run_id)))
+        print(f"asked {len(live)} machines for a checkpoint and a stop; waiting up to {options.wait:.0f} s")
+        deadline_s = time.monotonic() + options.wait
+        while live and time.monotonic() < deadline_s:
+            time.sleep(POLL_INTERVAL_S)
+            live = machines_of_run(workspace, options.run_id)
+    ended = end_machines_of(workspace, options.run_id)
+    print(
+        f"run {options.run_id} has ended" + (f"; {ended} machines were ended as they were" if ended else "")
+    )

@@ -1,0 +1,166 @@
+"""Prices for a run: which files are read, how old they are, a refresh of all, and a re-check of what is bought."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.hardware import DEVICE_TYPES, InstanceOffer
+from infra.caps import Caps, check_caps
+from infra.catalogue.aws_prices import AwsPrices
+from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT
+from infra.catalogue.price_file import PriceFile, csv_rows
+from infra.catalogue.recheck import Recheck, recheck
+from infra.catalogue.refresh import Refresh, refresh
+from infra.catalogue.refreshed_prices import RefreshedPrices, newest_refreshed, write_refreshed
+from infra.catalogue.skypilot_catalogue import SkyPilotCatalogue
+from infra.workspace import Workspace
+from tasks.provisioning import Provisioning
+
+DEFAULT_HISTORY_DAYS = 14
+
+REFRESH_AFTER = timedelta(hours=6)
+"""Before machines are rented, older prices are asked for again."""
+
+logger = logging.getLogger(__name__)
+
+
+def price_folder(workspace: Workspace) -> Path:
+    """Return where refreshed prices are kept."""
+    return workspace.root / "prices"
+
+
+def price_files(workspace: Workspace, catalogue: str | None = None) -> tuple[PriceFile, ...]:
+    """Return the price files of a run, later ones first in rank: one that is named, else the bundled and the newest.
+
+    Raises:
+        ConfigurationError: The named file is not there, or its name does not say cloud and date.
+    """
+    if catalogue is not None:
+        return (named_price_file(Path(catalogue)),)
+    newest = newest_refreshed(price_folder(workspace))
+    return (BUNDLED_SNAPSHOT,) if newest is None else (BUNDLED_SNAPSHOT, newest)
+
+
+def named_price_file(path: Path, *, cloud: str | None = None, as_of: str | None = None) -> PriceFile:
+    """Return the reader for a price file, by what its header says.
+
+    Raises:
+        ConfigurationError: The file cannot be read, has another header, or its name does not say cloud and date.
+    """
+    header = next((set(row) for _, row in csv_rows(path)), set())
+    if {"price_as_of", "price_usd_per_hour"} <= header:
+        return RefreshedPrices(path=path)
+    if {"InstanceType", "Price"} <= header:
+        return SkyPilotCatalogue.at(path, cloud=cloud, as_of=as_of)
+    raise ConfigurationError(
+        f"a price file must have the columns of SkyPilot's catalogues or of refresh-prices, but the header of {path} "
+        f"is: {', '.join(sorted(header)) or 'empty'}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenRefresh:
+    """A refresh and the file that it is kept in."""
+
+    refresh: Refresh
+    path: Path
+
+    @property
+    def summary(self) -> str:
+        """What is new and what is not, in one line."""
+        kept = f", {self.refresh.num_kept:,} kept with their age" if self.refresh.num_kept else ""
+        return f"{self.refresh.num_new:,} new prices{kept}; {self.path}"
+
+
+@task(name="refresh prices", cache_policy=NO_CACHE)
+def refresh_prices_of(workspace: Workspace, *, regions: Sequence[str], history_days: int) -> WrittenRefresh:
+    """Ask AWS for the prices of all device types in some regions, and write them down.
+
+    Raises:
+        ProvisioningError: Not one price could be had; nothing was written.
+    """
+    now = datetime.now(UTC)
+    newest = newest_refreshed(price_folder(workspace))
+    families = {family for d in DEVICE_TYPES.values() for family in (*d.instance_families, *d.equal_families)}
+    result = refresh(
+        AwsPrices.with_own_clients(),
+        () if newest is None else tuple(newest.offers()),
+        regions=regions,
+        families=families,
+        history=timedelta(days=history_days),
+        now=now,
+    )
+    for problem in result.problems:
+        logger.warning("some prices stay as old as they are: %s", problem)
+    if result.num_new == 0:
+        why = "; ".join(result.problems) or f"AWS names none for {', '.join(regions)}"
+        raise ProvisioningError(f"not one price could be refreshed, and those at hand stay in use: {why}")
+    written = write_refreshed(price_folder(workspace), result.offers, at=now)
+    return WrittenRefresh(refresh=result, path=written.path)
+
+
+def refresh_before_renting(
+    workspace: Workspace, *, regions: Sequence[str], history_days: int = DEFAULT_HISTORY_DAYS
+) -> None:
+    """Refresh the prices where the newest refresh is older than `REFRESH_AFTER`; a failure is told and borne."""
+    newest = newest_refreshed(price_folder(workspace))
+    if newest is not None:
+        now = datetime.now(UTC)
+        if min((offer.price_age(now) for offer in newest.offers()), default=REFRESH_AFTER) < REFRESH_AFTER:
+            return
+    try:
+        refresh_prices_of(workspace, regions=regions, history_days=history_days)
+    except ProvisioningError as problem:
+        logger.warning("%s", problem)
+
+
+@task(name="check prices again", cache_policy=NO_CACHE)
+def recheck_prices(
+    provisioning: Provisioning, *, caps: Caps, spent_this_month_usd: float = 0.0
+) -> Provisioning:
+    """Ask for the prices of what is about to be rented again; those are what the run's bill is frozen at.
+
+    A price that cannot be asked for stays as it was planned with, which is told. The plan stays the same: its prices
+    are at most `REFRESH_AFTER` old, and a plan that moves with every cent would never be launched.
+
+    Raises:
+        BudgetExceededError: At the prices of now a cap is exceeded; nothing was launched.
+    """
+    plans = (provisioning.launch_plan, *provisioning.fallback_plans)
+    offers = dict.fromkeys(offer for plan in plans for offer in plan.offers)
+    result = _recheck(list(offers))
+    for line in result.moves:
+        logger.warning("price moved since the plan was made: %s", line)
+    for problem in result.problems:
+        logger.warning("a price could not be checked again and stays as planned: %s", problem)
+    launch_plan = result.applied_to(provisioning.launch_plan)
+    change = launch_plan.price_usd_per_hour / provisioning.launch_plan.price_usd_per_hour
+    predicted_cost_usd = provisioning.predicted_cost_usd * change
+    check_caps(
+        price_usd_per_hour=launch_plan.price_usd_per_hour,
+        predicted_cost_usd=predicted_cost_usd,
+        spent_this_month_usd=spent_this_month_usd,
+        caps=caps,
+    )
+    return replace(
+        provisioning,
+        cloud_plan=launch_plan,
+        launch_plan=launch_plan,
+        fallback_plans=tuple(result.applied_to(plan) for plan in provisioning.fallback_plans),
+        predicted_cost_usd=predicted_cost_usd,
+    )
+
+
+def _recheck(offers: Sequence[InstanceOffer]) -> Recheck:
+    try:
+        return recheck(AwsPrices.with_own_clients(), offers, now=datetime.now(UTC))
+    except ProvisioningError as problem:
+        return Recheck(offers={}, problems=(str(problem),))

@@ -1,0 +1,78 @@
+import inspect
+import logging
+
+import pytest
+from mlflow import MlflowClient
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.command_line import parser_for
+from flows.profile_devices import check, profile_devices
+from heterps_core.data.synthetic import write_click_stream
+from heterps_core.errors import ConfigurationError, UnknownNameError
+from infra.ledger import EntryState, Ledger
+from infra.workspace import Workspace
+from tasks import tracking
+from tasks.clusters import provider_of
+
+GOOD = {
+    "data": None,
+    "schema_file": None,
+    "model": "ctrdnn",
+    "provider": "local",
+    "device_types": ["cpu-c7i"],
+    "catalogue": None,
+    "region": "us-east-1",
+}
+
+
+def test_every_parameter_is_an_option_and_documented():
+    function = inspect.unwrap(profile_devices.fn)
+    options = vars(parser_for(function, program="profile").parse_args([]))
+
+    assert options == {name: p.default for name, p in inspect.signature(function).parameters.items()}
+    check(**options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"device_types": ["cpu-c7"]}, UnknownNameError, "cpu-c7i"),
+        ({"model": "ctrdn"}, UnknownNameError, "ctrdnn"),
+        ({"provider": "aws"}, ConfigurationError, "HETERPS_RUN_STORE"),
+        ({"nights": 0}, ConfigurationError, "nights must be a number of at least 1"),
+    ],
+)
+def test_what_cannot_be_used_is_told_before_any_work(monkeypatch, wrong, error, message):
+    monkeypatch.delenv("HETERPS_RUN_STORE", raising=False)
+
+    with pytest.raises(error, match=message):
+        check(**{**GOOD, **wrong})
+
+
+@pytest.mark.slow
+def test_a_rehearsal_weighs_rents_measures_ends_and_records(tmp_path, monkeypatch, caplog):
+    home = tmp_path / "home"
+    monkeypatch.setenv("HETERPS_HOME", str(home))
+    write_click_stream(tmp_path / "clicks.tsv", num_rows=3_000, seed=0)
+
+    with prefect_test_harness(server_startup_timeout=60), caplog.at_level(logging.INFO):
+        # Two processors of nearly the same price for the same work: whichever is slower decides.
+        profile_devices(
+            data=str(tmp_path / "clicks.tsv"),
+            device_types=["cpu-c7i", "cpu-m7a"],
+            planned_rows_per_slot=1_000_000,
+        )
+
+    workspace = Workspace(root=home)
+    assert "rented as" in caplog.text
+    assert "not kept, since this machine is none of that type" in caplog.text
+    assert not (workspace.profiles_directory / "rented").exists()
+    assert provider_of(workspace, "local").list_instances() == ()
+    assert {entry.state for entry in Ledger(workspace.ledger_path).entries()} == {EntryState.ENDED}
+    client = MlflowClient(tracking_uri=workspace.tracking_uri)
+    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
+    [run] = client.search_runs([experiment.experiment_id])
+    assert (run.data.tags[tracking.KIND_TAG], run.info.status) == ("profiling", "FINISHED")
+    assert run.data.metrics["cost/billed_usd"] > 0
+    assert {"worth/cpu-c7i/expected_usd", "worth/cpu-m7a/cost_usd"} <= set(run.data.metrics)
+    assert {entry.path for entry in client.list_artifacts(run.info.run_id)} >= {"bills", "decisions.json"}

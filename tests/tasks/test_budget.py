@@ -1,0 +1,95 @@
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from heterps_core.errors import BudgetExceededError, TrainingError
+from heterps_core.training.run_directory import STOP, RunDirectory
+from infra.caps import Caps
+from infra.ledger import Ledger
+from infra.lifecycle import running_cluster
+from infra.workspace import Workspace
+from tasks.budget import check_finished_within_budget, spending_of, within_budget
+from tasks.clusters import provider_of
+from tests.infra.builders import bootstrap, offer, plan
+
+USD_PER_SECOND = 1.0
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return Workspace(root=tmp_path).create()
+
+
+@pytest.fixture
+def run(workspace):
+    """A real process that sleeps, at a list price of 1 USD a second."""
+    with running_cluster(
+        provider_of(workspace, "local"),
+        plan(offer(price_usd_per_hour=3600 * USD_PER_SECOND)),
+        run_id="r1",
+        bootstrap=bootstrap(workspace.run_directory("r1")),
+        ledger=Ledger(workspace.ledger_path),
+        caps=Caps(),
+        predicted_cost_usd=1.0,
+    ) as cluster:
+        yield cluster
+
+
+def wait_until(is_so, *, limit_s=20):
+    deadline = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Trained:
+    """What a run left that was stopped."""
+
+    is_complete = False
+    steps = ()
+
+
+def train_like_a_worker_that_hangs(workspace, run, caps):
+    """Wait for the stop that it is asked for, and do not obey."""
+    directory = RunDirectory(str(workspace.run_directory("r1")))
+    provider = provider_of(workspace, "local")
+    with within_budget(workspace, run, caps, run_id="r1", run_directory=directory) as watch:
+        wait_until(lambda: directory.exists(STOP))
+        assert provider.list_instances("r1")
+        wait_until(lambda: not provider.list_instances("r1"))
+        wait_until(lambda: watch.has_ended_machines)
+        raise TrainingError("stage0-node0 has been silent")
+
+
+def test_a_run_is_asked_to_stop_before_the_cap_and_loses_its_machines_at_it(workspace, run):
+    with pytest.raises(BudgetExceededError, match=r"of the 4 USD per run are spent: its machines were ended"):
+        train_like_a_worker_that_hangs(workspace, run, Caps(max_usd_per_run=4 * USD_PER_SECOND))
+
+
+def test_an_error_within_the_budget_is_left_as_it_is(workspace, run):
+    directory = RunDirectory(str(workspace.run_directory("r1")))
+
+    with (
+        pytest.raises(TrainingError, match="silent"),
+        within_budget(
+            workspace, run, Caps(max_usd_per_run=1e6), run_id="r1", run_directory=directory
+        ) as watch,
+    ):
+        raise TrainingError("stage0-node0 has been silent")
+
+    check_finished_within_budget(watch, Trained(), run_id="r1")
+
+
+def test_the_launches_of_a_run_are_added_up(workspace):
+    ledger = Ledger(workspace.ledger_path)
+    now = datetime.now(UTC)
+    (request,) = plan(offer(price_usd_per_hour=3600.0)).node_requests()
+    for launch_id in ("r1", "r1.2", "other"):
+        ledger.intend(launch_id, "local", request, at=now)
+        ledger.launched(launch_id, request.node_id, provider_instance_id=launch_id, at=now)
+
+    spending = spending_of(workspace, "local", "r1", now=now.replace(microsecond=now.microsecond))
+    later = spending_of(workspace, "local", "r1", now=datetime.fromtimestamp(now.timestamp() + 10, UTC))
+
+    assert (spending.run_usd, later.run_usd) == (0.0, pytest.approx(20.0))

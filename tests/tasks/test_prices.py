@@ -1,0 +1,179 @@
+import gzip
+import logging
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from heterps_core.errors import BudgetExceededError, ConfigurationError, ProvisioningError
+from heterps_core.plans.scheduling_plan import Stage
+from infra.caps import Caps
+from infra.catalogue.aws_prices import AwsPrices
+from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
+from infra.catalogue.refreshed_prices import write_refreshed
+from infra.workspace import Workspace
+from tasks import prices as prices_module
+from tasks.prices import (
+    price_files,
+    price_folder,
+    recheck_prices,
+    refresh_before_renting,
+    refresh_prices_of,
+)
+from tasks.provisioning import Provisioning, find_offers
+from tests.infra.builders import offer, plan
+from tests.infra.catalogue.aws_answers import (
+    change,
+    instance_type,
+    product,
+    stubbed_prices,
+    will_give_products,
+    will_give_sizes,
+    will_give_spot_prices,
+)
+
+REGION = "us-east-1"
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return Workspace(root=tmp_path).create()
+
+
+@pytest.fixture
+def aws(monkeypatch):
+    """Stubs that the tasks ask in place of AWS."""
+    stubbed, pricing, ec2 = stubbed_prices(REGION)
+    monkeypatch.setattr(AwsPrices, "with_own_clients", lambda: stubbed)
+    monkeypatch.setattr(prices_module, "refresh_prices_of", refresh_prices_of.fn)
+    return pricing, ec2[REGION]
+
+
+def answer(aws, *, on_demand_usd="0.09"):
+    pricing, ec2 = aws
+    will_give_sizes(ec2, [instance_type("c7i.large", 2), instance_type("g4dn.xlarge", 4, gpu="T4")])
+    will_give_products(
+        pricing, [product("c7i.large", on_demand_usd), product("g4dn.xlarge", "0.5")], region=REGION
+    )
+    changes = [change("g4dn.xlarge", "us-east-1a", "0.2", datetime.now(UTC) - timedelta(hours=3))]
+    will_give_spot_prices(ec2, changes, names=["c7i.large", "g4dn.xlarge"])
+
+
+def test_the_bundled_prices_stand_alone_until_a_refresh_ranks_above_them(workspace, aws):
+    assert price_files(workspace) == (BUNDLED_SNAPSHOT,)
+    answer(aws, on_demand_usd="0.07")
+
+    written = refresh_prices_of.fn(workspace, regions=[REGION], history_days=7)
+
+    assert written.summary.startswith("3 new prices; ")
+    catalogue = PriceCatalogue(price_files(workspace))
+    assert catalogue.offer("c7i.large", region=REGION).price_usd_per_hour == 0.07
+    found = find_offers.fn(["cpu-c7i", "gpu-t4-spot"], catalogue=catalogue)
+    assert {(str(o.market), o.zone) for o in found} == {("on-demand", None), ("spot", "us-east-1a")}
+
+
+def test_not_one_price_is_an_error_and_leaves_no_file(workspace, aws):
+    pricing, ec2 = aws
+    for stub, method in (
+        (ec2, "describe_instance_types"),
+        (pricing, "get_products"),
+        (ec2, "describe_spot_price_history"),
+    ):
+        stub.add_client_error(method, "UnauthorizedOperation", "no")
+
+    with pytest.raises(ProvisioningError, match=r"not one price could be refreshed.*stay in use"):
+        refresh_prices_of.fn(workspace, regions=[REGION], history_days=7)
+
+    assert not price_folder(workspace).exists()
+
+
+def test_before_renting_old_prices_are_refreshed_and_fresh_ones_are_not(workspace, aws):
+    def newest_age_s():
+        offers = price_files(workspace)[-1].offers()
+        return min(offer.price_age(datetime.now(UTC)).total_seconds() for offer in offers)
+
+    old = replace(offer(), price_as_of=(datetime.now(UTC) - timedelta(hours=7)).isoformat())
+    write_refreshed(price_folder(workspace), [old], at=datetime.now(UTC) - timedelta(hours=7))
+    answer(aws)
+
+    refresh_before_renting(workspace, regions=[REGION])
+    assert newest_age_s() < 60
+    refresh_before_renting(workspace, regions=[REGION])  # would find no more answers
+
+    assert len(list(price_folder(workspace).iterdir())) == 2
+
+
+def test_before_renting_a_refresh_that_fails_is_told_and_borne(workspace, monkeypatch, caplog):
+    def refuse():
+        raise ProvisioningError("no credentials")
+
+    monkeypatch.setattr(AwsPrices, "with_own_clients", refuse)
+    monkeypatch.setattr(prices_module, "refresh_prices_of", refresh_prices_of.fn)
+
+    with caplog.at_level(logging.WARNING):
+        refresh_before_renting(workspace, regions=[REGION])
+
+    assert "no credentials" in caplog.text
+
+
+def bought(*, usd_per_hour=0.08, cost_usd=0.8) -> Provisioning:
+    purchase = plan(offer("c7i.large", price_usd_per_hour=usd_per_hour))
+    return Provisioning(
+        cloud_plan=purchase,
+        launch_plan=purchase,
+        launch_stages=(Stage(0, 0, "cpu-c7i", 1),),
+        predicted_cost_usd=cost_usd,
+        is_rehearsal=False,
+        price_files=(BUNDLED_SNAPSHOT.path,),
+        fallback_plans=(purchase,),
+    )
+
+
+def test_right_before_the_launch_prices_and_cost_are_those_of_now(aws, caplog):
+    will_give_products(aws[0], [product("c7i.large", "0.10")], region=REGION, name="c7i.large")
+
+    with caplog.at_level(logging.WARNING):
+        checked = recheck_prices.fn(bought(), caps=Caps())
+
+    assert checked.launch_plan.price_usd_per_hour == checked.cloud_plan.price_usd_per_hour == 0.10
+    assert checked.fallback_plans[0].price_usd_per_hour == 0.10
+    assert checked.predicted_cost_usd == pytest.approx(0.8 * 0.10 / 0.08)
+    assert "0.0800 -> 0.1000 USD/hour (+25%)" in caplog.text
+    assert "less than an hour old" in checked.summary
+
+
+def test_a_price_that_has_risen_beyond_a_cap_is_refused_before_anything_is_launched(aws):
+    will_give_products(aws[0], [product("c7i.large", "0.10")], region=REGION, name="c7i.large")
+
+    with pytest.raises(BudgetExceededError, match="nothing was launched"):
+        recheck_prices.fn(bought(), caps=Caps(max_usd_per_hour=0.09))
+
+
+def test_prices_that_cannot_be_checked_again_stay_and_are_told(monkeypatch, caplog):
+    def refuse():
+        raise ProvisioningError("no credentials")
+
+    monkeypatch.setattr(AwsPrices, "with_own_clients", refuse)
+
+    with caplog.at_level(logging.WARNING):
+        assert recheck_prices.fn(bought(), caps=Caps()) == bought()
+
+    assert "stays as planned: no credentials" in caplog.text
+
+
+def test_a_named_file_is_read_by_its_header(workspace, tmp_path):
+    header = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region\n"
+    sky = tmp_path / "gcp_2026-05-20.csv"
+    sky.write_text(f"{header}c3-standard-4,,,4,16,0.2,us-central1\n")
+    [file] = price_files(workspace, str(sky))
+    assert [offer.instance_type.name for offer in file.offers()] == ["c3-standard-4"]
+
+    own = write_refreshed(tmp_path / "prices", [offer()], at=datetime.now(UTC))
+    assert price_files(workspace, str(own.path)) == (own,)
+
+    for name, content in (("x.csv", b"a,b\n1,2\n"), ("y.csv.gz", gzip.compress(b""))):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigurationError, match="columns of SkyPilot's catalogues"):
+            price_files(workspace, str(tmp_path / name))
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        price_files(workspace, str(tmp_path / "none.csv"))

@@ -1,0 +1,113 @@
+from dataclasses import replace
+
+import pytest
+
+from heterps_core.errors import BudgetExceededError
+from heterps_core.hardware import InstanceOffer, Market
+from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
+from infra.caps import Caps
+from infra.catalogue.interruptions import CountedRate
+from infra.catalogue.price_catalogue import PriceCatalogue
+from infra.catalogue.refreshed_prices import write_refreshed
+from tasks.provisioning import find_offers, provision
+from tests.infra.builders import offer
+from tests.infra.catalogue.aws_answers import NOW
+
+ON_DEMAND = offer("c7i.large", price_usd_per_hour=0.10)
+
+
+def on_spot(zone: str, price_usd_per_hour: float) -> InstanceOffer:
+    return replace(
+        ON_DEMAND,
+        market=Market.SPOT,
+        zone=zone,
+        price_usd_per_hour=price_usd_per_hour,
+        interruptions_per_hour=0.5,
+        interruptions_source="test",
+    )
+
+
+OFFERS = [ON_DEMAND, on_spot("us-east-1a", 0.03), on_spot("us-east-1b", 0.04)]
+
+
+def planned(device_type: str = "cpu-c7i-spot", *, replicas: int = 2) -> SchedulingPlan:
+    """Ten hours at 0.03 USD/hour a unit."""
+    price = 0.03 * replicas
+    return SchedulingPlan(
+        scheduler="exact",
+        seed=0,
+        stages=(Stage(0, 1, device_type, replicas),),
+        throughput_samples_per_s=1e3,
+        price_usd_per_hour=price,
+        cost_usd=10 * price,
+        cost_lower_bound_usd=10 * price,
+        optimality_gap=0.0,
+        num_evaluations=1,
+        search_seconds=0.1,
+    )
+
+
+def test_the_machine_that_must_stay_is_in_price_cost_and_words():
+    bought = provision.fn(planned(), OFFERS, provider="aws", caps=Caps())
+
+    # By hand: one unit at 0.10 in place of 0.03, for ten hours.
+    assert bought.launch_plan.price_usd_per_hour == pytest.approx(0.13)
+    assert bought.predicted_cost_usd == pytest.approx(0.6 + 10 * 0.07)
+    assert "1 x c7i.large + 1 x c7i.large on spot cost 0.1300 USD/hour" in bought.summary
+    assert "0.0700 of it for the one machine on-demand, 0.5 interruptions an hour expected" in bought.summary
+    assert "days old" in bought.summary
+
+
+def test_what_cannot_be_had_is_tried_in_the_next_zone_and_then_on_demand():
+    bought = provision.fn(planned(), OFFERS, provider="aws", caps=Caps())
+
+    assert [
+        (plan.groups[0].offer.zone, plan.price_usd_per_hour)
+        for plan in (bought.launch_plan, *bought.fallback_plans)
+    ] == [
+        ("us-east-1a", pytest.approx(0.13)),
+        ("us-east-1b", pytest.approx(0.14)),
+        ("us-east-1a", pytest.approx(0.20)),
+        ("us-east-1b", pytest.approx(0.20)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("caps", "num_fallbacks"),
+    # By hand: 1.30 USD in ten hours, so 1.45 USD are 0.145 USD/hour.
+    [(Caps(max_usd_per_hour=0.19), 1), (Caps(max_usd_per_run=1.45), 1), (Caps(max_usd_per_run=1.35), 0)],
+)
+def test_nothing_beyond_a_cap_is_tried(caps, num_fallbacks):
+    bought = provision.fn(planned(), OFFERS, provider="aws", caps=caps)
+
+    assert len(bought.fallback_plans) == num_fallbacks
+
+
+def test_the_machine_that_must_stay_counts_against_a_cap():
+    with pytest.raises(BudgetExceededError, match="must stay within 1 USD per run"):
+        provision.fn(planned(), OFFERS, provider="aws", caps=Caps(max_usd_per_run=1.0))
+
+
+def test_a_rehearsal_has_nothing_to_turn_to():
+    bought = provision.fn(planned(), OFFERS, provider="local", caps=Caps())
+
+    assert bought.fallback_plans == ()
+    assert "would cost" in bought.summary
+
+
+def test_offers_on_spot_come_with_on_demand_ones_and_with_what_was_counted(tmp_path):
+    catalogue = PriceCatalogue([write_refreshed(tmp_path, OFFERS, at=NOW)])
+    counted = {
+        "aws/c7i": CountedRate(num_interruptions=1, instance_hours=50.0, source="own count"),
+        "aws/c7i.large/us-east-1b": CountedRate(
+            num_interruptions=0, instance_hours=50.0, source="quiet zone"
+        ),
+    }
+
+    found = find_offers.fn(["cpu-c7i-spot"], catalogue=catalogue, counted_interruptions=counted)
+
+    assert {(o.zone, str(o.market), o.interruptions_per_hour, o.interruptions_source) for o in found} == {
+        (None, "on-demand", 0.0, ""),
+        ("us-east-1a", "spot", 0.02, "own count"),
+        ("us-east-1b", "spot", 0.0, "quiet zone"),
+    }
