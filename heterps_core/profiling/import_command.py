@@ -247,7 +247,7 @@ def _read_pipedream(options: argparse.Namespace, devices: Sequence[PricedDevice]
     estimates = {
         device_type.name: estimate_each_layer(imported.graph, measured, device_type)
         for device_type in wanted
-        if device_type is not measured_on
+        if device_type.name != measured_on.name
     }
     return replace(imported, profiles={**imported.profiles, **estimates})
 

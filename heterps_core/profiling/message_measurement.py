@@ -29,7 +29,7 @@ MICROBATCH_ROWS = (32, 256, 1024)
 """32 KiB to 1 MiB: a narrow layer's micro-batch and a wide one's."""
 
 NUM_MICROBATCHES = 4
-NUM_ROUNDS, STEPS_OF_ROUND = 9, 6
+NUM_ROUNDS, STEPS_OF_ROUND = 5, 6
 """The median round is taken; lone workers and pipeline train in each."""
 
 NUM_ROUND_TRIPS = 80

@@ -48,8 +48,8 @@ STORE_NAME = "store"
 """File in the folder by which the processes find one another."""
 
 TIMEOUT = timedelta(seconds=120)
-NUM_WARMUP_STEPS = 4
-MEASURED_S = 2.0
+NUM_WARMUP_STEPS = 3
+MEASURED_S = 1.0
 MIN_STEPS = 6
 
 

@@ -236,7 +236,7 @@ def test_the_sweep_ends_what_a_killed_flow_left_and_closes_its_record(service, c
             for path in service.workspace.runs_directory.glob("*/progress.json")
             if path.parent not in before
         ],
-        timeout_s=60,
+        timeout_s=120,
         what="the first training step",
     )
     run_id = progress[0].parent.name
@@ -266,7 +266,7 @@ def test_a_service_that_dies_is_started_again(service):
     server.kill()
 
     wait_for(
-        lambda: "Prefect server is up again" in service.output.read_text(), timeout_s=60, what="the restart"
+        lambda: "Prefect server is up again" in service.output.read_text(), timeout_s=120, what="the restart"
     )
     assert service.flow_runs("train-ctr")
 

@@ -74,3 +74,13 @@ def test_a_file_in_a_bucket_that_is_replaced_all_the_time_is_never_read_in_parts
 
     assert all(document in versions for document in seen)
     assert len({len(document["text"]) for document in seen}) > 1
+
+
+def test_a_tag_that_only_looks_like_a_hash_is_believed_when_it_comes_twice(monkeypatch):
+    """As of objects that are encrypted with one's own keys."""
+    monkeypatch.setattr("heterps_core.training.run_directory._tag", lambda metadata: "0" * 32)
+    with bucket_location(monkeypatch) as location:
+        run = RunDirectory(location)
+        run.write_bytes("job.json", b"content")
+
+        assert run.read_bytes("job.json") == b"content"
