@@ -266,7 +266,7 @@ def test_a_service_that_dies_is_started_again(service):
     server.kill()
 
     wait_for(
-        lambda: "Prefect server is up again" in service.output.read_text(), timeout_s=120, what="the restart"
+        lambda: "Prefect server is up again" in service.output.read_text(), timeout_s=60, what="the restart"
     )
     assert service.flow_runs("train-ctr")
 
