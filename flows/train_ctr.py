@@ -302,9 +302,9 @@ def train_ctr(
         tracked=tracked,
         is_estimated=bool(profiled.estimated_device_types),
     )
-    record_plan(workspace, planned, num_microbatches=config.num_microbatches)
-    publish_plan(planned)
     if plan_only:
+        record_plan(workspace, planned, num_microbatches=config.num_microbatches)
+        publish_plan(planned)
         close_run(workspace, tracked, status="FINISHED", reason="plan only")
         tell_block(plan_text(planned, workspace))
         return run_id
@@ -358,6 +358,9 @@ def train_ctr(
         bills=bills_of_run(workspace, provider, run_id),
     )
     text = report_text(report, workspace)
+    # Not before the launch: figures and records take seconds that the training need not wait for.
+    record_plan(workspace, planned, num_microbatches=config.num_microbatches)
+    publish_plan(planned)
     record_run(workspace, report, text=text)
     register_model(workspace, run_directory, report, clicks)
     publish_bill(report)

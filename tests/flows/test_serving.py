@@ -222,6 +222,9 @@ def test_the_sweep_ends_what_a_killed_flow_left_and_closes_its_record(service, c
             "500",
             "--scheduler",
             "exact",
+            # The searches that are only compared are not what is looked at here.
+            "--budget-evaluations",
+            "200",
         ],
         cwd=PROJECT,
         env=service.shell,
@@ -236,7 +239,7 @@ def test_the_sweep_ends_what_a_killed_flow_left_and_closes_its_record(service, c
             for path in service.workspace.runs_directory.glob("*/progress.json")
             if path.parent not in before
         ],
-        timeout_s=120,
+        timeout_s=60,
         what="the first training step",
     )
     run_id = progress[0].parent.name
