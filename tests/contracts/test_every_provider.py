@@ -14,7 +14,8 @@ from infra.ledger import EndReason, EntryState, Ledger
 from infra.lifecycle import running_cluster, terminate_run
 from infra.providers import PROVIDERS, Bootstrap, Provider, ProviderSettings, get_provider
 from infra.sweeper import sweep
-from tests.infra.builders import REGION, bootstrap, moto_ec2, plan
+from tests.infra.builders import bootstrap, moto_ec2, plan
+from tests.moto_server import REGION
 
 NO_CAPS = Caps()
 

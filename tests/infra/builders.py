@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import boto3
-from moto.server import ThreadedMotoServer
 
 from heterps_core.hardware import InstanceOffer, InstanceType, Market
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from infra.providers.base import Bootstrap
+from tests.moto_server import REGION, empty_cloud
 
-REGION = "us-east-1"
 SLEEP = ("-c", "import time; time.sleep(100)")
 """A node that does nothing for longer than any test lasts."""
 
@@ -75,17 +74,7 @@ def bootstrap(
 @contextmanager
 def moto_ec2() -> Iterator[dict[str, str]]:
     """Serve EC2 on a loopback port, with an own image; yields the environment that leads boto3 there."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        environment = {
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": REGION,
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+    with empty_cloud() as environment:
         client = boto3.client(
             "ec2",
             endpoint_url=environment["AWS_ENDPOINT_URL"],
@@ -95,5 +84,3 @@ def moto_ec2() -> Iterator[dict[str, str]]:
         )
         client.register_image(Name="heterps-node-1", Architecture="x86_64", RootDeviceName="/dev/sda1")
         yield environment
-    finally:
-        server.stop()

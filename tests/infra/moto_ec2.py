@@ -23,7 +23,7 @@ from botocore.config import Config
 from botocore.httpsession import URLLib3Session
 
 from infra.providers.local import free_loopback_port
-from tests.infra.builders import REGION
+from tests.moto_server import REGION
 
 START_TIMEOUT_S = 60.0
 

@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-import urllib.request
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -176,9 +175,6 @@ def cloud(monkeypatch):
         monkeypatch.setenv(RUN_STORE_VARIABLE, location)
         monkeypatch.delenv("HETERPS_AWS_WORKSPACE", raising=False)
         yield ec2
-        # The servers of one process share what they know.
-        with urllib.request.urlopen(f"{os.environ['AWS_ENDPOINT_URL']}/moto-api/reset", data=b""):
-            pass
 
 
 REQUEST = replace(SMALL, model="small", batch_size=100)

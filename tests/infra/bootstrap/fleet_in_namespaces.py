@@ -33,7 +33,8 @@ from infra.ledger import Ledger
 from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.base import Bootstrap
 from tests.heterps_core.training.node_processes import TINY, make_job, prepare_clicks
-from tests.infra.builders import REGION, offer
+from tests.infra.builders import offer
+from tests.moto_server import REGION
 
 CLOUD_ADDRESS = "172.31.255.254"
 """In the range of the default network, in which EC2 and moto give addresses."""

@@ -9,8 +9,9 @@ from infra.ledger import EntryState
 from infra.providers import ProviderSettings, get_provider
 from infra.providers.aws.errors import CAPACITY_WAYS_OUT, WAYS_OUT, explained
 from infra.providers.aws.provider import AwsEc2Provider
-from tests.infra.builders import REGION, offer, plan
+from tests.infra.builders import offer, plan
 from tests.infra.moto_ec2 import Wire
+from tests.moto_server import REGION
 
 
 def answer(client, operation, code, *, times=99):

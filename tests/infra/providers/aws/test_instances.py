@@ -14,8 +14,9 @@ from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.aws.queries import find_image, find_network
 from infra.sweeper import sweep
-from tests.infra.builders import REGION, offer, plan
+from tests.infra.builders import offer, plan
 from tests.infra.faults import unlike_plan
+from tests.moto_server import REGION
 
 AFTER_LEASE = timedelta(minutes=11)
 
