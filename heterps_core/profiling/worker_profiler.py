@@ -1,8 +1,9 @@
-"""Measures what the workers of a plan cost this machine: all of them at once, each without the other stages.
+"""Measures what the workers of a plan cost this machine: all of them train for a second, as they will.
 
-Every worker is the trainer's, with its layers, its feed, its replicas and its update; only the stages beside it are
-made up, so that passes wait for nothing and no rows travel between them. What it costs to send rows is measured
-between two of the processes afterwards (`message_measurement`).
+They are the trainer's own workers with its loop, feed, messages and updates, since the same layers cost up to a third
+more where stages take turns on cores and find their caches full of another's rows. What is measured is the core time
+of their parts, which waits and other programs do not change; how the parts fit together is simulated from it
+(`simulation.rehearsed_workers`).
 
 Run as a program: python -m heterps_core.profiling.worker_profiler FOLDER, with `job.json` in the folder;
 `measuring_process` does that. It starts the workers itself.
@@ -15,11 +16,12 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from multiprocessing.connection import wait
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -29,20 +31,17 @@ import torch
 import torch.distributed as dist
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.profiling.lone_worker import LoneRunner
 from heterps_core.profiling.measuring_process import COSTS_NAME, JOB_NAME
-from heterps_core.profiling.message_measurement import measure_messages, message_costs
-from heterps_core.profiling.worker_costs import MessageCosts, StageCosts, WorkerCosts
-from heterps_core.training.batch_feed import BatchFeed
+from heterps_core.profiling.timed_runner import TimedRunner
+from heterps_core.profiling.worker_costs import StageCosts, WorkerCosts
 from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.rank_layout import RankLayout
 from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.shared_memory_boundary import connect_neighbours
 from heterps_core.training.shared_memory_link import SharedMemoryLink
 from heterps_core.training.stage_model import build_stage_model
-from heterps_core.training.stage_runner import MicroBatch
-from heterps_core.units import BYTES_PER_FLOAT32
 
 STORE_NAME = "store"
 """File in the folder by which the processes find one another."""
@@ -50,7 +49,9 @@ STORE_NAME = "store"
 TIMEOUT = timedelta(seconds=120)
 NUM_WARMUP_STEPS = 3
 MEASURED_S = 1.0
-MIN_STEPS = 6
+MIN_STEPS = 8
+ENDLESS = 1_000_000
+"""Epochs, and steps until a checkpoint."""
 
 
 class StepSeconds(NamedTuple):
@@ -73,27 +74,76 @@ class WorkerSteps(NamedTuple):
     """Of a step."""
 
     updates_together: bool
-    output_bytes_per_row: int
     steps: list[StepSeconds]
 
 
-def take_part(rank: int, folder: Path, job: TrainingJob, together: Barrier) -> None:
+class EnoughError(Exception):
+    """Ends the training when enough was measured."""
+
+
+class StepTimer:
+    """Told after each step, it notes what the parts of the step took.
+
+    Args:
+        runner: Of the worker.
+
+    All workers agree behind the warm-up on how many steps are measured.
+    """
+
+    def __init__(self, runner: TimedRunner) -> None:
+        self.steps: list[StepSeconds] = []
+        self._runner = runner
+        self._started_s = time.monotonic()
+        self._num_steps = 0
+        self._ended_core_s = 0.0
+
+    def __call__(self, step: int) -> None:
+        """Note step number `step`, counted from 1.
+
+        Raises:
+            EnoughError: It was the last one.
+        """
+        runner = self._runner
+        step_seconds, forward, weight_gradients, gradient_sum = (
+            part.take()
+            for part in (runner.step, runner.forward, runner.weight_gradients, runner.gradient_sum)
+        )
+        ended_core_s = time.thread_time()
+        if step > NUM_WARMUP_STEPS:
+            self.steps.append(
+                StepSeconds(
+                    forward=forward,
+                    backward=step_seconds - forward - weight_gradients - gradient_sum,
+                    weight_gradients=weight_gradients,
+                    gradient_sum=gradient_sum,
+                    update=ended_core_s - self._ended_core_s - step_seconds,
+                    other_threads=time.process_time() - time.thread_time(),
+                )
+            )
+        if step == NUM_WARMUP_STEPS:
+            own_seconds = (time.monotonic() - self._started_s) / NUM_WARMUP_STEPS
+            of_all = [own_seconds] * dist.get_world_size()
+            dist.all_gather_object(of_all, own_seconds)
+            self._num_steps = max(int(MEASURED_S / max(of_all)), MIN_STEPS)
+            ended_core_s = time.thread_time()
+        if len(self.steps) == self._num_steps > 0:
+            raise EnoughError
+        self._ended_core_s = ended_core_s
+
+
+def take_part(rank: int, folder: Path, job: TrainingJob) -> None:
     """Measure as one of the processes; the first writes what all found."""
     torch.set_num_threads(job.config.threads_per_worker)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     num_workers = sum(job.replicas_per_stage)
     store = (folder / STORE_NAME).absolute().as_uri()
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_workers, timeout=TIMEOUT)
-    own = measure_worker(job, rank, together)
+    own = measure_worker(job, rank)
     by_rank: list[Any] = [None] * num_workers
     dist.all_gather_object(by_rank, own)
-    ends: list[Any] = [None] * num_workers
-    if len(job.stages) > 1:
-        dist.all_gather_object(ends, measure_messages(rank))
     if rank == 0:
         found = WorkerCosts(
             stages=tuple(stage_costs(job, stage, by_rank) for stage in range(len(job.stages))),
-            message=message_costs(ends[:2]) if len(job.stages) > 1 else MessageCosts(),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         (folder / COSTS_NAME).write_text(json.dumps(found.to_json()), encoding="utf-8")
@@ -101,25 +151,27 @@ def take_part(rank: int, folder: Path, job: TrainingJob, together: Barrier) -> N
     dist.destroy_process_group()
 
 
-def measure_worker(job: TrainingJob, rank: int, together: Barrier) -> WorkerSteps:
-    """Train for some seconds beside all other workers, which call this too; what is learned is thrown away.
+def measure_worker(job: TrainingJob, rank: int) -> WorkerSteps:
+    """Train for some seconds with all other workers, which call this too; what is learned is thrown away.
 
     Args:
         job: What to train.
         rank: Of this worker.
-        together: Lets all workers begin a step at the same time.
     """
     firsts = np.cumsum([0, *job.replicas_per_stage]).tolist()
     layout = RankLayout(tuple(tuple(range(*ends)) for ends in pairwise(firsts)))
     stage, replica = layout.position(rank)
     groups = [dist.new_group(list(ranks), timeout=TIMEOUT) for ranks in layout.ranks]
-    group, link = None, None
+    ids_groups = [dist.new_group(list(ranks), timeout=TIMEOUT) for ranks in layout.ranks]
+    group, ids_group, link = None, None, None
     if job.replicas_per_stage[stage] > 1:
         group = groups[stage]
         link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=TIMEOUT.total_seconds())
+        ids_group = ids_groups[stage] if link is None else None
     dataset = PreparedDataset.open(job.dataset)
-    model = build_stage_model(job.model, dataset.features, job.config, job.stages, stage, group, link)
-    runner = LoneRunner(
+    config = replace(job.config, num_epochs=ENDLESS, checkpoint_interval_steps=ENDLESS)
+    model = build_stage_model(job.model, dataset.features, config, job.stages, stage, group, link)
+    runner = TimedRunner(
         list(model.layers.values()),
         layout=layout,
         stage=stage,
@@ -127,62 +179,31 @@ def measure_worker(job: TrainingJob, rank: int, together: Barrier) -> WorkerStep
         input_width=model.input_width,
         output_width=model.output_width,
         group=group,
-        precision=job.config.precision,
+        precision=config.precision,
         silence_limit_s=TIMEOUT.total_seconds(),
         link=link,
+        neighbours=connect_neighbours(layout, rank=rank),
     )
+    timer = StepTimer(runner)
     loop = TrainingLoop(
         runner=runner,
         model=model,
         dataset=dataset,
-        config=job.config,
+        config=config,
         run=RunDirectory(job.dataset),
         group=group,
-        ids_group=group if link is None else None,
+        ids_group=ids_group,
         metrics=None,
-        on_step=lambda step: None,
+        on_step=timer,
     )
-    feed = iter(BatchFeed(loop.training_batch, _cursors(dataset, job.config.batch_size)))
-    started_s = time.monotonic()
-    for _ in range(NUM_WARMUP_STEPS):
-        train_step(loop, runner, next(feed)[1])
-    own_step_seconds = (time.monotonic() - started_s) / NUM_WARMUP_STEPS
-    step_seconds = [own_step_seconds] * dist.get_world_size()
-    dist.all_gather_object(step_seconds, own_step_seconds)
-    steps = []
-    for _ in range(max(int(MEASURED_S / max(step_seconds)), MIN_STEPS)):
-        # As in a pipeline, quick stages rest until slow ones are through, and leave them caches and memory.
-        together.wait(TIMEOUT.total_seconds())
-        steps.append(train_step(loop, runner, next(feed)[1]))
+    dist.barrier()
+    with suppress(EnoughError):
+        loop.train(TrainingCursor())
     return WorkerSteps(
         stage=stage,
         num_weight_gradients=runner.weight_gradients.num_put_off,
         updates_together=bool(model.tables) and group is not None,
-        output_bytes_per_row=model.output_width * BYTES_PER_FLOAT32,
-        steps=steps,
-    )
-
-
-def train_step(loop: TrainingLoop, runner: LoneRunner, microbatches: Sequence[MicroBatch]) -> StepSeconds:
-    """Run a step as the training loop does."""
-    started_s = time.thread_time()
-    runner.train_step(microbatches)
-    ended_s = time.thread_time()
-    config = loop.config
-    loop.model.apply_gradients(
-        dense_learning_rate=config.dense_learning_rate, embedding_learning_rate=config.embedding_learning_rate
-    )
-    update = time.thread_time() - ended_s
-    forward, weight_gradients, gradient_sum = (
-        part.take() for part in (runner.forward, runner.weight_gradients, runner.gradient_sum)
-    )
-    return StepSeconds(
-        forward=forward,
-        backward=ended_s - started_s - forward - weight_gradients - gradient_sum,
-        weight_gradients=weight_gradients,
-        gradient_sum=gradient_sum,
-        update=update,
-        other_threads=time.process_time() - time.thread_time(),
+        steps=timer.steps,
     )
 
 
@@ -203,20 +224,12 @@ def stage_costs(job: TrainingJob, stage: int, workers: Sequence[WorkerSteps]) ->
         update_seconds=typical("update"),
         reading_seconds=fmean(_reading_seconds(worker.steps) for worker in replicas),
         updates_together=replicas[0].updates_together,
-        output_bytes_per_row=replicas[0].output_bytes_per_row,
     )
 
 
 def _reading_seconds(steps: Sequence[StepSeconds]) -> float:
-    """Return the core seconds of other threads in a step; there is none but the one that reads."""
+    """Return the core seconds of other threads in a step: of the one that reads, and of messages over sockets."""
     return (steps[-1].other_threads - steps[0].other_threads) / (len(steps) - 1)
-
-
-def _cursors(dataset: PreparedDataset, batch_size: int) -> Iterator[TrainingCursor]:
-    cursor = TrainingCursor()
-    while True:
-        yield cursor
-        cursor = cursor.after_batch(dataset.num_batches(batch_size))
 
 
 def main() -> None:
@@ -226,9 +239,8 @@ def main() -> None:
     # Forked processes have torch loaded already.
     multiprocessing.set_start_method("fork" if sys.platform == "linux" else "spawn")
     num_workers = sum(job.replicas_per_stage)
-    together = multiprocessing.Barrier(num_workers)
     workers = [
-        multiprocessing.Process(target=take_part, args=(rank, folder, job, together), daemon=True)
+        multiprocessing.Process(target=take_part, args=(rank, folder, job), daemon=True)
         for rank in range(num_workers)
     ]
     for worker in workers:

@@ -75,7 +75,6 @@ class _Worker:
     def __init__(self, rehearsal: _Rehearsal, stage: int, replica: int) -> None:
         self.rehearsal = rehearsal
         self.cores = rehearsal.cores
-        self.message = rehearsal.costs.message
         self.costs = rehearsal.costs.stages[stage]
         self.replicas = rehearsal.job.replicas_per_stage
         self.stage, self.replica = stage, replica
@@ -125,54 +124,31 @@ class _Worker:
                 yield Work(costs.backward_seconds)
                 num_parts = max(costs.num_weight_gradients, 1)
                 self.pending.extend([Work(costs.weight_gradient_seconds / num_parts)] * num_parts)
-            yield from self._send(target, (step, direction, index))
+            self._send(target, (step, direction, index))
 
     def _receive(self, source: int, message: Message) -> Thread:
         """Wait for all parts of a slice, and work out weight gradients meanwhile."""
-        if not 0 <= source < self.num_stages:
-            return
-        for peer, num_bytes in self._routes(source):
+        for peer in self._peers(source):
             event = ("arrived", source, peer, self.stage, self.replica, message)
             while self.pending and not self.cores.has_happened(event):
                 yield self.pending.popleft()
             yield Wait(event)
-            yield Work(self._call_seconds(num_bytes))
 
-    def _send(self, target: int, message: Message) -> Thread:
-        if not 0 <= target < self.num_stages:
-            return
-        for peer, num_bytes in self._routes(target):
-            yield Work(self._call_seconds(num_bytes))
-            event = ("arrived", self.stage, self.replica, target, peer, message)
-            receiver = self.rehearsal.trainers[target, peer]
-            self.cores.start(self._deliver(event, num_bytes), beside=receiver)
+    def _send(self, target: int, message: Message) -> None:
+        for peer in self._peers(target):
+            self.cores.happen(("arrived", self.stage, self.replica, target, peer, message))
 
-    def _call_seconds(self, num_bytes: int) -> float:
-        """Return what one end of a message costs the thread of the layers."""
-        return (self.message.call_seconds + num_bytes * self.message.call_seconds_per_byte) / 2
-
-    def _deliver(self, event: Hashable, num_bytes: int) -> Thread:
-        message = self.message
-        core_seconds = message.transport_seconds + num_bytes * message.transport_seconds_per_byte
-        arrival_seconds = message.arrival_seconds + num_bytes * message.arrival_seconds_per_byte
-        before = min(max(arrival_seconds - 2 * self._call_seconds(num_bytes), 0.0), core_seconds)
-        yield Work(before)
-        self.cores.happen(event)
-        yield Work(core_seconds - before)
-
-    def _routes(self, neighbour: int) -> list[tuple[int, int]]:
-        """Return the replicas of a neighbouring stage that a slice goes to or comes from, and with how many bytes."""
-        crossed = self.rehearsal.costs.stages[min(self.stage, neighbour)]
+    def _peers(self, neighbour: int) -> list[int]:
+        """Return the replicas of a neighbouring stage that a slice goes to or comes from, if there is one."""
+        if not 0 <= neighbour < self.num_stages:
+            return []
         routes = routes_to_neighbour(
             self.rehearsal.job.config.microbatch_size,
             num_replicas=self.replicas[self.stage],
             replica=self.replica,
             num_peer_replicas=self.replicas[neighbour],
         )
-        return [
-            (route.peer_replica, (route.stop - route.first) * crossed.output_bytes_per_row)
-            for route in routes
-        ]
+        return [route.peer_replica for route in routes]
 
     def _meet(self, place: Hashable) -> Generator[Wait, None, None]:
         """Wait for the other replicas of the stage."""

@@ -7,7 +7,6 @@ from the fullest one. So of three threads that work on two cores one has a core 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Generator, Hashable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -26,20 +25,13 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Sleep:
-    """Time that needs no core, as a message on its way."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Wait:
     """Until an event has happened; it may have already."""
 
     event: Hashable
 
 
-Thread = Generator[Work | Sleep | Wait, None, None]
+Thread = Generator[Work | Wait, None, None]
 
 
 @dataclass(slots=True)
@@ -63,26 +55,14 @@ class SharedCores:
         if num_cores < 1:
             raise ConfigurationError(f"num_cores must be at least 1, got {num_cores}")
         self.now_seconds = 0.0
-        self.core_seconds = 0.0
-        """Time for which cores worked, all together."""
-
         self._num_cores = num_cores
         self._running: list[_Running] = []
         self._last_cores: WeakKeyDictionary[Thread, int] = WeakKeyDictionary()
-        self._asleep: list[tuple[float, int, Thread]] = []
         self._waiting: dict[Hashable, list[Thread]] = {}
         self._happened: set[Hashable] = set()
-        self._num_slept = 0
 
-    def start(self, thread: Thread, *, beside: Thread | None = None) -> None:
-        """Begin with a thread now.
-
-        Args:
-            thread: Which one.
-            beside: One that wakes it; it begins where that was last.
-        """
-        if beside is not None:
-            self._last_cores[thread] = self._last_cores.get(beside, 0)
+    def start(self, thread: Thread) -> None:
+        """Begin with a thread now."""
         self._go_on(thread)
 
     def happen(self, event: Hashable) -> None:
@@ -101,16 +81,12 @@ class SharedCores:
         Raises:
             ConfigurationError: Threads wait for events that nobody causes.
         """
-        while self._running or self._asleep:
+        while self._running:
             rates = self._rates()
-            finish = min(
-                (running.left_seconds / rate for running, rate in zip(self._running, rates, strict=True)),
-                default=float("inf"),
+            passed = min(
+                running.left_seconds / rate for running, rate in zip(self._running, rates, strict=True)
             )
-            wake = self._asleep[0][0] - self.now_seconds if self._asleep else float("inf")
-            passed = max(min(finish, wake), 0.0)
             self.now_seconds += passed
-            self.core_seconds += passed * min(len(self._running), self._num_cores)
             done: list[_Running] = []
             still: list[_Running] = []
             for running, rate in zip(self._running, rates, strict=True):
@@ -119,8 +95,6 @@ class SharedCores:
             self._running = still
             for running in done:
                 self._go_on(running.thread, core=running.core)
-            while self._asleep and self._asleep[0][0] <= self.now_seconds:
-                self._go_on(heapq.heappop(self._asleep)[2])
         if self._waiting:
             raise ConfigurationError(f"threads wait for ever, for {next(iter(self._waiting))}")
 
@@ -158,11 +132,6 @@ class SharedCores:
                     self._last_cores[thread] = own
                     self._running.append(_Running(thread, request.seconds, own))
                     return
-            elif isinstance(request, Sleep):
-                self._num_slept += 1
-                until = self.now_seconds + request.seconds
-                heapq.heappush(self._asleep, (until, self._num_slept, thread))
-                return
             elif request.event not in self._happened:
                 self._waiting.setdefault(request.event, []).append(thread)
                 return

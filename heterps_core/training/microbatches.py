@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-ROWS_OF_FIXED_COST = 30
+ROWS_OF_FIXED_COST = 60
 """Packing weights, calls and messages cost a stage as much for each micro-batch as so many more rows would; measured
 on CTR-DNN (docs/LOG.md)."""
 
@@ -21,7 +21,7 @@ def default_microbatches(batch_size: int, *, num_stages: int) -> int:
     m = sqrt(B (S - 1) / (3 F)). Unequal stages wait less and want fewer, so m is rounded down.
 
     Example:
-        >>> [default_microbatches(batch_size, num_stages=2) for batch_size in (64, 512, 4096, 16384)]
+        >>> [default_microbatches(batch_size, num_stages=2) for batch_size in (64, 1024, 4096, 16384)]
         [1, 2, 4, 8]
     """
     best = math.sqrt(batch_size * (num_stages - 1) / (3 * ROWS_OF_FIXED_COST))

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from infra.providers.local import free_loopback_port
 from tests.benchmarks.training_engine import (
     BATCH_SIZE,
     DIMENSION,
@@ -22,7 +23,6 @@ from tests.benchmarks.training_engine import (
     make_batches,
     make_step,
 )
-from tests.worker_processes import free_port
 
 FBGEMM_INSTALL = "for the comparison: pip install --no-deps fbgemm-gpu-cpu==1.8.0"
 NUM_WORKERS = 2
@@ -74,7 +74,7 @@ def two_workers(make: Callable[..., Callable[[], None]], *args: object) -> Itera
         args: Of it.
     """
     context = multiprocessing.get_context("spawn")
-    port = free_port()
+    port = free_loopback_port()
     ends, processes = [], []
     for rank in range(NUM_WORKERS):
         mine, theirs = context.Pipe()

@@ -8,7 +8,7 @@ from typing import Any
 from heterps_core.graph.model_graph import Layer, LayerKind, ModelGraph
 from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
 from heterps_core.profiling.timing import Timing
-from heterps_core.profiling.worker_costs import MessageCosts, StageCosts, WorkerCosts
+from heterps_core.profiling.worker_costs import StageCosts, WorkerCosts
 
 BATCH_SIZE = 100
 
@@ -99,7 +99,7 @@ def make_profile(
 
 
 def make_stage_costs(**changes: Any) -> StageCosts:
-    """Return a stage that costs nothing but what is given; each row that leaves it has 4 bytes."""
+    """Return a stage that costs nothing but what is given."""
     costs = StageCosts(
         forward_seconds=0.0,
         backward_seconds=0.0,
@@ -109,13 +109,10 @@ def make_stage_costs(**changes: Any) -> StageCosts:
         update_seconds=0.0,
         reading_seconds=0.0,
         updates_together=False,
-        output_bytes_per_row=4,
     )
     return replace(costs, **changes)
 
 
-def make_worker_costs(*stages: StageCosts, message: MessageCosts | None = None) -> WorkerCosts:
-    """Return what the workers of a plan cost, with free messages where nothing else is said."""
-    return WorkerCosts(
-        stages=stages, message=message or MessageCosts(), measured_at="2026-07-01T00:00:00+00:00"
-    )
+def make_worker_costs(*stages: StageCosts) -> WorkerCosts:
+    """Return what the workers of a plan cost."""
+    return WorkerCosts(stages=stages, measured_at="2026-07-01T00:00:00+00:00")

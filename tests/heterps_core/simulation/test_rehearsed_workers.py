@@ -4,7 +4,6 @@ import pytest
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.profiling.worker_costs import MessageCosts
 from heterps_core.simulation.rehearsed_workers import simulate_workers
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from tests.heterps_core.profiling.builders import make_stage_costs, make_worker_costs
@@ -12,7 +11,7 @@ from tests.heterps_core.profiling.builders import make_stage_costs, make_worker_
 BATCH_SIZE = 40
 
 
-def step_seconds(*stages, replicas=None, num_microbatches=1, num_cores=64, message=None):
+def step_seconds(*stages, replicas=None, num_microbatches=1, num_cores=64):
     counts = replicas or [1] * len(stages)
     job = TrainingJob(
         run_id="none",
@@ -21,7 +20,7 @@ def step_seconds(*stages, replicas=None, num_microbatches=1, num_cores=64, messa
         stages=tuple(Stage(index, index, "cpu", count) for index, count in enumerate(counts)),
         config=TrainingConfig(batch_size=BATCH_SIZE, num_microbatches=num_microbatches, num_epochs=1, seed=0),
     )
-    return simulate_workers(make_worker_costs(*stages, message=message), job, num_cores=num_cores)
+    return simulate_workers(make_worker_costs(*stages), job, num_cores=num_cores)
 
 
 def make_stage(forward=0.0, backward=0.0, weight_gradients=0.0, num_weight_gradients=1, **seconds):
@@ -77,33 +76,13 @@ def test_workers_that_share_a_core_take_the_sum_of_their_work():
     assert found == pytest.approx(2 * (4 * 3.0 + 0.25))
 
 
-def test_messages_cost_both_ends_and_arrive_when_they_did_while_nothing_else_was_done():
-    message = MessageCosts(
-        call_seconds=0.2,
-        call_seconds_per_byte=0.001,
-        transport_seconds=1.0,
-        transport_seconds_per_byte=0.004,
-        arrival_seconds=0.5,
-        arrival_seconds_per_byte=0.002,
-    )
-    stage = make_stage(1.0, 2.0)
+def test_a_replica_waits_for_those_that_have_its_rows():
+    slow, quick = make_stage(3.0), make_stage(1.0, 2.0)
 
-    # 40 rows of 4 bytes there and back.
-    assert step_seconds(stage, stage, message=message) == pytest.approx(6.0 + 2 * (0.5 + 0.32))
-    # On one core all of it counts.
-    work = 0.2 + 0.16 + 1.0 + 0.64
-    assert step_seconds(stage, stage, message=message, num_cores=1) == pytest.approx(6.0 + 2 * work)
-
-
-def test_a_message_goes_to_every_replica_with_its_rows():
-    message = MessageCosts(call_seconds=0.2, call_seconds_per_byte=0.001)
-
-    found = step_seconds(make_stage(1.0), make_stage(1.0), replicas=[1, 2], message=message)
-
-    # The second replica has its rows after two calls to send and one to receive, and sends its answer; that of the
-    # first has been received by then.
-    call = (0.2 + 0.08) / 2
-    assert found == pytest.approx(2.0 + 3 * call + 2 * call)
+    # Each of the two replicas behind gets half of the first one's rows at 3 s, and answers at 6 s.
+    assert step_seconds(slow, quick, replicas=[1, 2]) == pytest.approx(6.0)
+    # All on one core.
+    assert step_seconds(slow, quick, replicas=[1, 2], num_cores=1) == pytest.approx(9.0)
 
 
 def test_replicas_begin_together_to_sum_gradients_and_to_update():

@@ -1,7 +1,7 @@
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.simulation.shared_cores import SharedCores, Sleep, Wait, Work
+from heterps_core.simulation.shared_cores import SharedCores, Wait, Work
 
 
 def ends(num_cores, *threads):
@@ -41,15 +41,16 @@ def test_threads_on_a_core_share_it_equally(num_cores, works, expected):
 
 
 def test_a_thread_that_wakes_stays_where_it_was_unless_a_core_rests():
-    # The third takes the second core, which rests from 1 s to 2 s. Then the second wakes and shares it from there on,
-    # though the first core has as little to do.
-    found = ends(2, [Work(10.0)], [Work(1.0), Sleep(1.0), Work(2.0)], [Sleep(1.5), Work(2.0)])
+    # The first goes on beside the third, and moves to the second core, which rests. There the second wakes at 2 s,
+    # where it was, though the other core has as little to do; they share it until the third is through.
+    found = ends(
+        2,
+        [Work(1.5), "third", Work(0.5), "second", Work(8.0)],
+        [Work(1.0), Wait("second"), Work(2.0)],
+        [Wait("third"), Work(2.0)],
+    )
 
-    assert found == pytest.approx([10.0, 5.5, 5.0])
-
-
-def test_sleep_needs_no_core():
-    assert ends(1, [Sleep(1.0), Work(1.0)], [Work(2.0)]) == pytest.approx([3.0, 3.0])
+    assert found == pytest.approx([10.75, 4.75, 3.5])
 
 
 def test_waiting_ends_with_the_event_and_not_before():
@@ -58,19 +59,6 @@ def test_waiting_ends_with_the_event_and_not_before():
 
 def test_an_event_of_the_past_is_not_waited_for():
     assert ends(2, [Work(2.0), Wait("row")], [Work(1.0), "row"]) == pytest.approx([2.0, 1.0])
-
-
-def test_cores_that_rest_are_not_counted():
-    cores = SharedCores(2)
-
-    def work():
-        yield Work(1.0)
-        yield Sleep(5.0)
-
-    cores.start(work())
-    cores.run()
-
-    assert (cores.now_seconds, cores.core_seconds) == pytest.approx((6.0, 1.0))
 
 
 def test_threads_that_wait_for_ever_are_an_error():

@@ -33,7 +33,7 @@ from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.submission import publish_cluster, submit_job
 from heterps_core.training.training_run import TrainingRun
-from tests.worker_processes import free_port
+from infra.providers.local import free_loopback_port
 
 NUM_STEPS = 40
 NUM_MICROBATCHES = 2
@@ -113,7 +113,7 @@ def running_nodes(
         run_id="test",
         provider="local",
         nodes=nodes,
-        rendezvous=f"127.0.0.1:{free_port()}",
+        rendezvous=f"127.0.0.1:{free_loopback_port()}",
         created_at="2026-11-21T00:00:00+00:00",
     )
     processes = [

@@ -20,7 +20,8 @@ from heterps_core.training.failures import LostWorkerError
 from heterps_core.training.rank_layout import RankLayout
 from heterps_core.training.shared_memory import SMALLEST_BUFFER_BYTES
 from heterps_core.training.shared_memory_link import SharedMemoryLink
-from tests.worker_processes import free_port, run_in_processes
+from infra.providers.local import free_loopback_port
+from tests.worker_processes import run_in_processes
 
 NUM_MEMBERS = 3
 SILENCE_LIMIT_S = 2.0
@@ -115,7 +116,7 @@ def lose_one(rank: int, port: int, signal_number: int, results: Any) -> None:
 )
 def test_a_replica_that_ends_or_stands_still_is_named(signal_number, observed):
     context = multiprocessing.get_context("spawn")
-    results, port = context.Queue(), free_port()
+    results, port = context.Queue(), free_loopback_port()
     processes = [
         context.Process(target=lose_one, args=(rank, port, signal_number, results)) for rank in range(2)
     ]
