@@ -39,8 +39,8 @@ from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.rank_layout import RankLayout
 from heterps_core.training.run_directory import RunDirectory
-from heterps_core.training.shared_memory_boundary import connect_neighbours
 from heterps_core.training.shared_memory_link import SharedMemoryLink
+from heterps_core.training.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.stage_model import build_stage_model
 
 STORE_NAME = "store"

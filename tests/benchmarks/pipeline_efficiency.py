@@ -44,7 +44,8 @@ from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.microbatches import default_microbatches
 from heterps_core.training.rank_layout import RankLayout
 from heterps_core.training.run_directory import RunDirectory
-from heterps_core.training.shared_memory_boundary import SharedNeighbour, connect_neighbours
+from heterps_core.training.shared_memory_boundary import SharedNeighbour
+from heterps_core.training.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.stage_model import StageModel, build_stage_model
 from heterps_core.training.stage_runner import MicroBatch, StageRunner
 from tests.worker_processes import run_in_processes

@@ -22,8 +22,8 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.shared_memory_boundary import connect_neighbours
 from heterps_core.training.shared_memory_link import SharedMemoryLink
+from heterps_core.training.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.stage_device import join_by_nccl
 from heterps_core.training.stage_model import StageModel, build_stage_model
 from heterps_core.training.stage_runner import MicroBatch, StageRunner
