@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,7 @@ import torch.multiprocessing as mp
 
 START_METHOD = "forkserver"
 
-if multiprocessing.current_process().name == "MainProcess":
-    multiprocessing.set_forkserver_preload([__name__, "heterps_core.training.stage_model"])
-    # Now, before any test changes the working directory or the environment.
-    forkserver.ensure_running()
+multiprocessing.set_forkserver_preload([__name__, "heterps_core.training.stage_model"])
 
 
 def run_in_processes(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
