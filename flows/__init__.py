@@ -1,1 +1,12 @@
-"""Stories that a user can run, one file each; they read like a table of contents."""
+"""What a user runs: each flow reads like a table of contents of the steps in `tasks`.
+
+Prefect copies the lines of the project's loggers into the log of the flow run (PREFECT_LOGGING_EXTRA_LOGGERS), but it
+leaves their level at that of the root, which is WARNING. Every process of a flow comes by here.
+"""
+
+import logging
+
+PROJECT_LOGGERS = ("heterps_core", "infra", "tasks")
+
+for _name in PROJECT_LOGGERS:
+    logging.getLogger(_name).setLevel(logging.INFO)

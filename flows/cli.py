@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import sys
 
+from flows.commands import doctor, status
 from heterps_core import cli
-from tasks.commands import cost, interruptions, offers, stop, sweep
+from tasks.commands import champion, cost, explain, interruptions, offers, rollback, runs, stop, sweep
 
 _COMMANDS: tuple[cli.Command, ...] = (
+    ("champion", "which model serves, since when, how good and how dear it is", champion),
     ("cost", "what runs cost: bills, months, and what the cloud charged", cost),
+    ("doctor", "what is missing on this machine, and how to mend it", doctor),
+    ("explain", "why a run had its plan", explain),
     ("interruptions", "how often spot pools take instances back, from traces", interruptions),
     ("offers", "what is sold for each device type, where and for how much", offers),
+    ("rollback", "make an earlier champion champion again", rollback),
+    ("runs", "the last runs side by side: plan, end, cost, throughput, AUC", runs),
+    ("status", "what runs now, what it has cost, and what comes next", status),
     ("stop", "let a run write a checkpoint, then end its machines", stop),
     ("sweep", "end machines that nobody answers for; for cron", sweep),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import os
 import re
 import sys
@@ -66,7 +67,8 @@ def main(
 def parser_for(function: Callable[..., Any], *, program: str) -> argparse.ArgumentParser:
     """Return a parser with an option for each parameter, documented by the function's docstring.
 
-    Knows the types that Prefect's form is made of here: bool, str, int, float and list[str], the last four or None.
+    Knows the types that Prefect's form is made of here: bool, str, int, float and list[str], the last four or None;
+    and dict, as JSON. A parameter without a default is an option that must be given.
     """
     documentation = inspect.getdoc(function) or ""
     helps = parameter_helps(documentation)
@@ -74,6 +76,7 @@ def parser_for(function: Callable[..., Any], *, program: str) -> argparse.Argume
     hints = typing.get_type_hints(function)
     for name, parameter in inspect.signature(function).parameters.items():
         is_list, kind = _kind_of(hints[name])
+        is_required = parameter.default is inspect.Parameter.empty
         if kind is bool:
             parser.add_argument(
                 f"--{name.replace('_', '-')}",
@@ -84,15 +87,24 @@ def parser_for(function: Callable[..., Any], *, program: str) -> argparse.Argume
             continue
         parser.add_argument(
             f"--{name.replace('_', '-')}",
-            type=kind,
+            type=_json_object if kind is dict else kind,
             nargs="+" if is_list else None,
             # A list without a default may be given in parts.
             action="extend" if is_list and parameter.default is None else "store",
-            default=parameter.default,
-            metavar="NAME" if kind is str else "N",
-            help=_help(helps[name], parameter.default),
+            default=None if is_required else parameter.default,
+            required=is_required,
+            metavar={str: "NAME", dict: "JSON"}.get(kind, "N"),
+            help=_help(helps[name], None if is_required or kind is dict else parameter.default),
         )
     return parser
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """Read the JSON form of a dict; argparse tells a ValueError as a wrong value."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")
+    return value
 
 
 def parameter_helps(documentation: str) -> Mapping[str, str]:
@@ -109,11 +121,12 @@ def parameter_helps(documentation: str) -> Mapping[str, str]:
 
 def _kind_of(hint: Any) -> tuple[bool, type]:
     """Return whether a hint is a list, and the type of one value."""
-    if isinstance(hint, types.UnionType):
+    # Annotated types are joined by typing.Union, plain ones by types.UnionType.
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
     if typing.get_origin(hint) is list:
         return True, typing.get_args(hint)[0]
-    return False, hint
+    return False, typing.get_origin(hint) or hint
 
 
 def _help(text: str, default: Any) -> str:

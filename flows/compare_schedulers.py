@@ -16,8 +16,8 @@ from prefect.runtime import flow_run as current_flow_run
 
 from flows.schedule import COMPARE_SCHEDULERS
 from flows.train_ctr import DEFAULT_DEVICE_TYPES
+from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import get_device_type
 from heterps_core.scheduling.schedulers import SCHEDULERS, get_scheduler
 from infra.workspace import Workspace
 from tasks.compared_problems import (

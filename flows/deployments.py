@@ -1,13 +1,19 @@
 """The serving process: runs `train-ctr` and `sweep-orphans` on schedule, all of them on request.
 
-`python -m flows.serve` starts it. It must be its own main module, as flow runs that are served from
-an imported one stay pending for ever.
+`python -m flows.serve` starts it, and a team's server runs it beside its own Prefect. It must be its own main module,
+as flow runs that are served from an imported one stay pending for ever. Where workers run the deployments of
+prefect.yaml, `python -m flows.deployments --set-up-only` installs what they need beside it.
 """
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import logging
+import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from prefect import serve
 from prefect.automations import Automation
@@ -32,26 +38,38 @@ from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.flows import EntrypointType
 from prefect.schedules import Cron, Interval
+from prefect.settings import PREFECT_API_URL
 
+from flows.backfill_ctr import backfill_ctr
 from flows.compare_schedulers import compare_schedulers
 from flows.prefect_connection import HEARTBEAT_SECONDS
 from flows.profile_devices import profile_devices
 from flows.refresh_prices import refresh_prices
 from flows.schedule import (
+    BACKFILL_CTR,
     COMPARE_SCHEDULERS,
     NIGHTLY_CRON,
+    NIGHTLY_VARIABLE,
     PROFILE_DEVICES,
     REFRESH_PRICES,
     SWEEP_INTERVAL_S,
     SWEEP_ORPHANS,
     TRAIN_CTR,
+    nightly_parameters,
     nightly_timezone,
 )
 from flows.sweep_orphans import sweep_orphans
-from flows.train_ctr import train_ctr
+from flows.train_ctr import check_parameters, train_ctr
+from heterps_core.errors import UnknownNameError
+from infra.workspace import answers
 
 CRASH_AUTOMATION = "crash runs without heartbeat"
 HEARTBEATS_MISSED = 3
+
+SERVER_TIMEOUT_S = 80.0
+"""The server is started at the same time, and writes its tables at its first start."""
+
+SERVER_POLL_S = 0.2
 
 logger = logging.getLogger(__name__)
 
@@ -59,18 +77,39 @@ logger = logging.getLogger(__name__)
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Register the deployments and run what they are asked for, until SIGINT or SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m flows.deployments", description=main.__doc__)
+    parser.add_argument(
+        "--set-up-only",
+        action="store_true",
+        help="install the automation that calls dead runs crashed, drop runs that were missed, and end",
+    )
+    options = parser.parse_args(arguments)
+    wait_for_server()
     install_crash_automation()
     skip_missed_runs()
+    if options.set_up_only:
+        return
     # Schedules stay as they are on a stop, so that one which somebody paused stays paused.
     serve(*deployments(), pause_on_shutdown=False, print_starting_message=False)
+
+
+def wait_for_server(timeout_s: float = SERVER_TIMEOUT_S) -> None:
+    """Return once the Prefect server answers, or after `timeout_s`, when the next call says why it does not."""
+    deadline = time.monotonic() + timeout_s
+    api_url = PREFECT_API_URL.value()
+    while (
+        api_url and not answers(f"{api_url}/health", timeout_s=SERVER_POLL_S) and time.monotonic() < deadline
+    ):
+        time.sleep(SERVER_POLL_S)
 
 
 def deployments() -> tuple[RunnerDeployment, ...]:
     """Return the nightly training, the sweeper, and what runs on request only, each named as its flow."""
     training = train_ctr.to_deployment(
         name=TRAIN_CTR,
+        parameters=checked_nightly_parameters(),
         schedule=Cron(NIGHTLY_CRON, timezone=nightly_timezone()),
         concurrency_limit=ONE_AT_A_TIME,
         entrypoint_type=EntrypointType.MODULE_PATH,
@@ -96,7 +135,30 @@ def deployments() -> tuple[RunnerDeployment, ...]:
         concurrency_limit=ONE_AT_A_TIME,
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    return training, sweeper, comparison, prices, profiling
+    backfill = backfill_ctr.to_deployment(
+        name=BACKFILL_CTR,
+        concurrency_limit=ONE_AT_A_TIME,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    return training, sweeper, comparison, prices, profiling, backfill
+
+
+def checked_nightly_parameters() -> dict[str, Any]:
+    """Return the parameters of the nightly training that the environment sets.
+
+    The data is looked for by each night and not here, as a folder may come later than the service.
+
+    Raises:
+        UnknownNameError: train-ctr has no such parameter.
+        ConfigurationError: See `flows.train_ctr.check_parameters`.
+    """
+    known = {name: each.default for name, each in inspect.signature(train_ctr.fn).parameters.items()}
+    parameters = nightly_parameters()
+    for name in parameters:
+        if name not in known:
+            raise UnknownNameError(f"parameter of train-ctr in {NIGHTLY_VARIABLE}", name, known)
+    check_parameters(**(known | parameters | {"data": None, "schema_file": None, "day": None}))
+    return parameters
 
 
 def install_crash_automation() -> None:

@@ -12,11 +12,13 @@ import os
 import sys
 from collections.abc import Mapping
 
-from flows.supervisor import LOOPBACK, Service, Supervisor
+from flows import PROJECT_LOGGERS
+from flows.addresses import LOOPBACK
+from flows.supervisor import Service, Supervisor
 from infra.providers.local import free_loopback_port
 from infra.workspace import HOME_VARIABLE, Workspace, answers
 
-LOGGERS_IN_FLOW_LOG = "heterps_core,infra,tasks"
+LOGGERS_IN_FLOW_LOG = ",".join(PROJECT_LOGGERS)
 """Ordinary loggers whose lines Prefect copies into the log of the flow run."""
 
 HEARTBEAT_SECONDS = 30

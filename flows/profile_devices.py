@@ -24,7 +24,7 @@ from infra.workspace import Workspace
 from tasks import tracking
 from tasks.budget import spent_this_month_usd
 from tasks.clusters import bills_of_run, provider_of, run_location
-from tasks.data import prepare_data
+from tasks.data import find_night_of, prepare_data
 from tasks.device_profiles import (
     check_all_measured,
     keep_profiles,
@@ -33,6 +33,7 @@ from tasks.device_profiles import (
     rented_for_measuring,
     with_costs,
 )
+from tasks.live_fleet import check_no_other_fleet
 from tasks.measurement_decision import decide_measurements, measuring_plan
 from tasks.parameter_ranges import check_numbers
 from tasks.planned_job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT, planned_job
@@ -148,12 +149,13 @@ def profile_devices(
         max_usd_per_month=max_usd_per_month,
     )
     run_id = new_run_id(current_flow_run.id, now=utc_now())
+    check_no_other_fleet(workspace, run_id)
     # By this folder a hook finds the run of a flow run, also where its nodes meet elsewhere.
     workspace.run_directory(run_id).mkdir(parents=True)
     tell("run", run_id)
     tracked = tracking.open_profiling(workspace, run_id=run_id, tags={"heterps.provider": provider})
 
-    clicks = prepare_data(workspace, data=data, schema_file=schema_file)
+    clicks = prepare_data(workspace, data=data, schema_file=schema_file, night=find_night_of(data, None))
     tell("data", clicks.summary)
     dataset = clicks.open()
     job = planned_job(

@@ -6,9 +6,11 @@ Apart from the flows, so that the supervisor can print it without loading Prefec
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import zoneinfo
 from collections.abc import Mapping
+from typing import Any
 
 from heterps_core.errors import ConfigurationError
 
@@ -19,6 +21,9 @@ SWEEP_ORPHANS = "sweep-orphans"
 
 COMPARE_SCHEDULERS = "compare-schedulers"
 """Runs on request only."""
+
+BACKFILL_CTR = "backfill-ctr"
+"""Runs on request only: trains days that are past."""
 
 REFRESH_PRICES = "refresh-prices"
 """Runs on request only: without an account there is nobody to ask."""
@@ -33,8 +38,30 @@ NIGHTLY_CRON = "30 4 * * *"
 SWEEP_INTERVAL_S = 300.0
 """Leases are longer than this, so that an orphan is found at the first sweep after its lease."""
 
+NIGHTLY_VARIABLE = "HETERPS_NIGHTLY"
+"""Environment variable with parameters of the nightly training, as JSON."""
+
 TIMEZONE_VARIABLE = "HETERPS_TIMEZONE"
 DEFAULT_TIMEZONE = "UTC"
+
+
+def nightly_parameters(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the parameters of train-ctr that the served deployment has instead of their defaults.
+
+    Raises:
+        ConfigurationError: HETERPS_NIGHTLY is no JSON object.
+    """
+    text = environment.get(NIGHTLY_VARIABLE, "").strip()
+    try:
+        parameters = json.loads(text) if text else {}
+    except ValueError:
+        parameters = None
+    if not isinstance(parameters, dict):
+        raise ConfigurationError(
+            f'{NIGHTLY_VARIABLE} must be parameters of train-ctr as JSON, such as {{"data": "/clicks", '
+            f'"ready_by": "06:00"}}, got {text!r}'
+        )
+    return parameters
 
 
 def nightly_timezone(environment: Mapping[str, str] = os.environ) -> str:

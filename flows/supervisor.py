@@ -7,10 +7,6 @@ Ctrl-C and says nothing about a process that dies at night. It knows nothing of 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,9 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from heterps_core.errors import ConfigurationError, HeterpsError
+from flows.guard import end_session, line_for
+from heterps_core.errors import HeterpsError
 
-LOOPBACK = "127.0.0.1"
 MAX_RESTARTS = 5
 """A process that dies more often than this within RESTART_WINDOW_S will not come back by itself."""
 
@@ -59,6 +55,8 @@ class Service:
 class Supervisor:
     """Starts services in order, restarts what dies, stops in reverse order.
 
+    Where this process is killed, `flows/guard.py` ends the services in its place.
+
     Life cycle: `start` once, then `watch` until `request_stop` is called from a signal handler or
     another thread, then `stop` in any case (it may be called twice).
     """
@@ -71,6 +69,7 @@ class Supervisor:
 
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _services: list[Service] = field(default_factory=list)
+    _guard: subprocess.Popen[bytes] | None = None
     _deaths: dict[str, deque[float]] = field(default_factory=dict)
     _stop_requested: threading.Event = field(default_factory=threading.Event)
 
@@ -115,11 +114,15 @@ class Supervisor:
             if process is not None:
                 end_process_tree(process, timeout_s=service.stop_timeout_s)
         self._services.clear()
+        if self._guard is not None:
+            # It ends with its pipe, as nothing is left to end.
+            self._guard.communicate()
+            self._guard = None
 
     def _launch(self, service: Service) -> None:
         service.log_path.parent.mkdir(parents=True, exist_ok=True)
         with service.log_path.open("ab") as log:
-            self._processes[service.name] = subprocess.Popen(
+            process = self._processes[service.name] = subprocess.Popen(
                 list(service.command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -127,8 +130,25 @@ class Supervisor:
                 env=dict(self.environment),
                 # Ctrl-C reaches this process alone, which then ends the others in order.
                 start_new_session=True,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
+        self._tell_guard(process, service)
+
+    def _tell_guard(self, process: subprocess.Popen[bytes], service: Service) -> None:
+        if self._guard is None:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-m", "flows.guard"],
+                cwd=Path(__file__).parents[1],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=dict(self.environment),
+                start_new_session=True,
+            )
+        assert self._guard.stdin is not None
+        with contextlib.suppress(psutil.NoSuchProcess, BrokenPipeError):
+            line = line_for(process.pid, patience_s=service.stop_timeout_s)
+            self._guard.stdin.write(line.encode())
+            self._guard.stdin.flush()
 
     def _wait_until_ready(self, service: Service) -> None:
         process = self._processes[service.name]
@@ -149,6 +169,30 @@ class Supervisor:
             self._stop_requested.wait(POLL_S)
 
     def _restart(self, service: Service, status: int) -> None:
+        """Start a service again, also where it dies while it starts, until it is up or has died too often."""
+        while True:
+            self._wait_before_restart(service, status)
+            if self.is_stopping:
+                return
+            self._launch(service)
+            try:
+                self._wait_until_ready(service)
+            except ServiceError:
+                process = self._processes[service.name]
+                if process.poll() is None:
+                    raise
+                status = process.returncode
+                continue
+            if not self.is_stopping:
+                self.report(f"{service.name} is up again")
+            return
+
+    def _wait_before_restart(self, service: Service, status: int) -> None:
+        """Wait, longer after every death.
+
+        Raises:
+            ServiceError: It has died too often.
+        """
         now = time.monotonic()
         deaths = self._deaths.setdefault(service.name, deque())
         deaths.append(now)
@@ -162,22 +206,17 @@ class Supervisor:
             )
         delay_s = float(2 ** (len(deaths) - 1) - 1)
         self.report(f"{service.name} ended with status {status}; starting it again in {delay_s:.0f} s")
-        if self._stop_requested.wait(delay_s):
-            return
-        self._launch(service)
-        self._wait_until_ready(service)
-        if not self.is_stopping:
-            self.report(f"{service.name} is up again")
+        self._stop_requested.wait(delay_s)
 
 
 def end_process_tree(process: subprocess.Popen[bytes], *, timeout_s: float) -> None:
-    """Ask a process to end, and kill what is left of it and of its descendants after `timeout_s`."""
+    """Ask what a process has started to end, then the process; kill what is left after `timeout_s`."""
     with contextlib.suppress(psutil.NoSuchProcess):
+        leader = psutil.Process(process.pid)
         # Noted before the end, as orphans no longer tell whose they were.
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout_s)
+        family = leader.children(recursive=True)
+        end_session(process.pid, leader.create_time(), patience_s=timeout_s)
+        # What was started into sessions of its own.
         left = [member for member in family if member.is_running()]
         for member in left:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -192,30 +231,6 @@ def end_process_tree(process: subprocess.Popen[bytes], *, timeout_s: float) -> N
     process.wait()
 
 
-def check_port_is_free(port: int, *, purpose: str, variable: str) -> None:
-    """Check that `port` on loopback can be taken.
-
-    Args:
-        port: TCP port, 1 to 65535.
-        purpose: Who wants it, for the message.
-        variable: Environment variable that chooses another port.
-
-    Raises:
-        ConfigurationError: The port is taken; the message says by whom, where that can be seen.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError as error:
-            owner = _owner_of(port)
-            raise ConfigurationError(
-                f"{purpose} needs port {port} on {LOOPBACK}, but it is taken"
-                f"{f' by {owner}' if owner else ''}; end that process, or choose another port "
-                f"with {variable}=<port>"
-            ) from error
-
-
 def last_lines(path: Path, count: int = 12) -> str:
     """Return the end of a log, indented, or a note that there is none."""
     try:
@@ -224,26 +239,3 @@ def last_lines(path: Path, count: int = 12) -> str:
     except OSError:
         lines = deque()
     return "".join(f"    {line.rstrip()}\n" for line in lines).rstrip() or "    (nothing was written)"
-
-
-def _owner_of(port: int) -> str | None:
-    """Return the process that listens on `port`, for people; None where that cannot be seen."""
-    try:
-        connections = psutil.net_connections(kind="tcp")
-        pids = [
-            connection.pid
-            for connection in connections
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid
-        ]
-        process = psutil.Process(pids[0])
-        return f"process {process.pid} ({' '.join(process.cmdline())[:80]})"
-    except (psutil.Error, OSError, IndexError):
-        return None
-
-
-def _end_with_parent() -> None:
-    """Ask Linux to end this process when its parent is gone, even by SIGKILL (prctl(2))."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
-    if os.getppid() == 1:
-        os._exit(1)

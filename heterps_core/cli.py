@@ -8,6 +8,7 @@ What a user can cause and mend ends as one line on stderr and the error's exit s
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from types import ModuleType
 from typing import TypeAlias
 
 from heterps_core import __version__
+from heterps_core.data import make_days_command
 from heterps_core.errors import HeterpsError
 from heterps_core.profiling import command as profile_command
 from heterps_core.profiling import import_command
@@ -26,6 +28,11 @@ from heterps_core.topology import command as place_command
 _INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
 
+_CAUSED_BY_USERS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR}
+)
+"""What the operating system refuses for rights, room or the kind of a file."""
+
 Command: TypeAlias = tuple[str, str, ModuleType]
 """Name, summary, and the module that has its HELP, `add_arguments` and `run`."""
 
@@ -35,6 +42,7 @@ CORE_COMMANDS: tuple[Command, ...] = (
     ("import-profile", "read PipeDream's or Sailor's profiles of other models, for planning", import_command),
     ("simulate", "run a plan's pipeline in simulation, with stragglers if asked", simulate_command),
     ("place", "put a plan's ranks on the machines of a cluster file", place_command),
+    ("make-days", "write days of made-up clicks whose truth drifts", make_days_command),
     ("replay", "what a nightly job would have cost on recorded spot markets", replay_command),
 )
 
@@ -55,6 +63,11 @@ def main(arguments: Sequence[str] | None = None, *, commands: Sequence[Command] 
     except BrokenPipeError:
         # The reader (head, less) has seen enough; what is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in _CAUSED_BY_USERS:
+            raise
+        print(f"heterps: error: {error.strerror}: {error.filename or 'a file'}", file=sys.stderr)
+        return HeterpsError.exit_status
     return 0
 
 

@@ -8,6 +8,7 @@ HeterpsError
 |-- InfeasiblePlanError           no plan meets the constraints; carries the constraint and the shortfall
 |-- BudgetExceededError           a plan or run would cost more than a cap allows
 |-- ProvisioningError             machines could not be had, or an offer does not exist
+|   `-- LiveFleetError            another run of the workspace has machines alive
 |-- TrainingError                 a worker failed; carries rank, stage and last step where known
 `-- CheckpointError               a checkpoint could not be written or read
 
@@ -80,6 +81,7 @@ class DataError(HeterpsError):
         place = f"{path}, line {line}" if line is not None else f"{path}"
         super().__init__(f"{place}: {problem}")
         self.path = str(path)
+        self.problem = problem
         self.line = line
 
 
@@ -108,6 +110,10 @@ class ProvisioningError(HeterpsError):
     """Machines could not be had, or no offer carries what the plan asks for."""
 
     exit_status = 5
+
+
+class LiveFleetError(ProvisioningError):
+    """Another run of the workspace has machines alive; nothing was launched."""
 
 
 class TrainingError(HeterpsError):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -52,7 +52,7 @@ _COLUMNS = tuple(LedgerEntry.__dataclass_fields__)
 
 _TABLE = f"machines ({', '.join(_COLUMNS)}, PRIMARY KEY (run_id, attempt, node_id))"
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM machines"
-_SCHEMA_VERSION = 2
+SCHEMA_VERSION = 2
 _FROM_VERSION_1 = f"""
 ALTER TABLE machines RENAME TO machines_1;
 CREATE TABLE {_TABLE};
@@ -71,6 +71,9 @@ class Ledger:
 
     Args:
         path: The file; it and its folder are made where they are missing.
+
+    Raises:
+        ConfigurationError: From every method: the file is no database, or another process holds it too long.
     """
 
     def __init__(self, path: Path) -> None:
@@ -231,18 +234,20 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        database = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S)
         try:
-            with database:
+            with closing(sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S)) as database, database:
                 yield database
-        finally:
-            database.close()
+        except sqlite3.DatabaseError as error:
+            raise ConfigurationError(
+                f"the ledger must be a database that this process can read and write within {LOCK_TIMEOUT_S:.0f} s, "
+                f"but {self.path}: {error}; heterps doctor says what holds or damages it"
+            ) from error
 
 
 def _bring_up_to_date(database: sqlite3.Connection) -> None:
     (version,) = database.execute("PRAGMA user_version").fetchone()
     columns = [row[1] for row in database.execute("PRAGMA table_info(machines)")]
-    if version == _SCHEMA_VERSION and columns:
+    if version == SCHEMA_VERSION and columns:
         return
     statements = (
         _FROM_VERSION_1 if columns and "attempt" not in columns else f"CREATE TABLE IF NOT EXISTS {_TABLE};"
@@ -250,7 +255,7 @@ def _bring_up_to_date(database: sqlite3.Connection) -> None:
     # One by one: executescript would commit first, and two processes may start at once.
     for statement in statements.split(";"):
         database.execute(statement)
-    database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+    database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _insert(database: sqlite3.Connection, entry: LedgerEntry) -> None:

@@ -20,6 +20,9 @@ from heterps_core.errors import ConfigurationError
 HOME_VARIABLE = "HETERPS_HOME"
 """Environment variable that moves the workspace elsewhere."""
 
+TRACKING_VARIABLE = "HETERPS_TRACKING_URI"
+"""Environment variable that names a team's MLflow server."""
+
 DEFAULT_FOLDER_NAME = ".heterps"
 """Under the current directory, where the variable is not set."""
 
@@ -59,8 +62,14 @@ class Workspace:
         """Return the workspace that HETERPS_HOME names, else `.heterps` under the current directory.
 
         Raises:
-            ConfigurationError: The path exists and is not a folder.
+            ConfigurationError: The path exists and is not a folder, or HETERPS_TRACKING_URI names no server.
         """
+        tracking = environment.get(TRACKING_VARIABLE, "").strip()
+        if tracking and not tracking.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"{TRACKING_VARIABLE} must be the address of an MLflow server such as http://mlflow.example:5000; "
+                f"unset it to record runs in the workspace"
+            )
         named = environment.get(HOME_VARIABLE, "").strip()
         base = current_directory or Path.cwd()
         root = (base / Path(named or DEFAULT_FOLDER_NAME).expanduser()).resolve()
@@ -133,14 +142,37 @@ class Workspace:
         return self.root / "ledger.sqlite"
 
     @property
+    def fleet_lock_path(self) -> Path:
+        """Held by the process whose machines are alive."""
+        return self.root / "fleet.lock"
+
+    @property
     def leases_directory(self) -> Path:
         """Leases of the local provider's nodes."""
         return self.root / "leases"
 
     @property
     def tracking_uri(self) -> str:
-        """MLflow's store. File stores are refused by MLflow 3, so it is SQLite."""
-        return f"sqlite:///{self.root / 'mlflow.db'}"
+        """MLflow's store: the server that HETERPS_TRACKING_URI names, else a SQLite file here.
+
+        MLFLOW_TRACKING_URI is not asked: it may be set for another project, and MLflow sets it itself.
+        """
+        return os.environ.get(TRACKING_VARIABLE, "").strip().rstrip("/") or f"sqlite:///{self.tracking_path}"
+
+    @property
+    def tracking_path(self) -> Path:
+        """MLflow's database, where no other store is named. File stores are refused by MLflow 3."""
+        return self.root / "mlflow.db"
+
+    @property
+    def has_own_tracking(self) -> bool:
+        """Whether runs are recorded in this workspace."""
+        return self.tracking_uri == f"sqlite:///{self.tracking_path}"
+
+    @property
+    def outbox_directory(self) -> Path:
+        """Records that wait for MLflow's store to answer; made with the first."""
+        return self.root / "outbox"
 
     @property
     def artifacts_directory(self) -> Path:

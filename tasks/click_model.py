@@ -29,23 +29,30 @@ class ClickModel:
 
         self._predictor: ClickPredictor = ClickPredictor(folder)
 
+    @property
+    def schema(self) -> DataSchema:
+        """Which columns the model takes."""
+        return self._predictor.schema
+
     def predict(
         self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None
     ) -> npt.NDArray[np.float64]:
         """Return click probabilities [N] of N rows of raw columns.
 
         Args:
-            model_input: The numeric and categorical columns of the schema, under their names, in any order.
+            model_input: The numeric and categorical columns of the schema, under their names, in any order and of any
+                type; others are ignored. Ids of more than 15 digits should be texts, as MLflow makes whole numbers
+                with missing ones among them floating.
             params: None; MLflow passes it.
 
         Raises:
-            DataError: A column is missing, or a numeric one holds text.
+            DataError: A column is missing, or a numeric one holds what is no number.
         """
         return self._predictor.predict({str(name): model_input[name] for name in model_input.columns})
 
 
 def example_rows(schema: DataSchema) -> pd.DataFrame:
-    """Return two rows of raw columns, one with values and one with none, from which MLflow reads a signature."""
+    """Return two rows of raw columns, one with values and one with none, as an example for people."""
     import pandas as pd
 
     columns: dict[str, Any] = {name: [1.0, float("nan")] for name in schema.numeric_columns}

@@ -19,6 +19,7 @@ from tasks import tracking
 from tasks.compared_problems import ComparedProblem
 from tasks.comparison import Comparison, MethodSummary
 from tasks.comparison_figure import gap_figure
+from tasks.retries import REPEATABLE
 from tasks.tables import aligned_table, markdown_table
 from tasks.tracking import RunSettings, TrackedRun
 
@@ -79,7 +80,7 @@ def write_markdown(path: Path, text: str) -> None:
         raise ConfigurationError(f"cannot write the comparison to {path}: {error.strerror}") from error
 
 
-@task(name="publish comparison", cache_policy=NO_CACHE)
+@task(name="publish comparison", cache_policy=NO_CACHE, **REPEATABLE)
 def publish_comparison(markdown: str) -> None:
     """Show the tables on the flow run's page."""
     create_markdown_artifact(markdown, key="comparison", description="Every search method on every problem")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +13,14 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.days import Night, find_night, parse_day
+from heterps_core.data.manifest import MANIFEST_NAME
+from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.quality import ClickQuality
 from heterps_core.data.readers import list_source_files
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
-from heterps_core.data.synthetic import best_reachable_quality, write_click_stream
-from heterps_core.errors import ConfigurationError
+from heterps_core.data.synthetic import best_reachable_quality, probabilities_beside, write_click_stream
+from heterps_core.errors import ConfigurationError, DataError
 from infra.workspace import Workspace
 
 CLICK_STREAM_ROWS = 200_000
@@ -27,6 +32,9 @@ CLICK_STREAM_SEED = 0
 MIN_BUCKETS, MAX_BUCKETS = 1_024, 131_072
 BYTES_PER_ROW = 240
 """Of the Criteo format, uncompressed; a guess at the number of rows of a source before it is read."""
+
+KEPT_NIGHTS = 7
+"""Prepared nights of a source that stay on the disk; a live fleet needs its own, and there is one at a time."""
 
 ROWS_PER_BUCKET = 16
 GZIP_RATIO = 3
@@ -45,6 +53,10 @@ class PreparedClicks:
     best_reachable: ClickQuality | None
     """Quality of the true probabilities on the held-out rows; None where nobody knows them."""
 
+    profiled_as: str = ""
+    """What a profile of these rows is kept by: the same for the days of a source that fall into one week, whose ids
+    repeat alike; empty for rows that are like no others."""
+
     @property
     def summary(self) -> str:
         """What was prepared, in one line."""
@@ -59,12 +71,12 @@ class PreparedClicks:
         return PreparedDataset.open(self.directory)
 
 
-def check_source(data: str | None, *, schema_file: str | None) -> None:
-    """Check that a source and a schema file can be found, without reading the rows.
+def check_source(data: str | None, *, schema_file: str | None, day: str | None = None) -> None:
+    """Check that a source, a day of it and a schema file can be found, without reading the rows.
 
     Raises:
-        DataError: There is no such source.
-        ConfigurationError: The schema file is missing, or no schema.
+        DataError: There is no such source, or the day or the one after it is missing.
+        ConfigurationError: The schema file is missing, or no schema; or a day is asked for where there are none.
     """
     if schema_file is not None and data is None:
         raise ConfigurationError(
@@ -72,27 +84,87 @@ def check_source(data: str | None, *, schema_file: str | None) -> None:
         )
     if schema_file is not None:
         DataSchema.load(Path(schema_file))
-    if data is not None:
+    if find_night_of(data, day) is None and data is not None:
         list_source_files(str(_source_path(data)))
 
 
+def find_night_of(data: str | None, day: str | None) -> Night | None:
+    """Return what a night trains on and is judged on; None where the data is not cut into days.
+
+    Args:
+        data: File, folder or pattern; None for the made-up click stream.
+        day: To train on; None for the latest whose next day is there too.
+
+    Raises:
+        DataError: The day or the one after it is missing or has no file.
+        ConfigurationError: It is no date, or the data has no days.
+    """
+    wanted = None if day is None else parse_day(day)
+    if data is not None:
+        return find_night(_source_path(data), wanted)
+    if wanted is not None:
+        raise ConfigurationError(
+            f"day {wanted} can be chosen only of data that is cut into days, but no data is given; name the folder "
+            f"that holds day={wanted}, or make one with heterps make-days"
+        )
+    return None
+
+
+def schema_of(schema_file: str | None) -> DataSchema:
+    """Return the schema of a schema file; None stands for the Criteo format.
+
+    Raises:
+        ConfigurationError: The schema cannot be used.
+    """
+    return CRITEO_SCHEMA if schema_file is None else DataSchema.load(Path(schema_file))
+
+
+def source_name(data: str | None, schema_file: str | None) -> str:
+    """Return one name for a source of rows, the same from whatever folder a run is started."""
+    if data is None:
+        return "made-up click stream"
+    source = str(_source_path(data))
+    return source if schema_file is None else f"{source} by {_source_path(schema_file)}"
+
+
 @task(name="prepare data", cache_policy=NO_CACHE)
-def prepare_data(workspace: Workspace, *, data: str | None, schema_file: str | None) -> PreparedClicks:
+def prepare_data(
+    workspace: Workspace,
+    *,
+    data: str | None,
+    schema_file: str | None,
+    night: Night | None = None,
+    buckets_per_slot: int | None = None,
+    numeric_transform: NumericTransform | None = None,
+) -> PreparedClicks:
     """Read the source once, or reuse what an earlier run made of the same source.
 
     Args:
         workspace: Where prepared rows are kept.
         data: File, folder or pattern; None for the made-up click stream.
         schema_file: Schema file; None for the Criteo format.
+        night: Which days of the source to train on and to hold out; None for all rows, the latest held out.
+        buckets_per_slot: Rows of each table, of the model that is to go on; None to choose them by the rows.
+        numeric_transform: Of the model that is to go on; None to fit it on the rows to train on.
 
     Raises:
-        DataError: The source cannot be read; names file and line.
+        DataError: The source cannot be read; names day, file and line.
         ConfigurationError: The schema cannot be used.
     """
     if data is None:
         return _prepare_click_stream(workspace)
-    data_schema = CRITEO_SCHEMA if schema_file is None else DataSchema.load(Path(schema_file))
+    data_schema = schema_of(schema_file)
     source = _source_path(data)
+    if night is not None:
+        return _prepare_night(
+            workspace,
+            night,
+            name=f"{_file_name(source.name)}-{_short_hash(f'{source} {schema_file}')}",
+            description=f"{data}, {night.day} judged on the day after ({data_schema.name} format)",
+            schema=data_schema,
+            buckets_per_slot=buckets_per_slot,
+            numeric_transform=numeric_transform,
+        )
     dataset = prepare_dataset(
         str(source),
         schema=data_schema,
@@ -105,6 +177,56 @@ def prepare_data(workspace: Workspace, *, data: str | None, schema_file: str | N
         description=f"{data} ({data_schema.name} format)",
         best_reachable=None,
     )
+
+
+def _prepare_night(
+    workspace: Workspace,
+    night: Night,
+    *,
+    name: str,
+    description: str,
+    schema: DataSchema,
+    buckets_per_slot: int | None,
+    numeric_transform: NumericTransform | None,
+) -> PreparedClicks:
+    """Prepare the rows of two days, in a folder of their own, so that no other night takes their place."""
+    way = _short_hash(f"{buckets_per_slot} {numeric_transform}")
+    try:
+        dataset = prepare_dataset(
+            night.train_files,
+            schema=schema,
+            buckets_per_slot=buckets_per_slot or buckets_for_bytes(_bytes_of_files(night.train_files)),
+            eval_source=night.eval_files,
+            numeric_transform=numeric_transform,
+            out_dir=workspace.data_directory / f"{name}-{night.day}-{way}",
+        )
+    except DataError as error:
+        day = night.day_of(error.path)
+        if day is None:
+            raise
+        raise DataError(
+            f"day {day}, {error.path}",
+            f"{error.problem}; nothing was launched, and the champion stays: mend that day, or choose another",
+            line=error.line,
+        ) from error
+    _forget_old_nights(workspace, name, keep=dataset.directory)
+    return PreparedClicks(
+        directory=str(dataset.directory),
+        description=description,
+        best_reachable=_best_reachable(dataset, [probabilities_beside(file) for file in night.eval_files]),
+        profiled_as=f"{name} in {night.day:%G-W%V}",
+    )
+
+
+def _forget_old_nights(workspace: Workspace, name: str, *, keep: Path) -> None:
+    """Delete prepared nights of a source but the newest; they can be prepared again from their partitions."""
+    prepared = [
+        path for path in workspace.data_directory.glob(f"{name}-*") if (path / MANIFEST_NAME).exists()
+    ]
+    newest_first = sorted(prepared, key=lambda path: (path / MANIFEST_NAME).stat().st_mtime, reverse=True)
+    for path in newest_first[KEPT_NIGHTS:]:
+        if path != keep:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def buckets_for_bytes(num_bytes: int) -> int:
@@ -123,7 +245,7 @@ def buckets_for_bytes(num_bytes: int) -> int:
 def _prepare_click_stream(workspace: Workspace) -> PreparedClicks:
     name = f"click-stream-{CLICK_STREAM_ROWS}-{CLICK_STREAM_SEED}"
     path = workspace.data_directory / f"{name}.tsv"
-    probabilities_path = path.with_name(f"_{path.name}.probabilities.npy")
+    probabilities_path = probabilities_beside(path)
     if not (path.exists() and probabilities_path.exists()):
         draft = path.with_name(f"draft-{path.name}")
         stream = write_click_stream(draft, num_rows=CLICK_STREAM_ROWS, seed=CLICK_STREAM_SEED)
@@ -138,15 +260,20 @@ def _prepare_click_stream(workspace: Workspace) -> PreparedClicks:
     return PreparedClicks(
         directory=str(dataset.directory),
         description=f"made-up click stream, {CLICK_STREAM_ROWS:,} rows, seed {CLICK_STREAM_SEED}",
-        best_reachable=_best_reachable(dataset, probabilities_path),
+        best_reachable=_best_reachable(dataset, [probabilities_path]),
     )
 
 
-def _best_reachable(dataset: PreparedDataset, probabilities_path: Path) -> ClickQuality:
+def _best_reachable(dataset: PreparedDataset, probabilities: Sequence[Path]) -> ClickQuality | None:
+    """Return what the true probabilities of the held-out rows, the last of those given, reach; None without them."""
+    if not all(path.exists() for path in probabilities):
+        return None
     import numpy as np
 
-    probabilities = np.load(probabilities_path)
-    return best_reachable_quality(probabilities[dataset.num_train_rows :], dataset.eval_labels)
+    known = np.concatenate([np.load(path) for path in probabilities])
+    if len(known) < dataset.num_eval_rows:
+        return None
+    return best_reachable_quality(known[len(known) - dataset.num_eval_rows :], dataset.eval_labels)
 
 
 def _source_path(data: str) -> Path:
@@ -155,7 +282,10 @@ def _source_path(data: str) -> Path:
 
 def _bytes_of(source: Path) -> int:
     """Return about how many bytes of text a source holds; 0 for what is no plain file or folder."""
-    files = [source] if source.is_file() else list(source.glob("*")) if source.is_dir() else []
+    return _bytes_of_files([source] if source.is_file() else source.glob("*") if source.is_dir() else [])
+
+
+def _bytes_of_files(files: Iterable[Path]) -> int:
     return sum(
         file.stat().st_size * (GZIP_RATIO if file.suffix == ".gz" else 1) for file in files if file.is_file()
     )

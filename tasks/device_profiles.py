@@ -26,6 +26,7 @@ from infra.lifecycle import READY_TIMEOUT_S, running_cluster
 from infra.workspace import Workspace
 from tasks import tracking
 from tasks.clusters import next_launch_id, node_bootstrap, provider_of
+from tasks.live_fleet import only_fleet
 from tasks.measurement_decision import MeasurementDecision
 from tasks.profiling import ProfiledModel
 from tasks.provisioning import usd_for
@@ -59,7 +60,7 @@ def rented_for_measuring(
 
     Raises:
         BudgetExceededError: A cap is exceeded; nothing was launched.
-        ProvisioningError: Machines could not be had, or could not be ended.
+        ProvisioningError: Another run has machines alive, or machines could not be had, or could not be ended.
     """
     most_usd = usd_for(plan.price_usd_per_hour, READY_TIMEOUT_S + TIME_LIMIT_S)
     check_caps(
@@ -71,19 +72,22 @@ def rented_for_measuring(
     request = without_dataset(profiled.planned_request)
     run_directory.write_json(PROFILE_JOB, request.to_json())
     ledger = Ledger(workspace.ledger_path)
-    with running_cluster(
-        provider_of(workspace, provider),
-        plan,
-        run_id=next_launch_id(ledger, run_id),
-        bootstrap=replace(
-            node_bootstrap(provider, run_directory, model=request.model),
-            arguments=PROFILING_NODE,
-            lifetime_s=LIFETIME_S,
-        ),
-        ledger=ledger,
-        caps=caps,
-        predicted_cost_usd=most_usd,
-    ) as cluster:
+    with (
+        only_fleet(workspace, run_id),
+        running_cluster(
+            provider_of(workspace, provider),
+            plan,
+            run_id=next_launch_id(ledger, run_id),
+            bootstrap=replace(
+                node_bootstrap(provider, run_directory, model=request.model),
+                arguments=PROFILING_NODE,
+                lifetime_s=LIFETIME_S,
+            ),
+            ledger=ledger,
+            caps=caps,
+            predicted_cost_usd=most_usd,
+        ) as cluster,
+    ):
         yield cluster
 
 

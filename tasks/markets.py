@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from heterps_core.device_types import in_markets
 from heterps_core.errors import ConfigurationError, UnknownNameError
-from heterps_core.hardware import Market, in_markets
+from heterps_core.hardware import Market
 from infra.workspace import Workspace
 from tasks.interruptions import num_spot_losses
 from tasks.provisioning import FAILOVER, LOCAL_PROVIDER, REGION

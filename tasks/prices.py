@@ -11,8 +11,9 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError, ProvisioningError
-from heterps_core.hardware import DEVICE_TYPES, InstanceOffer
+from heterps_core.hardware import InstanceOffer
 from infra.caps import Caps, check_caps
 from infra.catalogue.aws_prices import AwsPrices
 from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT
@@ -23,6 +24,7 @@ from infra.catalogue.refreshed_prices import RefreshedPrices, newest_refreshed, 
 from infra.catalogue.skypilot_catalogue import SkyPilotCatalogue
 from infra.workspace import Workspace
 from tasks.provisioning import Provisioning
+from tasks.retries import REPEATABLE
 
 DEFAULT_HISTORY_DAYS = 14
 
@@ -80,7 +82,7 @@ class WrittenRefresh:
         return f"{self.refresh.num_new:,} new prices{kept}; {self.path}"
 
 
-@task(name="refresh prices", cache_policy=NO_CACHE)
+@task(name="refresh prices", cache_policy=NO_CACHE, **REPEATABLE)
 def refresh_prices_of(workspace: Workspace, *, regions: Sequence[str], history_days: int) -> WrittenRefresh:
     """Ask AWS for the prices of all device types in some regions, and write them down.
 

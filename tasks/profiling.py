@@ -111,11 +111,12 @@ def profile_layers(
     from heterps_core.profiling.layer_profiler import trace_model
 
     cache = workspace.profiles_directory
-    request = profile_request(clicks.open(), model=model, batch_size=batch_size)
+    known_as = clicks.profiled_as
+    request = profile_request(clicks.open(), model=model, batch_size=batch_size, known_as=known_as)
     graph = trace_model(request)
     planned_graph = trace_model(replace(request, features=job.features))
     local_profile = profile_model(request, graph, (), cache_directory=cache)[LOCAL_DEVICE_TYPE]
-    large_request = profile_request(clicks.open(), model=model, batch_size=job.batch_size)
+    large_request = profile_request(clicks.open(), model=model, batch_size=job.batch_size, known_as=known_as)
     profiles = profile_model(large_request, graph, device_types, cache_directory=cache)
     measured = measured_device_types(workspace, large_request, graph, device_types)
     for name, kept in measured.items():
@@ -149,14 +150,16 @@ def charge_measurements(workspace: Workspace, profiled: ProfiledModel, *, run_id
             cache.charge(profiled.planned_request, profiled.graph, kept, run_id=run_id)
 
 
-def profile_request(dataset: PreparedDataset, *, model: str, batch_size: int) -> ProfileRequest:
-    """Return what to measure for training in batches of a size."""
+def profile_request(
+    dataset: PreparedDataset, *, model: str, batch_size: int, known_as: str = ""
+) -> ProfileRequest:
+    """Return what to measure for training in batches of a size; `known_as` as `PreparedClicks.profiled_as`."""
     return ProfileRequest(
         model=model,
         features=dataset.features,
         batch_size=_rows_of_microbatch(batch_size),
         dataset=str(dataset.directory),
-        dataset_fingerprint=dataset.manifest.fingerprint,
+        dataset_fingerprint=known_as or dataset.manifest.fingerprint,
     )
 
 

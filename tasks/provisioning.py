@@ -11,7 +11,8 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from heterps_core.hardware import InstanceOffer, Market, get_device_type
+from heterps_core.device_types import get_device_type
+from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from heterps_core.provisioning.alternatives import within_price

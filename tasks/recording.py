@@ -11,23 +11,27 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.hardware import Market
 from heterps_core.training.run_directory import RunDirectory
 from infra.workspace import Workspace
-from tasks import click_model, tracking
-from tasks.click_model import ClickModel, example_rows
+from tasks import model_registry, tracking
 from tasks.data import PreparedClicks
-from tasks.figures import cost_figure, stages_figure
-from tasks.front_figure import front_figure
+from tasks.learning import speed_tag
+from tasks.mlflow_views import experiment_tags, run_name, run_note
+from tasks.pages import Picture
+from tasks.report_pictures import plan_pictures
 from tasks.reporting import explanation_markdown
 from tasks.run_report import PlanReport, RunReport
-from tasks.tracking import RunSettings
+from tasks.stage_outcomes import stage_series
+from tasks.tracking import NOTE_TAG, RunSettings
 
 
 @task(name="record plan", cache_policy=NO_CACHE)
-def record_plan(workspace: Workspace, report: PlanReport, *, num_microbatches: int) -> None:
-    """Write plan, searches and their figures to MLflow, before anything is launched.
+def record_plan(workspace: Workspace, report: PlanReport, *, num_microbatches: int) -> dict[str, Picture]:
+    """Write plan, searches and their figures to MLflow; return the pictures, which are drawn once.
 
     The chosen plan's figures stand on the parent run too, as the comparison page folds children away.
     """
     run, chosen = report.tracked, report.chosen
+    tracking.tag_experiment(workspace, run, experiment_tags())
+    tracking.name_run(workspace, run, run_name(report))
     for name, result in report.searches.results.items():
         tracking.record_search(
             workspace, run, result, _settings(report, name), is_chosen=name == report.scheduler
@@ -40,34 +44,30 @@ def record_plan(workspace: Workspace, report: PlanReport, *, num_microbatches: i
     tracking.record_text(
         workspace, run, "explanation.md", explanation_markdown(report.problem, report.explanation)
     )
-    if report.explanation.front:
-        figure = front_figure(report.problem, report.explanation)
-        tracking.record_figure(workspace, run, "cost_of_throughput.png", figure)
     tracking.record_document(workspace, run, "provisioning.json", report.provisioning.cloud_plan.to_json())
     for path in report.provisioning.price_files:
         tracking.record_file(workspace, run, path)
-    figure = stages_figure(
-        report.problem,
-        chosen.evaluation,
-        num_microbatches=num_microbatches,
-        title=f"{report.problem.model}: plan of {report.scheduler} over time",
-    )
-    tracking.record_figure(workspace, run, "stages_over_time.png", figure)
-    tracking.record_figure(
-        workspace,
-        run,
-        "plans_compared.png",
-        cost_figure(report.problem, report.searches.results, chosen=report.scheduler),
-    )
+    pictures = plan_pictures(report, num_microbatches=num_microbatches)
+    for picture in pictures.values():
+        tracking.record_bytes(workspace, run, picture.name, picture.png)
+    return pictures
 
 
 @task(name="record run", cache_policy=NO_CACHE)
 def record_run(workspace: Workspace, report: RunReport, *, text: str) -> None:
-    """Write what came of the plan to MLflow: throughput, quality and the bill."""
+    """Write what came of the plan to MLflow: throughput, quality, the bill, and what later runs learn from."""
     run = report.tracked
     tracking.record_metrics(workspace, run, report.metrics())
     steps = report.training.steps
-    tracking.record_series(workspace, run, {"train/log_loss": [(step.step, step.loss) for step in steps]})
+    tracking.record_series(
+        workspace,
+        run,
+        {"train/log_loss": [(step.step, step.loss) for step in steps], **stage_series(report.stages)},
+    )
+    tags = {NOTE_TAG: run_note(report)}
+    if report.speed is not None:
+        tags |= speed_tag(report.speed)
+    tracking.tag_run(workspace, run, tags)
     for bill in report.bills:
         tracking.record_document(workspace, run, f"bills/{bill.run_id}.json", bill.to_json())
     tracking.record_text(workspace, run, "report.txt", text)
@@ -75,28 +75,33 @@ def record_run(workspace: Workspace, report: RunReport, *, text: str) -> None:
 
 @task(name="register model", cache_policy=NO_CACHE)
 def register_model(
-    workspace: Workspace, run_directory: RunDirectory, report: RunReport, clicks: PreparedClicks
+    workspace: Workspace,
+    run_directory: RunDirectory,
+    report: RunReport,
+    clicks: PreparedClicks,
+    *,
+    day: str | None = None,
 ) -> str:
     """Register the trained model as the newest challenger; return its version.
 
+    Args:
+        workspace: Where runs are recorded.
+        run_directory: Where the newest checkpoint is.
+        report: Of the run.
+        clicks: What it was trained on.
+        day: That the rows are of; None where the data is not cut into days.
+
     Raises:
         CheckpointError: The run's checkpoint cannot be read.
+        ConfigurationError: MLflow's store does not answer.
     """
-    from heterps_core.serving.exported_model import export_model
+    from heterps_core.serving.export import export_model
 
     with TemporaryDirectory(prefix="heterps-model-") as name:
         folder = Path(name) / "click_model"
-        manifest = clicks.open().manifest
-        export_model(run_directory, manifest, folder)
-        example = example_rows(manifest.schema)
-        return tracking.register_model(
-            workspace,
-            report.tracked,
-            folder,
-            loader_module=click_model.__name__,
-            example=example,
-            # The folder is read back, so that what is registered is known to load.
-            example_prediction=ClickModel(folder).predict(example),
+        export_model(run_directory, clicks.open().manifest, folder)
+        return model_registry.register_model(
+            workspace, report.tracked, folder, run_id=report.run_id, model=report.model, day=day
         )
 
 

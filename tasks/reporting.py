@@ -1,48 +1,35 @@
-"""What a run tells people at its end: on the terminal, as Prefect artifacts, and to the record of runs."""
+"""What a run tells people on the terminal."""
 
 from __future__ import annotations
 
-from prefect import task
-from prefect.artifacts import create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
-
-from heterps_core.cost_model.evaluation import StageEvaluation
-from heterps_core.data.quality import ClickQuality
 from heterps_core.explanation.explanation import PlanExplanation
 from heterps_core.explanation.text import essential_lines, explanation_text
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan
 from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.training.training_run import TrainingRun
-from heterps_core.units import MS_PER_S
 from infra.billing import bill_as_text
 from infra.waste import waste_as_text
 from infra.workspace import Workspace
+from tasks.mlflow_views import nights_address
+from tasks.report_tables import (
+    ESTIMATED_NOTE,
+    QUALITY_HEADER,
+    SEARCH_HEADER,
+    STAGE_HEADER,
+    STAGE_SPEED_HEADER,
+    failed_search_lines,
+    gap_text,
+    quality_rows,
+    search_rows,
+    speed_rows,
+    stage_rows,
+)
 from tasks.run_report import PlanReport, RunReport
-from tasks.tables import aligned_table, markdown_table
+from tasks.tables import aligned_table
 
 DEFAULT_MLFLOW_URL = "http://127.0.0.1:5000"
 RULE = "-" * 78
-ESTIMATED_NOTE = "times of device types that are not at hand are estimates from published figures"
-STAGE_HEADER = ["stage", "layers", "device type", "replicas", "ms/batch", "USD/hour"]
-SEARCH_HEADER = ["method", "USD per run", "samples/s", "gap", "evaluations", "seconds"]
-
-
-@task(name="publish plan", cache_policy=NO_CACHE)
-def publish_plan(report: PlanReport) -> None:
-    """Show the plan and why it was chosen on the flow run's page."""
-    create_markdown_artifact(plan_markdown(report), key="plan", description="The plan and what it promises")
-    create_markdown_artifact(
-        explanation_markdown(report.problem, report.explanation),
-        key="why-this-plan",
-        description="Why this plan, and what would change it",
-    )
-
-
-@task(name="publish bill", cache_policy=NO_CACHE)
-def publish_bill(report: RunReport) -> None:
-    """Show the bill on the flow run's page."""
-    create_markdown_artifact(bill_markdown(report), key="bill", description="What the run cost")
 
 
 def plan_summary(plan: SchedulingPlan) -> str:
@@ -106,7 +93,7 @@ def report_text(report: RunReport, workspace: Workspace) -> str:
         ["", RULE, f"Run {report.run_id}: {report.model} on {report.data}", RULE],
         _plan_lines(report),
         _search_lines(report),
-        _rehearsal_lines(report),
+        _speed_lines(report),
         _quality_lines(report),
         [line for bill in report.bills for line in bill_as_text(bill).splitlines()]
         + waste_as_text(report.waste).splitlines(),
@@ -115,47 +102,9 @@ def report_text(report: RunReport, workspace: Workspace) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def plan_markdown(report: PlanReport) -> str:
-    """Return the plan and the compared searches as Markdown."""
-    plan = report.chosen.plan
-    return "\n".join(
-        [
-            f"# Plan of run {report.run_id}",
-            "",
-            *markdown_table(STAGE_HEADER, _stage_rows(report)),
-            "",
-            f"- predicted throughput {plan.throughput_samples_per_s:,.0f} samples/s "
-            f"(floor {report.problem.throughput_floor_samples_per_s:,.0f})",
-            f"- {plan.price_usd_per_hour:.4f} USD/hour, {plan.cost_usd:.6f} USD for the run",
-            f"- bought as {report.provisioning.summary}",
-            f"- {_gap_text(report)}",
-            *([f"- {ESTIMATED_NOTE}"] if report.is_estimated else []),
-            "",
-            "## Search methods",
-            "",
-            *markdown_table(SEARCH_HEADER, _search_rows(report)),
-            "",
-            *(f"- {line}" for line in _failed_search_lines(report)),
-        ]
-    )
-
-
 def explanation_markdown(problem: SchedulingProblem, explanation: PlanExplanation) -> str:
     """Return the explanation of the plan as Markdown; its lines are aligned, so they stay as they are."""
     return f"# The plan, explained\n\n```\n{explanation_text(problem, explanation)}\n```\n"
-
-
-def bill_markdown(report: RunReport) -> str:
-    """Return the bills of all launches as Markdown."""
-    lines = [f"# Bill of run {report.run_id}", ""]
-    for bill in report.bills:
-        lines += ["```", bill_as_text(bill), "```", ""]
-    lines += ["```", waste_as_text(report.waste), "```", ""]
-    lines.append(
-        f"The whole plan in instances of a cloud: {report.provisioning.cloud_plan.price_usd_per_hour:.4f} USD/hour, "
-        f"{report.provisioning.predicted_cost_usd:.6f} USD for the run."
-    )
-    return "\n".join(lines)
 
 
 def _plan_lines(report: PlanReport) -> list[str]:
@@ -163,14 +112,14 @@ def _plan_lines(report: PlanReport) -> list[str]:
     cloud = report.provisioning.cloud_plan
     return [
         f"Plan by {plan.scheduler} for {_job_text(report)}",
-        *aligned_table(STAGE_HEADER, _stage_rows(report), left={1, 2}),
+        *aligned_table(STAGE_HEADER, stage_rows(report), left={1, 2}),
         f"  predicted  {plan.throughput_samples_per_s:,.0f} samples/s "
         f"(floor {report.problem.throughput_floor_samples_per_s:,.0f}), {plan.price_usd_per_hour:.4f} USD/hour, "
         f"{plan.cost_usd:.6f} USD for the run",
         _simulated_line(report),
         f"  bought as  {_instances_of(report)}: {cloud.price_usd_per_hour:.4f} USD/hour, "
         f"{report.provisioning.price_age}",
-        f"  proof      {_gap_text(report)}",
+        f"  proof      {gap_text(report)}",
         *([f"  note       {ESTIMATED_NOTE}"] if report.is_estimated else []),
         *_dearer_lines(report),
         *essential_lines(report.explanation),
@@ -215,59 +164,21 @@ def _gigabytes(num_bytes: float) -> str:
 def _search_lines(report: PlanReport) -> list[str]:
     return [
         "Search methods, each with the same budget",
-        *aligned_table(SEARCH_HEADER, _search_rows(report), left={0}),
-        *(f"  {line}" for line in _failed_search_lines(report)),
+        *aligned_table(SEARCH_HEADER, search_rows(report), left={0}),
+        *(f"  {line}" for line in failed_search_lines(report)),
     ]
 
 
-def _stage_rows(report: PlanReport) -> list[list[str]]:
-    return [
-        [
-            str(index),
-            _layers_of(report.problem, part),
-            part.stage.device_type,
-            str(part.stage.num_replicas),
-            f"{part.seconds * MS_PER_S:.2f}",
-            f"{part.price_usd_per_hour:.4f}",
-        ]
-        for index, part in enumerate(report.chosen.evaluation.stages)
-    ]
-
-
-def _search_rows(report: PlanReport) -> list[list[str]]:
-    return [
-        [
-            f"{name} (chosen)" if name == report.scheduler else name,
-            f"{result.plan.cost_usd:.6f}",
-            f"{result.plan.throughput_samples_per_s:,.0f}",
-            f"{result.plan.optimality_gap:.2%}",
-            f"{result.plan.num_evaluations:,}",
-            f"{result.search_seconds:.2f}",
-        ]
-        for name, result in sorted(report.searches.results.items(), key=lambda item: item[1].plan.cost_usd)
-    ]
-
-
-def _failed_search_lines(report: PlanReport) -> list[str]:
-    # The way out that an error ends with is not for a method that is only compared.
-    return [f"{name}: {str(error).partition(';')[0]}" for name, error in report.searches.without_plan.items()]
-
-
-def _rehearsal_lines(report: RunReport) -> list[str]:
+def _speed_lines(report: RunReport) -> list[str]:
+    training, error = report.training, report.prediction_error
     launched = " + ".join(str(stage.num_replicas) for stage in report.provisioning.launch_stages)
     planned = " + ".join(str(stage.num_replicas) for stage in report.chosen.plan.stages)
-    measured = report.training.throughput_samples_per_s
-    if not report.provisioning.is_rehearsal:
-        return [
-            "Throughput",
-            f"  predicted  {report.chosen.plan.throughput_samples_per_s:,.0f} samples/s",
-            f"  measured   {measured:,.0f} samples/s",
-        ]
-    error = report.prediction_error
+    heading = "Speed"
+    if report.provisioning.is_rehearsal:
+        heading = f"Rehearsal on this machine: {launched} workers for the plan's {planned}"
     comparison = (
         "" if error is None else f" ({abs(error):.0%} {'above' if error > 0 else 'below'} the prediction)"
     )
-    training = report.training
     restarted = (
         []
         if training.num_attempts == 1
@@ -276,23 +187,20 @@ def _rehearsal_lines(report: RunReport) -> list[str]:
         ]
     )
     return [
-        f"Rehearsal on this machine: {launched} workers for the plan's {planned}",
-        f"  predicted  {report.prediction.throughput_samples_per_s:,.0f} samples/s",
-        f"  measured   {report.training.undisturbed_throughput_samples_per_s:,.0f} samples/s{comparison}; "
-        f"{measured:,.0f} over the whole time, with checkpoints",
+        heading,
+        f"  predicted  {report.predicted_throughput_samples_per_s:,.0f} samples/s",
+        f"  measured   {training.undisturbed_throughput_samples_per_s:,.0f} samples/s{comparison}; "
+        f"{training.throughput_samples_per_s:,.0f} over the whole time, with checkpoints",
         *restarted,
+        *([f"  learnt     {report.correction.summary}"] if report.provisioning.is_rehearsal else []),
+        *aligned_table(STAGE_SPEED_HEADER, speed_rows(report), left={1}),
     ]
 
 
 def _quality_lines(report: RunReport) -> list[str]:
-    rows = [[report.model, *_quality_cells(report.training.quality)]]
-    if report.baseline is not None:
-        rows.append(["logistic regression", *_quality_cells(report.baseline.quality)])
-    if report.best_reachable is not None:
-        rows.append(["best reachable", *_quality_cells(report.best_reachable)])
     return [
         f"Quality on the {report.num_eval_rows:,} latest rows, trained on the {report.num_train_rows:,} before",
-        *aligned_table(["model", "AUC", "log-loss"], rows, left={0}),
+        *aligned_table(QUALITY_HEADER, quality_rows(report), left={0}),
     ]
 
 
@@ -303,29 +211,11 @@ def _where_lines(report: PlanReport, workspace: Workspace) -> list[str]:
     return [
         "Where to look",
         f"  MLflow  {report.tracked.address(url)}{hint}",
+        f"  nights  {nights_address(report.tracked, url)}",
         f"  files   {workspace.run_directory(report.run_id)}",
     ]
-
-
-def _gap_text(report: PlanReport) -> str:
-    plan = report.chosen.plan
-    if plan.optimality_gap == 0:
-        return "optimal: no plan for this problem is cheaper (gap 0)"
-    return f"at most {plan.optimality_gap:.2%} dearer than the cheapest plan for this problem"
-
-
-def _layers_of(problem: SchedulingProblem, part: StageEvaluation) -> str:
-    """Return a stage's layers by number, as explanations name them, and by name."""
-    first, last = part.stage.first_layer, part.stage.last_layer
-    if first == last:
-        return f"{first} {problem.layers[first].name}"
-    return f"{first}..{last} {problem.layers[first].name} .. {problem.layers[last].name}"
 
 
 def _instances_of(report: PlanReport) -> str:
     groups = report.provisioning.cloud_plan.groups
     return " + ".join(f"{group.count} x {group.offer.instance_type.name}" for group in groups)
-
-
-def _quality_cells(quality: ClickQuality) -> list[str]:
-    return ["-" if quality.auc is None else f"{quality.auc:.4f}", f"{quality.log_loss:.4f}"]

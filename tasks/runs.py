@@ -12,9 +12,15 @@ from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
 from tasks import tracking
 from tasks.clusters import bills_of_run, end_machines_of, providers_of_run
+from tasks.start import CHAMPION
 from tasks.tracking import EndStatus, TrackedRun
 
 PARAMETERS_FILE = "parameters.json"
+
+COMPLETED = "completed"
+"""End reason of a run that trained, and not only planned."""
+
+MOST_RUNS_OF_A_DAY = 1_000
 ID_CHARACTERS = 8
 """Of the flow run's id, from its end, which is its random part."""
 
@@ -31,6 +37,10 @@ class TrainingParameters:
     epochs: int
     batch_size: int | None
     seed: int
+    day: str | None = None
+    """That is trained on; None where the data has no days."""
+
+    start_from: str = CHAMPION
 
 
 def new_run_id(flow_run_id: str | None, *, now: datetime) -> str:
@@ -78,11 +88,47 @@ def keep_parameters(
         raise ConfigurationError(f"the parameters of run {run_id} in {path} are damaged: {error}") from error
 
 
+def finished_run(workspace: Workspace, *, day: str, data: str, model: str) -> str | None:
+    """Return the newest run that has trained the same model on the same day to the end, None where none has.
+
+    Args:
+        workspace: Where runs are recorded.
+        day: YYYY-MM-DD.
+        data: Name of the source, as in the record.
+        model: Name of the model.
+
+    Raises:
+        ConfigurationError: The record of runs does not answer.
+    """
+    with tracking.store_must_answer(workspace):
+        of_day = tracking.past_trainings(workspace, most=MOST_RUNS_OF_A_DAY, day=day)
+    for past in reversed(of_day):
+        is_same = past.tags.get(tracking.DATA_TAG) == data and past.tags.get(tracking.MODEL_TAG) == model
+        is_done = past.status == "FINISHED" and past.tags.get(tracking.END_REASON_TAG) == COMPLETED
+        if is_same and is_done:
+            return past.run_id
+    return None
+
+
 def open_record(
-    workspace: Workspace, *, run_id: str, model: str, scheduler: str, provider: str, flow_run_id: str | None
+    workspace: Workspace,
+    *,
+    run_id: str,
+    model: str,
+    scheduler: str,
+    provider: str,
+    flow_run_id: str | None,
+    data: str,
+    day: str | None = None,
 ) -> TrackedRun:
     """Open the MLflow run of a flow run, named so that a column of names can be read."""
-    notes = {"heterps.provider": provider, "prefect.flow_run_id": flow_run_id or ""}
+    notes = {
+        "heterps.provider": provider,
+        "prefect.flow_run_id": flow_run_id or "",
+        tracking.MODEL_TAG: model,
+        tracking.DATA_TAG: data,
+        **({tracking.DAY_TAG: day} if day else {}),
+    }
     return tracking.open_run(workspace, run_id=run_id, run_name=f"{model} {scheduler} {run_id}", tags=notes)
 
 
@@ -99,13 +145,19 @@ def clean_up_run(
     ended = end_machines_of(workspace, run_id)
     provider = providers_of_run(workspace).get(run_id)
     bills = () if provider is None else bills_of_run(workspace, provider, run_id)
-    closed = tracking.close_dead_run(
-        workspace,
-        run_id,
-        status=status,
-        reason=reason,
-        metrics={"cost/billed_usd": sum(bill.total_usd for bill in bills)},
-    )
+    usd = sum(bill.total_usd for bill in bills)
+    try:
+        with tracking.store_must_answer(workspace):
+            closed = tracking.close_dead_run(
+                workspace,
+                run_id,
+                status=status,
+                reason=reason,
+                metrics={"cost/billed_usd": usd, "night/usd": usd},
+            )
+    except ConfigurationError as error:
+        closed = 0
+        logger.warning("the record of run %s is left to the sweeper: %s", run_id, error)
     _forget_run_without_work(workspace, run_id)
     logger.warning("run %s: ended %d machines, closed %d records: %s", run_id, ended, closed, reason)
 

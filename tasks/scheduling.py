@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from heterps_core.device_types import get_device_type
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.explanation.explanation import PlanExplanation, default_detail, explain_plan
-from heterps_core.hardware import InstanceOffer, get_device_type
+from heterps_core.hardware import InstanceOffer
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.problem.extra_costs import ExtraCosts
 from heterps_core.problem.scheduling_problem import SchedulingProblem
@@ -39,7 +40,7 @@ from tasks.provisioning import num_cores
 
 PROVING_SCHEDULER = "exact"
 COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")
-"""Searched in every run beside the chosen one, each with the same evaluations."""
+"""Searched for every report beside the chosen one, each with the same evaluations."""
 
 SIMULATED_STEPS = 20
 
@@ -143,23 +144,36 @@ def search_plan(
         return error
 
 
-def search_with_all(
+def search_chosen(
     problem: SchedulingProblem, *, scheduler: str, budget_evaluations: int, seed: int
 ) -> Searches:
-    """Search with the chosen method and those it is compared with, each with the same evaluations.
+    """Search with the method whose plan is used, and with the one that proves how good a plan can be.
 
     Raises:
         InfeasiblePlanError: There is no plan at all, or the chosen method found none; names the constraint
             and by how far it is missed.
     """
     results: dict[str, SearchResult] = {}
+    for name in dict.fromkeys((PROVING_SCHEDULER, scheduler)):
+        found = search_plan(problem, scheduler=name, budget_evaluations=budget_evaluations, seed=seed)
+        if not isinstance(found, SearchResult):
+            raise found
+        results[name] = found
+    return Searches(results=results, without_plan={})
+
+
+def with_compared(
+    searches: Searches, problem: SchedulingProblem, *, budget_evaluations: int, seed: int
+) -> Searches:
+    """Search with the other methods too, which a report compares; machines need not wait for them."""
+    results = dict(searches.results)
     without_plan: dict[str, InfeasiblePlanError] = {}
-    for name in dict.fromkeys((PROVING_SCHEDULER, scheduler, *COMPARED_SCHEDULERS)):
+    for name in COMPARED_SCHEDULERS:
+        if name in results:
+            continue
         found = search_plan(problem, scheduler=name, budget_evaluations=budget_evaluations, seed=seed)
         if isinstance(found, SearchResult):
             results[name] = found
-        elif name in (PROVING_SCHEDULER, scheduler):
-            raise found
         else:
             without_plan[name] = found
     return Searches(results=results, without_plan=without_plan)

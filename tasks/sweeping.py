@@ -11,17 +11,18 @@ from infra.sweeper import Sweep, SweptMachine
 from infra.workspace import Workspace
 from tasks import tracking
 from tasks.clusters import live_run_ids, run_of_launch, sweep_all_providers
+from tasks.retries import REPEATABLE
 
 
-@task(name="end orphans", cache_policy=NO_CACHE)
+@task(name="end orphans", cache_policy=NO_CACHE, **REPEATABLE)
 def end_orphans(workspace: Workspace) -> Sweep:
     """End machines whose lease is over or whose owner is dead, on every provider in use."""
     return sweep_all_providers(workspace)
 
 
-@task(name="close dead records", cache_policy=NO_CACHE)
+@task(name="close dead records", cache_policy=NO_CACHE, **REPEATABLE)
 def close_dead_records(workspace: Workspace, swept: Sequence[SweptMachine]) -> list[str]:
-    """Close the MLflow runs whose flow is gone; return their ids.
+    """Deliver the records that wait, then close the MLflow runs whose flow is gone; return their ids.
 
     A run is dead where its process on this host is gone, or where the sweep ended its machines and left
     it none. A run that died before its launch has no machine, so the process decides there.
@@ -31,6 +32,9 @@ def close_dead_records(workspace: Workspace, swept: Sequence[SweptMachine]) -> l
         for machine in swept
         if machine.problem is None
     }
+    if not tracking.deliver_waiting(workspace):
+        # The true end of a run may be among what waits.
+        return []
     for run_id in live_run_ids(workspace):
         reasons.pop(run_id, None)
     for run_id in tracking.runs_without_process(workspace):

@@ -1,4 +1,4 @@
-"""The record of runs in MLflow, and the only file that imports it.
+"""The record of runs in MLflow.
 
 One parent run a flow run, one child a searcher, few parameters under the same keys in all of them, and
 metrics under stable names, so that the comparison page answers what a run cost, whether it was
@@ -10,25 +10,28 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import socket
 import time
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
+from heterps_core.errors import ConfigurationError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.scheduling.search_result import SearchResult
 from heterps_core.units import SAMPLES_PER_MILLION, SECONDS_PER_HOUR
-from infra.workspace import Workspace
+from infra.workspace import TRACKING_VARIABLE, Workspace
+from tasks.patient_client import PatientClient, is_passing
+from tasks.record_outbox import Outbox, first_line
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-    import pandas as pd
     from matplotlib.figure import Figure
     from mlflow import MlflowClient
     from mlflow.entities import Run
@@ -41,16 +44,32 @@ KIND_TAG = "heterps.kind"
 CHOSEN_TAG = "heterps.chosen"
 END_REASON_TAG = "heterps.end_reason"
 HOST_TAG = "heterps.host"
+DAY_TAG = "heterps.day"
+"""Of the rows that were trained on, YYYY-MM-DD; missing where the data has no days."""
+
+DATA_TAG = "heterps.data"
+"""Where the rows came from."""
+
+MODEL_TAG = "heterps.model"
+START_TAG = "heterps.start_version"
+"""Version of the registered model whose weights training began with; missing where it began with new ones."""
+
+PROMOTED_TAG = "heterps.promoted"
+""""true" or "false": whether the model became champion, once that was decided; on the version and its run."""
+
 PROCESS_TAG = "heterps.process"
 
 REGISTERED_MODEL = "ctr"
-MODEL_FOLDER = "model"
 CHALLENGER_ALIAS = "challenger"
+CHAMPION_ALIAS = "champion"
 
 KIND_TRAINING = "training"
 KIND_SEARCH = "search"
 KIND_COMPARISON = "comparison"
 KIND_PROFILING = "profiling"
+
+NOTE_TAG = "mlflow.note.content"
+"""Markdown that MLflow shows above a run or an experiment."""
 
 METRICS_PER_REQUEST = 1_000
 """MLflow's limit of one log_batch."""
@@ -66,6 +85,8 @@ class TrackedRun:
 
     mlflow_run_id: str
     experiment_id: str
+    run_id: str | None = None
+    """Of the flow run, where the process that opened it is still the one that writes."""
 
     def address(self, mlflow_url: str) -> str:
         """Return the page of this run in an MLflow UI at `mlflow_url`."""
@@ -110,17 +131,22 @@ def open_run(workspace: Workspace, *, run_id: str, run_name: str, tags: Mapping[
     """Open the parent run of a flow run; a run that is resumed gets its old one back.
 
     The process is noted with its start time, so that a sweeper can tell whether it still lives.
+
+    Raises:
+        ConfigurationError: The store does not answer. Later in a run that is borne: what is written waits.
     """
-    client = _client(workspace)
-    experiment_id = _experiment_id(client, workspace)
+    with store_must_answer(workspace):
+        client = _client(workspace)
+        experiment_id = _experiment_id(client, workspace)
+        earlier_runs = _runs_of(client, run_id, KIND_TRAINING)
     notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: KIND_TRAINING}
-    for earlier in _runs_of(client, run_id, KIND_TRAINING):
+    for earlier in earlier_runs:
         client.update_run(earlier.info.run_id, status="RUNNING")
         for name, value in notes.items():
             client.set_tag(earlier.info.run_id, name, value)
-        return TrackedRun(mlflow_run_id=earlier.info.run_id, experiment_id=experiment_id)
+        return TrackedRun(mlflow_run_id=earlier.info.run_id, experiment_id=experiment_id, run_id=run_id)
     run = client.create_run(experiment_id, run_name=run_name, tags=notes)
-    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment_id)
+    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment_id, run_id=run_id)
 
 
 def record_search(
@@ -130,13 +156,13 @@ def record_search(
     from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
     client = _client(workspace)
-    parent_tags = client.get_run(parent.mlflow_run_id).data.tags
+    run_id = parent.run_id or client.get_run(parent.mlflow_run_id).data.tags[RUN_ID_TAG]
     child = client.create_run(
         parent.experiment_id,
         run_name=f"search {settings.method}",
         tags={
             MLFLOW_PARENT_RUN_ID: parent.mlflow_run_id,
-            RUN_ID_TAG: parent_tags[RUN_ID_TAG],
+            RUN_ID_TAG: run_id,
             KIND_TAG: KIND_SEARCH,
             CHOSEN_TAG: str(is_chosen).lower(),
         },
@@ -227,60 +253,12 @@ def record_figure(workspace: Workspace, run: TrackedRun, name: str, figure: Figu
     _client(workspace).log_figure(run.mlflow_run_id, figure, name)
 
 
-def register_model(
-    workspace: Workspace,
-    run: TrackedRun,
-    folder: Path,
-    *,
-    loader_module: str,
-    example: pd.DataFrame,
-    example_prediction: npt.NDArray[Any],
-) -> str:
-    """Register a model folder as the newest challenger; return its version.
-
-    It is kept by the name of the module that loads it and not as a pickled object, so that loading it
-    unpickles nothing.
-
-    Args:
-        workspace: Where runs are recorded.
-        run: That trained the model.
-        folder: Handed to `_load_pyfunc` of the loader module.
-        loader_module: Import path of the module.
-        example: Rows that the model takes.
-        example_prediction: What it answers to them.
-    """
-    import mlflow
-    from mlflow.models import infer_signature
-
-    client = _client(workspace)
-    with TemporaryDirectory(prefix="heterps-mlflow-") as name, warnings.catch_warnings():
-        # MLflow warns of integer columns and of packages it cannot find on an index; neither applies.
-        warnings.simplefilter("ignore")
-        saved = Path(name) / REGISTERED_MODEL
-        mlflow.pyfunc.save_model(
-            saved,
-            loader_module=loader_module,
-            data_path=str(folder),
-            signature=infer_signature(example, example_prediction),
-            input_example=example,
-            pip_requirements=["heterps"],
-        )
-        client.log_artifacts(run.mlflow_run_id, str(saved), MODEL_FOLDER)
-    if not client.search_registered_models(filter_string=f"name = '{REGISTERED_MODEL}'"):
-        client.create_registered_model(REGISTERED_MODEL)
-    artifacts = client.get_run(run.mlflow_run_id).info.artifact_uri
-    version = client.create_model_version(
-        REGISTERED_MODEL, source=f"{artifacts}/{MODEL_FOLDER}", run_id=run.mlflow_run_id
-    )
-    client.set_registered_model_alias(REGISTERED_MODEL, CHALLENGER_ALIAS, version.version)
-    return str(version.version)
-
-
 def close_run(workspace: Workspace, run: TrackedRun, *, status: EndStatus, reason: str) -> None:
-    """End a run with its true status and why it ended."""
+    """End a run with its true status and why it ended; what waits is tried once more."""
     client = _client(workspace)
     client.set_tag(run.mlflow_run_id, END_REASON_TAG, reason)
     client.set_terminated(run.mlflow_run_id, status)
+    client.deliver()
 
 
 def close_dead_run(
@@ -322,15 +300,85 @@ def runs_without_process(workspace: Workspace) -> list[str]:
     client = _client(workspace)
     running = [
         run
-        for kind in (KIND_TRAINING, KIND_PROFILING)
+        for kind in (KIND_TRAINING, KIND_PROFILING, KIND_COMPARISON)
         for run in _search(client, f"attributes.status = 'RUNNING' AND tags.`{KIND_TAG}` = '{kind}'")
     ]
     return sorted({run.data.tags[RUN_ID_TAG] for run in running if _is_gone(run)})
 
 
 def has_records(workspace: Workspace) -> bool:
-    """Tell whether anything was ever recorded here; asking MLflow would create its tables."""
-    return Path(workspace.tracking_uri.removeprefix("sqlite:///")).exists()
+    """Tell whether anything was ever recorded; asking MLflow of this workspace would create its tables."""
+    return workspace.tracking_path.exists() or not workspace.has_own_tracking
+
+
+def recorded_text(workspace: Workspace, run_id: str, name: str) -> str | None:
+    """Return a text that was kept with a flow run, None where there is none.
+
+    Raises:
+        ConfigurationError: The store does not answer.
+    """
+    from mlflow.exceptions import MlflowException
+
+    if not has_records(workspace):
+        return None
+    client = _client(workspace)
+    with store_must_answer(workspace):
+        runs = _runs_of(client, run_id, KIND_TRAINING)
+    if not runs:
+        return None
+    with TemporaryDirectory(prefix="heterps-mlflow-") as folder:
+        try:
+            return Path(client.download_artifacts(runs[0].info.run_id, name, folder)).read_text()
+        except (MlflowException, OSError):
+            return None
+
+
+def outbox(workspace: Workspace) -> Outbox:
+    """Return where records wait while the store does not answer."""
+    return Outbox(workspace.outbox_directory)
+
+
+def deliver_waiting(workspace: Workspace) -> bool:
+    """Try to write what waits for the store; return whether nothing waits any more."""
+    waiting = outbox(workspace)
+    if not waiting.is_empty:
+        num_written = _client(workspace).deliver()
+        logger.info("%d records that had waited for MLflow were written", num_written)
+    return waiting.is_empty
+
+
+@contextmanager
+def store_must_answer(workspace: Workspace) -> Iterator[None]:
+    """Turn what a store that does not answer raises into one line for people.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    try:
+        yield
+    except Exception as problem:
+        if not is_passing(problem):
+            raise
+        way_out = (
+            "look with heterps doctor which process holds it"
+            if workspace.has_own_tracking
+            else f"start it, or unset {TRACKING_VARIABLE} to record in {workspace.root}"
+        )
+        raise ConfigurationError(
+            f"runs are recorded in {workspace.tracking_uri}, which must answer, but does not "
+            f"({first_line(problem)}); {way_out}"
+        ) from problem
+
+
+@contextmanager
+def answering_client(workspace: Workspace) -> Iterator[MlflowClient]:
+    """Yield a client for what cannot be done later, such as moving an alias.
+
+    Raises:
+        ConfigurationError: The store does not answer.
+    """
+    with store_must_answer(workspace):
+        yield _connect(workspace)
 
 
 def _this_process() -> dict[str, str]:
@@ -357,13 +405,14 @@ def _runs_of(client: MlflowClient, run_id: str, kind: str | None = None) -> list
 
 
 def _search(client: MlflowClient, condition: str) -> list[Run]:
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    if experiment is None:
+    experiments = [client.get_experiment_by_name(name) for name in (EXPERIMENT, COMPARISON_EXPERIMENT)]
+    ids = [experiment.experiment_id for experiment in experiments if experiment is not None]
+    if not ids:
         return []
     found: list[Run] = []
     token: str | None = None
     while True:
-        page = client.search_runs([experiment.experiment_id], filter_string=condition, page_token=token)
+        page = client.search_runs(ids, filter_string=condition, page_token=token)
         found.extend(page)
         token = page.token
         if not token:
@@ -376,7 +425,8 @@ def _experiment_id(client: MlflowClient, workspace: Workspace, name: str = EXPER
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
         return str(experiment.experiment_id)
-    location = (workspace.artifacts_directory / name).as_uri()
+    # A server decides by itself where artifacts go.
+    location = (workspace.artifacts_directory / name).as_uri() if workspace.has_own_tracking else None
     try:
         return str(client.create_experiment(name, artifact_location=location))
     except MlflowException:
@@ -387,12 +437,22 @@ def _experiment_id(client: MlflowClient, workspace: Workspace, name: str = EXPER
         return str(experiment.experiment_id)
 
 
-def _client(workspace: Workspace) -> MlflowClient:
+def _client(workspace: Workspace) -> PatientClient:
     """Return a client of the workspace's store; MLflow is loaded on first use, as that takes seconds."""
+    return PatientClient(lambda: _connect(workspace), outbox(workspace))
+
+
+def _connect(workspace: Workspace) -> MlflowClient:
+    # The default, seven times with doubled waits, holds a run up for minutes.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     import mlflow
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    # Prints a traceback for a database that is locked, which is told and borne here.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     return mlflow.MlflowClient(tracking_uri=workspace.tracking_uri, registry_uri=workspace.tracking_uri)
 
 
@@ -409,7 +469,7 @@ def open_comparison(workspace: Workspace, *, run_id: str, tags: Mapping[str, str
     """Open the parent run of a comparison of search methods, in an experiment of its own."""
     client = _client(workspace)
     experiment_id = _experiment_id(client, workspace, COMPARISON_EXPERIMENT)
-    notes = {**tags, RUN_ID_TAG: run_id, KIND_TAG: KIND_COMPARISON}
+    notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: KIND_COMPARISON}
     run = client.create_run(experiment_id, run_name=f"comparison {run_id}", tags=notes)
     return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment_id)
 
@@ -428,3 +488,80 @@ def open_compared_search(
     tracked = TrackedRun(mlflow_run_id=child.info.run_id, experiment_id=parent.experiment_id)
     record_settings(workspace, tracked, settings)
     return tracked
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastRun:
+    """A training run as it stands in the record."""
+
+    run_id: str
+    tracked: TrackedRun
+    name: str
+    status: str
+    started_at: datetime
+    tags: Mapping[str, str]
+    parameters: Mapping[str, str]
+    metrics: Mapping[str, float]
+
+
+def past_trainings(workspace: Workspace, *, most: int, day: str | None = None) -> list[PastRun]:
+    """Return the newest training runs, the newest last; none where nothing was ever recorded.
+
+    Args:
+        workspace: Where runs are recorded.
+        most: How many, at most 1,000.
+        day: Of their data, YYYY-MM-DD; None for runs of any day and of none.
+    """
+    if not has_records(workspace):
+        return []
+    client = _client(workspace)
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is None:
+        return []
+    found = client.search_runs(
+        [experiment.experiment_id],
+        filter_string=f"tags.`{KIND_TAG}` = '{KIND_TRAINING}'"
+        + (f" AND tags.`{DAY_TAG}` = '{day}'" if day else ""),
+        order_by=["attributes.start_time DESC"],
+        max_results=most,
+    )
+    return [
+        PastRun(
+            run_id=run.data.tags[RUN_ID_TAG],
+            tracked=TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=run.info.experiment_id),
+            name=run.info.run_name or "",
+            status=run.info.status,
+            started_at=datetime.fromtimestamp(run.info.start_time / 1_000, UTC),
+            tags=run.data.tags,
+            parameters=run.data.params,
+            metrics=run.data.metrics,
+        )
+        for run in reversed(found)
+    ]
+
+
+def name_run(workspace: Workspace, run: TrackedRun, name: str) -> None:
+    """Call a run otherwise, once there is more to say of it than at its start."""
+    _client(workspace).update_run(run.mlflow_run_id, name=name)
+
+
+def tag_run(workspace: Workspace, run: TrackedRun, tags: Mapping[str, str]) -> None:
+    """Write tags of a run."""
+    client = _client(workspace)
+    for name, value in tags.items():
+        client.set_tag(run.mlflow_run_id, name, value)
+
+
+def tag_experiment(workspace: Workspace, run: TrackedRun, tags: Mapping[str, str]) -> None:
+    """Write tags of a run's experiment; may be done again with every run."""
+    client = _client(workspace)
+    for name, value in tags.items():
+        client.set_experiment_tag(run.experiment_id, name, value)
+
+
+def record_bytes(workspace: Workspace, run: TrackedRun, name: str, content: bytes) -> None:
+    """Keep a file with the run, for instance a picture that was drawn already."""
+    with TemporaryDirectory(prefix="heterps-mlflow-") as folder:
+        path = Path(folder) / name
+        path.write_bytes(content)
+        _client(workspace).log_artifact(run.mlflow_run_id, str(path))

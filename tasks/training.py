@@ -24,6 +24,7 @@ from heterps_core.training.step_metrics import Progress
 from heterps_core.training.submission import publish_cluster, submit_job
 from heterps_core.training.training_run import TrainingRun
 from tasks.provisioning import usd_for
+from tasks.start import Start
 
 LEAST_CHECKPOINT_STEPS, MOST_CHECKPOINT_STEPS = 50, 200
 """At most 200 steps are lost, some seconds here; below 50 the writing would show in the throughput."""
@@ -88,12 +89,18 @@ def write_job(
     dataset: PreparedDataset,
     stages: Sequence[Stage],
     config: TrainingConfig,
+    start: Start,
 ) -> TrainingJob:
-    """Write the job into the run directory, before any node is launched."""
+    """Write the job into the run directory, before any node is launched, with the model that it begins with."""
     job = TrainingJob(
-        run_id=run_id, model=model, dataset=str(dataset.directory), stages=tuple(stages), config=config
+        run_id=run_id,
+        model=model,
+        dataset=str(dataset.directory),
+        stages=tuple(stages),
+        config=config,
+        start_model=start.model,
     )
-    submit_job(run, job)
+    submit_job(run, job, start_folder=start.folder)
     return job
 
 

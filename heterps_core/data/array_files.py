@@ -54,16 +54,20 @@ def write_arrays(
 
 
 def standardise_in_place(
-    directory: Path, num_train_rows: int, is_count: tuple[bool, ...]
+    directory: Path,
+    num_train_rows: int,
+    is_count: tuple[bool, ...],
+    transform: NumericTransform | None = None,
 ) -> NumericTransform:
-    """Fit the transform on the training rows of dense.npy and apply it to all rows."""
+    """Fit the transform on the training rows of dense.npy, unless it is given, and apply it to all rows."""
     if not is_count:
         return NumericTransform(is_count=(), means=(), standard_deviations=())
     dense = np.load(directory / "dense.npy", mmap_mode="r+")
-    starts = range(0, num_train_rows, _ROWS_PER_CHUNK)
-    transform = fit_numeric_transform(
-        (dense[start : min(start + _ROWS_PER_CHUNK, num_train_rows)] for start in starts), is_count
-    )
+    if transform is None:
+        starts = range(0, num_train_rows, _ROWS_PER_CHUNK)
+        transform = fit_numeric_transform(
+            (dense[start : min(start + _ROWS_PER_CHUNK, num_train_rows)] for start in starts), is_count
+        )
     for start in range(0, len(dense), _ROWS_PER_CHUNK):
         chunk = dense[start : start + _ROWS_PER_CHUNK]
         chunk[:] = transform.standardise(chunk)

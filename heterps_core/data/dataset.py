@@ -31,7 +31,9 @@ from heterps_core.data.manifest import (
     read_manifest,
     write_manifest,
 )
+from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.readers import Source, list_source_files, read_rows
+from heterps_core.data.row_batch import RowBatch
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 
@@ -228,6 +230,8 @@ def prepare_dataset(
     schema: DataSchema,
     buckets_per_slot: int,
     eval_fraction: float = 0.2,
+    eval_source: Source | None = None,
+    numeric_transform: NumericTransform | None = None,
     out_dir: Path | str,
 ) -> PreparedDataset:
     """Read a table of clicks once and write it as a prepared dataset, or reuse the one that is there.
@@ -243,6 +247,8 @@ def prepare_dataset(
             and the rest shared by all values through their hash.
         eval_fraction: Share of the rows, the latest ones, that is held out, in [0, 1). At least one
             row is held out unless it is 0.
+        eval_source: Rows to hold out, later than all of `source`, which is trained on then as a whole.
+        numeric_transform: Of the model that is to go on with these rows; by default fitted on those to train on.
         out_dir: Folder of the prepared dataset; its parent is made if it is not there.
 
     Raises:
@@ -250,13 +256,22 @@ def prepare_dataset(
         ConfigurationError: A parameter is out of range, or `out_dir` holds something else.
     """
     _check_parameters(buckets_per_slot, eval_fraction)
+    _check_transform(numeric_transform, schema)
     out_dir = Path(out_dir).absolute()
     _check_replaceable(out_dir)
     files = list_source_files(source)
+    eval_files = () if eval_source is None else list_source_files(eval_source)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(out_dir.parent):
-        sources = tuple(describe_source(file) for file in files)
-        fingerprint = compute_fingerprint(sources, schema, buckets_per_slot, eval_fraction)
+        sources = tuple(describe_source(file) for file in (*files, *eval_files))
+        fingerprint = compute_fingerprint(
+            sources,
+            schema,
+            buckets_per_slot,
+            eval_fraction,
+            num_eval_sources=len(eval_files),
+            numeric_transform=numeric_transform,
+        )
         present = read_manifest(out_dir)
         if present is not None and present.fingerprint == fingerprint:
             logger.info("reusing the prepared dataset in %s", out_dir)
@@ -267,9 +282,11 @@ def prepare_dataset(
             manifest = _prepare_arrays(
                 partial,
                 files,
+                eval_files,
                 schema=schema,
                 buckets_per_slot=buckets_per_slot,
                 eval_fraction=eval_fraction,
+                numeric_transform=numeric_transform,
                 sources=sources,
                 fingerprint=fingerprint,
             )
@@ -288,10 +305,12 @@ def prepare_dataset(
 def _prepare_arrays(
     directory: Path,
     files: Sequence[Path],
+    eval_files: Sequence[Path],
     *,
     schema: DataSchema,
     buckets_per_slot: int,
     eval_fraction: float,
+    numeric_transform: NumericTransform | None,
     sources: tuple[SourceFile, ...],
     fingerprint: str,
 ) -> DatasetManifest:
@@ -302,11 +321,25 @@ def _prepare_arrays(
         slot_names=schema.categorical_columns,
         dense_names=schema.numeric_columns,
     )
-    is_count = tuple(column in schema.count_columns for column in schema.numeric_columns)
-    num_rows = write_arrays(directory, read_rows(files, schema), features, is_count)
-    num_eval_rows = _num_eval_rows(num_rows, eval_fraction, files)
+    is_count = schema.count_flags
+    num_read_to_train = 0
+
+    def rows() -> Iterator[RowBatch]:
+        nonlocal num_read_to_train
+        for batch in read_rows(files, schema):
+            num_read_to_train += len(batch.labels)
+            yield batch
+        yield from read_rows(eval_files, schema)
+
+    num_rows = write_arrays(directory, rows(), features, is_count)
+    if eval_files:
+        num_eval_rows = num_rows - num_read_to_train
+        eval_fraction = num_eval_rows / num_rows
+    else:
+        num_eval_rows = _num_eval_rows(num_rows, eval_fraction)
+    _check_num_rows(num_rows, eval_fraction, files)
     num_train_rows = num_rows - num_eval_rows
-    transform = standardise_in_place(directory, num_train_rows, is_count)
+    transform = standardise_in_place(directory, num_train_rows, is_count, numeric_transform)
     labels = map_array(directory, "labels")
     return DatasetManifest(
         fingerprint=fingerprint,
@@ -322,17 +355,26 @@ def _prepare_arrays(
     )
 
 
-def _num_eval_rows(num_rows: int, eval_fraction: float, files: Sequence[Path]) -> int:
+def _num_eval_rows(num_rows: int, eval_fraction: float) -> int:
     """Return how many of the latest rows are held out."""
+    return 0 if eval_fraction == 0.0 else min(max(1, round(num_rows * eval_fraction)), num_rows - 1)
+
+
+def _check_num_rows(num_rows: int, eval_fraction: float, files: Sequence[Path]) -> None:
     if num_rows > _MAX_ROWS:
         raise DataError(files[0], f"a dataset can hold at most {_MAX_ROWS} rows, got {num_rows}")
-    if eval_fraction == 0.0:
-        return 0
-    if num_rows < 2:
+    if eval_fraction > 0.0 and num_rows < 2:
         raise DataError(
             files[0], f"at least 2 rows are needed to train on one and hold out another, got {num_rows}"
         )
-    return min(max(1, round(num_rows * eval_fraction)), num_rows - 1)
+
+
+def _check_transform(transform: NumericTransform | None, schema: DataSchema) -> None:
+    if transform is not None and transform.is_count != schema.count_flags:
+        raise ConfigurationError(
+            f"a numeric transform must be of the numeric columns of the {schema.name} data and treat the same ones "
+            f"as counts; fit a new one, and train from the start"
+        )
 
 
 def _check_parameters(buckets_per_slot: int, eval_fraction: float) -> None:

@@ -51,9 +51,11 @@ class DatasetManifest:
     schema: DataSchema
     features: FeatureSpec
     numeric_transform: NumericTransform
-    """Fitted on the training rows; apply it to raw numbers when serving."""
+    """Fitted on the training rows, or of the model that goes on with them; apply it to raw numbers when serving."""
 
     eval_fraction: float
+    """Share of the rows that is held out."""
+
     num_train_rows: int
     num_eval_rows: int
     num_train_clicks: int
@@ -158,9 +160,24 @@ def describe_source(file: Path) -> SourceFile:
 
 
 def compute_fingerprint(
-    sources: Sequence[SourceFile], schema: DataSchema, buckets_per_slot: int, eval_fraction: float
+    sources: Sequence[SourceFile],
+    schema: DataSchema,
+    buckets_per_slot: int,
+    eval_fraction: float,
+    *,
+    num_eval_sources: int = 0,
+    numeric_transform: NumericTransform | None = None,
 ) -> str:
-    """Return a hash of everything that decides what a prepared dataset holds."""
+    """Return a hash of everything that decides what a prepared dataset holds.
+
+    Args:
+        sources: All files, those that are held out last.
+        schema: Of their columns.
+        buckets_per_slot: Rows of each table.
+        eval_fraction: Share of the rows that is held out, where no files are.
+        num_eval_sources: Files that are held out.
+        numeric_transform: That was not fitted on the rows.
+    """
     document = {
         "format_version": FORMAT_VERSION,
         "sources": [asdict(source) for source in sources],
@@ -168,4 +185,8 @@ def compute_fingerprint(
         "buckets_per_slot": buckets_per_slot,
         "eval_fraction": eval_fraction,
     }
+    if num_eval_sources:
+        document["num_eval_sources"] = num_eval_sources
+    if numeric_transform is not None:
+        document["numeric_transform"] = numeric_transform.to_json()
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

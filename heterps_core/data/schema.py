@@ -75,6 +75,11 @@ class DataSchema:
         """Label, numeric and categorical columns: all that is read from a file."""
         return (self.label_column, *self.numeric_columns, *self.categorical_columns)
 
+    @property
+    def count_flags(self) -> tuple[bool, ...]:
+        """For each numeric column whether it is a count."""
+        return tuple(column in self.count_columns for column in self.numeric_columns)
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form, which is also the form of a schema file."""
         return {"schema_version": SCHEMA_VERSION, **asdict(self)}

@@ -1,16 +1,13 @@
 """A made-up click stream in the published Criteo format, whose click probabilities are known.
 
 Real click logs may not be passed on, and nobody knows how well they could be predicted at best. Here
-the truth is known for every row, so a model's AUC can be put beside the best that is reachable.
-
-The log-odds of a click are a sum of: an effect of the value in each of 26 slots; products of hidden
-factors of two values for some pairs of slots, which no linear model can learn; and a linear and a
-quadratic effect of the logarithm of some of 13 counts.
+the truth is known for every row (`click_truth.py`), so a model's AUC can be put beside the best that is reachable.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,48 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from heterps_core.data.hashing import mix
+from heterps_core.data.click_truth import ClickTruth, FloatArray
 from heterps_core.data.quality import ClickQuality, measure_quality
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.errors import ConfigurationError, DataError
 
-CLICK_RATE = 0.25
-"""Of the stream; published samples of click logs lie at 0.2 to 0.26."""
-
-_LOGIT_DEVIATION = 1.4
-"""Standard deviation of the log-odds; with it the best reachable AUC is 0.80 to 0.82."""
-
-_SLOT_CARDINALITIES = (
-    150, 300, 900, 700, 50, 8, 800, 60, 3, 1000, 600, 900, 400,
-    20, 500, 800, 9, 350, 250, 4, 900, 6, 12, 500, 35, 300,
-)  # fmt: skip
-"""Values per slot: from a few to a thousand, so that some 100,000 rows show most of them often enough."""
-
-_SLOT_MISSING_SHARES = (
-    0.0, 0.0, 0.03, 0.03, 0.0, 0.15, 0.0, 0.0, 0.0, 0.0, 0.0, 0.03, 0.0,
-    0.0, 0.0, 0.03, 0.0, 0.0, 0.45, 0.45, 0.03, 0.75, 0.0, 0.03, 0.45, 0.45,
-)  # fmt: skip
-
-_COUNT_LOG_MEANS = (0.8, 2.5, 2.0, 1.8, 7.0, 3.5, 1.8, 2.2, 4.0, 0.2, 1.0, 0.3, 2.0)
-_COUNT_LOG_DEVIATIONS = (1.0, 1.8, 1.3, 1.0, 2.0, 1.5, 1.3, 1.0, 1.4, 0.5, 0.9, 0.6, 1.1)
-_COUNT_MISSING_SHARES = (0.4, 0.0, 0.2, 0.2, 0.03, 0.2, 0.05, 0.0, 0.05, 0.4, 0.05, 0.75, 0.2)
-
-_ZIPF_EXPONENT = 1.2
-_INTERACTING_SLOTS = ((5, 22), (8, 13), (16, 19), (21, 22))
-"""Pairs of slots with few values, so that each combination is seen often enough to be learned."""
-
-_SLOT_SHARE, _INTERACTION_SHARE, _COUNT_SHARE = 0.35, 0.35, 0.3
-"""Shares of the variance of the log-odds."""
-
 _ROWS_PER_CHUNK = 16_384
-_CALIBRATION_ROWS = 65_536
-_CALIBRATION_STREAM = 2**32
-"""Number of the random stream for calibration; chunks count from 0 and never get there."""
-
-_POPULARITY_STEPS = 65_536
-"""Popularity is held in steps of 1/65536: a value is then drawn by one look-up."""
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,12 +59,20 @@ def write_click_stream(path: Path | str, *, num_rows: int, seed: int) -> ClickSt
     """
     if num_rows < 1:
         raise ConfigurationError(f"num_rows must be at least 1, got {num_rows}")
-    path = Path(path)
+    return write_rows(Path(path), ClickTruth.of_seed(seed), num_rows=num_rows, entropy=(seed,))
+
+
+def write_rows(path: Path, truth: ClickTruth, *, num_rows: int, entropy: Sequence[int]) -> ClickStream:
+    """Write rows of a truth, with their probabilities beside them; `entropy` decides which rows.
+
+    Raises:
+        DataError: As `write_click_stream`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"_{path.name}.draft")
-    probabilities_path = path.with_name(f"_{path.name}.probabilities.npy")
+    probabilities_path = probabilities_beside(path)
     try:
-        _write_draft(draft, probabilities_path, num_rows=num_rows, seed=seed)
+        _write_draft(draft, probabilities_path, truth, num_rows=num_rows, entropy=entropy)
         draft.replace(path)
     except OSError as error:
         free_bytes = shutil.disk_usage(path.parent).free
@@ -117,8 +86,14 @@ def write_click_stream(path: Path | str, *, num_rows: int, seed: int) -> ClickSt
     return ClickStream(path=path, probabilities_path=probabilities_path, num_rows=num_rows)
 
 
-def _write_draft(draft: Path, probabilities_path: Path, *, num_rows: int, seed: int) -> None:
-    truth = _ClickTruth(seed)
+def probabilities_beside(path: Path) -> Path:
+    """Return where the true click probabilities of a made-up file stand."""
+    return path.with_name(f"_{path.name}.probabilities.npy")
+
+
+def _write_draft(
+    draft: Path, probabilities_path: Path, truth: ClickTruth, *, num_rows: int, entropy: Sequence[int]
+) -> None:
     fields = [("label", pa.int8())]
     fields += [(column, pa.int64()) for column in CRITEO_SCHEMA.numeric_columns]
     fields += [(column, pa.string()) for column in CRITEO_SCHEMA.categorical_columns]
@@ -131,7 +106,7 @@ def _write_draft(draft: Path, probabilities_path: Path, *, num_rows: int, seed: 
     ):
         for chunk, start in enumerate(range(0, num_rows, _ROWS_PER_CHUNK)):
             stop = min(start + _ROWS_PER_CHUNK, num_rows)
-            generator = np.random.default_rng([seed, chunk])
+            generator = np.random.default_rng([*entropy, chunk])
             rows = truth.draw(generator, _ROWS_PER_CHUNK)
             labels = generator.random(_ROWS_PER_CHUNK) < rows.probabilities
             probabilities[start:stop] = rows.probabilities[: stop - start]
@@ -151,143 +126,3 @@ def best_reachable_quality(
         labels: In {0, 1}.
     """
     return measure_quality(labels, np.log(click_probabilities / (1.0 - click_probabilities)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Rows:
-    """Drawn rows. N = rows."""
-
-    counts: npt.NDArray[np.int64]
-    """[N, 13]"""
-
-    is_count_missing: npt.NDArray[np.bool_]
-    """[N, 13]"""
-
-    values: npt.NDArray[np.int64]
-    """[N, 26], number of the value inside its slot; the slot's cardinality stands for "missing"."""
-
-    probabilities: FloatArray
-    """[N]"""
-
-
-class _ClickTruth:
-    """The hidden effects behind a stream; a function of the seed alone."""
-
-    def __init__(self, seed: int) -> None:
-        generator = np.random.default_rng([seed, _CALIBRATION_STREAM])
-        self._popularity = [_popularity_table(size) for size in _SLOT_CARDINALITIES]
-        self._texts = [_value_texts(slot, size) for slot, size in enumerate(_SLOT_CARDINALITIES)]
-        self._effects = [
-            # Slots of many values have small effects: nothing could learn large ones from a few rows each.
-            generator.normal(size=size + 1) * size**-0.5
-            for size in _SLOT_CARDINALITIES
-        ]
-        self._factors = [
-            tuple(generator.normal(size=_SLOT_CARDINALITIES[slot] + 1) for slot in pair)
-            for pair in _INTERACTING_SLOTS
-        ]
-        self._count_slopes = generator.normal(size=len(_COUNT_LOG_MEANS))
-        self._count_curvatures = 0.5 * generator.normal(size=len(_COUNT_LOG_MEANS))
-        # Until calibrated: all parts unscaled.
-        self._scales = np.ones(3)
-        self._part_means = np.zeros(3)
-        self._intercept = 0.0
-        self._calibrate(generator)
-
-    def draw(self, generator: np.random.Generator, num_rows: int) -> _Rows:
-        """Draw rows with their click probabilities."""
-        counts, is_count_missing = _draw_counts(generator, num_rows)
-        values = self._draw_values(generator, num_rows)
-        parts = self._parts(counts, is_count_missing, values)
-        logits = self._intercept + (parts - self._part_means) @ self._scales
-        return _Rows(
-            counts=counts,
-            is_count_missing=is_count_missing,
-            values=values,
-            probabilities=1.0 / (1.0 + np.exp(-logits)),
-        )
-
-    def columns_of(self, rows: _Rows) -> list[pa.Array]:
-        """Return the 13 count and 26 text columns of drawn rows, null where missing."""
-        counts = [
-            pa.array(rows.counts[:, i], mask=rows.is_count_missing[:, i]) for i in range(rows.counts.shape[1])
-        ]
-        texts = [texts.take(pa.array(rows.values[:, slot])) for slot, texts in enumerate(self._texts)]
-        return [*counts, *texts]
-
-    def _draw_values(self, generator: np.random.Generator, num_rows: int) -> npt.NDArray[np.int64]:
-        values = np.empty((num_rows, len(_SLOT_CARDINALITIES)), dtype=np.int64, order="F")
-        for slot, size in enumerate(_SLOT_CARDINALITIES):
-            drawn = generator.integers(0, _POPULARITY_STEPS, size=num_rows, dtype=np.uint16)
-            values[:, slot] = self._popularity[slot][drawn]
-            if _SLOT_MISSING_SHARES[slot]:
-                is_missing = generator.random(num_rows, dtype=np.float32) < _SLOT_MISSING_SHARES[slot]
-                values[is_missing, slot] = size
-        return values
-
-    def _parts(
-        self,
-        counts: npt.NDArray[np.int64],
-        is_count_missing: npt.NDArray[np.bool_],
-        values: npt.NDArray[np.int64],
-    ) -> FloatArray:
-        """Return the three parts [N, 3] of the log-odds: slots, interactions, counts."""
-        parts = np.zeros((len(values), 3))
-        for slot, effects in enumerate(self._effects):
-            parts[:, 0] += effects[values[:, slot]]
-        for (first, second), (factor_1, factor_2) in zip(_INTERACTING_SLOTS, self._factors, strict=True):
-            parts[:, 1] += factor_1[values[:, first]] * factor_2[values[:, second]]
-        logs = (np.log1p(np.maximum(counts, 0)) - _COUNT_LOG_MEANS) / _COUNT_LOG_DEVIATIONS
-        # A missing count has no effect, as the mean has none: that is how it enters the model.
-        logs[is_count_missing] = 0.0
-        parts[:, 2] = logs @ self._count_slopes + logs**2 @ self._count_curvatures
-        return parts
-
-    def _calibrate(self, generator: np.random.Generator) -> None:
-        """Scale the parts to their shares of the variance and set the intercept for the click rate."""
-        counts, is_count_missing = _draw_counts(generator, _CALIBRATION_ROWS)
-        parts = self._parts(counts, is_count_missing, self._draw_values(generator, _CALIBRATION_ROWS))
-        shares = np.array([_SLOT_SHARE, _INTERACTION_SHARE, _COUNT_SHARE])
-        self._scales = _LOGIT_DEVIATION * np.sqrt(shares) / parts.std(axis=0)
-        self._part_means = parts.mean(axis=0)
-        self._intercept = _intercept_for((parts - self._part_means) @ self._scales, CLICK_RATE)
-
-
-def _draw_counts(
-    generator: np.random.Generator, num_rows: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Draw 13 log-normal counts [N, 13] and which of them are missing."""
-    shape = (num_rows, len(_COUNT_LOG_MEANS))
-    normal = generator.standard_normal(shape, dtype=np.float32)
-    counts = np.exp(
-        normal * np.array(_COUNT_LOG_DEVIATIONS, dtype=np.float32)
-        + np.array(_COUNT_LOG_MEANS, dtype=np.float32)
-    ).astype(np.int64)
-    return counts, generator.random(shape, dtype=np.float32) < np.array(
-        _COUNT_MISSING_SHARES, dtype=np.float32
-    )
-
-
-def _popularity_table(size: int) -> npt.NDArray[np.int64]:
-    """Return a table of `_POPULARITY_STEPS` values in which value v stands about (v + 1) ** -1.2 as often as 0."""
-    weights = np.arange(1, size + 1) ** -_ZIPF_EXPONENT
-    edges = np.round(np.cumsum(weights) / weights.sum() * _POPULARITY_STEPS).astype(np.int64)
-    return np.repeat(np.arange(size), np.diff(edges, prepend=0))
-
-
-def _value_texts(slot: int, size: int) -> pa.StringArray:
-    """Return the 8 hexadecimal digits of each value of a slot, with a null at the end for "missing"."""
-    numbers = mix((np.uint64(slot) << np.uint64(32)) + np.arange(size, dtype=np.uint64)) >> np.uint64(32)
-    return pa.array([f"{number:08x}" for number in numbers.tolist()] + [None], pa.string())
-
-
-def _intercept_for(logits: FloatArray, click_rate: float) -> float:
-    """Return the intercept with which centred logits give the click rate on average, by bisection."""
-    low, high = -20.0, 20.0
-    for _ in range(40):
-        middle = (low + high) / 2.0
-        if np.mean(1.0 / (1.0 + np.exp(-(logits + middle)))) < click_rate:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2.0

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from heterps_core.data.features import FeatureSpec
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import DEVICE_TYPES
 from heterps_core.json_file import write_json
 from heterps_core.models import CNN_MODELS, CTR_MODELS
 from heterps_core.profiling.layer_profile import LayerProfile

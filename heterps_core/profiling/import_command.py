@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import ConfigurationError, UnknownNameError
-from heterps_core.hardware import DEVICE_TYPES, get_device_type
 from heterps_core.profiling.command import write_profiles
 from heterps_core.profiling.imported.imported_model import ImportedModel
 from heterps_core.profiling.imported.pipedream import DEFAULT_DEVICE_TYPE, read_pipedream

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from heterps_core.device_types import get_device_type
 from heterps_core.errors import UnknownNameError
 from heterps_core.graph.model_graph import ModelGraph
-from heterps_core.hardware import get_device_type
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
 from heterps_core.profiling.machine import this_machine

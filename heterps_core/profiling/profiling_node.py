@@ -12,8 +12,9 @@ import sys
 from dataclasses import replace
 
 from heterps_core.cluster import Node
+from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, HeterpsError
-from heterps_core.hardware import DeviceKind, get_device_type
+from heterps_core.hardware import DeviceKind
 from heterps_core.profiling.device_profile import DeviceProfile, hardware_name
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.training.node_life import (

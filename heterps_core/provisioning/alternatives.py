@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from heterps_core.hardware import InstanceOffer, get_device_type
+from heterps_core.device_types import get_device_type
+from heterps_core.hardware import InstanceOffer
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 
 MAX_DEARER = 0.5

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, ProvisioningError
-from heterps_core.hardware import InstanceOffer, Market, get_device_type
+from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.provisioning.offer_choice import instances_by_zone, offers_in_zone

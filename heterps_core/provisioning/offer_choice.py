@@ -18,8 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from heterps_core.cost_model.instance_cover import InstanceCover
+from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import ProvisioningError
-from heterps_core.hardware import DEVICE_TYPES, InstanceOffer, Market, get_device_type
+from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.problem.extra_costs import InstanceSize

@@ -131,6 +131,19 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StartModel:
+    """An exported model whose weights training begins with; its files stand in the run directory."""
+
+    version: str
+    """In the registry."""
+
+    run_id: str
+    """That trained it."""
+
+    weights_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingJob:
     """A model, its data, its stages and its configuration."""
 
@@ -143,6 +156,8 @@ class TrainingJob:
 
     stages: tuple[Stage, ...]
     config: TrainingConfig
+    start_model: StartModel | None = None
+    """Whose weights the first step sees; None draws them. A checkpoint of the run itself comes before it."""
 
     def __post_init__(self) -> None:
         check_stages_cover_chain(self.stages)
@@ -183,7 +198,9 @@ class TrainingJob:
             raise ConfigurationError(
                 f"job.json must have schema_version {SCHEMA_VERSION}, got {document.get('schema_version')!r}"
             )
-        fields = {name: document[name] for name in cls.__dataclass_fields__}
+        fields = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
         fields["stages"] = stages_from_json(document["stages"])
         fields["config"] = TrainingConfig(**document["config"])
+        if document.get("start_model") is not None:
+            fields["start_model"] = StartModel(**document["start_model"])
         return cls(**fields)

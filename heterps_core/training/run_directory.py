@@ -16,6 +16,7 @@ folder is a local path or, with the same code, a bucket ("s3://bucket/prefix", t
     reserve                       room for the last words of nodes on a full disk
     usage/<process>.json          what a process asked of the bucket, written at its end
     data/                         the prepared data set, where nodes do not see the flow's disk
+    start_model/                  the exported model whose weights training begins with
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ USAGE = "usage"
 CHECKPOINTS = "checkpoints"
 FAILURES = "failures"
 DATA = "data"
+START_MODEL = "start_model"
 RESERVE = "reserve"
 RESERVED_BYTES = 262_144
 """A few kilobytes for each node and worker that has something to say when the disk is full."""

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import DEVICE_TYPES, SPOT_SUFFIX, DeviceKind
+from heterps_core.hardware import SPOT_SUFFIX, DeviceKind
 from heterps_core.training.rank_layout import RankLayout
 
 BLOCKING_WAIT_VARIABLE = "TORCH_NCCL_BLOCKING_WAIT"

@@ -13,17 +13,23 @@ from heterps_core.training.run_directory import (
     FAILURES,
     JOB,
     RESULT,
+    START_MODEL,
     STOP,
     USAGE,
     RunDirectory,
 )
 
 
-def submit_job(run: RunDirectory, job: TrainingJob) -> None:
+def submit_job(run: RunDirectory, job: TrainingJob, *, start_folder: Path | None = None) -> None:
     """Write the job, before its nodes are launched; its data too, where nodes do not see this disk.
 
     Marks of an earlier attempt in the same folder (a run that is resumed) are removed; its checkpoints, steps and
-    logs stay.
+    logs stay, and so does the model that it began with.
+
+    Args:
+        run: Where to.
+        job: What to train.
+        start_folder: The exported model that the job begins with; not needed where the run has begun with it before.
     """
     for key in (CLUSTER, RESULT, STOP):
         run.delete_file(key)
@@ -34,6 +40,10 @@ def submit_job(run: RunDirectory, job: TrainingJob) -> None:
     run.delete_folder(USAGE)
     if not run.is_local and not run.exists(f"{DATA}/{MANIFEST_NAME}"):
         run.upload_folder(Path(job.dataset), DATA)
+    if start_folder is not None:
+        # What a launch that was cut short left there may be a part, or of another model.
+        run.delete_folder(START_MODEL)
+        run.upload_folder(start_folder, START_MODEL)
     run.reserve_space()
     run.write_json(JOB, job.to_json())
 

@@ -1,7 +1,8 @@
 """One training process: finds its place in the plan, trains it, and says how it ended.
 
 Started by torchrun on every node (`python -m heterps_core.training.worker`). It reads the job and the cluster from
-the run directory, resumes from the newest complete checkpoint, and leaves the result or its last words there.
+the run directory, resumes from the newest complete checkpoint, else begins with the weights of the job's start model
+where it has one, and leaves the result or its last words there.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.quality import measure_quality
 from heterps_core.embeddings.row_kernels import row_kernels
 from heterps_core.errors import HeterpsError
-from heterps_core.training.checkpoint import load_latest_checkpoint
-from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.failures import LostWorkerError, WorkerFailure, now_s, root_cause, write_failure
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
@@ -37,11 +36,12 @@ from heterps_core.training.parameter_server import ParameterServer
 from heterps_core.training.process_report import ProcessReport, write_process_report
 from heterps_core.training.rank_layout import RankLayout, WorkerPlace, fingerprint, layout_from_places
 from heterps_core.training.run_directory import CLUSTER, JOB, RESULT, STEPS, RunDirectory
-from heterps_core.training.shared_memory_boundary import connect_neighbours
 from heterps_core.training.shared_memory_link import SharedMemoryLink
+from heterps_core.training.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.stage_device import is_gpu, join_by_nccl, stage_device
 from heterps_core.training.stage_model import build_stage_model
 from heterps_core.training.stage_runner import SILENCE_LIMIT_S, StageRunner
+from heterps_core.training.start_model import begin
 from heterps_core.training.step_metrics import MetricWriter
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Worker:
             ids_group=ids_groups[self.stage] if asks_ahead else None,
             link=link,
         )
-        cursor = load_latest_checkpoint(self.run, loop.model, group=group) or TrainingCursor()
+        cursor = begin(self.run, job, loop.model, group=group)
         self.step = cursor.step
         if loop.model.tables or loop.model.pulled_tables:
             # The first worker of a machine compiles them, which takes seconds that nobody waits for later on.

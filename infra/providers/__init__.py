@@ -38,7 +38,7 @@ def get_provider(name: str, settings: ProviderSettings) -> Provider:
 def provider_for(
     name: str, workspace: Workspace, *, region: str, environment: Mapping[str, str] = os.environ
 ) -> Provider:
-    """Make a provider by name, set up for a workspace and by the variables HETERPS_AWS_*.
+    """Make a provider by name, set up for a workspace and by the variables HETERPS_AWS_*, where they are not empty.
 
     Raises:
         UnknownNameError: No provider has this name.
@@ -46,10 +46,10 @@ def provider_for(
     settings = ProviderSettings(
         state_directory=workspace.leases_directory,
         region=region,
-        image_id=environment.get("HETERPS_AWS_IMAGE"),
-        subnet_id=environment.get("HETERPS_AWS_SUBNET"),
-        instance_profile=environment.get("HETERPS_AWS_INSTANCE_PROFILE"),
-        key_name=environment.get("HETERPS_AWS_KEY"),
-        workspace=environment.get("HETERPS_AWS_WORKSPACE", DEFAULT_WORKSPACE),
+        image_id=environment.get("HETERPS_AWS_IMAGE") or None,
+        subnet_id=environment.get("HETERPS_AWS_SUBNET") or None,
+        instance_profile=environment.get("HETERPS_AWS_INSTANCE_PROFILE") or None,
+        key_name=environment.get("HETERPS_AWS_KEY") or None,
+        workspace=environment.get("HETERPS_AWS_WORKSPACE") or DEFAULT_WORKSPACE,
     )
     return get_provider(name, settings)

@@ -7,8 +7,8 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-from heterps_core.errors import UnknownNameError
 from infra.workspace import Workspace
+from tasks.commands import RUN_HELP
 
 HELP = """\
 Show what runs cost: seconds of every instance times the price that was frozen when it was launched.
@@ -19,7 +19,7 @@ usage export (CSV, gzip or Parquet; the older report or CUR 2.0, with resource i
 
 examples:
   heterps cost
-  heterps cost 20261121-0430-1a2b3c4d
+  heterps cost latest
   heterps cost 20261121-0430-1a2b3c4d --json
   heterps cost --export cost-and-usage-00001.csv.gz
 
@@ -29,7 +29,7 @@ exit status: 0; 2 where a run or a file is not known or cannot be read.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run_id", nargs="?", metavar="RUN", help="a run's id (default: all runs)")
+    parser.add_argument("run_id", nargs="?", metavar="RUN", help=f"{RUN_HELP} (default: all runs)")
     parser.add_argument("--export", type=Path, metavar="FILE", help="what the cloud charged")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -39,24 +39,25 @@ def run(options: argparse.Namespace) -> None:
 
     Raises:
         UnknownNameError: There is no such run in the ledger.
+        ConfigurationError: The id is the beginning of several.
         DataError: The export cannot be read.
     """
     workspace = Workspace.locate()
     if options.export is not None:
-        _print_reconciliation(workspace, options.export, run_id=options.run_id, as_json=options.json)
+        _print_reconciliation(workspace, options.export, named=options.run_id, as_json=options.json)
     elif options.run_id is not None:
         _print_bill(workspace, options.run_id, as_json=options.json)
     else:
         _print_runs(workspace, as_json=options.json)
 
 
-def _print_bill(workspace: Workspace, run_id: str, *, as_json: bool) -> None:
+def _print_bill(workspace: Workspace, named: str, *, as_json: bool) -> None:
     from infra.billing import bill_as_text
     from tasks.clusters import bills_of_run, providers_of_run
+    from tasks.run_names import find_run
 
     providers = providers_of_run(workspace)
-    if run_id not in providers:
-        raise UnknownNameError("run with machines", run_id, list(providers)[-5:])
+    run_id = find_run(named, providers, family="run with machines")
     bills = bills_of_run(workspace, providers[run_id], run_id)
     if as_json:
         print(json.dumps([bill.to_json() for bill in bills], indent=2))
@@ -114,14 +115,18 @@ def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
         print(f"  since {start_of_month(now):%Y-%m-%d}, provider {provider}: {usd:.6f} USD{charged}")
 
 
-def _print_reconciliation(workspace: Workspace, export: Path, *, run_id: str | None, as_json: bool) -> None:
+def _print_reconciliation(workspace: Workspace, export: Path, *, named: str | None, as_json: bool) -> None:
     from dataclasses import asdict
 
     from infra.cost_export import read_cost_export
     from infra.ledger import Ledger
     from infra.reconciliation import reconcile, reconciliation_as_text
-    from tasks.clusters import provider_of, run_of_launch
+    from tasks.clusters import provider_of, providers_of_run, run_of_launch
+    from tasks.run_names import find_run
 
+    run_id = (
+        None if named is None else find_run(named, providers_of_run(workspace), family="run with machines")
+    )
     charged = read_cost_export(export)
     entries = [
         entry

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
 
+from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import UnknownNameError
-from heterps_core.hardware import DEVICE_TYPES, InstanceOffer, Market, get_device_type
+from heterps_core.hardware import InstanceOffer, Market
 from infra.catalogue.interruptions import read_counted, with_interruptions
 from infra.catalogue.price_age import age_text
 from infra.catalogue.price_catalogue import PriceCatalogue

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from heterps_core.errors import UnknownNameError
 from infra.workspace import Workspace
+from tasks.commands import RUN_HELP
 
 HELP = """\
 Let a run write a checkpoint and stop, then see that its machines are gone.
@@ -16,8 +16,9 @@ flow), the machines are ended as they are; what the newest complete checkpoint h
 with resume_run_id=RUN.
 
 examples:
+  heterps stop latest
   heterps stop 20261121-0430-1a2b3c4d
-  heterps stop 20261121-0430-1a2b3c4d --wait 0
+  heterps stop 20261121-0430 --wait 0
 
 exit status: 0 when no machine is left; 2 where the run is not known; 5 where machines could not be ended.
 """
@@ -28,7 +29,7 @@ POLL_INTERVAL_S = 0.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run_id", metavar="RUN", help="a run's id")
+    parser.add_argument("run_id", metavar="RUN", help=RUN_HELP)
     parser.add_argument(
         "--wait",
         type=float,
@@ -43,28 +44,27 @@ def run(options: argparse.Namespace) -> None:
 
     Raises:
         UnknownNameError: No run of this id has had machines here.
+        ConfigurationError: The id is the beginning of several.
         ProvisioningError: A machine could not be ended.
     """
     from heterps_core.training.run_directory import RunDirectory
     from heterps_core.training.submission import request_stop
     from tasks.clusters import end_machines_of, machines_of_run, providers_of_run, run_location
+    from tasks.run_names import find_run
 
     workspace = Workspace.locate()
     providers = providers_of_run(workspace)
-    if options.run_id not in providers:
-        raise UnknownNameError("run with machines", options.run_id, list(providers)[-5:])
-    live = machines_of_run(workspace, options.run_id)
+    run_id = find_run(options.run_id, providers, family="run with machines")
+    live = machines_of_run(workspace, run_id)
     if not live:
-        print(f"run {options.run_id} has no machines: nothing to stop")
+        print(f"run {run_id} has no machines: nothing to stop")
         return
     if options.wait > 0:
-        request_stop(RunDirectory(run_location(workspace, providers[options.run_id], options.run_id)))
+        request_stop(RunDirectory(run_location(workspace, providers[run_id], run_id)))
         print(f"asked {len(live)} machines for a checkpoint and a stop; waiting up to {options.wait:.0f} s")
         deadline_s = time.monotonic() + options.wait
         while live and time.monotonic() < deadline_s:
             time.sleep(POLL_INTERVAL_S)
-            live = machines_of_run(workspace, options.run_id)
-    ended = end_machines_of(workspace, options.run_id)
-    print(
-        f"run {options.run_id} has ended" + (f"; {ended} machines were ended as they were" if ended else "")
-    )
+            live = machines_of_run(workspace, run_id)
+    ended = end_machines_of(workspace, run_id)
+    print(f"run {run_id} has ended" + (f"; {ended} machines were ended as they were" if ended else ""))

@@ -1,8 +1,12 @@
 import inspect
+import os
+import subprocess
+import sys
 
 import pytest
 
 from flows.command_line import main, parameter_helps, parser_for
+from flows.prefect_connection import LOGGERS_IN_FLOW_LOG
 from flows.train_ctr import check_parameters, train_ctr
 from heterps_core.errors import ConfigurationError, DataError, UnknownNameError
 
@@ -83,3 +87,24 @@ def test_an_error_is_one_line_and_leaves_no_workspace(tmp_path, monkeypatch, cap
     assert status == 2
     assert capsys.readouterr().err.startswith("error: 'magic' is not a known scheduler")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_core_tells_is_on_its_way_to_the_log_of_the_flow():
+    """Prefect adds its handler to these loggers, and leaves their level at the root's, which is WARNING."""
+    program = (
+        "import logging, flows.sweep_orphans\n"
+        "from prefect.logging.configuration import setup_logging\n"
+        "setup_logging(incremental=False)\n"
+        "for name in ('heterps_core.training.monitor', 'infra.sweeper', 'tasks.story'):\n"
+        "    top = logging.getLogger(name.partition('.')[0])\n"
+        "    print(logging.getLogger(name).isEnabledFor(logging.INFO), *map(type, top.handlers))\n"
+    )
+    environment = {**os.environ, "PREFECT_LOGGING_EXTRA_LOGGERS": LOGGERS_IN_FLOW_LOG}
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("True <class 'prefect.logging.handlers.APILogHandler'>") for line in lines)

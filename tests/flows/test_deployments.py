@@ -1,7 +1,11 @@
+import importlib
+import json
 import logging
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 from prefect.states import Scheduled
@@ -9,6 +13,7 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.deployments import CRASH_AUTOMATION, deployments, install_crash_automation, skip_missed_runs
 from flows.sweep_orphans import sweep_orphans
+from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
 from tasks import tracking
 
@@ -20,7 +25,7 @@ def server():
 
 
 def test_deployments_are_named_as_their_flows_and_run_one_at_a_time():
-    training, sweeper, comparison, prices, profiling = deployments()
+    training, sweeper, comparison, prices, profiling, backfill = deployments()
 
     assert (training.flow_name, training.name) == ("train-ctr", "train-ctr")
     assert (sweeper.flow_name, sweeper.name) == ("sweep-orphans", "sweep-orphans")
@@ -31,11 +36,23 @@ def test_deployments_are_named_as_their_flows_and_run_one_at_a_time():
         "profile-devices",
         [],
     )
+    assert (backfill.flow_name, backfill.name, backfill.schedules) == ("backfill-ctr", "backfill-ctr", [])
+    assert backfill.concurrency_limit == 1
     assert prices.concurrency_limit == profiling.concurrency_limit == 1
     assert training.concurrency_limit == sweeper.concurrency_limit == comparison.concurrency_limit == 1
     assert training.concurrency_options.collision_strategy.value == "CANCEL_NEW"
     [nightly] = training.schedules
     assert (nightly.schedule.cron, nightly.schedule.timezone) == ("30 4 * * *", "UTC")
+
+
+def test_a_worker_is_offered_the_same_deployments_as_make_serve_runs():
+    offered = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())["deployments"]
+
+    assert {each["name"] for each in offered} == {each.name for each in deployments()}
+    for each in offered:
+        path, _, function = each["entrypoint"].partition(":")
+        module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+        assert getattr(module, function).name == each["name"]
 
 
 def test_the_crash_automation_is_installed_once():
@@ -86,3 +103,24 @@ def test_a_sweep_closes_the_record_of_a_dead_run_and_a_second_finds_nothing(tmp_
         "KILLED",
         "the process of the flow is gone",
     )
+
+
+def test_the_nightly_run_has_the_parameters_that_the_environment_sets(monkeypatch):
+    nightly = {"data": "/comes/later", "ready_by": "06:00"}
+    monkeypatch.setenv("HETERPS_NIGHTLY", json.dumps(nightly))
+
+    assert deployments()[0].parameters == nightly
+
+
+@pytest.mark.parametrize(
+    ("nightly", "message"),
+    [
+        ({"dat": "/clicks"}, "'dat' is not a known parameter of train-ctr in HETERPS_NIGHTLY"),
+        ({"ready_by": "six"}, "ready_by must be a time of day"),
+    ],
+)
+def test_a_wrong_parameter_of_the_night_is_told_before_anything_is_served(nightly, message, monkeypatch):
+    monkeypatch.setenv("HETERPS_NIGHTLY", json.dumps(nightly))
+
+    with pytest.raises(ConfigurationError, match=message):
+        deployments()

@@ -3,7 +3,7 @@ from datetime import datetime, time, timedelta
 
 import pytest
 
-from flows.schedule import NIGHTLY_CRON, NIGHTLY_TIME, nightly_timezone
+from flows.schedule import NIGHTLY_CRON, NIGHTLY_TIME, nightly_parameters, nightly_timezone
 from heterps_core.errors import ConfigurationError
 
 
@@ -51,3 +51,21 @@ def test_time_zone_is_utc_or_what_the_environment_says(setting, zone):
 def test_a_misspelt_time_zone_is_answered_with_the_nearest():
     with pytest.raises(ConfigurationError, match=r"Did you mean .*Europe/Berlin"):
         nightly_timezone({"HETERPS_TIMEZONE": "Europe/Berlino"})
+
+
+@pytest.mark.parametrize(
+    ("setting", "parameters"),
+    [
+        ({}, {}),
+        ({"HETERPS_NIGHTLY": " "}, {}),
+        ({"HETERPS_NIGHTLY": '{"data": "/clicks", "epochs": 2}'}, {"data": "/clicks", "epochs": 2}),
+    ],
+)
+def test_parameters_of_the_night_are_what_the_environment_says(setting, parameters):
+    assert nightly_parameters(setting) == parameters
+
+
+@pytest.mark.parametrize("text", ["data=/clicks", '["/clicks"]'])
+def test_parameters_that_are_no_json_object_are_refused_with_an_example(text):
+    with pytest.raises(ConfigurationError, match="HETERPS_NIGHTLY must be parameters of train-ctr as JSON"):
+        nightly_parameters({"HETERPS_NIGHTLY": text})

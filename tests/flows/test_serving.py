@@ -51,10 +51,11 @@ def wait_for(condition: Callable[[], Any], *, timeout_s: float, what: str) -> An
 class Service:
     """A served workspace, with the two shells that a user has."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, ports: tuple[int, ...] = ()) -> None:
         self.workspace = Workspace(root=home)
         self.home = home
-        prefect_port, mlflow_port = free_ports(2)
+        self.ports = ports or free_ports(2)
+        prefect_port, mlflow_port = self.ports
         self.api_url = f"http://127.0.0.1:{prefect_port}/api"
         # What a user's shell has: the virtual environment, the project as current directory, nothing of Prefect's.
         clean = {
@@ -63,7 +64,7 @@ class Service:
         self.shell = {**clean, HOME_VARIABLE: str(home), "DO_NOT_TRACK": "1"}
         ports = {"HETERPS_PREFECT_PORT": str(prefect_port), "HETERPS_MLFLOW_PORT": str(mlflow_port)}
         self.output = home / "serve.out"
-        home.mkdir()
+        home.mkdir(exist_ok=True)
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "flows.serve"],
@@ -96,15 +97,34 @@ class Service:
 
     def flow_runs(self, flow: str) -> list[dict[str, Any]]:
         """Return the flow runs of a flow from the server."""
-        body = {"flows": {"name": {"any_": [flow]}}, "sort": "EXPECTED_START_TIME_ASC"}
+        return self.ask(
+            "/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}, "sort": "EXPECTED_START_TIME_ASC"}
+        )
+
+    def ask(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return what the server's API answers."""
         request = urllib.request.Request(
-            f"{self.api_url}/flow_runs/filter",
+            f"{self.api_url}{path}",
             data=json.dumps(body).encode(),
             headers={"content-type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=10) as response:
-            runs: list[dict[str, Any]] = json.load(response)
-        return runs
+            found: list[dict[str, Any]] = json.load(response)
+        return found
+
+    def heterps(self, *arguments: str) -> str:
+        """Run the literal `heterps` command."""
+        done = subprocess.run(
+            [str(PREFECT.with_name("heterps")), *arguments],
+            cwd=PROJECT,
+            env=self.shell,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def serving_log(self) -> str:
         path = self.workspace.logs_directory / "serving.log"
@@ -272,6 +292,47 @@ def test_a_service_that_dies_is_started_again(service):
         lambda: "Prefect server is up again" in service.output.read_text(), timeout_s=60, what="the restart"
     )
     assert service.flow_runs("train-ctr")
+
+
+def test_lines_of_the_project_are_in_the_log_of_the_flow(service):
+    completed = next(run for run in service.flow_runs("train-ctr") if run["state_type"] == "COMPLETED")
+
+    lines = service.ask("/logs/filter", {"logs": {"flow_run_id": {"any_": [completed["id"]]}}})
+
+    assert "tasks.story" in {line["name"] for line in lines}
+    assert any("bill of run" in line["message"].lower() for line in lines)
+
+
+def test_the_status_shows_what_is_served(service):
+    document = json.loads(service.heterps("status", "--json"))
+
+    assert [state.split()[0] for state in document["services"].values()] == ["up", "up", "up"]
+    assert document["next_night"].endswith("04:30 UTC")
+    assert document["machines"] == []
+    assert document["caps"] == {"max_usd_per_hour": None, "max_usd_per_run": None, "max_usd_per_month": None}
+    runs = json.loads(service.heterps("runs", "--json"))
+    finished = next(run for run in runs if run["status"] == "FINISHED")
+    assert "Why this plan" in service.heterps("explain", finished["run_id"])
+
+
+def test_a_value_outside_the_form_is_refused_by_the_server(service):
+    with pytest.raises(AssertionError, match="epochs"):
+        service.command("deployment", "run", "train-ctr", "--param", "epochs=0")
+
+
+def test_killing_the_supervisor_leaves_nothing_and_the_next_one_starts(service):
+    service.process.kill()
+    service.process.wait(10)
+    restarted = Service(service.home, ports=service.ports)
+    service.process = restarted.process
+
+    restarted.wait_until_up()
+
+    assert "was killed; waiting for what it left to end" in service.output.read_text()
+    servers = [
+        process for process in service.processes() if process.cmdline()[1:4] == ["-m", "prefect", "server"]
+    ]
+    assert len(servers) == 1
 
 
 def test_stopping_leaves_no_process(service):

@@ -1,3 +1,5 @@
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +44,30 @@ def test_exact_starts_without_torch_and_optuna():
     )
 
     assert done.stdout.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [(errno.EACCES, "Permission denied: plan.json"), (errno.ENOSPC, "No space left on device: plan.json")],
+)
+def test_what_the_system_refuses_is_one_line(monkeypatch, capsys, number, message):
+    def refused(options):
+        raise OSError(number, os.strerror(number), "plan.json")
+
+    monkeypatch.setattr(plan_command, "run", refused)
+
+    assert main(["plan", FIVE_LAYERS, "--scheduler", "exact"]) == 1
+    assert capsys.readouterr().err == f"heterps: error: {message}\n"
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
+    def broken(options):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(plan_command, "run", broken)
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        main(["plan", FIVE_LAYERS, "--scheduler", "exact"])
 
 
 def test_a_closed_pipe_is_no_error():

@@ -6,16 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import ConfigurationError, UnknownNameError
-from heterps_core.hardware import (
-    DEVICE_TYPES,
-    DeviceKind,
-    InstanceOffer,
-    InstanceType,
-    Market,
-    family_of,
-    get_device_type,
-)
+from heterps_core.hardware import DeviceKind, InstanceOffer, InstanceType, Market, family_of
 from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
 
 

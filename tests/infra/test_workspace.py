@@ -100,3 +100,22 @@ def test_ignores_a_damaged_note_of_services(tmp_path, content):
     assert workspace.running_services() is None
     workspace.forget_services()
     workspace.forget_services()
+
+
+@pytest.mark.parametrize("uri", ["postgresql://team:secret@host/mlflow", "mlflow.example:5000", "file:/runs"])
+def test_refuses_a_store_of_runs_that_is_no_server_and_does_not_repeat_its_password(tmp_path, uri):
+    with pytest.raises(ConfigurationError, match="HETERPS_TRACKING_URI must be the address") as error:
+        Workspace.locate({"HETERPS_TRACKING_URI": uri}, current_directory=tmp_path)
+
+    assert "secret" not in str(error.value)
+
+
+def test_runs_are_recorded_here_or_at_the_teams_server_and_nowhere_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://another-project.example")
+    monkeypatch.delenv("HETERPS_TRACKING_URI", raising=False)
+    workspace = Workspace(root=tmp_path)
+    assert (workspace.tracking_uri, workspace.has_own_tracking) == (f"sqlite:///{tmp_path}/mlflow.db", True)
+
+    monkeypatch.setenv("HETERPS_TRACKING_URI", "https://mlflow.example/")
+
+    assert (workspace.tracking_uri, workspace.has_own_tracking) == ("https://mlflow.example", False)

@@ -11,8 +11,8 @@ import pytest
 
 from heterps_core.cluster import Cluster
 from heterps_core.data.features import FeatureSpec
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import BudgetExceededError, ConfigurationError, TrainingError
-from heterps_core.hardware import DEVICE_TYPES
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.device_profile import DeviceProfile
 from heterps_core.profiling.device_profile_cache import DeviceProfileCache

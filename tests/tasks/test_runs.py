@@ -1,16 +1,21 @@
+import json
 from datetime import UTC, datetime
 
 import pytest
 
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
+from tasks import tracking
 from tasks.clusters import launch_ids_of, next_launch_id
 from tasks.runs import (
+    COMPLETED,
     TrainingParameters,
     clean_up_run,
     find_run_id,
+    finished_run,
     keep_parameters,
     new_run_id,
+    open_record,
 )
 
 FLOW_RUN_ID = "067e5f3c-0000-7000-8000-1234567890ab"
@@ -84,3 +89,69 @@ def test_each_launch_of_a_run_has_its_own_id():
     assert next_launch_id(Entries("run", "run", "other"), "run") == "run.2"
     assert next_launch_id(Entries("run", "run.2"), "run") == "run.3"
     assert launch_ids_of(Entries("run", "run.2", "runner"), "run") == ["run", "run.2"]
+
+
+def test_parameters_of_a_run_from_before_there_were_days_are_read(workspace):
+    keep_parameters(workspace, make_parameters(), run_id="run-1", is_resumed=False)
+    path = workspace.run_directory("run-1") / "parameters.json"
+    older = {name: value for name, value in json.loads(path.read_text()).items() if name != "day"}
+    path.write_text(json.dumps(older))
+
+    assert keep_parameters(workspace, make_parameters(), run_id="run-1", is_resumed=True).day is None
+
+
+HERE = "/it's/here"
+"""An apostrophe, which ends a text in MLflow's filters."""
+
+
+def record(
+    workspace,
+    run_id,
+    *,
+    day="2026-11-01",
+    data=HERE,
+    model="ctrdnn",
+    status="FINISHED",
+    reason=COMPLETED,
+):
+    tracked = open_record(
+        workspace,
+        run_id=run_id,
+        model=model,
+        scheduler="exact",
+        provider="local",
+        flow_run_id=None,
+        data=data,
+        day=day,
+    )
+    if status != "RUNNING":
+        tracking.close_run(workspace, tracked, status=status, reason=reason)
+
+
+def test_a_night_is_done_where_the_same_day_data_and_model_have_finished(workspace):
+    wanted = {"day": "2026-11-01", "data": HERE, "model": "ctrdnn"}
+    assert finished_run(workspace, **wanted) is None
+
+    record(workspace, "other-day", day="2026-11-02")
+    record(workspace, "no-day", day=None)
+    record(workspace, "other-data", data="/there")
+    record(workspace, "other-model", model="nce")
+    record(workspace, "failed", status="FAILED", reason="a bad row")
+    record(workspace, "planned", reason="plan only")
+    record(workspace, "live", status="RUNNING")
+    assert finished_run(workspace, **wanted) is None
+
+    record(workspace, "done")
+    record(workspace, "failed-later", status="KILLED", reason="cancelled")
+    assert finished_run(workspace, **wanted) == "done"
+
+
+def test_machines_are_ended_and_nothing_is_raised_where_the_record_is_away(workspace, monkeypatch, caplog):
+    monkeypatch.setenv("HETERPS_TRACKING_URI", "http://127.0.0.1:1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    run_id = new_run_id(FLOW_RUN_ID, now=datetime(2026, 11, 21, 4, 30, tzinfo=UTC))
+    workspace.run_directory(run_id).mkdir(parents=True)
+
+    clean_up_run(workspace, FLOW_RUN_ID, resume_run_id=None, status="FAILED", reason="no such file")
+
+    assert "is left to the sweeper" in caplog.text

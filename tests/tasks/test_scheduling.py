@@ -5,7 +5,7 @@ from heterps_core.hardware import Market
 from heterps_core.plans.scheduling_plan import Stage
 from infra.caps import Caps
 from tasks.provisioning import find_offers, provision, rehearsal_stages, usd_for
-from tasks.scheduling import search_with_all
+from tasks.scheduling import search_chosen, with_compared
 from tests.tasks.builders import make_problem, make_result
 
 
@@ -38,7 +38,19 @@ def search(**problem):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduling, "search_plan", scheduling.search_plan.fn)
-        return search_with_all(make_problem(**problem), scheduler="exact", budget_evaluations=64, seed=0)
+        asked = make_problem(**problem)
+        searches = search_chosen(asked, scheduler="exact", budget_evaluations=64, seed=0)
+        return with_compared(searches, asked, budget_evaluations=64, seed=0)
+
+
+def test_before_a_launch_only_the_chosen_method_and_the_proof_are_searched(monkeypatch):
+    from tasks import scheduling
+
+    monkeypatch.setattr(scheduling, "search_plan", scheduling.search_plan.fn)
+
+    found = search_chosen(make_problem(), scheduler="genetic", budget_evaluations=64, seed=0)
+
+    assert set(found.results) == {"exact", "genetic"}
 
 
 def test_a_rehearsal_keeps_the_cut_and_shares_the_cores():

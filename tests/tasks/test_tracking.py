@@ -140,6 +140,24 @@ def test_a_finished_run_is_never_called_dead(workspace, client):
     assert client.get_run(run.mlflow_run_id).data.tags["heterps.end_reason"] == "completed"
 
 
+def test_children_and_comparisons_of_a_dead_process_are_closed_with_it(workspace, client):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    result = make_result(make_problem())
+    training = open_run(workspace, "training-with-child")
+    comparison = tracking.open_comparison(workspace, run_id="comparison-with-child", tags={})
+    for parent, run_id in ((training, "training-with-child"), (comparison, "comparison-with-child")):
+        tracking.open_compared_search(workspace, parent, settings(result), tags={tracking.RUN_ID_TAG: run_id})
+        client.set_tag(parent.mlflow_run_id, tracking.PROCESS_TAG, f"{ended.pid} 1.00")
+
+    dead = tracking.runs_without_process(workspace)
+    closed = [tracking.close_dead_run(workspace, run_id, status="KILLED", reason="gone") for run_id in dead]
+
+    assert dead == ["comparison-with-child", "training-with-child"]
+    assert closed == [2, 2]
+    assert tracking.runs_without_process(workspace) == []
+
+
 def test_only_runs_whose_process_is_gone_count_as_without_process(workspace, client):
     open_run(workspace, "run-of-this-process")
     orphan = open_run(workspace, "run-of-a-dead-process")

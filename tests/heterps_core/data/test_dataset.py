@@ -9,6 +9,7 @@ import pytest
 
 from heterps_core.data.dataset import PreparedDataset, prepare_dataset
 from heterps_core.data.hashing import rows_of_texts
+from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.readers import read_rows
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import ConfigurationError, DataError
@@ -357,3 +358,51 @@ def test_evaluation_batches_are_the_held_out_rows_in_order(source, tmp_path):
 
     assert [batch.num_rows for batch in batches] == [8, 8, 5]
     np.testing.assert_array_equal(np.concatenate([b.ids.numpy() for b in batches]), dataset.ids[82:])
+
+
+def prepare_night(tmp_path, out_dir="out", *, eval_lines=None, **changes):
+    day = write_lines(tmp_path / "day.tsv", criteo_lines(30))
+    next_day = write_lines(tmp_path / "next.tsv.gz", eval_lines or criteo_lines(50)[30:])
+    return prepare([day], tmp_path / out_dir, eval_source=[next_day], **changes)
+
+
+def test_rows_of_another_source_are_held_out_as_a_whole(tmp_path):
+    night = prepare_night(tmp_path)
+    both = prepare(write_lines(tmp_path / "both.tsv", criteo_lines(50)), tmp_path / "b", eval_fraction=0.4)
+
+    assert (night.num_train_rows, night.num_eval_rows, night.manifest.eval_fraction) == (30, 20, 0.4)
+    np.testing.assert_array_equal(night.ids, both.ids)
+    np.testing.assert_array_equal(night.dense, both.dense)
+    assert night.manifest.num_eval_clicks == night.eval_labels.sum()
+
+
+def test_a_transform_that_is_given_is_applied_and_kept(tmp_path):
+    fitted = prepare_night(tmp_path, "first").manifest.numeric_transform
+    other = NumericTransform(is_count=fitted.is_count, means=(1.0,) * 13, standard_deviations=(2.0,) * 13)
+
+    night = prepare_night(tmp_path, "second", numeric_transform=other)
+
+    raw = np.array([float(number * 2 % 97) for number in range(50)])  # of I2
+    np.testing.assert_allclose(night.dense[:, 1], (np.log1p(raw) - 1.0) / 2.0, rtol=1e-5, atol=1e-6)
+    assert night.manifest.numeric_transform == other
+    assert PreparedDataset.open(night.directory).manifest.numeric_transform == other
+
+
+def test_a_night_is_reused_only_for_the_same_transform_and_the_same_next_day(tmp_path):
+    first = prepare_night(tmp_path)
+    transform = first.manifest.numeric_transform
+    fingerprints = [
+        first.manifest.fingerprint,
+        prepare_night(tmp_path, numeric_transform=transform).manifest.fingerprint,
+        prepare_night(tmp_path, eval_lines=criteo_lines(9)).manifest.fingerprint,
+        prepare([tmp_path / "day.tsv", tmp_path / "next.tsv.gz"], tmp_path / "out").manifest.fingerprint,
+    ]
+
+    assert len(set(fingerprints)) == 4
+
+
+def test_a_transform_of_other_columns_is_refused(tmp_path):
+    other = NumericTransform(is_count=(True,), means=(0.0,), standard_deviations=(1.0,))
+
+    with pytest.raises(ConfigurationError, match="must be of the numeric columns of the criteo data"):
+        prepare_night(tmp_path, numeric_transform=other)

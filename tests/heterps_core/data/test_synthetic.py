@@ -8,10 +8,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from heterps_core.data.click_truth import CLICK_RATE
 from heterps_core.data.dataset import prepare_dataset
 from heterps_core.data.readers import list_source_files
 from heterps_core.data.schema import CRITEO_SCHEMA
-from heterps_core.data.synthetic import CLICK_RATE, best_reachable_quality, write_click_stream
+from heterps_core.data.synthetic import best_reachable_quality, write_click_stream
 from heterps_core.errors import ConfigurationError, DataError
 
 NUM_ROWS = 40_000

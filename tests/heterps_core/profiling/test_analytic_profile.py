@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
 from heterps_core.graph.model_graph import LayerKind
-from heterps_core.hardware import DEVICE_TYPES
 from heterps_core.profiling.analytic_profile import estimate_profile, layer_work, slowdowns
 from tests.heterps_core.profiling.builders import (
     DENSE,

@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from heterps_core.data.features import FeatureSpec
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
 from heterps_core.graph.model_graph import ModelGraph
-from heterps_core.hardware import DEVICE_TYPES
 from heterps_core.profiling import profile_cache
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.device_profile import DeviceProfile

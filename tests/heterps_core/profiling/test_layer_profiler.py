@@ -14,8 +14,8 @@ from heterps_core.data.dataset import PreparedDataset, prepare_dataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError, HeterpsError
-from heterps_core.hardware import DEVICE_TYPES
 from heterps_core.profiling import command
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LayerProfile

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.cost_model.evaluation import evaluate
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import DEVICE_TYPES
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.profiling.analytic_profile import estimate_profile

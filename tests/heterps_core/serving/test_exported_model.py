@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream
 from heterps_core.errors import CheckpointError, DataError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.serving.exported_model import WEIGHTS, ClickPredictor, export_model
+from heterps_core.serving.export import export_model
+from heterps_core.serving.exported_files import WEIGHTS, exported_sha256
+from heterps_core.serving.exported_model import ClickPredictor
 from heterps_core.training.checkpoint import save_checkpoint
 from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.job import TrainingConfig, TrainingJob
@@ -94,6 +97,17 @@ def test_raw_columns_give_the_probabilities_of_training(exported):
     assert predicted.std() > 0.001
 
 
+def test_prepared_rows_give_the_probabilities_of_training(exported):
+    folder, clicks, probabilities = exported
+    dataset = PreparedDataset.open(clicks.with_name("prepared"))
+
+    logits = ClickPredictor(folder).prepared_logits(
+        dataset, first=dataset.num_train_rows, stop=dataset.manifest.num_rows
+    )
+
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits)), probabilities, atol=1e-6)
+
+
 def test_missing_and_unseen_values_get_a_sensible_answer(exported):
     folder, _, _ = exported
     columns = {name: [None, ""] for name in CRITEO_SCHEMA.numeric_columns}
@@ -131,4 +145,23 @@ def test_changed_weights_are_refused(exported, tmp_path):
     (tmp_path / WEIGHTS).write_bytes(damaged)
 
     with pytest.raises(CheckpointError, match="was changed or damaged"):
+        ClickPredictor(tmp_path)
+
+
+def test_the_hash_of_a_model_is_that_of_the_sums_that_a_shell_prints(exported):
+    command = "sha256sum model.json model.safetensors | sha256sum"
+    printed = subprocess.run(
+        ["bash", "-c", command], cwd=exported[0], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert exported_sha256(exported[0]) == printed.split()[0]
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
+def test_a_missing_file_is_named(exported, tmp_path, name):
+    for path in exported[0].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / name).unlink()
+
+    with pytest.raises(CheckpointError, match=f"must have the file .*{name}"):
         ClickPredictor(tmp_path)

@@ -1,8 +1,9 @@
 import pytest
 
 from heterps_core.cluster import Cluster, Node
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import UnknownNameError
-from heterps_core.hardware import DEVICE_TYPES, InstanceOffer, InstanceType, Market
+from heterps_core.hardware import InstanceOffer, InstanceType, Market
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.profiling.layer_profile import Link
 from heterps_core.topology.device_paths import device_paths

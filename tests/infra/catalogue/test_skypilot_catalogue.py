@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import DEVICE_TYPES, Market
+from heterps_core.hardware import Market
 from infra.catalogue.price_catalogue import PriceCatalogue
 from infra.catalogue.skypilot_catalogue import SkyPilotCatalogue
 

@@ -79,10 +79,10 @@ def test_what_the_cloud_charged_stands_beside_our_bill(capsys, monkeypatch, tmp_
 
 @pytest.mark.usefixtures("two_runs")
 def test_an_unknown_run_is_told_with_the_newest_ones(capsys, monkeypatch):
-    status, _, err = heterps(capsys, monkeypatch, "cost", "olde")
+    status, _, err = heterps(capsys, monkeypatch, "cost", "oldr")
 
     assert status == 2
-    assert "'olde' is not a known run with machines; known are: newer, older. Did you mean 'older'?" in err
+    assert "'oldr' is not a known run with machines; known are: newer, older. Did you mean 'older'?" in err
 
 
 @pytest.mark.usefixtures("workspace")

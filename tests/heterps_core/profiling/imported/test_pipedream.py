@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.graph.model_graph import LayerKind
-from heterps_core.hardware import DEVICE_TYPES
 from heterps_core.profiling.imported.pipedream import forward_flops, read_pipedream
 from heterps_core.profiling.imported.pipedream_graph import OperationNode
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import DEVICE_TYPES
 from heterps_core.profiling.analytic_profile import Work
 from heterps_core.profiling.imported.pipedream import read_pipedream
 from heterps_core.profiling.imported.rescaling import estimate_each_layer, rescaled

@@ -1,0 +1,144 @@
+"""`heterps doctor`: what is missing on this machine to run the line, and the command that mends it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from flows.addresses import bind_host, check_port_is_free, mlflow_port, prefect_port
+from flows.schedule import nightly_timezone
+from heterps_core.errors import ConfigurationError, HeterpsError
+from infra.checks import Check, CheckState, machine_checks, package_checks
+from infra.workspace import TRACKING_VARIABLE, Workspace
+
+HELP = """\
+Look for what is missing on this machine to run the line, and say how to mend it. Nothing is changed.
+
+Looks at Python and packages, compiler, cores, memory, disk and shared memory, the workspace and its databases, clock
+and time zone, and the ports of make serve. With --provider aws also at credentials, image, network, run store, and
+(by dry runs, which AWS answers without doing them) at permissions.
+
+examples:
+  heterps doctor
+  heterps doctor --provider aws
+  heterps doctor --json | jq '.[] | select(.state == "missing")'
+
+exit status: 0 where nothing that is needed is missing; 1 where something is; notes alone do not count.
+"""
+
+LOCK_FILE = Path(__file__).parents[2] / "requirements.lock"
+
+
+class SomethingMissingError(HeterpsError):
+    """The line cannot run on this machine as it is."""
+
+    exit_status = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--provider", choices=["local", "aws"], default="local", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--region",
+        default=os.environ.get("AWS_DEFAULT_REGION", "us-east-1"),
+        help="of AWS (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print what was found.
+
+    Raises:
+        SomethingMissingError: The line cannot run like this.
+    """
+    checks = list(all_checks(Workspace.locate(), provider=options.provider, region=options.region))
+    print(json.dumps([asdict(check) for check in checks], indent=1) if options.json else as_text(checks))
+    missing = [check.what for check in checks if check.state is CheckState.MISSING]
+    if missing:
+        raise SomethingMissingError(f"missing: {', '.join(missing)}; the lines above say what mends them")
+
+
+def all_checks(workspace: Workspace, *, provider: str, region: str) -> Iterator[Check]:
+    """Yield every check that applies."""
+    yield from machine_checks(workspace)
+    yield from package_checks(LOCK_FILE)
+    yield _time_zone()
+    from infra.database_checks import database_checks
+
+    yield from database_checks(workspace)
+    yield from _ports(workspace)
+    yield _browser()
+    if "MLFLOW_TRACKING_URI" in os.environ and TRACKING_VARIABLE not in os.environ:
+        yield Check(
+            what="MLFLOW_TRACKING_URI",
+            state=CheckState.NOTE,
+            found="is set, and not used: runs are recorded in the workspace",
+            mend=f"export {TRACKING_VARIABLE}=$MLFLOW_TRACKING_URI   (to record them there)",
+        )
+    if provider == "aws":
+        from infra.providers import provider_for
+        from infra.providers.aws.access_checks import access_checks
+        from infra.providers.aws.provider import AwsEc2Provider
+
+        rented = provider_for(provider, workspace, region=region)
+        if isinstance(rented, AwsEc2Provider):
+            yield from access_checks(rented.client, rented.machines)
+
+
+def as_text(checks: list[Check]) -> str:
+    """Return a line for each check, with the way out below where there is one."""
+    width = max(len(check.what) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"  {check.state:<8} {check.what:<{width}}  {check.found}")
+        if check.mend:
+            lines.append(f"  {'':<8} {'':<{width}}  mend: {check.mend}")
+    return "\n".join(lines)
+
+
+def _time_zone() -> Check:
+    try:
+        return Check(what="nightly zone", state=CheckState.OK, found=nightly_timezone())
+    except ConfigurationError as problem:
+        return Check(
+            what="nightly zone",
+            state=CheckState.MISSING,
+            found=str(problem),
+            mend="export HETERPS_TIMEZONE=Europe/Berlin",
+        )
+
+
+def _ports(workspace: Workspace) -> Iterator[Check]:
+    if workspace.running_services() is not None:
+        yield Check(what="ports", state=CheckState.OK, found="this workspace is being served")
+        return
+    for purpose, port in (("the Prefect server", prefect_port), ("the MLflow UI", mlflow_port)):
+        what = f"port of {purpose.removeprefix('the ')}"
+        try:
+            chosen = port()
+            check_port_is_free(chosen.number, host=bind_host(), purpose=purpose, variable=chosen.variable)
+        except ConfigurationError as problem:
+            found, _, way_out = str(problem).partition("; ")
+            yield Check(what=what, state=CheckState.MISSING, found=found, mend=way_out or None)
+        else:
+            yield Check(what=what, state=CheckState.OK, found=f"{chosen.number} is free")
+
+
+def _browser() -> Check:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        return Check(
+            what="chromium",
+            state=CheckState.NOTE,
+            found="none: only tests of pages need it",
+            mend="apt-get install chromium",
+        )
+    return Check(what="chromium", state=CheckState.OK, found=browser)

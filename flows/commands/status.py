@@ -1,0 +1,291 @@
+"""`heterps status`: what runs now, what it has cost so far, and what comes next; also where the server is down."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from flows.prefect_api import ask
+from flows.schedule import NIGHTLY_TIME, TRAIN_CTR, nightly_timezone
+from heterps_core.errors import ConfigurationError
+from infra.workspace import Workspace, answers
+
+if TYPE_CHECKING:
+    from tasks.run_history import RunLine
+
+HELP = """\
+Show what runs now: services, flow runs, machines with their age and cost, caps and the month's spending, the
+champion, the next night, and records that still wait for MLflow.
+
+Machines, spending and records are read from this workspace, so that they show also where the Prefect server is down.
+
+examples:
+  heterps status
+  heterps status --json | jq '.machines | length'
+  watch -n 10 heterps status
+
+exit status: 0, whatever runs and whatever is down; 2 where the workspace cannot be read.
+"""
+
+CAPS = ("max_usd_per_hour", "max_usd_per_run", "max_usd_per_month")
+LIVE_STATES = ("PENDING", "RUNNING", "PAUSED", "CANCELLING")
+HEALTH_TIMEOUT_S = 2.0
+POLLED_WITHIN_S = 120.0
+"""A process that serves deployments says so every few seconds; Prefect notes it less often."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """A machine that the ledger calls living."""
+
+    run_id: str
+    node_id: str
+    provider: str
+    instance_type: str
+    market: str
+    age_s: float
+    usd: float
+    """So far, at the price frozen at its launch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """All that is shown; None where it cannot be known now."""
+
+    workspace: str
+    services: dict[str, str]
+    """What each is: "up", "down" or more, by name."""
+
+    flow_runs: list[dict[str, Any]] | None
+    open_records: list[RunLine] | None
+    machines: list[Machine]
+    month_usd: dict[str, float]
+    """By provider."""
+
+    caps: dict[str, float | None] | None
+    """Of the nightly deployment."""
+
+    champion: str | None
+    next_night: str
+    num_waiting_records: int
+    num_refused_records: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print what runs.
+
+    Raises:
+        ConfigurationError: The ledger cannot be read.
+    """
+    now = datetime.now(UTC)
+    status = gather(Workspace.locate(), now=now)
+    print(json.dumps(asdict(status), indent=1) if options.json else as_text(status))
+
+
+def gather(workspace: Workspace, *, now: datetime) -> Status:
+    """Ask everything that can be asked, each part by itself."""
+    from tasks import tracking
+    from tasks.budget import spending_of
+
+    api_url = _api_url(workspace)
+    deployment = None if api_url is None else ask(api_url, f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}")
+    machines = _machines(workspace, now=now)
+    providers = _providers(workspace)
+    outbox = tracking.outbox(workspace)
+    return Status(
+        workspace=str(workspace.root),
+        services=_services(workspace, api_url, deployment, now=now),
+        flow_runs=None if api_url is None else _flow_runs(api_url),
+        open_records=_open_records(workspace),
+        machines=machines,
+        month_usd={
+            provider: spending_of(workspace, provider, "", now=now).month_usd for provider in providers
+        },
+        caps=None if deployment is None else {cap: deployment["parameters"].get(cap) for cap in CAPS},
+        champion=_champion(workspace),
+        next_night=_next_night(api_url),
+        num_waiting_records=len(outbox.waiting()),
+        num_refused_records=outbox.num_refused(),
+    )
+
+
+def as_text(status: Status) -> str:
+    """Return the status for a terminal."""
+    lines = [f"Workspace {status.workspace}", "", "Services"]
+    lines += [f"  {name:<16}{state}" for name, state in status.services.items()]
+    lines += ["", "Flow runs", *_flow_run_lines(status), "", "Machines", *_machine_lines(status), ""]
+    month = ", ".join(
+        f"{usd:.6f} USD {'at list prices (local, not charged)' if name == 'local' else f'({name})'}"
+        for name, usd in status.month_usd.items()
+    )
+    waiting = status.num_waiting_records
+    lines += [
+        f"  {'month so far':<16}{month or '0 USD'}",
+        f"  {'nightly caps':<16}{_caps_text(status.caps)}",
+        f"  {'champion':<16}{status.champion or 'none yet'}",
+        f"  {'next night':<16}{status.next_night}",
+        f"  {'records':<16}"
+        + (f"{waiting} wait for MLflow to answer" if waiting else "all delivered to MLflow")
+        + (f", {status.num_refused_records} were refused by it" if status.num_refused_records else ""),
+    ]
+    return "\n".join(lines)
+
+
+def _api_url(workspace: Workspace) -> str | None:
+    """Return the API of a server that answers, the user's own or that of `make serve`."""
+    services = workspace.recorded_services()
+    named = os.environ.get("PREFECT_API_URL") or (services.prefect_api_url if services else None)
+    return named if named and answers(f"{named}/health", timeout_s=HEALTH_TIMEOUT_S) else None
+
+
+def _services(workspace: Workspace, api_url: str | None, deployment: Any, *, now: datetime) -> dict[str, str]:
+    services = workspace.recorded_services()
+    mlflow_url = services.mlflow_url if workspace.has_own_tracking and services else workspace.tracking_uri
+    is_mlflow_up = mlflow_url.startswith("http") and answers(
+        f"{mlflow_url}/health", timeout_s=HEALTH_TIMEOUT_S
+    )
+    polled = deployment and deployment.get("last_polled")
+    age_s = (now - datetime.fromisoformat(polled)).total_seconds() if polled else None
+    is_served = age_s is not None and age_s < POLLED_WITHIN_S
+    return {
+        "Prefect server": f"up       {api_url}" if api_url else "down     start it: make serve",
+        "MLflow UI": f"up       {mlflow_url}" if is_mlflow_up else "down     start it: make serve",
+        "serving process": "up" if is_served else "down     nothing runs by schedule: make serve",
+    }
+
+
+def _flow_runs(api_url: str) -> list[dict[str, Any]] | None:
+    found = ask(
+        api_url,
+        "/flow_runs/filter",
+        {"flow_runs": {"state": {"type": {"any_": list(LIVE_STATES)}}}, "sort": "START_TIME_ASC"},
+    )
+    return found and [
+        {"name": run["name"], "id": run["id"], "state": run["state_name"], "started": run["start_time"]}
+        for run in found
+    ]
+
+
+def _open_records(workspace: Workspace) -> list[RunLine] | None:
+    from tasks.run_history import run_lines
+
+    try:
+        return [line for line in run_lines(workspace, most=100) if line.status == "RUNNING"]
+    except ConfigurationError:
+        return None
+
+
+def _machines(workspace: Workspace, *, now: datetime) -> list[Machine]:
+    from heterps_core.units import SECONDS_PER_HOUR
+    from infra.billing import charged_seconds
+    from infra.ledger import EntryState, Ledger
+    from tasks.clusters import provider_of
+
+    if not workspace.ledger_path.exists():
+        return []
+    return [
+        Machine(
+            run_id=entry.run_id,
+            node_id=entry.node_id,
+            provider=entry.provider,
+            instance_type=entry.instance_type,
+            market=entry.market,
+            age_s=(now - entry.launched_at).total_seconds(),
+            usd=charged_seconds(
+                entry, now=now, minimum_billed_s=provider_of(workspace, entry.provider).minimum_billed_s
+            )
+            / SECONDS_PER_HOUR
+            * entry.price_usd_per_hour,
+        )
+        for entry in Ledger(workspace.ledger_path).entries()
+        if entry.state is EntryState.LAUNCHED and entry.launched_at is not None
+    ]
+
+
+def _providers(workspace: Workspace) -> list[str]:
+    from tasks.clusters import providers_of_run
+
+    return sorted(set(providers_of_run(workspace).values()))
+
+
+def _champion(workspace: Workspace) -> str | None:
+    from tasks.champion import SINCE_TAG
+    from tasks.model_registry import version_called
+    from tasks.tracking import CHAMPION_ALIAS
+
+    try:
+        found = version_called(workspace, CHAMPION_ALIAS)
+    except ConfigurationError:
+        return "not known: the record of runs does not answer"
+    if found is None:
+        return None
+    since = found.tags.get(SINCE_TAG) or found.registered_at.isoformat()
+    day = f", trained on {found.day}" if found.day else ""
+    return f"version {found.version} ({found.model}{day}) of run {found.run_id}, since {since[:16]} UTC"
+
+
+def _next_night(api_url: str | None) -> str:
+    wanted = {
+        "flows": {"name": {"any_": [TRAIN_CTR]}},
+        "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
+        "sort": "EXPECTED_START_TIME_ASC",
+        "limit": 1,
+    }
+    found = None if api_url is None else ask(api_url, "/flow_runs/filter", wanted)
+    if found:
+        moment = datetime.fromisoformat(found[0]["expected_start_time"]).astimezone(UTC)
+        return f"{moment:%Y-%m-%d %H:%M} UTC"
+    return f"none is scheduled; {NIGHTLY_TIME} {nightly_timezone()} once make serve runs"
+
+
+def _flow_run_lines(status: Status) -> list[str]:
+    lines = [
+        f"  {run['name']:<28}{run['state']:<12}since {(run['started'] or '-')[:19]}"
+        for run in status.flow_runs or []
+    ]
+    for line in status.open_records or []:
+        lines.append(f"  {line.run_id:<28}{line.model}, since {line.started_at[:19]}")
+        if line.end_reason:
+            lines.append(f"  {'':<28}{line.end_reason}")
+    if status.flow_runs is None:
+        lines.append("  not known from Prefect, whose server does not answer")
+    if status.open_records is None:
+        lines.append("  not known from MLflow, whose store does not answer")
+    return lines or ["  none"]
+
+
+def _machine_lines(status: Status) -> list[str]:
+    from tasks.tables import aligned_table
+
+    if not status.machines:
+        return ["  none"]
+    header = ["run", "machine", "provider", "instance", "market", "age", "USD so far"]
+    rows = [
+        [m.run_id, m.node_id, m.provider, m.instance_type, m.market, _age(m.age_s), f"{m.usd:.6f}"]
+        for m in status.machines
+    ]
+    return aligned_table(header, rows, left={0, 1, 2, 3, 4})
+
+
+def _age(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"
+
+
+def _caps_text(caps: dict[str, float | None] | None) -> str:
+    if caps is None:
+        return "not known: the nightly deployment is not registered, or its server does not answer"
+    given = [
+        f"{usd:g} USD {cap.removeprefix('max_usd_').replace('_', ' ')}" for cap, usd in caps.items() if usd
+    ]
+    return ", ".join(given) or "none"

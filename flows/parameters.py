@@ -1,0 +1,34 @@
+"""Types of flow parameters, from which Prefect draws its form: lists of names to choose from, and bounds of numbers.
+
+They are in the form alone. What is wrong is told by the checks of each flow, in words that name the way out, and for
+the command line too; the server refuses what is outside them when it is asked for a run.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from heterps_core.hardware import Market
+from heterps_core.problem.extra_costs import COST_TERMS
+from heterps_core.scheduling.schedulers import SCHEDULERS
+from heterps_core.training.job import UPDATE_MODES
+from infra.providers import PROVIDERS
+from tasks.parameter_ranges import LARGEST_SEED, LEAST
+from tasks.start import START_NAMES
+
+SchedulerName = Annotated[str, Field(json_schema_extra={"enum": sorted(SCHEDULERS)})]
+ProviderName = Annotated[str, Field(json_schema_extra={"enum": sorted(PROVIDERS)})]
+MarketName = Annotated[str, Field(json_schema_extra={"enum": [str(market) for market in Market]})]
+CostTerm = Annotated[str, Field(json_schema_extra={"enum": sorted(COST_TERMS)})]
+UpdateMode = Annotated[str, Field(json_schema_extra={"enum": list(UPDATE_MODES)})]
+StartName = Annotated[str, Field(json_schema_extra={"enum": list(START_NAMES)})]
+Day = Annotated[str, Field(json_schema_extra={"pattern": r"^\d{4}-\d{2}-\d{2}$"})]
+
+Count = Annotated[int, Field(json_schema_extra={"minimum": 1})]
+RowCount = Annotated[int, Field(json_schema_extra={"minimum": LEAST["planned_rows_per_slot"]})]
+BatchSize = Annotated[int, Field(json_schema_extra={"minimum": LEAST["batch_size"]})]
+Seed = Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": LARGEST_SEED})]
+Throughput = Annotated[float, Field(json_schema_extra={"minimum": 0})]
+Usd = Annotated[float, Field(json_schema_extra={"exclusiveMinimum": 0})]

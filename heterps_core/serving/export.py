@@ -1,0 +1,52 @@
+"""Writes what a run has trained as an exported model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from heterps_core.data.manifest import DatasetManifest
+from heterps_core.errors import CheckpointError
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.serving.exported_files import DESCRIPTION, SCHEMA_VERSION, WEIGHTS, file_sha256
+from heterps_core.training.checkpoint import load_latest_checkpoint
+from heterps_core.training.job import TrainingJob
+from heterps_core.training.run_directory import JOB, RunDirectory
+from heterps_core.training.stage_model import build_stage_model
+
+
+def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path) -> None:
+    """Write the newest checkpoint of a run as an exported model.
+
+    Args:
+        run: Where the job and the checkpoint are.
+        manifest: Of the data set that it was trained on.
+        folder: Where to; made if missing.
+
+    Raises:
+        CheckpointError: The run has no complete checkpoint.
+    """
+    job = TrainingJob.from_json(run.require_json(JOB))
+    num_layers = job.stages[-1].last_layer + 1
+    whole = (Stage(0, num_layers - 1, job.stages[0].device_type, 1),)
+    model = build_stage_model(job.model, manifest.features, job.config, whole, 0, None)
+    if load_latest_checkpoint(run, model, group=None) is None:
+        raise CheckpointError(
+            f"a run must have a complete checkpoint to be exported, {run.location} has none"
+        )
+    weights = {f"{name}.weight": table.weight_RD for name, table in model.tables.items()}
+    for name, layer in model.layers.items():
+        weights |= {f"{name}.{key}": tensor.contiguous() for key, tensor in layer.state_dict().items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / WEIGHTS)
+    description = {
+        "schema_version": SCHEMA_VERSION,
+        "model": job.model,
+        "features": manifest.features.to_json(),
+        "schema": manifest.schema.to_json(),
+        "numeric_transform": manifest.numeric_transform.to_json(),
+        "weights_sha256": file_sha256(folder / WEIGHTS),
+    }
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=1))

@@ -1,0 +1,81 @@
+"""The two files of an exported model, and how it is told that they are whole; without torch, for whoever only checks.
+
+model.safetensors    every weight by "layer.parameter"; no pickle, so loading runs nothing
+model.json           name of the model, its features, schema and numeric transform, hash of the weights
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from heterps_core.errors import CheckpointError, ConfigurationError
+
+SCHEMA_VERSION = 1
+WEIGHTS = "model.safetensors"
+DESCRIPTION = "model.json"
+
+
+def read_description(folder: Path) -> Mapping[str, Any]:
+    """Return what stands in model.json, after checking the weights against it.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or the weights are not those that it was written for.
+        ConfigurationError: The schema version is another one.
+    """
+    path = folder / DESCRIPTION
+    found = file_sha256(folder / WEIGHTS)
+    try:
+        description: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} must be JSON, but is damaged ({error}): export the model anew"
+        ) from error
+    if description.get("schema_version") != SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"{path} must have schema_version {SCHEMA_VERSION}, got {description.get('schema_version')!r}"
+        )
+    if found != description["weights_sha256"]:
+        raise CheckpointError(
+            f"{folder / WEIGHTS} must have the SHA-256 {description['weights_sha256']} of its description, "
+            f"got {found}; it was changed or damaged: export the model anew"
+        )
+    return description
+
+
+def exported_sha256(folder: Path) -> str:
+    """Return one hash of both files of an exported model: that of what `sha256sum` prints for them.
+
+    The description holds the hash of the weights, but nobody that of the description: this one is kept elsewhere.
+
+    Raises:
+        CheckpointError: A file is missing.
+    """
+    digest = hashlib.sha256()
+    for name in (DESCRIPTION, WEIGHTS):
+        digest.update(f"{file_sha256(folder / name)}  {name}\n".encode())
+    return digest.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"an exported model must have the file {path}, but it cannot be read: {error.strerror or error}"
+    )

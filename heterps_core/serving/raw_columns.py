@@ -1,0 +1,155 @@
+"""Raw columns as a caller has them, made into a model's input as training made it from files.
+
+A caller's types are looser than a file's: numbers arrive as text, texts as numbers, columns of objects are mixed, and
+what is missing is None, NaN, an empty text or one of the schema's markers. Whatever can be read is read as the file
+reader would have read it; what cannot is refused with the name of its column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from heterps_core.data.features import FeatureSpec
+from heterps_core.data.hashing import rows_of_texts
+from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.row_batch import column_texts, shorten
+from heterps_core.data.schema import DataSchema
+from heterps_core.errors import DataError
+
+SOURCE = "the rows to predict"
+"""What errors call the input, in the place of a file."""
+
+Columns = Mapping[str, Sequence[Any]]
+"""Raw values by column: lists, NumPy arrays, pandas Series or Arrow arrays of one length."""
+
+
+def dense_input(columns: Columns, schema: DataSchema, transform: NumericTransform) -> npt.NDArray[np.float32]:
+    """Return the model's dense input [N, D] of raw columns of N values each.
+
+    Raises:
+        DataError: A column is missing, has another length, or holds what is no finite number.
+    """
+    _check_columns(columns, schema)
+    raw_ND = np.empty((_num_rows(columns, schema), len(schema.numeric_columns)))
+    for position, name in enumerate(schema.numeric_columns):
+        raw_ND[:, position] = _numbers(name, columns[name], schema)
+    return transform.apply(raw_ND)
+
+
+def id_input(columns: Columns, schema: DataSchema, features: FeatureSpec) -> npt.NDArray[np.int32]:
+    """Return the embedding rows [N, S] of raw columns of N values each; row 0 where a value is missing.
+
+    Raises:
+        DataError: A column is missing, or has another length.
+    """
+    _check_columns(columns, schema)
+    ids_NS = np.empty((_num_rows(columns, schema), features.num_slots), dtype=np.int32)
+    for slot, name in enumerate(schema.categorical_columns):
+        texts = _texts(name, columns[name], schema)
+        ids_NS[:, slot] = rows_of_texts(texts, slot=slot, num_rows=features.slot_rows[slot])
+    return ids_NS
+
+
+def _check_columns(columns: Columns, schema: DataSchema) -> None:
+    needed = (*schema.numeric_columns, *schema.categorical_columns)
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        raise DataError(SOURCE, f"must have the columns {', '.join(missing)}")
+    lengths = {len(columns[name]) for name in needed}
+    if len(lengths) > 1:
+        raise DataError(
+            SOURCE, f"must have columns of one length, got {', '.join(map(str, sorted(lengths)))}"
+        )
+
+
+def _num_rows(columns: Columns, schema: DataSchema) -> int:
+    return len(columns[schema.categorical_columns[0]])
+
+
+def _numbers(name: str, values: Sequence[Any], schema: DataSchema) -> npt.NDArray[np.float64]:
+    """Return a numeric column [N], NaN where missing."""
+    array = _arrow(name, values)
+    if pa.types.is_string(array.type):
+        array = _without_markers(pc.utf8_trim_whitespace(array), schema)
+    try:
+        array = array.cast(pa.float64(), safe=False)
+    except pa.ArrowException as error:
+        raise DataError(SOURCE, f"column {name} must hold numbers, got {_first_text(array)}") from error
+    markers = [float(marker) for marker in schema.missing_markers if _is_number(marker)]
+    numbers: npt.NDArray[np.float64] = array.fill_null(np.nan).to_numpy(zero_copy_only=False)
+    numbers = np.where(np.isin(numbers, markers), np.nan, numbers)
+    too_large = np.abs(numbers) > np.finfo(np.float32).max
+    if too_large.any():
+        raise DataError(
+            SOURCE,
+            f"column {name} must hold finite numbers of 32-bit range, got {numbers[too_large][0]}; "
+            f"None or NaN stands for a missing value",
+        )
+    return numbers
+
+
+def _texts(name: str, values: Sequence[Any], schema: DataSchema) -> pa.StringArray:
+    """Return a categorical column [N] as texts, null where missing; numbers as a file of texts would hold them."""
+    array = _arrow(name, values)
+    try:
+        texts = column_texts(array)
+    except pa.ArrowException as error:
+        raise _no_plain_values(name, array.type) from error
+    if len(schema.separator or "") > 1:
+        # The reader drops the blanks around fields that such a separator announces.
+        texts = pc.ascii_trim(texts, characters=" ")
+    return _without_markers(texts, schema)
+
+
+def _arrow(name: str, values: Sequence[Any]) -> pa.Array:
+    """Return a column as one Arrow array with NaN as null; one of mixed types as texts."""
+    try:
+        array = pa.array(values, from_pandas=True)
+    except pa.ArrowException:
+        array = pa.array([_as_text(name, value) for value in values], pa.string())
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_large_string(array.type) or pa.types.is_string_view(array.type):
+        array = array.cast(pa.string())
+    return array
+
+
+def _as_text(name: str, value: Any) -> str | None:
+    """Return one value of a mixed column as Arrow writes it in a column of its own type."""
+    try:
+        text: str | None = column_texts(pa.array([value], from_pandas=True))[0].as_py()
+    except pa.ArrowException as error:
+        raise _no_plain_values(name, type(value).__name__) from error
+    return text
+
+
+def _no_plain_values(name: str, kind: object) -> DataError:
+    return DataError(SOURCE, f"column {name} must hold texts or numbers, got values of type {kind}")
+
+
+def _without_markers(texts: pa.StringArray, schema: DataSchema) -> pa.StringArray:
+    markers = pa.array(["", *schema.missing_markers], pa.string())
+    return pc.if_else(pc.is_in(texts, markers), pa.scalar(None, pa.string()), texts)
+
+
+def _first_text(array: pa.Array) -> str:
+    """Return the first value of a column that is no number, for a message."""
+    if not pa.types.is_string(array.type):
+        return f"values of type {array.type}"
+    return shorten(next(text for text in array.to_pylist() if text is not None and not _is_number(text)))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        pa.scalar(text).cast(pa.float64())
+    except pa.ArrowInvalid:
+        return False
+    return True

@@ -1,0 +1,120 @@
+"""Whether the databases of a workspace open, are whole, and have the tables that the installed code expects."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from infra.checks import Check, CheckState
+from infra.ledger import SCHEMA_VERSION as LEDGER_VERSION
+from infra.workspace import Workspace
+
+_LOCK_TIMEOUT_S = 1.0
+_REVISION = re.compile(r"^revision(?:: \w+)? = [\"'](\w+)[\"']", re.MULTILINE)
+_DOWN_REVISION = re.compile(r"^down_revision(?:: [^=]+)? = [\"'](\w+)[\"']", re.MULTILINE)
+
+
+def database_checks(workspace: Workspace, *, is_thorough: bool = True) -> Iterator[Check]:
+    """Look at the ledger and at the databases of MLflow and Prefect, where they are in this workspace.
+
+    Args:
+        workspace: Whose databases.
+        is_thorough: Read them whole, to see damage; takes seconds where there are gigabytes.
+    """
+    yield _check(
+        "ledger", workspace.ledger_path, query="PRAGMA user_version", known={str(LEDGER_VERSION), "1"}
+    )
+    alembic = "SELECT version_num FROM alembic_version"
+    if workspace.has_own_tracking:
+        folder = _package_folder("mlflow") / "store" / "db_migrations" / "versions"
+        yield _check(
+            "MLflow's database",
+            workspace.tracking_path,
+            query=alembic,
+            known=revisions(folder),
+            newest=newest_revisions(folder),
+            upgrade=f"mlflow db upgrade {workspace.tracking_uri}",
+            is_thorough=is_thorough,
+        )
+    folder = _package_folder("prefect") / "server" / "database" / "_migrations" / "versions" / "sqlite"
+    yield _check(
+        "Prefect's database",
+        workspace.prefect_home / "prefect.db",
+        query=alembic,
+        known=revisions(folder),
+        newest=newest_revisions(folder),
+        upgrade="the next start of make serve does it",
+        is_thorough=is_thorough,
+    )
+
+
+def revisions(folder: Path) -> set[str]:
+    """Return the revisions that the migrations in a folder know."""
+    return {revision for path in folder.glob("*.py") for revision in _REVISION.findall(path.read_text())}
+
+
+def newest_revisions(folder: Path) -> set[str]:
+    """Return the revisions that no other one follows."""
+    older = {down for path in folder.glob("*.py") for down in _DOWN_REVISION.findall(path.read_text())}
+    return revisions(folder) - older
+
+
+def _check(
+    what: str,
+    path: Path,
+    *,
+    query: str,
+    known: set[str],
+    newest: set[str] | None = None,
+    upgrade: str | None = None,
+    is_thorough: bool = True,
+) -> Check:
+    if not path.exists():
+        return Check(what=what, state=CheckState.OK, found="none yet; made at first use")
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=_LOCK_TIMEOUT_S)) as database:
+            row = database.execute(query).fetchone()
+            health = database.execute("PRAGMA quick_check(1)").fetchone()[0] if is_thorough else "ok"
+            # A writer that holds it stays out of sight of readers.
+            database.execute("BEGIN IMMEDIATE")
+            database.rollback()
+    except sqlite3.DatabaseError as error:
+        is_locked = "locked" in str(error)
+        return Check(
+            what=what,
+            state=CheckState.MISSING,
+            found=f"{path}: {error}",
+            mend=f"fuser -v {path}   (who holds it)"
+            if is_locked
+            else f"put a copy back, or move it away: {path}",
+        )
+    revision = str(row[0]) if row else "none"
+    if health != "ok":
+        return Check(
+            what=what,
+            state=CheckState.MISSING,
+            found=f"{path} is damaged: {health}",
+            mend=f"sqlite3 {path} .recover | sqlite3 {path}.recovered",
+        )
+    if revision not in known:
+        return Check(
+            what=what,
+            state=CheckState.MISSING,
+            found=f"{path} has tables of revision {revision}, which the installed code does not know",
+            mend="make setup   (a newer version wrote it), or set HETERPS_HOME to another folder",
+        )
+    if newest is not None and revision not in newest:
+        found = f"tables of revision {revision}, older than the installed code"
+        return Check(what=what, state=CheckState.NOTE, found=found, mend=upgrade)
+    return Check(what=what, state=CheckState.OK, found=f"opens, whole, tables of revision {revision}")
+
+
+def _package_folder(name: str) -> Path:
+    """Return where a package is installed, without importing it."""
+    found = importlib.util.find_spec(name)
+    locations = list(found.submodule_search_locations or []) if found else []
+    return Path(locations[0]) if locations else Path("/nonexistent")

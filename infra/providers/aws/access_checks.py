@@ -1,0 +1,127 @@
+"""Whether this machine can rent on AWS: credentials, image, network, permissions and run store, without buying."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import ClientError
+
+from heterps_core.errors import ConfigurationError, HeterpsError
+from heterps_core.training.run_directory import RunDirectory
+from infra.checks import Check, CheckState
+from infra.providers.aws.errors import explained
+from infra.providers.aws.queries import find_image, find_network
+from infra.providers.aws.tags import as_tag_list, owner_tags
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+
+    from infra.providers.aws.launch import MachineSettings
+
+RUN_STORE_VARIABLE = "HETERPS_RUN_STORE"
+PROFILE_VARIABLE = "HETERPS_AWS_INSTANCE_PROFILE"
+_PROBE = "heterps-doctor"
+"""Run id of what is only asked for; nothing is made under it."""
+
+_ALLOWED_CODE = "DryRunOperation"
+
+
+def access_checks(client: EC2Client, machines: MachineSettings) -> Iterator[Check]:
+    """Ask AWS what a launch would need; calls that make something are dry runs, which AWS answers and does not do.
+
+    A launch itself is not tried: what it may use (a group of the run) would have to be made first.
+    """
+    region = client.meta.region_name
+    credentials = _tried("AWS credentials", lambda: _see_instances(client), found=f"accepted in {region}")
+    yield credentials
+    if credentials.state is CheckState.OK:
+        image_id = machines.image_id
+        yield _tried("AWS image", lambda: find_image(client, image_id)["ImageId"])
+        yield _tried("AWS network", lambda: _network(client, machines.subnet_id))
+        tags = as_tag_list(owner_tags(_PROBE, workspace=machines.workspace))
+        yield _tried(
+            "AWS may make templates",
+            lambda: _dry(
+                lambda: client.create_launch_template(
+                    DryRun=True,
+                    LaunchTemplateName=_PROBE,
+                    LaunchTemplateData={"InstanceType": "t3.micro"},
+                    TagSpecifications=[{"ResourceType": "launch-template", "Tags": tags}],
+                )
+            ),
+            found="allowed (dry run)",
+        )
+        yield _tried(
+            "AWS may make groups",
+            lambda: _dry(
+                lambda: client.create_security_group(
+                    DryRun=True,
+                    GroupName=_PROBE,
+                    Description=_PROBE,
+                    VpcId=find_network(client, machines.subnet_id).vpc_id,
+                    TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
+                )
+            ),
+            found="allowed (dry run)",
+        )
+    yield _instance_profile(machines)
+    yield _tried("run store", _see_run_store)
+
+
+def _tried(what: str, ask: Callable[[], object], *, found: str | None = None) -> Check:
+    try:
+        with explained(f"answer the check {what!r}"):
+            answer = ask()
+    except HeterpsError as problem:
+        text, _, way_out = str(problem).rpartition("; ")
+        return Check(what=what, state=CheckState.MISSING, found=text or str(problem), mend=way_out)
+    return Check(what=what, state=CheckState.OK, found=found or str(answer))
+
+
+def _see_instances(client: EC2Client) -> None:
+    client.describe_instances(MaxResults=5)
+
+
+def _network(client: EC2Client, subnet_id: str | None) -> str:
+    network = find_network(client, subnet_id)
+    return f"{network.vpc_id}, zones {', '.join(sorted(network.subnet_ids))}"
+
+
+def _dry(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except ClientError as answer:
+        if answer.response["Error"]["Code"] != _ALLOWED_CODE:
+            raise
+
+
+def _instance_profile(machines: MachineSettings) -> Check:
+    what = "instance profile"
+    if machines.instance_profile:
+        return Check(what=what, state=CheckState.OK, found=machines.instance_profile)
+    return Check(
+        what=what,
+        state=CheckState.MISSING,
+        found="none: nodes could not read or write the run store",
+        mend=f"export {PROFILE_VARIABLE}=heterps-node   (docs/AWS.md makes it)",
+    )
+
+
+def _see_run_store() -> str:
+    """Ask the run store for something that is not there, which takes the right to list it."""
+    location, mark, options = os.environ.get(RUN_STORE_VARIABLE, "").partition("?")
+    if "://" not in location:
+        raise ConfigurationError(
+            f"{RUN_STORE_VARIABLE} must be a URI that this machine and its nodes reach, got {location!r}; "
+            f"export {RUN_STORE_VARIABLE}=s3://your-bucket/heterps"
+        )
+    store = f"{location.rstrip('/')}/{_PROBE}{mark}{options}"
+    try:
+        RunDirectory(store).exists("probe")
+    except OSError as problem:
+        raise ConfigurationError(
+            f"{location} cannot be read: {problem}; check the bucket and its policy"
+        ) from problem
+    return location

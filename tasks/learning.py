@@ -1,0 +1,104 @@
+"""What past runs teach the next one: predictions that are corrected where corrections have proven themselves.
+
+The record of runs is MLflow: each finished run carries its predicted and measured speed as a tag, and is read back
+from there. Two things are learnt, and neither stands in for the other. A rehearsal says how far predictions for this
+machine are off. A run on rented machines says how far the times of their device types are off, with which the next
+plan is made.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from heterps_core.calibration.corrected_problem import corrected_problem
+from heterps_core.calibration.rolling_origin import Correction, learn_correction
+from heterps_core.calibration.run_speed import RunSpeed, workers_text
+from heterps_core.errors import ConfigurationError
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.problem.scheduling_problem import SchedulingProblem
+from infra.workspace import Workspace
+from tasks import tracking
+from tasks.tracking import PastRun
+
+SPEED_TAG = "heterps.speed"
+
+MOST_RUNS = 90
+"""About a season of nights: machines and software change, and what they were is no guide for ever."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learning:
+    """What past runs told about predictions."""
+
+    speeds: tuple[RunSpeed, ...] = ()
+    """The oldest first."""
+
+    def of_step(self, stages: Sequence[Stage], *, hardware: str, model: str) -> Correction:
+        """Return the correction for the step time of a rehearsal of stages with so many workers."""
+        answers = [speed.step for speed in self.speeds if speed.is_rehearsal]
+        return learn_correction(answers, (hardware, model, workers_text(stages)))
+
+    def of_device_types(self, names: Sequence[str], *, model: str) -> dict[str, Correction]:
+        """Return the correction for the times of each device type that was ever rented."""
+        answers = [answer for speed in self.speeds for answer in speed.rented_stages]
+        learnt = {name: learn_correction(answers, (name, model)) for name in names}
+        return {name: correction for name, correction in learnt.items() if correction.num_answers}
+
+    def corrected(self, problem: SchedulingProblem) -> SchedulingProblem:
+        """Return the planning problem with the times that past runs make likely."""
+        learnt = self.of_device_types(problem.device_type_names, model=problem.model)
+        return corrected_problem(problem, {name: found.factor for name, found in learnt.items()})
+
+    def summary(self, problem: SchedulingProblem) -> str:
+        """What the plan's times were corrected by, in one line."""
+        learnt = self.of_device_types(problem.device_type_names, model=problem.model)
+        factors = ", ".join(f"{name} {found.factor:.3f}" for name, found in learnt.items() if found.depth)
+        if factors:
+            return f"times of device types multiplied, as past runs have shown: {factors}"
+        return f"speeds of past runs: {len(self.speeds)}; the times of device types stand as they are"
+
+
+NOTHING_LEARNT = Learning()
+
+
+@task(name="learn from past runs", cache_policy=NO_CACHE)
+def learn_from_runs(workspace: Workspace, *, run_id: str) -> Learning:
+    """Read the speeds of past runs from the record; `run_id` itself, which may be resumed, is left out."""
+    past = readable_past(workspace, most=MOST_RUNS)
+    speeds = [speed_of(run) for run in past if run.run_id != run_id]
+    return Learning(speeds=tuple(speed for speed in speeds if speed is not None))
+
+
+def readable_past(workspace: Workspace, *, most: int) -> list[PastRun]:
+    """Return the newest training runs, the newest last; none where the record does not answer: no run waits."""
+    try:
+        with tracking.store_must_answer(workspace):
+            return tracking.past_trainings(workspace, most=most)
+    except ConfigurationError as error:
+        logger.warning("past runs cannot be read now: %s", error)
+        return []
+
+
+def speed_of(run: PastRun) -> RunSpeed | None:
+    """Return the speed of a past run, or None where it has none that can be used."""
+    text = run.tags.get(SPEED_TAG)
+    if text is None:
+        return None
+    try:
+        return RunSpeed.from_json(json.loads(text))
+    except (ValueError, ConfigurationError) as error:
+        logger.warning("nothing is learnt from run %s: %s", run.run_id, error)
+        return None
+
+
+def speed_tag(speed: RunSpeed) -> dict[str, str]:
+    """Return the tag from which later runs learn."""
+    return {SPEED_TAG: json.dumps(speed.to_json())}

@@ -1,0 +1,108 @@
+"""One fleet at a time in a workspace, whatever starts it: a schedule, a shell, a back-fill or a measurement.
+
+Two would cost twice, and on one machine both would be measured wrong. A lock of this machine keeps out who
+starts at the same moment; the ledger and the leases keep out what another process, now dead, left alive.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from heterps_core.errors import LiveFleetError
+from infra.instances import Instance
+from infra.ledger import EntryState, Ledger, LedgerEntry
+from infra.providers.base import DEFAULT_LIFETIME_S
+from infra.sweeper import reason_to_end
+from infra.workspace import Workspace
+from tasks.clusters import provider_of, run_of_launch, sweep_all_providers
+
+SHOWN_MACHINES = 4
+_OPEN_STATES = (EntryState.INTENDED, EntryState.LAUNCHED)
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def only_fleet(workspace: Workspace, run_id: str) -> Iterator[None]:
+    """Keep every other run of the workspace from launching while the block runs.
+
+    Raises:
+        LiveFleetError: Another run has machines; names them and the way out.
+    """
+    with workspace.fleet_lock_path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as problem:
+            check_no_other_fleet(workspace, run_id)
+            lock.seek(0)
+            holder = lock.read().strip() or "another run"
+            raise LiveFleetError(
+                f"one fleet at a time may be alive in a workspace, but {holder} is launching or ending its machines "
+                f"right now; wait until it has ended, or end it: heterps stop {holder}"
+            ) from problem
+        check_no_other_fleet(workspace, run_id)
+        lock.truncate(0)
+        lock.write(run_id)
+        lock.flush()
+        # Closing the file lets go of the lock, and so does the end of the process, however it ends.
+        yield
+
+
+def check_no_other_fleet(workspace: Workspace, run_id: str) -> None:
+    """Check that no other run has machines alive; those that nobody answers for any more are ended first.
+
+    Raises:
+        LiveFleetError: One has; names its machines and the way out.
+        ProvisioningError: A provider that may have some does not answer.
+    """
+    if not _young_open_entries(workspace):
+        return
+    for problem in sweep_all_providers(workspace).problems:
+        logger.warning("%s", problem)
+    others = [entry for entry in _young_open_entries(workspace) if run_of_launch(entry.run_id) != run_id]
+    for name in sorted({entry.provider for entry in others}):
+        live = [
+            machine
+            for machine in provider_of(workspace, name).list_instances()
+            if run_of_launch(machine.run_id) != run_id and _is_alive(machine)
+        ]
+        if live:
+            raise LiveFleetError(_refusal(live))
+
+
+def _young_open_entries(workspace: Workspace) -> list[LedgerEntry]:
+    """Return machines that the ledger does not know to be over; older ones have ended themselves."""
+    if not workspace.ledger_path.exists():
+        return []
+    now = datetime.now(UTC)
+    return [
+        entry
+        for entry in Ledger(workspace.ledger_path).entries()
+        if entry.state in _OPEN_STATES and (now - entry.intended_at).total_seconds() < DEFAULT_LIFETIME_S
+    ]
+
+
+def _is_alive(machine: Instance) -> bool:
+    return not machine.is_ended and reason_to_end(machine, now=datetime.now(UTC)) is None
+
+
+def _refusal(live: list[Instance]) -> str:
+    run_id = run_of_launch(live[0].run_id)
+    of_run = [machine for machine in live if run_of_launch(machine.run_id) == run_id]
+    names = ", ".join(machine.provider_instance_id for machine in of_run[:SHOWN_MACHINES])
+    if len(of_run) > SHOWN_MACHINES:
+        names += ", ..."
+    leases = [machine.lease_until for machine in of_run if machine.lease_until is not None]
+    until = (
+        f"; their lease lasts to {max(leases):%H:%M:%S} UTC and is renewed while the run lives"
+        if leases
+        else ""
+    )
+    return (
+        f"one fleet at a time may be alive in a workspace, but run {run_id} has {len(of_run)} machines ({names})"
+        f"{until}; wait until it has ended, or end it: heterps stop {run_id}"
+    )

@@ -1,0 +1,154 @@
+"""What the first step of a night sees: the weights of the champion, or new ones.
+
+The rows of the night are then prepared with the champion's own table sizes and numeric transform, since they must
+mean to its weights what the rows before meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from heterps_core.data.features import FeatureSpec
+from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.schema import DataSchema
+from heterps_core.errors import UnknownNameError
+from heterps_core.serving.exported_files import DESCRIPTION, read_description
+from heterps_core.training.job import StartModel, TrainingJob
+from heterps_core.training.run_directory import JOB, START_MODEL, RunDirectory
+from infra.workspace import Workspace
+from tasks.champion import Champion, champion_of
+
+CHAMPION, SCRATCH = "champion", "scratch"
+START_NAMES = (CHAMPION, SCRATCH)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Weights to begin with and how rows are prepared for them; new weights where there is no model."""
+
+    reason: str
+    """Why so, for people; empty where there was no choice."""
+
+    model: StartModel | None = None
+    folder: Path | None = None
+    """The exported model; None where the run directory holds it already."""
+
+    buckets_per_slot: int | None = None
+    numeric_transform: NumericTransform | None = None
+
+
+def check_start_name(name: str) -> None:
+    """Check that there is such a start.
+
+    Raises:
+        UnknownNameError: There is none.
+    """
+    if name not in START_NAMES:
+        raise UnknownNameError("start", name, START_NAMES)
+
+
+def start_of_run(
+    workspace: Workspace,
+    run: RunDirectory | None,
+    *,
+    start_from: str,
+    day: date | None,
+    model: str,
+    schema: DataSchema,
+) -> Start:
+    """Return what a run begins with: what it began with before, where it is resumed, else see `choose_start`.
+
+    Args:
+        workspace: Whose champion is meant.
+        run: Of a run that is resumed; None for a new one.
+        start_from: "champion" or "scratch".
+        day: That the night trains on; None where the data has no days.
+        model: That is trained.
+        schema: Of the rows.
+
+    Raises:
+        CheckpointError: The champion's files are not those that were registered.
+        ConfigurationError: The registry does not answer.
+    """
+    kept = None if run is None else kept_start(run)
+    if kept is not None:
+        return kept
+    champion = champion_of(workspace) if day is not None and start_from == CHAMPION else None
+    return choose_start(champion, start_from=start_from, day=day, model=model, schema=schema)
+
+
+def choose_start(
+    champion: Champion | None, *, start_from: str, day: date | None, model: str, schema: DataSchema
+) -> Start:
+    """Return what a run begins with.
+
+    Args:
+        champion: Of the workspace.
+        start_from: "champion" or "scratch".
+        day: That the night trains on; None where the data has no days, which begins from scratch.
+        model: That is trained.
+        schema: Of the rows.
+    """
+    if day is None:
+        return Start(reason="")
+    if start_from == SCRATCH:
+        return Start(reason="from scratch, as asked")
+    if champion is None:
+        return Start(reason="from scratch: there is no champion yet")
+    name = f"the champion, version {champion.version}"
+    description = read_description(champion.folder)
+    if champion.model != model:
+        return Start(reason=f"from scratch: {name}, is {champion.model} and not {model}")
+    if DataSchema.from_json(description["schema"]) != schema:
+        return Start(reason=f"from scratch: {name}, was trained on other columns")
+    if champion.day is not None and champion.day > day.isoformat():
+        return Start(
+            reason=f"from scratch: {name}, has been trained on {champion.day}, which comes after {day}"
+        )
+    sizes = set(FeatureSpec.from_json(description["features"]).slot_rows)
+    if len(sizes) > 1:
+        return Start(
+            reason=f"from scratch: {name}, has tables of unlike sizes, for which rows cannot be prepared"
+        )
+    seen = "" if champion.day is None else f" of {champion.day}"
+    again = "; it has been trained on that day before" if champion.day == day.isoformat() else ""
+    return _start_with(
+        description,
+        StartModel(
+            version=champion.version,
+            run_id=champion.run_id,
+            weights_sha256=description["weights_sha256"],
+        ),
+        folder=champion.folder,
+        reason=f"goes on from {name}{seen}, with its tables and numeric transform; the optimizers start anew{again}",
+    )
+
+
+def kept_start(run: RunDirectory) -> Start | None:
+    """Return what a run that is resumed began with; None where it was not submitted yet and may choose anew."""
+    document = run.read_json(JOB)
+    if document is None:
+        return None
+    start_model = TrainingJob.from_json(document).start_model
+    if start_model is None:
+        return Start(reason="")
+    description = run.require_json(f"{START_MODEL}/{DESCRIPTION}")
+    return _start_with(
+        description, start_model, folder=None, reason=f"began with version {start_model.version}, as before"
+    )
+
+
+def _start_with(
+    description: Mapping[str, Any], model: StartModel, *, folder: Path | None, reason: str
+) -> Start:
+    return Start(
+        reason=reason,
+        model=model,
+        folder=folder,
+        buckets_per_slot=FeatureSpec.from_json(description["features"]).slot_rows[0],
+        numeric_transform=NumericTransform.from_json(description["numeric_transform"]),
+    )

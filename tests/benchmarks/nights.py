@@ -1,0 +1,232 @@
+"""Thirty nights on a stream that drifts: how each ends, and how near models stay to the best reachable AUC.
+
+Days arrive one by one, and each night runs `train-ctr` as the schedule does, in a process of its own with the
+parameters of the deployment. On the way come a day whose rows are damaged and are repaired later, a day that arrives
+a day late, and a jump of prices. Every night must end as `docs/OPERATING.md` says; afterwards nothing may be recorded
+as running, no day may have been trained twice, and no machine may be alive. With `--keep` workspace and data stay.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from heterps_core.data.click_days import write_click_days
+from heterps_core.data.days import PARTITION_PREFIX
+from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT
+from infra.catalogue.refreshed_prices import write_refreshed
+from infra.ledger import EntryState, Ledger
+from infra.workspace import HOME_VARIABLE, Workspace
+from tasks.nights import Night, night_of
+from tasks.prices import price_folder
+from tasks.tracking import past_trainings
+
+FIRST_DAY = date(2026, 10, 1)
+ROWS_PER_DAY = 20_000
+NIGHT_LIMIT_S = 300.0
+
+BAD, REPAIRED, LATE, PRICES = 7, 9, 14, 20
+"""Nights before which a damaged day arrives, is repaired, is late, and prices jump; counted from 1."""
+
+PRICE_JUMP = 4.0
+"""Accelerators cost so many times as much from then on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How one night ended."""
+
+    night: int
+    day: str
+    """That it should have trained; the one after it arrived on the evening before."""
+
+    exit_status: int
+    seconds: float
+    words: str
+    """What it said last."""
+
+
+def run(*, seed: int = 0, num_cases: int = 30, keep: Path | None = None) -> list[dict[str, Any]]:
+    """Run the nights, print a table and return its figures in the form of the benchmark contract."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = keep or Path(temporary)
+        workspace = Workspace(root=folder / "home").create()
+        endings = run_nights(folder, workspace, num_nights=num_cases, seed=seed)
+        recorded = [night_of(past) for past in past_trainings(workspace, most=10 * num_cases)]
+        machines = Ledger(workspace.ledger_path).entries()
+    nights = [night for night in recorded if night.status == "FINISHED"]
+    running = [night for night in recorded if night.status == "RUNNING"]
+    alive = [machine for machine in machines if machine.state in (EntryState.INTENDED, EntryState.LAUNCHED)]
+    print_nights(nights, endings)
+    trained = [night.day for night in nights]
+    gaps = [night.auc_gap for night in nights if night.auc_gap is not None]
+    figures = [
+        figure("nights_that_ended_otherwise", len(unexpected(endings)), "nights"),
+        figure("days_trained_twice", len(trained) - len(set(trained)), "days"),
+        figure("days_never_trained", num_cases - len(set(trained)), "days"),
+        figure("recorded_as_running", len(running), "runs"),
+        figure("machines_alive", len(alive), "machines"),
+        figure("auc_gap_to_best_reachable_median", statistics.median(gaps), "AUC"),
+        figure("auc_gap_to_best_reachable_last", gaps[-1], "AUC"),
+        figure("night_seconds_median", statistics.median(ending.seconds for ending in endings), "s"),
+    ]
+    for entry in figures:
+        print(f"{entry['name']:<36}{entry['value']:>10.4f} {entry['unit']}")
+    return figures
+
+
+def run_nights(folder: Path, workspace: Workspace, *, num_nights: int, seed: int) -> list[Ending]:
+    """Let days arrive and run the nights; the night of day n runs once day n + 1 is there."""
+    data, arriving = folder / "clicks", folder / "arriving"
+    data.mkdir(exist_ok=True)
+    write_click_days(
+        arriving, first_day=FIRST_DAY, num_days=num_nights + 1, rows_per_day=ROWS_PER_DAY, seed=seed
+    )
+
+    def arrive(number: int) -> None:
+        name = f"{PARTITION_PREFIX}{day_of(number)}"
+        (arriving / name).rename(data / name)
+
+    arrive(1)
+    endings = []
+    for night in range(1, num_nights + 1):
+        if night != LATE:
+            arrive(night + 1)
+        if night == LATE + 1:
+            arrive(LATE + 1)
+            endings.append(backfill(night - 1, data, workspace))
+        if night == BAD:
+            damage(data / f"{PARTITION_PREFIX}{day_of(night + 1)}")
+        if night == REPAIRED:
+            repair(data / f"{PARTITION_PREFIX}{day_of(BAD + 1)}")
+            endings += [backfill(missed, data, workspace) for missed in (BAD, BAD + 1)]
+        if night == PRICES:
+            raise_prices(workspace)
+        endings.append(train(night, data, workspace))
+    return endings
+
+
+def train(night: int, data: Path, workspace: Workspace) -> Ending:
+    """Run a night as the schedule does: it is told no day."""
+    return start(night, workspace, "flows.train_ctr", "--data", str(data))
+
+
+def backfill(night: int, data: Path, workspace: Workspace) -> Ending:
+    """Train one day that a night has missed."""
+    day = str(day_of(night))
+    return start(
+        night, workspace, "flows.backfill_ctr", "--data", str(data), "--first-day", day, "--last-day", day
+    )
+
+
+def start(night: int, workspace: Workspace, module: str, *arguments: str) -> Ending:
+    """Run a flow in a process of its own, print how it ended, and return it."""
+    started_s = time.perf_counter()
+    ended = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env={**os.environ, HOME_VARIABLE: str(workspace.root)},
+        capture_output=True,
+        text=True,
+        timeout=NIGHT_LIMIT_S,
+        check=False,
+    )
+    said = (ended.stderr if ended.returncode else ended.stdout).strip().splitlines()
+    ending = Ending(
+        night=night,
+        day=str(day_of(night)),
+        exit_status=ended.returncode,
+        seconds=time.perf_counter() - started_s,
+        words=next((line for line in reversed(said) if line.startswith(("error:", "done"))), ""),
+    )
+    print(
+        f"night {night:>2}, {module.rpartition('.')[2]:<12} {ending.day}: status {ending.exit_status}, "
+        f"{ending.seconds:5.1f} s  {ending.words}",
+        flush=True,
+    )
+    return ending
+
+
+def unexpected(endings: Sequence[Ending]) -> list[Ending]:
+    """Return the endings that are not those that are documented.
+
+    A night whose day, or the next one, is damaged fails and says so; one whose next day is late finds the day before
+    done, and says so; all others train.
+    """
+    seen: set[int] = set()
+    found = []
+    for ending in endings:
+        is_repeat = ending.night in seen
+        seen.add(ending.night)
+        if ending.night in (BAD, BAD + 1) and not is_repeat:
+            is_as_documented = ending.exit_status != 0 and "day=" in ending.words
+        elif ending.night == LATE and not is_repeat:
+            is_as_documented = ending.exit_status == 0 and ending.words.startswith("done")
+        else:
+            is_as_documented = ending.exit_status == 0 and not ending.words
+        if not is_as_documented:
+            found.append(ending)
+    return found
+
+
+def day_of(number: int) -> date:
+    """Return the date of a day; days count from 1."""
+    return FIRST_DAY + timedelta(days=number - 1)
+
+
+def damage(partition: Path) -> None:
+    """Put a line in the middle of a day's file that is no row, and keep the good file beside the folder."""
+    [path] = partition.glob("*.tsv.gz")
+    good = path.read_bytes()
+    partition.with_name(f"_{partition.name}").write_bytes(good)
+    rows = gzip.decompress(good).splitlines(keepends=True)
+    rows[len(rows) // 2] = b"no row at all\n"
+    path.write_bytes(gzip.compress(b"".join(rows)))
+
+
+def repair(partition: Path) -> None:
+    """Put the good file back."""
+    [path] = partition.glob("*.tsv.gz")
+    path.write_bytes(partition.with_name(f"_{partition.name}").read_bytes())
+
+
+def raise_prices(workspace: Workspace) -> None:
+    """Write prices of today in which accelerators have become dear."""
+    offers = [
+        replace(offer, price_usd_per_hour=offer.price_usd_per_hour * PRICE_JUMP)
+        if offer.instance_type.accelerator_count
+        else offer
+        for offer in BUNDLED_SNAPSHOT.offers()
+    ]
+    write_refreshed(price_folder(workspace), offers, at=datetime.now(UTC))
+
+
+def print_nights(nights: Sequence[Night], endings: Sequence[Ending]) -> None:
+    """Print a line for each trained day, and what ended otherwise than documented."""
+    print(f"\n{'day':<12}{'AUC':>8}{'best':>8}{'promoted':>10}{'USD':>10}{'samples/s':>11}{'error':>8}")
+    for night in nights:
+        cells = (
+            f"{night.auc:>8.4f}" if night.auc is not None else f"{'-':>8}",
+            f"{night.best_reachable_auc:>8.4f}" if night.best_reachable_auc is not None else f"{'-':>8}",
+            f"{night.was_promoted!s:>10}",
+            f"{night.usd:>10.5f}" if night.usd is not None else f"{'-':>10}",
+            f"{night.throughput_samples_per_s:>11,.0f}" if night.throughput_samples_per_s else f"{'-':>11}",
+            f"{night.prediction_error:>+8.1%}" if night.prediction_error is not None else f"{'-':>8}",
+        )
+        print(f"{night.day:<12}{''.join(cells)}")
+    for ending in unexpected(endings):
+        print(f"not as documented: {ending}")
+
+
+def figure(name: str, value: float, unit: str) -> dict[str, Any]:
+    """Return a figure in the form of the benchmark contract."""
+    return {"name": name, "value": value, "unit": unit, "higher_is_better": False}

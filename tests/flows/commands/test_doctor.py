@@ -1,0 +1,105 @@
+import json
+import os
+import socket
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from flows.cli import main
+from infra.ledger import Ledger
+from infra.workspace import Workspace
+
+
+@pytest.fixture
+def doctor(tmp_path, monkeypatch, capsys):
+    """Run `heterps doctor` in an empty workspace with ports that are free."""
+    probes = [socket.socket() for _ in range(2)]
+    for probe, variable in zip(probes, ("HETERPS_PREFECT_PORT", "HETERPS_MLFLOW_PORT"), strict=True):
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv(variable, str(probe.getsockname()[1]))
+    for probe in probes:
+        probe.close()
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
+    for name in ("HETERPS_HOST", "HETERPS_TIMEZONE", "MLFLOW_TRACKING_URI", "HETERPS_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["heterps", "doctor", *arguments])
+        return main(), capsys.readouterr()
+
+    return run
+
+
+def checks(printed):
+    return {check["what"]: check for check in json.loads(printed.out)}
+
+
+def test_a_machine_that_can_run_the_line_ends_with_0_and_nothing_is_written(doctor, tmp_path):
+    status, printed = doctor("--json")
+
+    assert status == 0, printed.err
+    assert {check["state"] for check in checks(printed).values()} <= {"ok", "note"}
+    assert not (tmp_path / "home").exists()
+
+
+def test_every_line_says_what_and_state_and_what_is_to_be_mended_says_how(doctor):
+    _, text = doctor()
+    _, printed = doctor("--json")
+
+    found = checks(printed)
+    assert all(check["mend"] for check in found.values() if check["state"] != "ok")
+    for check in found.values():
+        assert f"{check['what']} " in text.out
+        assert check["mend"] is None or f"mend: {check['mend']}" in text.out
+
+
+def test_a_taken_port_is_missing_with_its_holder_and_its_variable(doctor, monkeypatch):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        monkeypatch.setenv("HETERPS_PREFECT_PORT", str(listener.getsockname()[1]))
+        status, printed = doctor("--json")
+
+    assert status == 1
+    check = checks(printed)["port of Prefect server"]
+    assert f"taken by process {os.getpid()}" in check["found"]
+    assert "HETERPS_PREFECT_PORT=<port>" in check["mend"]
+    assert printed.err.startswith("heterps: error: missing: port of Prefect server")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "what"),
+    [
+        ("HETERPS_TIMEZONE", "Mars/Olympus", "nightly zone"),
+        ("HETERPS_MLFLOW_PORT", "http", "port of MLflow UI"),
+        ("HETERPS_HOST", "0.0.0.0", "port of Prefect server"),
+    ],
+)
+def test_what_is_set_wrong_is_missing(doctor, monkeypatch, variable, value, what):
+    monkeypatch.setenv(variable, value)
+
+    status, printed = doctor("--json")
+
+    assert status == 1
+    assert variable in checks(printed)[what]["found"]
+
+
+def test_a_locked_ledger_is_missing(doctor):
+    workspace = Workspace.locate().create()
+    Ledger(workspace.ledger_path)
+    with closing(sqlite3.connect(workspace.ledger_path)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        status, printed = doctor("--json")
+        holder.rollback()
+
+    assert status == 1
+    assert "database is locked" in checks(printed)["ledger"]["found"]
+
+
+def test_a_tracking_server_that_is_not_used_is_noted(doctor, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example:5000")
+
+    _, printed = doctor("--json")
+
+    assert "HETERPS_TRACKING_URI" in checks(printed)["MLFLOW_TRACKING_URI"]["mend"]

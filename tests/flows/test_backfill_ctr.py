@@ -1,0 +1,101 @@
+"""The order of days and what ends a back-fill; that each day is really trained is tests/flows/test_nights.py."""
+
+import json
+from datetime import date
+
+import pytest
+
+from flows import backfill_ctr as module
+from flows.backfill_ctr import backfill_ctr, check
+from flows.command_line import parser_for
+from heterps_core.data.click_days import write_click_days
+from heterps_core.errors import ConfigurationError, DataError, TrainingError, UnknownNameError
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("days")
+    write_click_days(folder, first_day=date(2026, 11, 1), num_days=4, rows_per_day=20, seed=1)
+    return str(folder)
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What train-ctr was asked for; the real one takes half a minute a day. 2026-11-02 fails."""
+    calls = []
+
+    def train_ctr(**parameters):
+        calls.append(parameters)
+        if parameters["day"] == "2026-11-02":
+            raise DataError("day 2026-11-02, clicks.tsv.gz", "expected 40 fields, got 3", line=7)
+        return f"run of {parameters['day']}"
+
+    train_ctr.fn = module.train_ctr.fn
+    monkeypatch.setattr(module, "train_ctr", train_ctr)
+    return calls
+
+
+def test_days_are_trained_in_order_with_the_settings(trained, days):
+    run_ids = backfill_ctr.fn("2026-11-03", "2026-11-04", days, settings={"epochs": 2, "again": True})
+
+    assert run_ids == ["run of 2026-11-03", "run of 2026-11-04"]
+    assert trained == [
+        {"day": day, "data": days, "epochs": 2, "again": True} for day in ("2026-11-03", "2026-11-04")
+    ]
+
+
+def test_the_first_failure_ends_it(trained, days):
+    with pytest.raises(DataError, match=r"line 7: expected 40 fields"):
+        backfill_ctr.fn("2026-11-01", "2026-11-03", days)
+
+    assert [parameters["day"] for parameters in trained] == ["2026-11-01", "2026-11-02"]
+
+
+def test_it_goes_on_where_told_and_names_what_failed_at_the_end(trained, days):
+    with pytest.raises(
+        TrainingError, match=r"all 3 days must be trained, but 1 failed; .*: 2026-11-02: day 2026"
+    ):
+        backfill_ctr.fn("2026-11-01", "2026-11-03", days, go_on=True)
+
+    assert [parameters["day"] for parameters in trained] == ["2026-11-01", "2026-11-02", "2026-11-03"]
+
+
+def test_a_range_of_days_may_pass_the_end_of_a_month(days):
+    found = check(first_day="2028-02-28", last_day="2028-03-01", data=days, settings={})
+
+    assert [str(day) for day in found] == ["2028-02-28", "2028-02-29", "2028-03-01"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"last_day": "2026-10-31"}, ConfigurationError, "the last day must not come before the first"),
+        ({"first_day": "today"}, ConfigurationError, "a day must be a date"),
+        ({"settings": {"epochs": 0}}, ConfigurationError, "epochs must be a number of at least 1"),
+        ({"settings": {"epoch": 2}}, UnknownNameError, "Did you mean 'epochs'"),
+        ({"settings": {"day": "2026-11-01"}}, UnknownNameError, "'day' is not a known setting"),
+        ({"settings": {"model": "cnn"}}, UnknownNameError, "not a known model"),
+        ({"data": "/nowhere"}, DataError, "there is no such file or folder"),
+    ],
+)
+def test_wrong_parameters_are_told_before_anything_is_trained(trained, days, changes, error, message):
+    parameters = {"first_day": "2026-11-01", "last_day": "2026-11-02", "data": days, "settings": {}}
+
+    with pytest.raises(error, match=message):
+        backfill_ctr.fn(**{**parameters, **changes})
+
+    assert trained == []
+
+
+def test_settings_are_given_as_json_on_the_command_line(capsys):
+    parser = parser_for(backfill_ctr.fn, program="backfill")
+    needed = ["--first-day", "2026-11-01", "--last-day", "2026-11-02", "--data", "days"]
+
+    assert parser.parse_args([*needed, "--settings", json.dumps({"epochs": 2})]).settings == {"epochs": 2}
+    assert parser.parse_args(needed).settings == {}
+    for wrong in (["--settings", "epochs=2"], ["--settings", "[1]"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args([*needed, *wrong])
+    with pytest.raises(SystemExit):
+        parser.parse_args(needed[2:])
+    assert "--first-day" in capsys.readouterr().err

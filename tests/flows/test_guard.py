@@ -1,0 +1,68 @@
+import subprocess
+import sys
+import time
+
+import psutil
+
+from flows.guard import end_session, line_for
+
+SLEEP = "import time; time.sleep(60)"
+WITH_CHILD = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+"""
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+
+
+def start(program):
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True, text=True
+    )
+    return process, psutil.Process(process.pid).create_time()
+
+
+def test_what_a_dead_leader_left_behind_is_ended():
+    leader, started = start(WITH_CHILD)
+    child = psutil.Process(int(leader.stdout.readline()))
+    leader.communicate()
+    assert child.is_running()
+
+    end_session(leader.pid, started, patience_s=10.0)
+
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_leader_that_does_not_end_is_killed_after_the_wait():
+    leader, started = start(DEAF)
+    leader.stdout.readline()
+
+    end_session(leader.pid, started, patience_s=0.1)
+
+    assert leader.wait(5) == -9
+    leader.stdout.close()
+
+
+def test_a_process_that_has_got_an_old_number_is_left_alone():
+    other, started = start(SLEEP)
+
+    end_session(other.pid, started - 100.0, patience_s=0.0)
+
+    assert other.poll() is None
+    other.kill()
+    other.communicate()
+
+
+def test_the_guard_acts_when_its_pipe_closes():
+    leader, _ = start(WITH_CHILD)
+    child = psutil.Process(int(leader.stdout.readline()))
+    line = line_for(leader.pid, patience_s=10.0)
+    leader.communicate()
+
+    guard = [sys.executable, "-m", "flows.guard"]
+    subprocess.run(guard, input=line, text=True, check=True, timeout=30)
+
+    deadline = time.monotonic() + 5
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

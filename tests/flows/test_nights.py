@@ -1,0 +1,142 @@
+"""Nights as they follow one another, with everything real: flow, machines of this one, records, registry."""
+
+import gzip
+import json
+from datetime import date
+
+import pytest
+from mlflow import MlflowClient
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.backfill_ctr import backfill_ctr
+from flows.train_ctr import train_ctr
+from heterps_core.data.click_days import Drift, write_click_days
+from heterps_core.errors import DataError, ProvisioningError
+from infra.caps import Caps
+from infra.ledger import Ledger
+from infra.lifecycle import running_cluster
+from infra.workspace import HOME_VARIABLE, Workspace
+from tasks.champion import champion_of
+from tasks.clusters import provider_of
+from tests.infra.builders import bootstrap, offer, plan
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = {
+    "scheduler": "exact",
+    "budget_evaluations": 64,
+    "batch_size": 128,
+    "device_types": ["cpu-c7i", "gpu-t4"],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    with prefect_test_harness(server_startup_timeout=60):
+        yield
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("days")
+    write_click_days(
+        folder,
+        first_day=date(2026, 11, 1),
+        num_days=6,
+        rows_per_day=4_000,
+        seed=1,
+        drift=Drift(radians_per_day=0.05),
+    )
+    bad = folder / "day=2026-11-05" / "clicks.tsv.gz"
+    bad.write_bytes(gzip.compress(gzip.decompress(bad.read_bytes())[:100_000] + b"\nnonsense\n"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    home = tmp_path_factory.mktemp("nights") / "home"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOME_VARIABLE, str(home))
+        yield Workspace(root=home).create()
+
+
+@pytest.fixture(scope="module")
+def first_night(workspace, days):
+    return train_ctr(data=str(days), day="2026-11-01", **SETTINGS)
+
+
+def records(workspace):
+    client = MlflowClient(workspace.tracking_uri)
+    experiment = client.get_experiment_by_name("train-ctr")
+    runs = client.search_runs([experiment.experiment_id], filter_string="tags.`heterps.kind` = 'training'")
+    return {run.data.tags["heterps.run_id"]: run for run in runs}
+
+
+def job_of(workspace, run_id):
+    return json.loads((workspace.run_directory(run_id) / "job.json").read_text())
+
+
+def test_the_first_night_begins_from_scratch_and_its_model_becomes_champion(workspace, days, first_night):
+    run = records(workspace)[first_night]
+
+    assert run.info.status == "FINISHED"
+    assert (run.data.tags["heterps.day"], run.data.tags["heterps.data"]) == ("2026-11-01", str(days))
+    assert job_of(workspace, first_night)["start_model"] is None
+    assert run.data.metrics["quality/best_reachable_auc"] > run.data.metrics["quality/auc"] > 0.5
+    champion = champion_of(workspace)
+    assert (champion.run_id, champion.day) == (first_night, "2026-11-01")
+
+
+def test_a_night_that_is_done_does_nothing_and_names_the_run_that_did_it(
+    workspace, days, first_night, caplog
+):
+    with caplog.at_level("INFO"):
+        again = train_ctr(data=str(days), day="2026-11-01", **SETTINGS)
+
+    assert again == first_night
+    assert f"run {first_night} has trained ctrdnn on 2026-11-01" in caplog.text
+    assert set(records(workspace)) == {first_night}
+
+
+def test_a_bad_day_launches_nothing_and_leaves_the_champion(workspace, days, first_night):
+    launched = len(Ledger(workspace.ledger_path).entries())
+
+    with pytest.raises(DataError, match=r"day 2026-11-05, .*clicks\.tsv\.gz, line \d+: expected 40 fields"):
+        train_ctr(data=str(days), **SETTINGS)
+
+    assert len(Ledger(workspace.ledger_path).entries()) == launched
+    assert champion_of(workspace).run_id == first_night
+    assert {run.info.status for run in records(workspace).values()} == {"FINISHED", "FAILED"}
+
+
+def test_a_second_fleet_is_refused(workspace, days, first_night):
+    with (
+        running_cluster(
+            provider_of(workspace, "local"),
+            plan(offer()),
+            run_id="other",
+            bootstrap=bootstrap(workspace.run_directory("other")),
+            ledger=Ledger(workspace.ledger_path),
+            caps=Caps(),
+            predicted_cost_usd=1.0,
+        ),
+        pytest.raises(ProvisioningError, match="heterps stop other"),
+    ):
+        train_ctr(data=str(days), day="2026-11-02", **SETTINGS)
+
+
+def test_a_back_fill_skips_the_day_that_is_done_and_each_other_goes_on_from_the_champion(
+    workspace, days, first_night
+):
+    run_ids = backfill_ctr("2026-11-01", "2026-11-03", str(days), settings=SETTINGS)
+
+    assert run_ids[0] == first_night
+    assert len(set(run_ids)) == 3
+    finished = records(workspace)
+    assert [finished[run_id].data.tags["heterps.day"] for run_id in run_ids] == [
+        "2026-11-01",
+        "2026-11-02",
+        "2026-11-03",
+    ]
+    assert job_of(workspace, run_ids[1])["start_model"]["run_id"] == first_night
+    assert finished[run_ids[1]].data.tags["heterps.start_version"] == "1"

@@ -1,0 +1,67 @@
+"""The form that Prefect draws: read from the schema that it makes of a flow, as its pages do."""
+
+import pytest
+from prefect.utilities.callables import parameter_schema
+
+from flows.train_ctr import train_ctr
+from heterps_core.scheduling.schedulers import SCHEDULERS
+from infra.providers import PROVIDERS
+
+
+@pytest.fixture(scope="module")
+def form():
+    return parameter_schema(train_ctr.fn).model_dump()
+
+
+def part(field):
+    """Return what a field may hold besides nothing."""
+    return next((option for option in field.get("anyOf", []) if option.get("type") != "null"), field)
+
+
+def test_every_field_is_described_and_none_must_be_filled_in(form):
+    assert [name for name, field in form["properties"].items() if not field.get("description")] == []
+    assert form["required"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("scheduler", set(SCHEDULERS)),
+        ("provider", set(PROVIDERS)),
+        ("update_mode", {"sync", "hybrid"}),
+        ("start_from", {"champion", "scratch"}),
+    ],
+)
+def test_names_are_chosen_from_a_list(form, name, choices):
+    field = form["properties"][name]
+
+    assert set(field["enum"]) == choices
+    assert field["default"] in choices
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("markets", {"on-demand", "spot"}),
+        ("leave_out_costs", {"startup", "search", "storage", "transfer", "spot-risk"}),
+    ],
+)
+def test_several_names_are_chosen_from_a_list(form, name, choices):
+    assert set(form["properties"][name]["items"]["enum"]) == choices
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [
+        ("epochs", {"minimum": 1}),
+        ("batch_size", {"minimum": 4}),
+        ("planned_rows_per_slot", {"minimum": 2}),
+        ("seed", {"minimum": 0, "maximum": 4_294_967_295}),
+        ("throughput_floor_samples_per_s", {"minimum": 0}),
+        ("max_usd_per_run", {"exclusiveMinimum": 0}),
+    ],
+)
+def test_numbers_have_their_bounds(form, name, bound):
+    field = part(form["properties"][name])
+
+    assert {key: field.get(key) for key in bound} == bound

@@ -1,0 +1,124 @@
+"""Held-out rows are predicted alike, whether they lie prepared as the model's own or are read from their files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic import write_click_stream
+from heterps_core.errors import ConfigurationError, DataError
+from heterps_core.serving.exported_model import ClickPredictor
+from heterps_core.serving.held_out_rows import held_out_labels, held_out_logits
+from tests.heterps_core.serving.builders import fit_logistic, raw_columns, write_logistic
+
+NUM_ROWS = 1_000
+NUM_EVAL_ROWS = 200
+
+
+@pytest.fixture
+def stream(tmp_path):
+    return write_click_stream(tmp_path / "clicks.tsv", num_rows=NUM_ROWS, seed=1)
+
+
+@pytest.fixture
+def dataset(tmp_path, stream):
+    return prepare_dataset(
+        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=50, out_dir=tmp_path / "prepared"
+    )
+
+
+@pytest.fixture
+def predictor(tmp_path, dataset):
+    return ClickPredictor(write_logistic(tmp_path / "model", dataset, fit_logistic(dataset)))
+
+
+def log_odds(probabilities):
+    return np.log(probabilities / (1 - probabilities))
+
+
+def test_prepared_rows_give_the_log_odds_of_their_raw_columns(stream, dataset, predictor):
+    found = held_out_logits(predictor, dataset)
+
+    raw = predictor.predict(raw_columns(stream.path, slice(-NUM_EVAL_ROWS, None)))
+    np.testing.assert_allclose(found, log_odds(raw), atol=1e-5)
+    np.testing.assert_array_equal(
+        held_out_labels(dataset),
+        [int(v) for v in raw_columns(stream.path, slice(-NUM_EVAL_ROWS, None))["label"]],
+    )
+
+
+def test_rows_of_other_table_sizes_and_another_transform_are_read_as_the_model_reads_them(
+    tmp_path, stream, dataset, predictor
+):
+    other = prepare_dataset(
+        stream.path,
+        schema=CRITEO_SCHEMA,
+        buckets_per_slot=91,
+        eval_fraction=0.5,
+        out_dir=tmp_path / "other",
+    )
+    assert other.manifest.numeric_transform != dataset.manifest.numeric_transform
+
+    found = held_out_logits(predictor, other)
+
+    raw = predictor.predict(raw_columns(stream.path, slice(NUM_ROWS // 2, None)))
+    np.testing.assert_allclose(found, log_odds(raw), atol=1e-5)
+
+
+def test_all_rows_count_where_none_are_held_out(tmp_path, stream, predictor):
+    whole = prepare_dataset(
+        stream.path,
+        schema=CRITEO_SCHEMA,
+        buckets_per_slot=50,
+        eval_fraction=0.0,
+        numeric_transform=predictor.numeric_transform,
+        out_dir=tmp_path / "whole",
+    )
+
+    assert len(held_out_logits(predictor, whole)) == len(held_out_labels(whole)) == NUM_ROWS
+
+
+def test_the_prepared_rows_of_another_model_are_refused_by_name(tmp_path, stream, predictor):
+    sizes = prepare_dataset(
+        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=60, out_dir=tmp_path / "sizes"
+    )
+    with pytest.raises(
+        ConfigurationError, match="has tables of 1560 rows in all, not 1300; prepare them anew"
+    ):
+        predictor.prepared_logits(sizes, first=0, stop=1)
+
+    transform = prepare_dataset(
+        stream.path,
+        schema=CRITEO_SCHEMA,
+        buckets_per_slot=50,
+        eval_fraction=0.7,
+        out_dir=tmp_path / "transform",
+    )
+    with pytest.raises(ConfigurationError, match="has another numeric transform"):
+        predictor.prepared_logits(transform, first=0, stop=1)
+
+
+def test_files_that_have_changed_since_are_told(tmp_path, stream, predictor):
+    other = prepare_dataset(
+        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=91, out_dir=tmp_path / "other"
+    )
+    lines = stream.path.read_text().splitlines(keepends=True)
+    stream.path.write_text("".join(lines[:-1]))
+
+    with pytest.raises(DataError, match="has changed since"):
+        held_out_logits(predictor, other)
+
+
+def test_other_columns_cannot_be_predicted(stream, dataset, predictor):
+    schema = replace(CRITEO_SCHEMA, categorical_columns=CRITEO_SCHEMA.categorical_columns[::-1])
+    features = replace(dataset.features, slot_names=schema.categorical_columns)
+    other = PreparedDataset(dataset.directory, replace(dataset.manifest, schema=schema, features=features))
+
+    with pytest.raises(
+        ConfigurationError, match="rows must have the categorical_columns of the model, C1, C2"
+    ):
+        held_out_logits(predictor, other)

@@ -1,0 +1,147 @@
+"""Columns as callers have them become the same input as the file that holds the same values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from heterps_core.data.array_files import hash_batch
+from heterps_core.data.features import FeatureSpec
+from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.readers import read_rows
+from heterps_core.data.schema import DataSchema
+from heterps_core.errors import DataError
+from heterps_core.serving.raw_columns import dense_input, id_input
+
+SCHEMA = DataSchema(
+    name="small",
+    label_column="click",
+    numeric_columns=("age",),
+    categorical_columns=("site",),
+    missing_markers=("?", "-1"),
+)
+FEATURES = FeatureSpec(num_dense=1, slot_rows=(1_000,))
+PLAIN = NumericTransform(is_count=(False,), means=(0.0,), standard_deviations=(1.0,))
+
+
+def dense(values, schema=SCHEMA):
+    # A column of sites of the same length, as both are needed.
+    return dense_input({"age": values, "site": ["a"] * len(values)}, schema, PLAIN)[:, 0].tolist()
+
+
+def ids(values, schema=SCHEMA):
+    return id_input({"age": [0.0] * len(values), "site": values}, schema, FEATURES)[:, 0].tolist()
+
+
+def read_as_a_file(tmp_path, texts, schema=SCHEMA):
+    """The embedding rows that training gives to the texts of a CSV file."""
+    path = tmp_path / "rows.csv"
+    path.write_text("click,age,site\n" + "".join(f"0,1,{text}\n" for text in texts))
+    (batch,) = read_rows([path], schema)
+    return hash_batch(batch, FEATURES.slot_rows)[:, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [5, 7],
+        [5.0, 7.0],
+        ["5", "7"],
+        [" 5 ", "7.0"],
+        [5, "7"],
+        [Decimal(5), Decimal(7)],
+        np.array([5, 7], dtype=np.uint8),
+        pd.Series([5, 7], index=[40, 3]),
+        pd.Series(["5", "7"], dtype="category"),
+        pd.Series([5, 7], dtype="Int64"),
+        pa.chunked_array([["5"], ["7"]]),
+        pa.array(["5", "7"], pa.large_string()),
+    ],
+    ids=repr,
+)
+def test_numbers_are_read_from_any_type(values):
+    assert dense(values) == [5.0, 7.0]
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), "", "?", "-1", -1, " ", "nan", pd.NA], ids=repr)
+def test_a_missing_number_is_the_mean(missing):
+    assert dense([missing, 7.0]) == [0.0, 7.0]
+
+
+def test_a_column_of_missing_numbers_is_read():
+    assert dense([None, None]) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["5", "7"],
+        [5, 7],
+        [5.0, 7.0],
+        [5, "7"],
+        np.array([5.0, 7.0], dtype=np.float32),
+        pd.Series([5, 7], dtype="Int64"),
+        pd.Series(["5", "7"], dtype="category"),
+        pa.chunked_array([["5"], ["7"]]),
+    ],
+    ids=repr,
+)
+def test_ids_are_those_of_the_same_texts_in_a_file(tmp_path, values):
+    assert ids(values) == read_as_a_file(tmp_path, ["5", "7"])
+
+
+def test_true_and_false_are_1_and_0_as_in_files(tmp_path):
+    assert ids([True, False]) == read_as_a_file(tmp_path, ["1", "0"])
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), "", "?", "-1", -1, pd.NA], ids=repr)
+def test_a_missing_id_has_the_row_of_missing_values(tmp_path, missing):
+    assert ids([missing, "b"]) == [0, *read_as_a_file(tmp_path, ["b"])]
+
+
+def test_blanks_are_dropped_where_the_files_of_the_schema_have_them(tmp_path):
+    padded = replace(SCHEMA, separator=", ")
+
+    assert ids([" Private", "Private"], padded) == [*read_as_a_file(tmp_path, ["Private"], padded)] * 2
+    assert ids([" Private"]) != ids(["Private"])
+
+
+def test_no_rows_give_no_input():
+    assert dense([]) == []
+    assert ids([]) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["1", "many"], "column age must hold numbers, got 'many'"),
+        ([1, "many"], "column age must hold numbers, got 'many'"),
+        ([float("inf")], "column age must hold finite numbers of 32-bit range, got inf"),
+        ([1e300], "column age must hold finite numbers of 32-bit range, got 1e"),
+        (
+            pd.Series(["2026-11-21"]).astype("datetime64[ns]"),
+            "column age must hold numbers, got values of type",
+        ),
+        ([object()], "column age must hold texts or numbers, got values of type object"),
+    ],
+)
+def test_what_is_no_number_is_named(values, message):
+    with pytest.raises(DataError, match=message):
+        dense(values)
+
+
+def test_what_is_no_text_is_named():
+    with pytest.raises(DataError, match="column site must hold texts or numbers, got values of type list"):
+        ids([["a", "b"]])
+
+
+def test_columns_that_are_missing_or_of_other_lengths_are_told():
+    with pytest.raises(DataError, match="must have the columns age"):
+        id_input({"site": ["a"]}, SCHEMA, FEATURES)
+    with pytest.raises(DataError, match="must have columns of one length, got 1, 2"):
+        dense_input({"site": ["a"], "age": [1, 2]}, SCHEMA, PLAIN)

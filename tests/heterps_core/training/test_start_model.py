@@ -1,0 +1,231 @@
+"""What goes on from an exported model begins with exactly its predictions, whatever the cut and the replicas."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic import write_click_stream
+from heterps_core.errors import CheckpointError
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.serving.export import export_model
+from heterps_core.serving.exported_files import WEIGHTS
+from heterps_core.serving.exported_model import ClickPredictor
+from heterps_core.training.checkpoint import save_checkpoint
+from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.job import UPDATE_MODES, StartModel, TrainingConfig, TrainingJob
+from heterps_core.training.run_directory import START_MODEL, RunDirectory
+from heterps_core.training.stage_model import StageModel, build_stage_model
+from heterps_core.training.start_model import begin, load_start_model
+from heterps_core.training.submission import submit_job
+from tests.heterps_core.training.node_processes import TINY, make_job, train
+from tests.s3_server import bucket_location
+from tests.worker_processes import run_in_processes
+
+BATCH_SIZE = 64
+WHOLE = (Stage(0, 2, "cpu", 1),)
+
+
+def build(job: TrainingJob, stages=WHOLE, stage: int = 0, group=None) -> StageModel:
+    dataset = PreparedDataset.open(job.dataset)
+    return build_stage_model(job.model, dataset.features, job.config, stages, stage, group)
+
+
+def make_start(folder: Path) -> StartModel:
+    description = json.loads((folder / "model.json").read_text())
+    return StartModel(version="4", run_id="before", weights_sha256=description["weights_sha256"])
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> PreparedDataset:
+    folder = tmp_path_factory.mktemp("clicks")
+    stream = write_click_stream(folder / "clicks.tsv", num_rows=1600, seed=0)
+    return prepare_dataset(
+        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=50, out_dir=folder / "prepared"
+    )
+
+
+def save_drawn_weights(rank: int, dataset_folder: str, run_folder: str) -> None:
+    """Write a checkpoint of a model whose weights no seed of a job gives."""
+    job = make_job(Path(dataset_folder), (1, 1))
+    model = build(job)
+    generator = torch.Generator().manual_seed(99)
+    with torch.no_grad():
+        for layer in model.layers.values():
+            for parameter in layer.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+        weight = model.tables["embedding"].weight_RD
+        weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2)
+    submit_job(RunDirectory(run_folder), job)
+    save_checkpoint(RunDirectory(run_folder), model, TrainingCursor(step=1), group=None)
+
+
+@pytest.fixture(scope="module")
+def exported(dataset, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    run_in_processes(save_drawn_weights, 1, str(dataset.directory), str(folder / "run"))
+    export_model(RunDirectory(str(folder / "run")), dataset.manifest, folder / "model")
+    return folder / "model"
+
+
+def start_job(dataset: PreparedDataset, exported: Path, replicas: tuple[int, int]) -> TrainingJob:
+    job = make_job(dataset.directory, replicas)
+    return replace(job, start_model=make_start(exported))
+
+
+def first_loss_of_predictor(dataset: PreparedDataset, exported: Path, job: TrainingJob) -> float:
+    """Mean log-loss of the exported model on the rows of the first batch, by NumPy."""
+    rows = dataset.batch_rows(0, 0, batch_size=job.config.batch_size, seed=job.config.seed)
+    labels = dataset.labels[rows]
+    logits = ClickPredictor(exported).logits(dataset.dense[rows], dataset.ids[rows])
+    return float(np.mean(np.log1p(np.exp(logits)) - labels * logits))
+
+
+@pytest.mark.parametrize("update_mode", UPDATE_MODES)
+def test_the_loss_of_the_first_step_is_that_of_the_exported_model(dataset, exported, tmp_path, update_mode):
+    run = RunDirectory(str(tmp_path))
+    job = start_job(dataset, exported, (2, 1))
+    job = replace(job, config=replace(job.config, update_mode=update_mode))
+    submit_job(run, job, start_folder=exported)
+
+    training = train(run, job)
+
+    assert training.steps[0].loss == pytest.approx(first_loss_of_predictor(dataset, exported, job), abs=1e-6)
+    assert training.is_complete
+
+
+@pytest.mark.parametrize("last_layers", [(2,), (0, 2), (1, 2), (0, 1, 2)], ids=str)
+def test_the_stages_of_every_cut_begin_with_their_own_layers(dataset, exported, tmp_path, last_layers):
+    run = RunDirectory(str(tmp_path))
+    run.upload_folder(exported, START_MODEL)
+    job = make_job(dataset.directory, (1, 1))
+    first_layers = (0, *(last + 1 for last in last_layers[:-1]))
+    stages = [Stage(first, last, "cpu", 1) for first, last in zip(first_layers, last_layers, strict=True)]
+
+    found = {}
+    for number in range(len(stages)):
+        model = build(job, stages, number)
+        load_start_model(run, make_start(exported), model)
+        found |= {f"{name}.weight": table.weight_RD for name, table in model.tables.items()}
+        for name, layer in model.layers.items():
+            found |= {f"{name}.{key}": tensor for key, tensor in layer.state_dict().items()}
+
+    weights = load_file(exported / WEIGHTS)
+    assert set(found) == set(weights)
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+
+
+def shard_of(rank: int, dataset_folder: str, run_folder: str, exported: str) -> list[list[float]]:
+    job = make_job(Path(dataset_folder), (3, 1))
+    model = build(job, job.stages, 0, dist.group.WORLD)
+    load_start_model(RunDirectory(run_folder), make_start(Path(exported)), model)
+    return model.tables["embedding"].weight_RD.tolist()
+
+
+def test_replicas_hold_their_own_rows_of_the_same_table(dataset, exported, tmp_path):
+    run = RunDirectory(str(tmp_path))
+    submit_job(run, start_job(dataset, exported, (3, 1)), start_folder=exported)
+
+    shards = run_in_processes(shard_of, 3, str(dataset.directory), str(tmp_path), str(exported))
+
+    whole = load_file(exported / WEIGHTS)["embedding.weight"]
+    assert torch.equal(torch.tensor([row for shard in shards for row in shard]), whole)
+
+
+def test_a_checkpoint_of_the_run_itself_comes_before_the_start_model(dataset, exported, tmp_path):
+    run = RunDirectory(str(tmp_path))
+    job = start_job(dataset, exported, (1, 1))
+    submit_job(run, job, start_folder=exported)
+    drawn, from_start, from_checkpoint = build(job), build(job), build(job)
+
+    assert begin(run, job, from_start, group=None) == TrainingCursor()
+    run_in_processes(save_fresh_weights, 1, str(dataset.directory), str(tmp_path))
+    assert begin(run, job, from_checkpoint, group=None) == TrainingCursor(step=7)
+
+    biases = [model.layers["output"].bias for model in (drawn, from_start, from_checkpoint)]
+    assert torch.equal(biases[0], biases[2])
+    assert not torch.equal(biases[0], biases[1])
+
+
+def save_fresh_weights(rank: int, dataset_folder: str, run_folder: str) -> None:
+    job = make_job(Path(dataset_folder), (1, 1))
+    save_checkpoint(RunDirectory(run_folder), build(job), TrainingCursor(step=7), group=None)
+
+
+def test_the_weights_are_read_alike_from_a_bucket(dataset, exported, monkeypatch):
+    model = build(make_job(dataset.directory, (1, 1)))
+
+    with bucket_location(monkeypatch) as location:
+        run = RunDirectory(location)
+        run.upload_folder(exported, START_MODEL)
+        load_start_model(run, make_start(exported), model)
+
+    weights = load_file(exported / WEIGHTS)
+    assert torch.equal(model.tables["embedding"].weight_RD, weights["embedding.weight"])
+    assert torch.equal(model.layers["output"].bias.detach(), weights["output.bias"])
+
+
+def test_the_optimizers_start_anew(dataset, exported, tmp_path):
+    run = RunDirectory(str(tmp_path))
+    run.upload_folder(exported, START_MODEL)
+    job = make_job(dataset.directory, (1, 1))
+    job = replace(
+        job, config=replace(job.config, dense_optimizer="adam", embedding_optimizer="rowwise-adagrad")
+    )
+    model, fresh = build(job), build(job)
+
+    load_start_model(run, make_start(exported), model)
+
+    assert all(
+        torch.equal(tensor, fresh.tables["embedding"].state[name])
+        for name, tensor in model.tables["embedding"].state.items()
+    )
+
+
+def test_a_job_names_its_start_model_and_one_without_is_read_as_before(dataset, exported):
+    job = start_job(dataset, exported, (1, 1))
+    older = {name: value for name, value in job.to_json().items() if name != "start_model"}
+
+    assert TrainingJob.from_json(json.loads(json.dumps(job.to_json()))) == job
+    assert TrainingJob.from_json(older).start_model is None
+
+
+def test_changed_weights_are_refused(dataset, exported, tmp_path):
+    run = RunDirectory(str(tmp_path))
+    run.upload_folder(exported, START_MODEL)
+    start = replace(make_start(exported), weights_sha256="0" * 64)
+
+    with pytest.raises(CheckpointError, match="it was changed or damaged: start the run anew"):
+        load_start_model(run, start, build(make_job(dataset.directory, (1, 1))))
+
+
+def test_missing_weights_are_told(dataset, exported, tmp_path):
+    with pytest.raises(CheckpointError, match="an exported model must have the file"):
+        load_start_model(
+            RunDirectory(str(tmp_path)), make_start(exported), build(make_job(dataset.directory, (1, 1)))
+        )
+
+
+def test_another_model_is_refused_with_the_layer_that_differs(dataset, exported, tmp_path):
+    run = RunDirectory(str(tmp_path))
+    run.upload_folder(exported, START_MODEL)
+    config = TrainingConfig(batch_size=BATCH_SIZE, num_microbatches=1, num_epochs=1, seed=0)
+    wider = build_stage_model("ctrdnn", dataset.features, config, (Stage(0, 7, "cpu", 1),), 0, None)
+
+    with pytest.raises(
+        CheckpointError, match=r"must hold embedding.weight with the sizes \[1300, \d+\] .* got \[1300, 4\]"
+    ):
+        load_start_model(run, make_start(exported), wider)
+
+
+def test_the_model_of_these_tests_is_the_tiny_one(dataset, exported):
+    assert json.loads((exported / "model.json").read_text())["model"] == TINY

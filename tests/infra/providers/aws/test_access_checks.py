@@ -1,0 +1,69 @@
+import boto3
+import pytest
+from botocore.stub import Stubber
+
+from infra.checks import CheckState
+from infra.providers.aws.access_checks import access_checks
+from infra.providers.aws.launch import MachineSettings
+
+
+@pytest.fixture
+def run_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("HETERPS_RUN_STORE", f"file://{tmp_path}")
+
+
+def by_name(client, **settings):
+    return {check.what: check for check in access_checks(client, MachineSettings(**settings))}
+
+
+def states(found):
+    return {what: check.state for what, check in found.items()}
+
+
+@pytest.mark.usefixtures("run_store")
+def test_an_account_that_is_set_up_is_well_and_nothing_is_made(client):
+    before = len(client.describe_security_groups()["SecurityGroups"])
+    image = client.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+
+    found = by_name(client, image_id=image, instance_profile="heterps-node")
+
+    assert set(states(found).values()) == {CheckState.OK}, found
+    assert found["AWS may make templates"].found == "allowed (dry run)"
+    assert len(client.describe_security_groups()["SecurityGroups"]) == before
+    assert client.describe_launch_templates()["LaunchTemplates"] == []
+
+
+def test_each_thing_that_is_missing_says_what_mends_it(client, monkeypatch):
+    monkeypatch.delenv("HETERPS_RUN_STORE", raising=False)
+
+    found = by_name(client, image_id="ami-00000000000000000")
+
+    assert states(found)["AWS image"] is CheckState.MISSING
+    assert found["AWS image"].mend
+    assert "HETERPS_AWS_INSTANCE_PROFILE" in found["instance profile"].mend
+    assert found["run store"].mend == "export HETERPS_RUN_STORE=s3://your-bucket/heterps"
+
+
+def refusing_client(code):
+    """A client to which AWS answers every call with an error; moto refuses nothing."""
+    client = boto3.client("ec2", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
+    stub = Stubber(client)
+    stub.add_client_error("describe_instances", service_error_code=code, service_message="no")
+    stub.activate()
+    return client
+
+
+@pytest.mark.usefixtures("run_store")
+@pytest.mark.parametrize(
+    ("code", "way_out"),
+    [("ExpiredToken", "aws sso login"), ("UnauthorizedOperation", "infra/iam"), ("AuthFailure", "clock")],
+)
+def test_credentials_that_are_refused_end_the_questions_to_aws(code, way_out):
+    found = by_name(refusing_client(code), instance_profile="heterps-node")
+
+    assert states(found) == {
+        "AWS credentials": CheckState.MISSING,
+        "instance profile": CheckState.OK,
+        "run store": CheckState.OK,
+    }
+    assert way_out in found["AWS credentials"].mend

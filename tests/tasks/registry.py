@@ -1,0 +1,147 @@
+"""A registry of small models of known quality, for tests of champions; a test gets a copy that it may change."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic import write_click_stream
+from infra.workspace import Workspace
+from tasks import model_registry, tracking
+from tasks.champion import PromotionDecision, PromotionGates, apply_decision, champion_of, judge_challenger
+from tasks.promotion_gates import ModelFigures
+from tests.heterps_core.serving.builders import LOGISTIC_MODEL, fit_logistic, write_logistic
+
+NUM_ROWS = 8_000
+OLD, FITTED, EQUAL, SHIFTED, BROKEN, OTHER_TABLES = (str(number) for number in range(1, 7))
+"""Versions: worse by noise on its weights; as fitted, twice; too many clicks; NaN; fitted on other tables."""
+
+NOISE = 0.1
+"""Standard deviation, on the weights of the old model."""
+
+SHIFT = 2.0
+"""Of the log-odds of the model that foresees too many clicks."""
+
+
+def prepare_clicks(folder: Path, **changes) -> PreparedDataset:
+    """Half of the rows to train on, the later half to judge by."""
+    path = folder / "clicks.tsv"
+    if not path.exists():
+        write_click_stream(path, num_rows=NUM_ROWS, seed=1)
+    parameters = {"buckets_per_slot": 200, "eval_fraction": 0.5, "out_dir": folder / "prepared", **changes}
+    return prepare_dataset(path, schema=CRITEO_SCHEMA, **parameters)
+
+
+def register_models(folder: Path) -> Workspace:
+    """Register all models, each as a run of its own on a day of its own, in a workspace below `folder`."""
+    dataset = prepare_clicks(folder)
+    other = prepare_clicks(folder, buckets_per_slot=90, eval_fraction=0.4, out_dir=folder / "other")
+    weights = fit_logistic(dataset)
+    noise = NOISE * np.random.default_rng(0).normal(size=len(weights))
+    intercept = np.zeros(len(weights))
+    intercept[-1] = 1.0
+    of_version = {
+        OLD: (dataset, weights + noise),
+        FITTED: (dataset, weights),
+        EQUAL: (dataset, weights),
+        SHIFTED: (dataset, weights + SHIFT * intercept),
+        BROKEN: (dataset, weights * np.where(intercept, np.nan, 1.0)),
+        OTHER_TABLES: (other, fit_logistic(other)),
+    }
+    workspace = Workspace(root=folder / "home").create()
+    for version, (rows, values) in of_version.items():
+        run_id = f"run-{version}"
+        run = tracking.open_run(workspace, run_id=run_id, run_name=run_id, tags={})
+        exported = write_logistic(folder / f"exported-{version}", rows, values)
+        registered = model_registry.register_model(
+            workspace, run, exported, run_id=run_id, model=LOGISTIC_MODEL, day=f"2026-11-{version:0>2}"
+        )
+        assert registered == version
+    return workspace
+
+
+class Models:
+    """The registered models in a workspace of its own; their files are shared with other tests.
+
+    Args:
+        registered: What `register_models` returned.
+        home: Where to.
+    """
+
+    def __init__(self, registered: Workspace, home: Path) -> None:
+        self.workspace = Workspace(root=home).create()
+        shutil.copy(registered.tracking_path, self.workspace.tracking_path)
+        self.dataset = PreparedDataset.open(registered.root.parent / "prepared")
+        self.clicks = registered.root.parent / "clicks.tsv"
+
+    def judge(self, version: str, *, usd: float = 1.0, gates: PromotionGates | None = None, **changes):
+        """Judge a version against the champion of now."""
+        parameters = {
+            "run_id": f"run-{version}",
+            "version": version,
+            "eval_dataset": self.dataset,
+            "challenger_folder": self.folder_of(version),
+            "champion": champion_of(self.workspace),
+            "challenger_usd_per_million_samples": usd,
+            "gates": gates or PromotionGates(),
+            **changes,
+        }
+        return judge_challenger(self.workspace, **parameters)
+
+    def decide(self, version: str, **changes):
+        """Judge a version and apply the decision; return it."""
+        decision = self.judge(version, **changes)
+        apply_decision(self.workspace, decision)
+        return decision
+
+    def crown(self, *versions: str, usd: float = 1.0) -> None:
+        """Make versions champion one after the other, whatever they are worth."""
+        for version in versions:
+            before = model_registry.version_called(self.workspace, "champion")
+            decision = PromotionDecision(
+                version=version,
+                run_id=f"run-{version}",
+                champion_version=None if before is None else before.version,
+                is_promoted=True,
+                why=f"version {version} is wanted by a test",
+                gates=(),
+                decided_at="2026-11-21T04:30:00+00:00",
+                confidence=0.95,
+                num_rows=4_000,
+                num_clicks=1_000,
+                challenger=ModelFigures(
+                    auc=0.75, log_loss=0.5, calibration_ratio=1.0, usd_per_million_samples=usd
+                ),
+                champion=None,
+                auc_difference=None,
+                log_loss_difference=None,
+            )
+            apply_decision(self.workspace, decision)
+
+    def folder_of(self, version: str) -> Path:
+        """Return where MLflow keeps the exported files of a version."""
+        registered = model_registry.find_version(self.workspace, version)
+        return model_registry.verified_folder(self.workspace, registered)
+
+    @contextmanager
+    def damaged(self, version: str) -> Iterator[None]:
+        """Change one bit of a version's weights where MLflow keeps them, for a while."""
+        path = self.folder_of(version) / "model.safetensors"
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        try:
+            yield
+        finally:
+            path.write_bytes(whole)
+
+    @property
+    def champion(self) -> str | None:
+        """The version that is champion."""
+        champion = champion_of(self.workspace)
+        return None if champion is None else champion.version

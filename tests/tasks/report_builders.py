@@ -1,0 +1,158 @@
+"""A planned and a finished run of the small problem, as the flow would hand them to its last steps."""
+
+from datetime import UTC, datetime, timedelta
+
+from heterps_core.calibration.run_speed import RunSpeed, StageSpeed
+from heterps_core.cost_model.evaluation import evaluate
+from heterps_core.data.quality import ClickQuality
+from heterps_core.scheduling.rehearsal import RehearsalPrediction
+from heterps_core.training.step_metrics import StepMetrics
+from heterps_core.training.storage_usage import StorageUsage
+from heterps_core.training.training_run import TrainingRun
+from infra.billing import Bill, BillLine
+from infra.caps import Caps
+from tasks.learning import NOTHING_LEARNT
+from tasks.nights import Night
+from tasks.provisioning import find_offers, provision
+from tasks.run_report import PlanReport, RunReport
+from tasks.scheduling import Searches, explain_choice, simulate_choice
+from tasks.tracking import TrackedRun
+from tests.tasks.builders import make_problem, make_result
+
+RUN_ID = "20261121-0230-00000001"
+STEP_SECONDS, NUM_STEPS, ROWS = 0.025, 40, 100
+
+
+def make_plan_report(*, run_id=RUN_ID, tracked=None, provider="local", data="clicks <of> a day"):
+    problem = make_problem()
+    result = make_result(problem)
+    return PlanReport(
+        run_id=run_id,
+        model="ctrdnn",
+        data=data,
+        num_train_rows=NUM_STEPS * ROWS,
+        num_eval_rows=500,
+        problem=problem,
+        searches=Searches(results={"exact": result}, without_plan={}),
+        scheduler="exact",
+        explanation=explain_choice.fn(problem, result),
+        simulation=simulate_choice.fn(problem, result),
+        provisioning=provision.fn(
+            result.plan, find_offers.fn(["cpu-c7i", "gpu-t4"]), provider=provider, caps=Caps()
+        ),
+        tracked=tracked or TrackedRun(mlflow_run_id="0" * 32, experiment_id="1"),
+        is_estimated=False,
+        day="2026-11-20",
+    )
+
+
+def make_training(*, step_seconds=STEP_SECONDS, idle_shares=None):
+    steps = tuple(
+        StepMetrics(step=step, epoch=0, num_samples=ROWS, loss=0.7 / step, elapsed_s=step * step_seconds)
+        for step in range(1, NUM_STEPS + 1)
+    )
+    return TrainingRun(
+        is_complete=True,
+        steps=steps,
+        num_attempts=1,
+        num_repeated_steps=0,
+        trained_seconds=NUM_STEPS * step_seconds,
+        repeated_seconds=0.0,
+        throughput_samples_per_s=ROWS / step_seconds,
+        undisturbed_throughput_samples_per_s=ROWS / step_seconds,
+        idle_shares={0: 0.2, 1: 0.6} if idle_shares is None else idle_shares,
+        storage=StorageUsage(),
+        quality=ClickQuality(auc=0.7432, log_loss=0.5012, num_rows=500),
+    )
+
+
+def make_bill(*, run_id=RUN_ID):
+    """Half a minute on one machine a stage, at 0.36 and 0.72 USD/hour."""
+    lines = tuple(
+        BillLine(
+            stage=stage,
+            device_type=device_type,
+            instance_type=instance,
+            market="on-demand",
+            count=1,
+            instance_seconds=30.0,
+            price_usd_per_hour=price,
+            price_as_of="2026-11-01",
+            price_source="bundled",
+            usd=price / 120,
+            ended_because="run finished",
+            is_waste=False,
+        )
+        for stage, (device_type, instance, price) in enumerate(
+            [("cpu-c7i", "c7i.large", 0.36), ("gpu-t4", "g4dn.xlarge", 0.72)]
+        )
+    )
+    return Bill(
+        run_id=run_id,
+        provider="local",
+        lines=lines,
+        services=(),
+        is_rehearsal=True,
+        computed_at="2026-11-21T02:31:00+00:00",
+    )
+
+
+def make_run_report(*, planned=None, learning=NOTHING_LEARNT, training=None, predicted_step_seconds=0.020):
+    planned = planned or make_plan_report()
+    return RunReport.of(
+        planned,
+        this_machine="machine",
+        learning=learning,
+        prediction=RehearsalPrediction(
+            evaluation=evaluate(planned.problem, planned.chosen.plan.stages),
+            step_seconds=predicted_step_seconds,
+            batch_size=ROWS,
+        ),
+        training=training or make_training(),
+        baseline=None,
+        best_reachable=ClickQuality(auc=0.7500, log_loss=0.4900, num_rows=500),
+        bills=(make_bill(run_id=planned.run_id),),
+    )
+
+
+def make_speed(run_id, *, measured_seconds=0.025, hardware="machine", workers=(1, 1), is_rehearsal=True):
+    """A run of the small problem, predicted at 20 ms a step."""
+    return RunSpeed(
+        run_id=run_id,
+        model="tiny",
+        hardware=hardware,
+        is_rehearsal=is_rehearsal,
+        predicted_step_seconds=0.020,
+        correction_factor=1.0,
+        measured_step_seconds=measured_seconds,
+        stages=tuple(
+            StageSpeed(
+                device_type=device_type,
+                num_replicas=count,
+                predicted_seconds=0.010,
+                measured_seconds=0.010 * measured_seconds / 0.020,
+            )
+            for device_type, count in zip(("cpu-c7i", "gpu-t4"), workers, strict=True)
+        ),
+    )
+
+
+def make_night(index, **changes):
+    """One of a series of nights that become a little better."""
+    started_at = datetime(2026, 10, 1, 2, 30, tzinfo=UTC) + timedelta(days=index)
+    values = {
+        "run_id": f"{started_at:%Y%m%d-%H%M}-{index:08d}",
+        "tracked": TrackedRun(mlflow_run_id=f"{index:032d}", experiment_id="1"),
+        "day": f"{started_at:%Y-%m-%d}",
+        "model": "ctrdnn",
+        "status": "FINISHED",
+        "usd": 0.01 + 0.0001 * index,
+        "usd_per_million_samples": 2.5 - 0.01 * index,
+        "throughput_samples_per_s": 4_000.0 + 10 * index,
+        "auc": 0.74 + 0.0001 * index,
+        "best_reachable_auc": 0.75,
+        "optimality_gap": 0.0,
+        "was_promoted": index % 2 == 0,
+        "speed": make_speed(f"{started_at:%Y%m%d-%H%M}-{index:08d}"),
+    }
+    return Night(**{**values, **changes})

@@ -1,0 +1,71 @@
+from dataclasses import replace
+
+import pytest
+
+from heterps_core.calibration.rolling_origin import NO_CORRECTION
+from heterps_core.cost_model.evaluation import evaluate
+from heterps_core.plans.scheduling_plan import Stage
+from infra.workspace import Workspace
+from tasks.learning import NOTHING_LEARNT, Learning, learn_from_runs
+from tests.tasks.builders import make_problem, make_result
+from tests.tasks.report_builders import RUN_ID, make_plan_report, make_run_report, make_speed
+
+NIGHTS = [f"202610{day:02d}-0230-00000000" for day in range(1, 13)]
+LAUNCHED = (Stage(0, 0, "cpu-c7i", 1), Stage(1, 2, "gpu-t4", 1))
+
+
+def learnt_from(**changes):
+    return Learning(speeds=tuple(make_speed(night, **changes) for night in NIGHTS))
+
+
+def test_a_rehearsal_is_corrected_by_earlier_rehearsals_on_this_machine_alone():
+    learning = learnt_from()
+
+    here = learning.of_step(LAUNCHED, hardware="machine", model="tiny")
+    elsewhere = learning.of_step(LAUNCHED, hardware="another machine", model="tiny")
+
+    # By hand: all nights took 25 ms where 20 ms were predicted.
+    assert here.factor == pytest.approx(1.25)
+    assert elsewhere == NO_CORRECTION
+
+
+def test_rehearsals_teach_nothing_about_device_types_that_were_not_there():
+    problem = make_problem()
+
+    assert learnt_from().corrected(problem) is problem
+
+
+def test_the_plan_is_made_with_what_rented_runs_have_shown():
+    problem = make_problem()
+    stages = make_result(problem).plan.stages
+    rented = learnt_from(hardware="cpu-c7i | gpu-t4", is_rehearsal=False)
+
+    corrected = rented.corrected(problem)
+
+    before, after = evaluate(problem, stages), evaluate(corrected, stages)
+    assert after.throughput_samples_per_s == pytest.approx(before.throughput_samples_per_s / 1.25)
+    assert "cpu-c7i 1.250, gpu-t4 1.250" in rented.summary(problem)
+    assert NOTHING_LEARNT.summary(problem).startswith("speeds of past runs: 0")
+
+
+def test_what_a_rented_run_tells_is_free_of_the_correction_that_it_was_planned_with():
+    problem = make_problem()
+    rented = learnt_from(hardware="cpu-c7i | gpu-t4", is_rehearsal=False)
+    plain = make_plan_report(provider="aws")
+    corrected = rented.corrected(problem)
+    planned = replace(
+        plain, problem=corrected, searches=replace(plain.searches, results={"exact": make_result(corrected)})
+    )
+
+    speed = make_run_report(planned=planned, learning=rented).speed
+
+    before = evaluate(problem, plain.chosen.plan.stages)
+    assert [stage.predicted_seconds for stage in speed.stages] == pytest.approx(
+        [part.seconds for part in before.stages]
+    )
+    assert speed.correction_factor == pytest.approx(1.25)
+
+
+def test_without_a_record_nothing_is_learnt_and_nothing_is_written(tmp_path):
+    assert learn_from_runs.fn(Workspace(root=tmp_path), run_id=RUN_ID) == NOTHING_LEARNT
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,118 @@
+"""Recording and publishing a run from its reports, against a real store; Prefect's artifacts are collected here."""
+
+import json
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from infra.workspace import Workspace
+from tasks import publishing, tracking
+from tasks.learning import SPEED_TAG, learn_from_runs
+from tasks.nights import last_nights
+from tasks.publishing import publish_plan, publish_report
+from tasks.recording import record_plan, record_run
+from tests.tasks.report_builders import RUN_ID, make_plan_report, make_run_report
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A run that was recorded and published once for all tests here: workspace, report and Prefect's artifacts."""
+    workspace = Workspace(root=tmp_path_factory.mktemp("home")).create()
+    tracked = tracking.open_run(workspace, run_id=RUN_ID, run_name=RUN_ID, tags={})
+    planned = make_plan_report(tracked=tracked)
+    report = make_run_report(planned=planned)
+    artifacts = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            publishing,
+            "create_markdown_artifact",
+            lambda text, *, key, description: artifacts.update({key: text}),
+        )
+        pictures = record_plan.fn(workspace, planned, num_microbatches=4)
+        record_run.fn(workspace, report, text="the report")
+        publish_report.fn(workspace, report, pictures)
+        tracking.close_run(workspace, tracked, status="FINISHED", reason="completed")
+        of_run = dict(artifacts)
+        planned_only = tracking.open_run(workspace, run_id="plan-only", run_name="plan-only", tags={})
+        publish_plan.fn(workspace, make_plan_report(run_id="plan-only", tracked=planned_only), pictures)
+        tracking.close_run(workspace, planned_only, status="FINISHED", reason="plan only")
+    assert "Nothing was launched" in artifacts["report"]
+    return workspace, report, of_run
+
+
+@pytest.fixture(scope="module")
+def client(recorded):
+    return MlflowClient(tracking_uri=recorded[0].tracking_uri)
+
+
+def test_pages_and_pictures_are_kept_with_the_run(recorded, client):
+    _, report, artifacts = recorded
+
+    names = {file.path for file in client.list_artifacts(report.tracked.mlflow_run_id)}
+
+    assert {"report.html", "report.md", "nights.html", "nights.md"} <= names
+    assert {
+        "stages_over_time.png",
+        "plans_compared.png",
+        "plan.json",
+        "explanation.md",
+        "report.txt",
+    } <= names
+    assert set(artifacts) == {"report", "nights"}
+
+
+def test_the_run_is_named_and_noted_and_its_figures_have_stable_names(recorded, client):
+    _, report, _ = recorded
+
+    run = client.get_run(report.tracked.mlflow_run_id)
+
+    assert run.info.run_name == "2026-11-20 ctrdnn 4 x cpu-c7i + 1 x gpu-t4"
+    assert run.data.tags["mlflow.note.content"].startswith("**0.009000 USD**")
+    assert run.data.metrics["measured/prediction_error"] == pytest.approx(-0.2)
+    stages = client.get_metric_history(run.info.run_id, "stage/measured_step_seconds")
+    assert {point.step: point.value for point in stages} == pytest.approx({0: 0.020, 1: 0.010})
+    # By hand: 0.009 USD for 4,000 samples.
+    assert run.data.metrics["cost/billed_usd_per_million_samples"] == pytest.approx(2.25)
+
+
+def test_every_figure_is_described(recorded, client):
+    _, report, _ = recorded
+    text = (Path(__file__).parents[2] / "docs" / "METRICS.md").read_text()
+
+    names = client.get_run(report.tracked.mlflow_run_id).data.metrics
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
+
+
+def test_the_next_run_learns_from_it_and_compares_itself_with_it(recorded):
+    workspace, report, _ = recorded
+
+    assert learn_from_runs.fn(workspace, run_id="next").speeds == (report.speed,)
+    first, second, *_ = last_nights(workspace)
+    assert (first.usd, first.auc, first.status) == (pytest.approx(0.009), 0.7432, "FINISHED")
+    assert (second.usd, second.speed) == (None, None)
+
+
+def test_the_experiment_says_what_it_is_and_has_its_view(recorded, client):
+    _, report, _ = recorded
+
+    tags = client.get_experiment(report.tracked.experiment_id).tags
+
+    # MLflow shows the first line alone until someone unfolds it.
+    assert "Open _Views_ > _Nights_" in tags["mlflow.note.content"].splitlines()[0]
+    assert json.loads(tags["mlflow.sharedViewState.heterps-nights"])["name"] == "Nights"
+
+
+def test_the_artifact_links_to_the_run_and_to_the_nights(recorded):
+    _, report, artifacts = recorded
+
+    assert f"/runs/{report.tracked.mlflow_run_id})" in artifacts["report"]
+    assert "viewStateShareKey=heterps-nights" in artifacts["nights"]
+
+
+def test_a_run_does_not_learn_from_itself_nor_from_a_damaged_record(recorded):
+    workspace, _, _ = recorded
+    damaged = tracking.open_run(workspace, run_id="damaged", run_name="damaged", tags={SPEED_TAG: "{"})
+    tracking.close_run(workspace, damaged, status="FAILED", reason="made up")
+
+    assert learn_from_runs.fn(workspace, run_id=RUN_ID).speeds == ()
