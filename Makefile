@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml requirements.lock
 	touch $@
 
 train-ctr: $(STAMP)
-	@$(BIN)/python -m flows.train_ctr $(if $(DATA),--data "$(DATA)") $(if $(SCHEMA),--schema "$(SCHEMA)") \
+	@$(BIN)/python -m flows.train_ctr $(if $(DATA),--data "$(DATA)") $(if $(SCHEMA),--schema-file "$(SCHEMA)") \
 		$(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 serve: $(STAMP)

@@ -33,6 +33,36 @@ def test_what_a_dead_leader_left_behind_is_ended():
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
+def test_what_a_process_has_started_ends_well_before_it(tmp_path):
+    """Prefect's serving process kills its flow runs at once when it is told to end."""
+    mark = tmp_path / "mark"
+    child = f"""
+import signal, sys, time
+from pathlib import Path
+def end(*_):
+    time.sleep(0.3)
+    Path({str(mark)!r}).write_text("machines ended")
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print("up", flush=True)
+time.sleep(60)
+"""
+    program = f"""
+import signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {child!r}], stdout=subprocess.PIPE)
+signal.signal(signal.SIGTERM, lambda *_: (child.kill(), sys.exit()))
+print(child.stdout.readline().decode(), flush=True)
+child.wait()
+"""
+    leader, started = start(program)
+    assert leader.stdout.readline() == "up\n"
+
+    end_session(leader.pid, started, patience_s=10.0)
+
+    leader.communicate()
+    assert mark.read_text() == "machines ended"
+
+
 def test_a_leader_that_does_not_end_is_killed_after_the_wait():
     leader, started = start(DEAF)
     leader.stdout.readline()
