@@ -27,13 +27,29 @@ NUM_WARMUP_STEPS, NUM_STEPS = 3, 6
 """Steps until the feeds and stages have fallen into their rhythm, and those whose mean is taken."""
 
 
-def simulate_workers(costs: WorkerCosts, job: TrainingJob, *, num_cores: int) -> float:
+WAKE_SECONDS = 50e-6
+"""From a message to the work of who waited for it: half a round trip of small messages between two workers that do
+nothing else took so long (2 cores, 2026-11-21)."""
+
+BALANCE_SECONDS = 2e-3
+"""Until a core that rests takes a thread of another: half a tick of Linux at 250 Hz, as it balances at ticks."""
+
+
+def simulate_workers(
+    costs: WorkerCosts,
+    job: TrainingJob,
+    *,
+    num_cores: int,
+    wake_seconds: float = WAKE_SECONDS,
+    balance_seconds: float = BALANCE_SECONDS,
+) -> float:
     """Return the seconds of a training step.
 
     Args:
         costs: Of the workers of this job, measured on this machine.
         job: Its stages, batch and micro-batches count.
         num_cores: That all workers share, at least 1.
+        wake_seconds, balance_seconds: As `SharedCores` has them.
 
     Raises:
         ConfigurationError: The costs are those of another number of stages, or there is no core.
@@ -43,7 +59,8 @@ def simulate_workers(costs: WorkerCosts, job: TrainingJob, *, num_cores: int) ->
             f"worker costs must be those of the job, got {len(costs.stages)} stages for {len(job.stages)}; "
             f"measure them anew"
         )
-    return _Rehearsal(costs, job, SharedCores(num_cores)).step_seconds()
+    cores = SharedCores(num_cores, wake_seconds=wake_seconds, balance_seconds=balance_seconds)
+    return _Rehearsal(costs, job, cores).step_seconds()
 
 
 class _Rehearsal:

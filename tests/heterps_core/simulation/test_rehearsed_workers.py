@@ -20,7 +20,9 @@ def step_seconds(*stages, replicas=None, num_microbatches=1, num_cores=64):
         stages=tuple(Stage(index, index, "cpu", count) for index, count in enumerate(counts)),
         config=TrainingConfig(batch_size=BATCH_SIZE, num_microbatches=num_microbatches, num_epochs=1, seed=0),
     )
-    return simulate_workers(make_worker_costs(*stages), job, num_cores=num_cores)
+    return simulate_workers(
+        make_worker_costs(*stages), job, num_cores=num_cores, wake_seconds=0.0, balance_seconds=0.0
+    )
 
 
 def make_stage(forward=0.0, backward=0.0, weight_gradients=0.0, num_weight_gradients=1, **seconds):

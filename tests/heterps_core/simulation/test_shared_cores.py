@@ -4,9 +4,9 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.simulation.shared_cores import SharedCores, Wait, Work
 
 
-def ends(num_cores, *threads):
+def ends(num_cores, *threads, **delays):
     """Run threads, each a list of requests or of events as text, and return when each ended."""
-    cores = SharedCores(num_cores)
+    cores = SharedCores(num_cores, **delays)
     found = [0.0] * len(threads)
 
     def run(number, requests):
@@ -59,6 +59,21 @@ def test_waiting_ends_with_the_event_and_not_before():
 
 def test_an_event_of_the_past_is_not_waited_for():
     assert ends(2, [Work(2.0), Wait("row")], [Work(1.0), "row"]) == pytest.approx([2.0, 1.0])
+
+
+def test_a_thread_that_waited_wakes_late_and_one_that_need_not_wait_goes_on_at_once():
+    found = ends(2, [Wait("row"), Work(1.0)], [Work(2.0), "row", Work(3.0), Wait("row")], wake_seconds=0.25)
+
+    assert found == pytest.approx([3.25, 5.0])
+
+
+def test_a_core_takes_a_thread_of_another_only_after_a_rest():
+    # The first and the third share a core; the second is through with the other at 1 s. Half a second later, when
+    # both have done 0.75 s of their work, one of them moves.
+    works = [[Work(2.0)], [Work(1.0)], [Work(2.0)]]
+
+    assert ends(2, *works, balance_seconds=0.5) == pytest.approx([2.75, 1.0, 2.75])
+    assert ends(2, *works) == pytest.approx([2.5, 1.0, 2.5])
 
 
 def test_threads_that_wait_for_ever_are_an_error():
