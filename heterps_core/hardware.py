@@ -191,6 +191,7 @@ class DeviceType:
         """Return how many units an instance carries; 0 where it carries none.
 
         Example:
+            >>> from heterps_core.device_types import DEVICE_TYPES
             >>> t4_host = InstanceType(name="g4dn.12xlarge", vcpus=48, memory_bytes=0, accelerator_name="t4",
             ...     accelerator_count=4, accelerator_memory_bytes_each=0, network_bandwidth_bytes_per_s=0.0)
             >>> DEVICE_TYPES["gpu-t4"].units_of(t4_host), DEVICE_TYPES["cpu-c5"].units_of(t4_host)
