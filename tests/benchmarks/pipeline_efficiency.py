@@ -57,7 +57,8 @@ FIRST_LAYERS = {"two_stages": (0, 3), "three_stages": (0, 1, 3)}
 NUM_LAYERS = 8
 BATCH_SIZE = 4_096
 BUCKETS_PER_SLOT = 40_000
-NUM_ROUNDS = 5
+NUM_ROUNDS = 21
+NUM_READING_ROUNDS = 5
 STEPS_PER_ROUND = 5
 NUM_CLICKS = 100_000
 
@@ -252,7 +253,7 @@ def measure_reading(seed: int) -> dict[str, list[float]]:
                 "share_of_time_waiting_for_data": [],
                 "share_of_time_reading_inline": [],
             }
-            for _ in range(NUM_ROUNDS + 1):
+            for _ in range(NUM_READING_ROUNDS + 1):
                 shares["share_of_time_waiting_for_data"].append(share_waiting(loop))
                 shares["share_of_time_reading_inline"].append(share_reading(loop))
     finally:
