@@ -36,7 +36,7 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
-from prefect.flows import EntrypointType
+from prefect.flows import EntrypointType, Flow
 from prefect.schedules import Cron, Interval
 from prefect.settings import PREFECT_API_URL
 
@@ -107,40 +107,32 @@ def wait_for_server(timeout_s: float = SERVER_TIMEOUT_S) -> None:
 
 def deployments() -> tuple[RunnerDeployment, ...]:
     """Return the nightly training, the sweeper, and what runs on request only, each named as its flow."""
-    training = train_ctr.to_deployment(
-        name=TRAIN_CTR,
-        parameters=checked_nightly_parameters(),
-        schedule=Cron(NIGHTLY_CRON, timezone=nightly_timezone()),
+    nightly = Cron(NIGHTLY_CRON, timezone=nightly_timezone())
+    return (
+        deployment(train_ctr, TRAIN_CTR, schedule=nightly, parameters=checked_nightly_parameters()),
+        deployment(sweep_orphans, SWEEP_ORPHANS, schedule=Interval(SWEEP_INTERVAL_S)),
+        deployment(compare_schedulers, COMPARE_SCHEDULERS),
+        deployment(refresh_prices, REFRESH_PRICES),
+        deployment(profile_devices, PROFILE_DEVICES),
+        deployment(backfill_ctr, BACKFILL_CTR),
+    )
+
+
+def deployment(
+    flow: Flow[..., Any],
+    name: str,
+    *,
+    schedule: Cron | Interval | None = None,
+    parameters: dict[str, Any] | None = None,
+) -> RunnerDeployment:
+    """Return the deployment of a flow, which runs once at a time."""
+    return flow.to_deployment(
+        name=name,
+        parameters=parameters,
+        schedule=schedule,
         concurrency_limit=ONE_AT_A_TIME,
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    sweeper = sweep_orphans.to_deployment(
-        name=SWEEP_ORPHANS,
-        schedule=Interval(SWEEP_INTERVAL_S),
-        concurrency_limit=ONE_AT_A_TIME,
-        entrypoint_type=EntrypointType.MODULE_PATH,
-    )
-    comparison = compare_schedulers.to_deployment(
-        name=COMPARE_SCHEDULERS,
-        concurrency_limit=ONE_AT_A_TIME,
-        entrypoint_type=EntrypointType.MODULE_PATH,
-    )
-    prices = refresh_prices.to_deployment(
-        name=REFRESH_PRICES,
-        concurrency_limit=ONE_AT_A_TIME,
-        entrypoint_type=EntrypointType.MODULE_PATH,
-    )
-    profiling = profile_devices.to_deployment(
-        name=PROFILE_DEVICES,
-        concurrency_limit=ONE_AT_A_TIME,
-        entrypoint_type=EntrypointType.MODULE_PATH,
-    )
-    backfill = backfill_ctr.to_deployment(
-        name=BACKFILL_CTR,
-        concurrency_limit=ONE_AT_A_TIME,
-        entrypoint_type=EntrypointType.MODULE_PATH,
-    )
-    return training, sweeper, comparison, prices, profiling, backfill
 
 
 def checked_nightly_parameters() -> dict[str, Any]:
