@@ -9,7 +9,6 @@ the next ones.
 from __future__ import annotations
 
 import os
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -25,6 +24,7 @@ import numpy as np
 
 from flows.serve import services_to_run
 from flows.service_environment import service_environment
+from infra.providers.local import free_loopback_port
 from infra.workspace import ServiceAddresses, Workspace
 from tasks import tracking
 from tasks.learning import readable_past, speed_tag
@@ -149,8 +149,8 @@ def _settings(stages: Any, method: str) -> RunSettings:
 def serving(workspace: Workspace) -> Iterator[str]:
     """Run MLflow as `make serve` does, and yield its address."""
     addresses = ServiceAddresses(
-        prefect_url=f"http://127.0.0.1:{_free_port()}",
-        mlflow_url=f"http://127.0.0.1:{_free_port()}",
+        prefect_url=f"http://127.0.0.1:{free_loopback_port()}",
+        mlflow_url=f"http://127.0.0.1:{free_loopback_port()}",
         supervisor_pid=os.getpid(),
     )
     _, mlflow_ui, _ = services_to_run(workspace, addresses)
@@ -170,12 +170,6 @@ def serving(workspace: Workspace) -> Iterator[str]:
         finally:
             os.killpg(process.pid, 15)
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def figure(name: str, seconds: float) -> dict[str, Any]:
