@@ -17,7 +17,7 @@ def test_microbatches_are_of_one_size_and_not_too_small(batch_size, num_stages):
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
-@pytest.mark.parametrize("batch_size", [512, 1024, 4096, 16384])
+@pytest.mark.parametrize("batch_size", [1024, 4096, 16384])
 def test_no_power_of_two_makes_a_step_much_shorter(batch_size, num_stages):
     def step_rows(count):
         return (batch_size + count * ROWS_OF_FIXED_COST) * (1 + (num_stages - 1) / (3 * count))
@@ -25,6 +25,12 @@ def test_no_power_of_two_makes_a_step_much_shorter(batch_size, num_stages):
     shortest = min(step_rows(2**power) for power in range(10))
 
     assert step_rows(default_microbatches(batch_size, num_stages=num_stages)) < 1.08 * shortest
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 7])
+@pytest.mark.parametrize("batch_size", [128, 256, 512])
+def test_stages_never_take_turns_with_a_whole_batch_that_can_be_cut(batch_size, num_stages):
+    assert default_microbatches(batch_size, num_stages=num_stages) >= 2
 
 
 def test_a_single_stage_has_nothing_to_overlap():
