@@ -7,153 +7,18 @@ that stands in their environment, so that no other process of this machine is co
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
-import psutil
 import pytest
 from mlflow import MlflowClient
 
 from heterps_core.data.synthetic import write_click_stream
-from infra.workspace import HOME_VARIABLE, Workspace
+from infra.workspace import HOME_VARIABLE
+from tests.served_workspace import PROJECT, ServedWorkspace, wait_for
 
 pytestmark = pytest.mark.slow
-
-PROJECT = Path(__file__).parents[2]
-PREFECT = Path(sys.executable).with_name("prefect")
-
-
-def free_ports(count):
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
-def wait_for(condition: Callable[[], Any], *, timeout_s: float, what: str) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"{what} did not come within {timeout_s:.0f} s")
-
-
-class Service:
-    """A served workspace, with the two shells that a user has."""
-
-    def __init__(self, home: Path, *, ports: tuple[int, ...] = ()) -> None:
-        self.workspace = Workspace(root=home)
-        self.home = home
-        self.ports = ports or free_ports(2)
-        prefect_port, mlflow_port = self.ports
-        self.api_url = f"http://127.0.0.1:{prefect_port}/api"
-        # What a user's shell has: the virtual environment, the project as current directory, nothing of Prefect's.
-        clean = {
-            name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))
-        }
-        self.shell = {**clean, HOME_VARIABLE: str(home), "DO_NOT_TRACK": "1"}
-        ports = {"HETERPS_PREFECT_PORT": str(prefect_port), "HETERPS_MLFLOW_PORT": str(mlflow_port)}
-        self.output = home / "serve.out"
-        home.mkdir(exist_ok=True)
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.serve"],
-                cwd=PROJECT,
-                env={**self.shell, **ports},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-
-    def wait_until_up(self) -> None:
-        wait_for(self._is_up_or_dead, timeout_s=90, what="the service")
-        assert self.process.poll() is None, self.output.read_text()
-
-    def _is_up_or_dead(self) -> bool:
-        return "Start a run now" in self.output.read_text() or self.process.poll() is not None
-
-    def command(self, *arguments: str, timeout_s: float = 120) -> str:
-        """Run the literal `prefect` command."""
-        done = subprocess.run(
-            [str(PREFECT), *arguments],
-            cwd=PROJECT,
-            env=self.shell,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr + self.serving_log()
-        return done.stdout
-
-    def flow_runs(self, flow: str) -> list[dict[str, Any]]:
-        """Return the flow runs of a flow from the server."""
-        return self.ask(
-            "/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}, "sort": "EXPECTED_START_TIME_ASC"}
-        )
-
-    def ask(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return what the server's API answers."""
-        request = urllib.request.Request(
-            f"{self.api_url}{path}",
-            data=json.dumps(body).encode(),
-            headers={"content-type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=10) as response:
-            found: list[dict[str, Any]] = json.load(response)
-        return found
-
-    def heterps(self, *arguments: str) -> str:
-        """Run the literal `heterps` command."""
-        done = subprocess.run(
-            [str(PREFECT.with_name("heterps")), *arguments],
-            cwd=PROJECT,
-            env=self.shell,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def serving_log(self) -> str:
-        path = self.workspace.logs_directory / "serving.log"
-        return path.read_text() if path.exists() else ""
-
-    def processes(self) -> list[psutil.Process]:
-        """Return what runs for this workspace, but the test itself."""
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return process.pid != os.getpid() and process.environ().get(HOME_VARIABLE) == str(self.home)
-        except psutil.Error:
-            return False
-
-    def training_record(self, run_id: str) -> Any:
-        client = MlflowClient(self.workspace.tracking_uri)
-        experiment = client.get_experiment_by_name("train-ctr")
-        condition = f"tags.`heterps.run_id` = '{run_id}' AND tags.`heterps.kind` = 'training'"
-        [run] = client.search_runs([experiment.experiment_id], filter_string=condition)
-        return run
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(60)
-        finally:
-            for process in self.processes():
-                process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +27,8 @@ def clicks(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory) -> Iterator[Service]:
-    served = Service(tmp_path_factory.mktemp("served") / "home")
+def service(tmp_path_factory) -> Iterator[ServedWorkspace]:
+    served = ServedWorkspace(tmp_path_factory.mktemp("served") / "home")
     try:
         served.wait_until_up()
         yield served
@@ -323,10 +188,9 @@ def test_a_value_outside_the_form_is_refused_by_the_server(service):
 def test_killing_the_supervisor_leaves_nothing_and_the_next_one_starts(service):
     service.process.kill()
     service.process.wait(10)
-    restarted = Service(service.home, ports=service.ports)
-    service.process = restarted.process
+    service.restart()
 
-    restarted.wait_until_up()
+    service.wait_until_up()
 
     assert "was killed; waiting for what it left to end" in service.output.read_text()
     servers = [
