@@ -30,8 +30,9 @@ train-ctr: $(STAMP)
 serve: $(STAMP)
 	@$(BIN)/python -m flows.serve
 
+# Two processes take whole files in turn, as the tests of a file share what they start.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -5,6 +5,10 @@ leaves their level at that of the root, which is WARNING. Every process of a flo
 """
 
 import logging
+import os
+
+# Prefect decides on telemetry while it is imported, before a flow is connected to its server.
+os.environ.setdefault("DO_NOT_TRACK", "1")
 
 PROJECT_LOGGERS = ("heterps_core", "infra", "tasks")
 

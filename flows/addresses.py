@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import psutil
 
 from heterps_core.errors import ConfigurationError
-
-LOOPBACK = "127.0.0.1"
+from infra.loopback import LOOPBACK
 
 HOST_VARIABLE = "HETERPS_HOST"
 PREFECT_PORT_VARIABLE = "HETERPS_PREFECT_PORT"
@@ -39,22 +38,22 @@ class ChosenPort:
     variable: str
 
 
-def prefect_port(environment: Mapping[str, str] = os.environ) -> ChosenPort:
+def prefect_port() -> ChosenPort:
     """Return the port of the Prefect server.
 
     Raises:
         ConfigurationError: The variable holds no port.
     """
-    return _port(environment, PREFECT_PORT_VARIABLE, DEFAULT_PREFECT_PORT)
+    return _port(PREFECT_PORT_VARIABLE, DEFAULT_PREFECT_PORT)
 
 
-def mlflow_port(environment: Mapping[str, str] = os.environ) -> ChosenPort:
+def mlflow_port() -> ChosenPort:
     """Return the port of the MLflow UI.
 
     Raises:
         ConfigurationError: The variable holds no port.
     """
-    return _port(environment, MLFLOW_PORT_VARIABLE, DEFAULT_MLFLOW_PORT)
+    return _port(MLFLOW_PORT_VARIABLE, DEFAULT_MLFLOW_PORT)
 
 
 def bind_host(environment: Mapping[str, str] = os.environ) -> str:
@@ -134,8 +133,8 @@ def check_port_is_free(port: int, *, purpose: str, variable: str, host: str = LO
             ) from error
 
 
-def _port(environment: Mapping[str, str], variable: str, default: int) -> ChosenPort:
-    text = environment.get(variable, "").strip() or str(default)
+def _port(variable: str, default: int) -> ChosenPort:
+    text = os.environ.get(variable, "").strip() or str(default)
     if not text.isdecimal() or not 1 <= int(text) <= MAX_PORT:
         raise ConfigurationError(f"{variable} must be a port between 1 and {MAX_PORT}, got {text!r}")
     return ChosenPort(number=int(text), variable=variable)

@@ -13,8 +13,9 @@ from typing import Any
 
 from prefect import flow
 
+from flows.parameter_checks import check_parameters
 from flows.schedule import BACKFILL_CTR
-from flows.train_ctr import check_parameters, train_ctr
+from flows.train_ctr import train_ctr
 from heterps_core.data.days import parse_day
 from heterps_core.errors import (
     ConfigurationError,
@@ -38,7 +39,7 @@ def check(
 
     Raises:
         ConfigurationError: A day is no date, the range is empty, or a setting is none of train-ctr's.
-        UnknownNameError, DataError: See `flows.train_ctr.check_parameters`.
+        UnknownNameError, DataError: See `flows.parameter_checks.check_parameters`.
     """
     first, last = parse_day(first_day), parse_day(last_day)
     if last < first:

@@ -72,7 +72,12 @@ def parser_for(function: Callable[..., Any], *, program: str) -> argparse.Argume
     """
     documentation = inspect.getdoc(function) or ""
     helps = parameter_helps(documentation)
-    parser = argparse.ArgumentParser(prog=program, description=documentation.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog=program,
+        # All options in brackets are thirty lines, above which nobody sees what was wrong.
+        usage="%(prog)s [--OPTION VALUE ...]   (--help lists the options)",
+        description=documentation.partition("\n")[0],
+    )
     hints = typing.get_type_hints(function)
     for name, parameter in inspect.signature(function).parameters.items():
         is_list, kind = _kind_of(hints[name])
@@ -93,7 +98,7 @@ def parser_for(function: Callable[..., Any], *, program: str) -> argparse.Argume
             action="extend" if is_list and parameter.default is None else "store",
             default=None if is_required else parameter.default,
             required=is_required,
-            metavar={str: "NAME", dict: "JSON"}.get(kind, "N"),
+            metavar={str: "VALUE", dict: "JSON"}.get(kind, "N"),
             help=_help(helps[name], None if is_required or kind is dict else parameter.default),
         )
     return parser
@@ -134,5 +139,5 @@ def _help(text: str, default: Any) -> str:
     text = text.replace("%", "%%")
     if default is None:
         return text
-    shown = " ".join(default) if isinstance(default, list) else default
+    shown = (" ".join(default) or "none") if isinstance(default, list) else default
     return f"{text} (default: {shown})"

@@ -14,8 +14,8 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run as current_flow_run
 
+from flows.parameters import DEFAULT_DEVICE_TYPES
 from flows.schedule import COMPARE_SCHEDULERS
-from flows.train_ctr import DEFAULT_DEVICE_TYPES
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError
 from heterps_core.scheduling.schedulers import SCHEDULERS, get_scheduler

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import logging
+import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -39,9 +40,11 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.flows import EntrypointType, Flow
 from prefect.schedules import Cron, Interval
 from prefect.settings import PREFECT_API_URL
+from prefect.states import Scheduled
 
 from flows.backfill_ctr import backfill_ctr
 from flows.compare_schedulers import compare_schedulers
+from flows.parameter_checks import check_parameters
 from flows.prefect_connection import HEARTBEAT_SECONDS
 from flows.profile_devices import profile_devices
 from flows.refresh_prices import refresh_prices
@@ -59,12 +62,16 @@ from flows.schedule import (
     nightly_timezone,
 )
 from flows.sweep_orphans import sweep_orphans
-from flows.train_ctr import check_parameters, train_ctr
-from heterps_core.errors import UnknownNameError
+from flows.train_ctr import train_ctr
+from heterps_core.errors import HeterpsError, UnknownNameError
 from infra.workspace import answers
 
-CRASH_AUTOMATION = "crash runs without heartbeat"
+HEARTBEAT_AUTOMATION = "crash runs without heartbeat"
 HEARTBEATS_MISSED = 3
+
+START_AUTOMATION = "crash runs that do not start"
+STARTS_WITHIN = timedelta(minutes=10)
+"""A process starts in seconds; a worker that is busy takes a run before it calls it pending."""
 
 SERVER_TIMEOUT_S = 80.0
 """The server is started at the same time, and writes its tables at its first start."""
@@ -77,27 +84,33 @@ logger = logging.getLogger(__name__)
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Register the deployments and run what they are asked for, until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m flows.deployments", description=main.__doc__)
     parser.add_argument(
         "--set-up-only",
         action="store_true",
-        help="install the automation that calls dead runs crashed, drop runs that were missed, and end",
+        help="install the automations that call dead runs crashed, drop runs that were missed, and end",
     )
     options = parser.parse_args(arguments)
-    wait_for_server()
-    install_crash_automation()
-    skip_missed_runs()
-    if options.set_up_only:
-        return
-    # Schedules stay as they are on a stop, so that one which somebody paused stays paused.
-    serve(*deployments(), pause_on_shutdown=False, print_starting_message=False)
+    try:
+        checked_nightly_parameters()
+        wait_for_server()
+        install_crash_automations()
+        skip_missed_runs()
+        if not options.set_up_only:
+            start_again()
+            # Schedules stay as they are on a stop, so that one which somebody paused stays paused.
+            serve(*deployments(), pause_on_shutdown=False, print_starting_message=False)
+    except HeterpsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    return 0
 
 
-def wait_for_server(timeout_s: float = SERVER_TIMEOUT_S) -> None:
-    """Return once the Prefect server answers, or after `timeout_s`, when the next call says why it does not."""
-    deadline = time.monotonic() + timeout_s
+def wait_for_server() -> None:
+    """Return once the Prefect server answers, or after `SERVER_TIMEOUT_S`, when the next call says why not."""
+    deadline = time.monotonic() + SERVER_TIMEOUT_S
     api_url = PREFECT_API_URL.value()
     while (
         api_url and not answers(f"{api_url}/health", timeout_s=SERVER_POLL_S) and time.monotonic() < deadline
@@ -142,7 +155,7 @@ def checked_nightly_parameters() -> dict[str, Any]:
 
     Raises:
         UnknownNameError: train-ctr has no such parameter.
-        ConfigurationError: See `flows.train_ctr.check_parameters`.
+        ConfigurationError: See `flows.parameter_checks.check_parameters`.
     """
     known = {name: each.default for name, each in inspect.signature(train_ctr.fn).parameters.items()}
     parameters = nightly_parameters()
@@ -153,21 +166,38 @@ def checked_nightly_parameters() -> dict[str, Any]:
     return parameters
 
 
-def install_crash_automation() -> None:
-    """Make the server call a run crashed when its heartbeats stop; may be called again.
+def install_crash_automations() -> None:
+    """Make the server call a run crashed that does not start, or whose heartbeats stop; may be called again.
 
-    A self-hosted server leaves the run of a killed process running for ever otherwise, and with it
-    the only place that the concurrency limit grants.
+    A self-hosted server leaves the run of a killed process as it is for ever otherwise, and with it the only place
+    that the concurrency limit grants.
     """
-    within = timedelta(seconds=HEARTBEATS_MISSED * HEARTBEAT_SECONDS)
-    heartbeat = "prefect.flow-run.heartbeat"
-    ends = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+    ended = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+    heartbeat, running = "prefect.flow-run.heartbeat", "prefect.flow-run.Running"
+    _install(
+        HEARTBEAT_AUTOMATION,
+        after={running, heartbeat},
+        expect={heartbeat, *ended},
+        within=timedelta(seconds=HEARTBEATS_MISSED * HEARTBEAT_SECONDS),
+        message="no heartbeat",
+    )
+    _install(
+        START_AUTOMATION,
+        after={"prefect.flow-run.Pending"},
+        expect={running, *ended},
+        within=STARTS_WITHIN,
+        message="its process did not start",
+    )
+
+
+def _install(name: str, *, after: set[str], expect: set[str], within: timedelta, message: str) -> None:
+    """Install, or bring up to date, an automation that calls a run crashed of which nothing expected is heard."""
     wanted = Automation(
-        name=CRASH_AUTOMATION,
+        name=name,
         description="Written by HeterPS at every start of the serving process.",
         trigger=EventTrigger(
-            after={heartbeat},
-            expect={heartbeat, *ends},
+            after=after,
+            expect=expect,
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
@@ -176,17 +206,38 @@ def install_crash_automation() -> None:
         ),
         actions=[
             ChangeFlowRunState(
-                state=StateType.CRASHED, message=f"no heartbeat for {within.total_seconds():.0f} s"
+                state=StateType.CRASHED, message=f"{message} for {within.total_seconds():.0f} s"
             )
         ],
     )
     with get_client(sync_client=True) as client:
-        existing = client.read_automations_by_name(CRASH_AUTOMATION)
+        existing = client.read_automations_by_name(name)
     if not existing:
         wanted.create()
         return
     wanted.id = existing[0].id
     wanted.update()
+
+
+def start_again() -> int:
+    """Let runs begin now that were about to start when the serving process was killed; return how many.
+
+    They have launched nothing, and as one runs at a time there is at most one of each deployment. Nothing else may
+    be starting runs: this is for a serving process that begins, and not for a server with workers.
+    """
+    with get_client(sync_client=True) as client:
+        unstarted = client.read_flow_runs(
+            deployment_filter=DeploymentFilter(
+                name=DeploymentFilterName(any_=[each.name for each in deployments()])
+            ),
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING]))
+            ),
+        )
+        for run in unstarted:
+            client.set_flow_run_state(run.id, Scheduled())
+            logger.warning("%s was about to start when the service was killed; it begins now", run.name)
+    return len(unstarted)
 
 
 def skip_missed_runs() -> int:
@@ -211,4 +262,4 @@ def skip_missed_runs() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

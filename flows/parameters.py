@@ -18,6 +18,8 @@ from infra.providers import PROVIDERS
 from tasks.parameter_ranges import LARGEST_SEED, LEAST
 from tasks.start import START_NAMES
 
+DEFAULT_DEVICE_TYPES = ["cpu-c7i", "cpu-r6in", "gpu-t4", "gpu-t4-20gbit"]
+
 SchedulerName = Annotated[str, Field(json_schema_extra={"enum": sorted(SCHEDULERS)})]
 ProviderName = Annotated[str, Field(json_schema_extra={"enum": sorted(PROVIDERS)})]
 MarketName = Annotated[str, Field(json_schema_extra={"enum": [str(market) for market in Market]})]

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Mapping
 
 from flows import PROJECT_LOGGERS
-from flows.addresses import LOOPBACK
 from flows.supervisor import Service, Supervisor
-from infra.providers.local import free_loopback_port
+from infra.database_checks import prefect_database_check, require_usable
+from infra.loopback import LOOPBACK, free_loopback_port
 from infra.workspace import HOME_VARIABLE, Workspace, answers
 
 LOGGERS_IN_FLOW_LOG = ",".join(PROJECT_LOGGERS)
@@ -57,6 +57,7 @@ def connect(workspace: Workspace) -> None:
     dies at once on Ctrl-C, and the run then waits minutes for it.
 
     Raises:
+        ConfigurationError: The database of a server of its own cannot be used.
         ServiceError: The server does not come up.
     """
     settings = project_environment(workspace)
@@ -70,6 +71,7 @@ def connect(workspace: Workspace) -> None:
 
 def _start_own_server(workspace: Workspace, settings: Mapping[str, str]) -> str:
     """Start a server without schedules and pages, which ends with this process; return its API's address."""
+    require_usable([prefect_database_check(workspace, is_thorough=False)])
     port = free_loopback_port()
     api_url = f"http://{LOOPBACK}:{port}/api"
     server = Service(

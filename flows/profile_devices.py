@@ -11,8 +11,10 @@ import sys
 from prefect import flow
 from prefect.runtime import flow_run as current_flow_run
 
+from flows.clean_up import clean_up_after
+from flows.parameter_checks import check_parameters
+from flows.parameters import DEFAULT_DEVICE_TYPES
 from flows.schedule import PROFILE_DEVICES
-from flows.train_ctr import DEFAULT_DEVICE_TYPES, check_parameters, clean_up_after
 from heterps_core.hardware import Market
 from heterps_core.profiling.device_profile import VALID_FOR, hardware_name
 from heterps_core.training.job import default_batch_size
@@ -21,7 +23,6 @@ from infra.billing import bill_as_text
 from infra.caps import Caps
 from infra.catalogue.price_catalogue import PriceCatalogue
 from infra.workspace import Workspace
-from tasks import tracking
 from tasks.budget import spent_this_month_usd
 from tasks.clusters import bills_of_run, provider_of, run_location
 from tasks.data import find_night_of, prepare_data
@@ -40,6 +41,7 @@ from tasks.planned_job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT, planned_j
 from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import profile_layers
 from tasks.provisioning import LOCAL_PROVIDER, REGION, find_offers
+from tasks.run_lifecycle import close_run, open_profiling
 from tasks.runs import new_run_id, utc_now
 from tasks.scheduling import PROVING_SCHEDULER, make_problem
 from tasks.story import tell, tell_block
@@ -59,7 +61,7 @@ def check(
     """Check the parameters in milliseconds, as those of train-ctr are.
 
     Raises:
-        UnknownNameError, DataError, ConfigurationError: See `flows.train_ctr.check_parameters`.
+        UnknownNameError, DataError, ConfigurationError: See `flows.parameter_checks.check_parameters`.
     """
     check_numbers(numbers)
     check_parameters(
@@ -124,24 +126,7 @@ def profile_devices(
     Returns:
         The run's id.
     """
-    check(
-        data=data,
-        schema_file=schema_file,
-        model=model,
-        provider=provider,
-        device_types=device_types,
-        catalogue=catalogue,
-        region=region,
-        throughput_floor_samples_per_s=throughput_floor_samples_per_s,
-        planned_samples=planned_samples,
-        planned_rows_per_slot=planned_rows_per_slot,
-        epochs=epochs,
-        batch_size=batch_size,
-        nights=nights,
-        max_usd_per_hour=max_usd_per_hour,
-        max_usd_per_run=max_usd_per_run,
-        max_usd_per_month=max_usd_per_month,
-    )
+    check(**locals())
     workspace = Workspace.locate().create()
     caps = Caps(
         max_usd_per_hour=max_usd_per_hour,
@@ -153,7 +138,7 @@ def profile_devices(
     # By this folder a hook finds the run of a flow run, also where its nodes meet elsewhere.
     workspace.run_directory(run_id).mkdir(parents=True)
     tell("run", run_id)
-    tracked = tracking.open_profiling(workspace, run_id=run_id, tags={"heterps.provider": provider})
+    tracked = open_profiling(workspace, run_id=run_id, tags={"heterps.provider": provider})
 
     clicks = prepare_data(workspace, data=data, schema_file=schema_file, night=find_night_of(data, None))
     tell("data", clicks.summary)
@@ -202,7 +187,7 @@ def profile_devices(
     rented = [each.device_type for each in decisions if each.is_rented]
     if not rented:
         record_profiling(workspace, tracked, decisions, None)
-        tracking.close_run(workspace, tracked, status="FINISHED", reason="nothing was worth measuring")
+        close_run(workspace, tracked, status="FINISHED", reason="nothing was worth measuring")
         return run_id
 
     run_directory = RunDirectory(run_location(workspace, provider, run_id))
@@ -224,7 +209,7 @@ def profile_devices(
     for bill in devices.bills:
         tell_block(bill_as_text(bill))
     check_all_measured(devices)
-    tracking.close_run(workspace, tracked, status="FINISHED", reason="completed")
+    close_run(workspace, tracked, status="FINISHED", reason="completed")
     return run_id
 
 

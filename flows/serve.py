@@ -34,8 +34,7 @@ from flows.schedule import NIGHTLY_TIME, SWEEP_ORPHANS, TRAIN_CTR, nightly_timez
 from flows.service_environment import service_environment, write_mlflow_auth
 from flows.supervisor import POLL_S, Service, Supervisor
 from heterps_core.errors import ConfigurationError, HeterpsError
-from infra.checks import CheckState
-from infra.database_checks import database_checks
+from infra.database_checks import database_checks, require_usable
 from infra.workspace import ServiceAddresses, Workspace, answers
 
 LEFTOVERS_END_WITHIN_S = 60.0
@@ -53,6 +52,7 @@ environment:
   HETERPS_PREFECT_PORT  port of the Prefect server (default: 4200)
   HETERPS_MLFLOW_PORT   port of the MLflow UI (default: 5000)
   HETERPS_TIMEZONE      time zone of the nightly run (default: UTC)
+  HETERPS_NIGHTLY       parameters of the nightly run as JSON, such as {"data": "/clicks", "ready_by": "06:00"}
   HETERPS_HOST          address that is served on (default: 127.0.0.1); others than loopback need a password
   HETERPS_TRACKING_URI  a team's MLflow server, which is then not started here
   PREFECT_SERVER_API_AUTH_STRING
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nightly_timezone()
         with _only_server(workspace):
             addresses = choose_addresses(workspace)
-            check_databases(workspace)
+            require_usable(database_checks(workspace, is_thorough=False))
             _serve_until_stopped(workspace, addresses)
     except HeterpsError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -121,17 +121,6 @@ def choose_addresses(workspace: Workspace) -> ServiceAddresses:
     )
 
 
-def check_databases(workspace: Workspace) -> None:
-    """Check that the databases can be written, which their services would not say in one line.
-
-    Raises:
-        ConfigurationError: One is locked by another process, damaged, or of a newer version.
-    """
-    for check in database_checks(workspace, is_thorough=False):
-        if check.state is CheckState.MISSING:
-            raise ConfigurationError(f"{check.what} must be usable, but {check.found}; {check.mend}")
-
-
 def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[Service, ...]:
     """Return Prefect's server, the MLflow UI where runs are recorded here, and the serving process."""
     python = [sys.executable, "-m"]
@@ -147,7 +136,7 @@ def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[
     mlflow_ui = Service(
         name="MLflow UI",
         command=[
-            *(*python, "mlflow", "server", "--host", host, "--port", mlflow_port, "--workers", "1"),
+            *(*python, "flows.mlflow_ui", "--host", host, "--port", mlflow_port, "--workers", "1"),
             *("--backend-store-uri", workspace.tracking_uri),
             *("--default-artifact-root", workspace.artifacts_directory.as_uri()),
             *(() if is_loopback(host) else ("--app-name", "basic-auth")),

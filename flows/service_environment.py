@@ -7,8 +7,9 @@ import secrets
 from pathlib import Path
 from urllib.parse import urlparse
 
-from flows.addresses import LOOPBACK, PASSWORD_VARIABLE, is_loopback
+from flows.addresses import PASSWORD_VARIABLE, is_loopback
 from flows.prefect_connection import project_environment
+from infra.loopback import LOOPBACK
 from infra.workspace import ServiceAddresses, Workspace
 
 

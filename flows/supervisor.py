@@ -19,13 +19,15 @@ from pathlib import Path
 import psutil
 
 from flows.guard import end_session, line_for
-from heterps_core.errors import HeterpsError
+from heterps_core.errors import ConfigurationError, HeterpsError
 
 MAX_RESTARTS = 5
 """A process that dies more often than this within RESTART_WINDOW_S will not come back by itself."""
 
 RESTART_WINDOW_S = 600.0
 POLL_S = 0.2
+SHOWN_LINES = 12
+"""Of the log of a process that died."""
 
 
 class ServiceError(HeterpsError):
@@ -77,6 +79,7 @@ class Supervisor:
         """Start services side by side and wait until all are ready.
 
         Raises:
+            ConfigurationError: One ends with that error's status: something is set wrong.
             ServiceError: One ends or does not answer within its time; its last lines are shown.
         """
         for service in services:
@@ -155,6 +158,12 @@ class Supervisor:
         deadline = time.monotonic() + service.start_timeout_s
         while not self._stop_requested.is_set():
             if process.poll() is not None:
+                if process.returncode == ConfigurationError.exit_status:
+                    # It will not come back by itself, and has said why.
+                    said = last_lines(service.log_path).splitlines()[-1].strip()
+                    raise ConfigurationError(
+                        f"{service.name} must have settings that can be used: {said.removeprefix('error: ')}"
+                    )
                 raise ServiceError(
                     f"{service.name} must stay up, but ended with status {process.returncode} while "
                     f"starting; its last lines in {service.log_path}:\n{last_lines(service.log_path)}"
@@ -231,11 +240,11 @@ def end_process_tree(process: subprocess.Popen[bytes], *, timeout_s: float) -> N
     process.wait()
 
 
-def last_lines(path: Path, count: int = 12) -> str:
+def last_lines(path: Path) -> str:
     """Return the end of a log, indented, or a note that there is none."""
     try:
         with path.open(errors="replace") as log:
-            lines = deque(log, maxlen=count)
+            lines = deque(log, maxlen=SHOWN_LINES)
     except OSError:
         lines = deque()
     return "".join(f"    {line.rstrip()}\n" for line in lines).rstrip() or "    (nothing was written)"

@@ -29,9 +29,18 @@ _INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
 
 _CAUSED_BY_USERS = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR}
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.ENOENT,
+    }
 )
-"""What the operating system refuses for rights, room or the kind of a file."""
+"""What the operating system refuses for rights, room, the kind of a file, or a folder that is not there."""
 
 Command: TypeAlias = tuple[str, str, ModuleType]
 """Name, summary, and the module that has its HELP, `add_arguments` and `run`."""

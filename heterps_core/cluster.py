@@ -14,6 +14,7 @@ from typing import Any
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
+from heterps_core.schema_version import check_schema_version
 
 SCHEMA_VERSION = 1
 
@@ -66,14 +67,6 @@ class Cluster:
         """Of all nodes together."""
         return sum(node.price_usd_per_hour for node in self.nodes)
 
-    @property
-    def workers_per_stage(self) -> tuple[int, ...]:
-        """Number of worker processes of each stage, in order."""
-        counts = [0] * (max(node.stage for node in self.nodes) + 1)
-        for node in self.nodes:
-            counts[node.stage] += node.num_workers
-        return tuple(counts)
-
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {"schema_version": SCHEMA_VERSION, **asdict(self)}
@@ -85,11 +78,7 @@ class Cluster:
         Raises:
             ConfigurationError: The schema version is another one.
         """
-        version = document.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"a cluster file must have schema_version {SCHEMA_VERSION}, got {version!r}"
-            )
+        check_schema_version(document, SCHEMA_VERSION, what="a cluster file")
         values = {name: document[name] for name in cls.__dataclass_fields__}
         values["nodes"] = tuple(_node_from_json(node) for node in document["nodes"])
         return cls(**values)

@@ -47,7 +47,8 @@ class UnknownNameError(ConfigurationError):
         known_names = sorted(known)
         near = difflib.get_close_matches(name, known_names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        super().__init__(f"{name!r} is not a known {family}; known are: {', '.join(known_names)}.{hint}")
+        listed = f"known are: {', '.join(known_names)}." if known_names else "there is none yet."
+        super().__init__(f"{name!r} is not a known {family}; {listed}{hint}")
         self.family = family
         self.name = name
         self.known = known_names

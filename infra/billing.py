@@ -135,7 +135,8 @@ def bill_as_text(bill: Bill) -> str:
             f"{'USD/hour':>9}  {'USD':>10}  ended because",
             *rows,
             *services,
-            f"total {bill.total_usd:.6f} USD, of it waste {bill.waste_usd:.6f} USD",
+            f"total {bill.total_usd:.6f} USD"
+            + (f", of it {bill.waste_usd:.6f} USD for launches that failed" if bill.waste_usd > 0 else ""),
             *(f"prices as of {date}" for date in dates),
         ]
     )

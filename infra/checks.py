@@ -22,6 +22,9 @@ from infra.workspace import HOME_VARIABLE, Workspace
 
 GIB = 2**30
 LEAST_PYTHON = (3, 11)
+MOST_NAMES = 4
+"""Of packages in one line."""
+
 LEAST_MEMORY_GIB = 4.0
 LEAST_DISK_GIB = 5.0
 """The made-up stream, its profiles and the checkpoints of a few runs."""
@@ -202,6 +205,6 @@ def _enough(what: str, amount: float, *, least: float, unit: str, mend: str) -> 
     return Check(what=what, state=CheckState.OK, found=f"{amount:.3g}{unit}")
 
 
-def _some(names: list[str], most: int = 4) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more

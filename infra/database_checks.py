@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib.util
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+from heterps_core.errors import ConfigurationError
 from infra.checks import Check, CheckState
 from infra.ledger import SCHEMA_VERSION as LEDGER_VERSION
 from infra.workspace import Workspace
 
 _LOCK_TIMEOUT_S = 1.0
+_ALEMBIC_REVISION = "SELECT version_num FROM alembic_version"
 _REVISION = re.compile(r"^revision(?:: \w+)? = [\"'](\w+)[\"']", re.MULTILINE)
 _DOWN_REVISION = re.compile(r"^down_revision(?:: [^=]+)? = [\"'](\w+)[\"']", re.MULTILINE)
 
@@ -28,28 +30,43 @@ def database_checks(workspace: Workspace, *, is_thorough: bool = True) -> Iterat
     yield _check(
         "ledger", workspace.ledger_path, query="PRAGMA user_version", known={str(LEDGER_VERSION), "1"}
     )
-    alembic = "SELECT version_num FROM alembic_version"
     if workspace.has_own_tracking:
         folder = _package_folder("mlflow") / "store" / "db_migrations" / "versions"
         yield _check(
             "MLflow's database",
             workspace.tracking_path,
-            query=alembic,
+            query=_ALEMBIC_REVISION,
             known=revisions(folder),
             newest=newest_revisions(folder),
             upgrade=f"mlflow db upgrade {workspace.tracking_uri}",
             is_thorough=is_thorough,
         )
+    yield prefect_database_check(workspace, is_thorough=is_thorough)
+
+
+def prefect_database_check(workspace: Workspace, *, is_thorough: bool = True) -> Check:
+    """Look at the database of Prefect's server alone; see `database_checks`."""
     folder = _package_folder("prefect") / "server" / "database" / "_migrations" / "versions" / "sqlite"
-    yield _check(
+    return _check(
         "Prefect's database",
         workspace.prefect_home / "prefect.db",
-        query=alembic,
+        query=_ALEMBIC_REVISION,
         known=revisions(folder),
         newest=newest_revisions(folder),
         upgrade="the next start of make serve does it",
         is_thorough=is_thorough,
     )
+
+
+def require_usable(checks: Iterable[Check]) -> None:
+    """Check that databases can be written, which what serves them would not say in one line.
+
+    Raises:
+        ConfigurationError: One is locked by another process, damaged, or of a newer version.
+    """
+    for check in checks:
+        if check.state is CheckState.MISSING:
+            raise ConfigurationError(f"{check.what} must be usable, but {check.found}; {check.mend}")
 
 
 def revisions(folder: Path) -> set[str]:
@@ -83,6 +100,9 @@ def _check(
             database.execute("BEGIN IMMEDIATE")
             database.rollback()
     except sqlite3.DatabaseError as error:
+        if "no such table" in str(error):
+            # Its making was interrupted, which the next start makes up for.
+            return Check(what=what, state=CheckState.OK, found="no tables yet; made at first use")
         is_locked = "locked" in str(error)
         return Check(
             what=what,

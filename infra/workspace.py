@@ -26,6 +26,9 @@ TRACKING_VARIABLE = "HETERPS_TRACKING_URI"
 DEFAULT_FOLDER_NAME = ".heterps"
 """Under the current directory, where the variable is not set."""
 
+SERVICE_TIMEOUT_S = 10.0
+"""A server on a busy machine may take seconds to answer; where there is none, its port refuses at once."""
+
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -204,13 +207,15 @@ class Workspace:
         """Remove the addresses; nothing happens where there are none."""
         self.services_path.unlink(missing_ok=True)
 
-    def running_services(self, *, timeout_s: float = 2.0) -> ServiceAddresses | None:
+    def running_services(self) -> ServiceAddresses | None:
         """Return the addresses of services that answer now, else None.
 
         The file alone proves nothing, as a supervisor that was killed leaves it behind.
         """
         addresses = self.recorded_services()
-        if addresses is None or not answers(f"{addresses.prefect_api_url}/health", timeout_s=timeout_s):
+        if addresses is None or not answers(
+            f"{addresses.prefect_api_url}/health", timeout_s=SERVICE_TIMEOUT_S
+        ):
             return None
         return addresses
 

@@ -14,16 +14,16 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from heterps_core.errors import CheckpointError, ConfigurationError, UnknownNameError
 from infra.workspace import Workspace
 from tasks import model_registry
+from tasks.mlflow_names import CHAMPION_ALIAS, PROMOTED_TAG
 from tasks.model_registry import RegisteredVersion
 from tasks.promotion_gates import PromotionDecision, PromotionGates
 from tasks.promotion_judgement import DECISION_TAG, decision_of, judge_challenger
-from tasks.tracking import CHAMPION_ALIAS, PROMOTED_TAG
 
 __all__ = [
     "Champion",
@@ -31,6 +31,7 @@ __all__ = [
     "PromotionGates",
     "RolledBack",
     "apply_decision",
+    "champion_before",
     "champion_of",
     "judge_challenger",
     "roll_back",
@@ -72,8 +73,48 @@ def champion_of(workspace: Workspace) -> Champion | None:
         ConfigurationError: MLflow's store does not answer.
     """
     registered = model_registry.version_called(workspace, CHAMPION_ALIAS)
-    if registered is None:
+    return None if registered is None else _verified(workspace, registered)
+
+
+def champion_before(workspace: Workspace, day: date) -> Champion | None:
+    """Return whom a night of `day` goes on from: the newest champion that knows only days before.
+
+    So a day that is trained once more, since its run was killed after it had made its model the champion, and one
+    that is back-filled, go on from where the day began, and no weights see a day twice. A version that was rolled
+    back is passed over. Where none fits, the champion of now is returned, and None where there is none.
+
+    Raises:
+        CheckpointError: The files of the version are not those that were registered.
+        ConfigurationError: MLflow's store does not answer.
+    """
+    current = model_registry.version_called(workspace, CHAMPION_ALIAS)
+    if current is None:
         return None
+    if not _knows_only_days_before(current, day):
+        names = {*_earlier_champions(workspace, current)}
+        earlier = [
+            registered
+            for registered in model_registry.registered_versions(workspace)
+            if registered.version in names
+            and registered.model == current.model
+            and not _is_rolled_back(registered)
+            and _knows_only_days_before(registered, day)
+        ]
+        current = max(earlier, key=lambda registered: registered.day or "", default=current)
+    return _verified(workspace, current)
+
+
+def _knows_only_days_before(registered: RegisteredVersion, day: date) -> bool:
+    return registered.day is not None and registered.day < day.isoformat()
+
+
+def _is_rolled_back(registered: RegisteredVersion) -> bool:
+    """Tell whether a version was taken back after it had last become champion."""
+    tags = registered.tags
+    return ROLLED_BACK_TAG in tags and tags[ROLLED_BACK_TAG] >= tags.get(SINCE_TAG, "")
+
+
+def _verified(workspace: Workspace, registered: RegisteredVersion) -> Champion:
     return Champion(
         version=registered.version,
         run_id=registered.run_id,

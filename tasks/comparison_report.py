@@ -19,9 +19,11 @@ from tasks import tracking
 from tasks.compared_problems import ComparedProblem
 from tasks.comparison import Comparison, MethodSummary
 from tasks.comparison_figure import gap_figure
+from tasks.mlflow_names import RUN_ID_TAG
 from tasks.retries import REPEATABLE
+from tasks.run_lifecycle import close_run, open_compared_search, open_comparison
 from tasks.tables import aligned_table, markdown_table
-from tasks.tracking import RunSettings, TrackedRun
+from tasks.tracked_run import RunSettings, TrackedRun
 
 HEADER = ["method", "USD per run", "gap", "worst gap", "evaluations", "seconds", "plans", "remark"]
 TEXT_COLUMNS = {0, 7}
@@ -94,9 +96,7 @@ def record_comparison(
 
     All of it is written when the searches are over, so that one which is killed leaves no run open.
     """
-    parent = tracking.open_comparison(
-        workspace, run_id=origin.run_id, tags={"heterps.command": origin.command}
-    )
+    parent = open_comparison(workspace, run_id=origin.run_id, tags={"heterps.command": origin.command})
     tracking.record_text(workspace, parent, "comparison.md", markdown)
     tracking.record_figure(workspace, parent, "gap_by_method.png", gap_figure(comparison))
     tracking.record_metrics(
@@ -113,7 +113,7 @@ def record_comparison(
         tracking.record_document(workspace, parent, f"problems/{number}.json", compared.problem.to_json())
         for summary in comparison.summaries[compared.name]:
             _record_summary(workspace, parent, origin, compared, summary)
-    tracking.close_run(workspace, parent, status="FINISHED", reason="completed")
+    close_run(workspace, parent, status="FINISHED", reason="completed")
     return parent
 
 
@@ -134,9 +134,7 @@ def _record_summary(
         batch_size=compared.problem.batch_size,
         seed=0 if typical is None else typical.plan.seed,
     )
-    child = tracking.open_compared_search(
-        workspace, parent, settings, tags={tracking.RUN_ID_TAG: origin.run_id}
-    )
+    child = open_compared_search(workspace, parent, settings, tags={RUN_ID_TAG: origin.run_id})
     seeds = len(summary.searches)
     tracking.record_metrics(
         workspace, child, {"search/plans_found": float(len(summary.results)), "search/seeds": float(seeds)}
@@ -156,7 +154,7 @@ def _record_summary(
         )
         tracking.record_document(workspace, child, "plan.json", typical.plan.to_json())
     # A method without a plan has done its work too: the comparison wants to know.
-    tracking.close_run(workspace, child, status="FINISHED", reason=summary.remark or "completed")
+    close_run(workspace, child, status="FINISHED", reason=summary.remark or "completed")
 
 
 def _terms(comparison: Comparison) -> list[str]:

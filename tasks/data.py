@@ -12,10 +12,11 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.days import Night, find_night, parse_day
 from heterps_core.data.manifest import MANIFEST_NAME
 from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.quality import ClickQuality
 from heterps_core.data.readers import list_source_files
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema

@@ -30,7 +30,7 @@ from tasks.live_fleet import only_fleet
 from tasks.measurement_decision import MeasurementDecision
 from tasks.profiling import ProfiledModel
 from tasks.provisioning import usd_for
-from tasks.tracking import TrackedRun
+from tasks.tracked_run import TrackedRun
 
 PROFILING_NODE = ("-m", "heterps_core.profiling.profiling_node")
 """Arguments of Python that make a process a node that measures."""

@@ -11,7 +11,7 @@ from typing import Any
 from heterps_core.errors import ConfigurationError
 from heterps_core.explanation.text import explanation_text
 from infra.workspace import Workspace
-from tasks import tracking
+from tasks.past_runs import recorded_text
 from tasks.reporting import plan_summary
 from tasks.run_report import PlanReport
 
@@ -50,7 +50,7 @@ def read_explanation(workspace: Workspace, run_id: str) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(path.read_text())
         return document
     except FileNotFoundError:
-        recorded = tracking.recorded_text(workspace, run_id, RECORDED_EXPLANATION)
+        recorded = recorded_text(workspace, run_id, RECORDED_EXPLANATION)
     except ValueError as error:
         raise ConfigurationError(f"an explanation must be JSON, but {path} is damaged: {error}") from error
     if recorded is None:

@@ -23,8 +23,8 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.problem.scheduling_problem import SchedulingProblem
 from infra.workspace import Workspace
-from tasks import tracking
-from tasks.tracking import PastRun
+from tasks.mlflow_store import store_must_answer
+from tasks.past_runs import PastRun, past_trainings
 
 SPEED_TAG = "heterps.speed"
 
@@ -80,8 +80,8 @@ def learn_from_runs(workspace: Workspace, *, run_id: str) -> Learning:
 def readable_past(workspace: Workspace, *, most: int) -> list[PastRun]:
     """Return the newest training runs, the newest last; none where the record does not answer: no run waits."""
     try:
-        with tracking.store_must_answer(workspace):
-            return tracking.past_trainings(workspace, most=most)
+        with store_must_answer(workspace):
+            return past_trainings(workspace, most=most)
     except ConfigurationError as error:
         logger.warning("past runs cannot be read now: %s", error)
         return []

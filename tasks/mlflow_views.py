@@ -11,9 +11,10 @@ import json
 from collections.abc import Sequence
 from urllib.parse import quote, urlencode
 
+from tasks.mlflow_names import KIND_TAG, KIND_TRAINING, NOTE_TAG
 from tasks.report_tables import gap_text
 from tasks.run_report import PlanReport, RunReport
-from tasks.tracking import KIND_TAG, KIND_TRAINING, NOTE_TAG, TrackedRun
+from tasks.tracked_run import TrackedRun
 
 NIGHTS_VIEW = "heterps-nights"
 VIEW_TAG_PREFIX = "mlflow.sharedViewState."

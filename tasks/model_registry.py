@@ -24,19 +24,10 @@ from heterps_core.serving.exported_files import exported_sha256
 from infra.workspace import Workspace
 from tasks import click_model
 from tasks.click_model import ClickModel, example_rows
+from tasks.mlflow_names import CHALLENGER_ALIAS, DAY_TAG, MODEL_TAG, REGISTERED_MODEL, RUN_ID_TAG
+from tasks.mlflow_store import answering_client, deliver_waiting, has_records, outbox
 from tasks.patient_client import is_passing
-from tasks.tracking import (
-    CHALLENGER_ALIAS,
-    DAY_TAG,
-    MODEL_TAG,
-    REGISTERED_MODEL,
-    RUN_ID_TAG,
-    TrackedRun,
-    answering_client,
-    deliver_waiting,
-    has_records,
-    outbox,
-)
+from tasks.tracked_run import TrackedRun
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

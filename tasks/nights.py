@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from heterps_core.calibration.run_speed import RunSpeed
 from infra.workspace import Workspace
 from tasks.learning import readable_past, speed_of
-from tasks.tracking import DAY_TAG, MODEL_TAG, PROMOTED_TAG, PastRun, TrackedRun
+from tasks.mlflow_names import DAY_TAG, MODEL_TAG, PROMOTED_TAG
+from tasks.past_runs import PastRun
+from tasks.tracked_run import TrackedRun
 
 MOST_NIGHTS = 30
 

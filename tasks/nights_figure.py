@@ -29,10 +29,12 @@ def nights_figure(nights: Sequence[Night]) -> Figure:
     cost, speed, quality, error = figure.subplots(4, 1, sharex=True)
     _draw(cost, nights, lambda night: night.usd_per_million_samples, "billed", BLUE, "o")
     cost.set_ylabel("USD per million samples")
+    cost.margins(y=0.15)
     cost.set_ylim(bottom=0)
     _draw(speed, nights, lambda night: night.throughput_samples_per_s, "measured", BLUE, "o")
     _draw(speed, nights, _expected_throughput, "predicted", ORANGE, "x")
     speed.set_ylabel("samples/s")
+    speed.margins(y=0.15)
     speed.set_ylim(bottom=0)
     speed.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     _draw(quality, nights, lambda night: night.auc, "trained", BLUE, "o")
@@ -83,7 +85,7 @@ def _finish(figure: Figure, nights: Sequence[Night]) -> None:
     last = figure.axes[-1]
     last.xaxis.set_major_locator(MaxNLocator(nbins=MOST_DAYS_SHOWN, integer=True))
     last.xaxis.set_major_formatter(
-        lambda value, _: nights[round(value)].day if 0 <= round(value) < len(nights) else ""
+        lambda value, _: nights[round(value)].day if value in range(len(nights)) else ""
     )
 
 

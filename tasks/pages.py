@@ -151,7 +151,7 @@ def page_markdown(page: Page) -> str:
     """Return a page as Markdown, without its pictures."""
     parts = [f"# {page.title}", page.summary]
     if page.facts:
-        parts.append("\n".join(f"- **{name}**: {value}" for name, value in page.facts))
+        parts.append("\n".join(f"- **{name.removesuffix('?')}**: {value}" for name, value in page.facts))
     for section in page.sections:
         parts.append(f"## {section.title}")
         parts += [text for text in map(_block_markdown, section.blocks) if text]

@@ -109,9 +109,7 @@ def refresh_prices_of(workspace: Workspace, *, regions: Sequence[str], history_d
     return WrittenRefresh(refresh=result, path=written.path)
 
 
-def refresh_before_renting(
-    workspace: Workspace, *, regions: Sequence[str], history_days: int = DEFAULT_HISTORY_DAYS
-) -> None:
+def refresh_before_renting(workspace: Workspace, *, regions: Sequence[str]) -> None:
     """Refresh the prices where the newest refresh is older than `REFRESH_AFTER`; a failure is told and borne."""
     newest = newest_refreshed(price_folder(workspace))
     if newest is not None:
@@ -119,7 +117,7 @@ def refresh_before_renting(
         if min((offer.price_age(now) for offer in newest.offers()), default=REFRESH_AFTER) < REFRESH_AFTER:
             return
     try:
-        refresh_prices_of(workspace, regions=regions, history_days=history_days)
+        refresh_prices_of(workspace, regions=regions, history_days=DEFAULT_HISTORY_DAYS)
     except ProvisioningError as problem:
         logger.warning("%s", problem)
 

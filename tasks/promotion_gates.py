@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.quality.comparison import Estimate, PairedComparison
+from heterps_core.schema_version import check_schema_version
 
 SCHEMA_VERSION = 1
 
@@ -139,10 +140,7 @@ class PromotionDecision:
         Raises:
             ConfigurationError: The schema version is another one.
         """
-        if document.get("schema_version") != SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"a decision must have schema_version {SCHEMA_VERSION}, got {document.get('schema_version')!r}"
-            )
+        check_schema_version(document, SCHEMA_VERSION, what="a decision")
         fields = {name: document[name] for name in cls.__dataclass_fields__}
         fields["gates"] = tuple(GateVerdict(**gate) for gate in fields["gates"])
         for name, kind in (

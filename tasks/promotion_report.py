@@ -12,7 +12,7 @@ from infra.workspace import Workspace
 from tasks import tracking
 from tasks.promotion_gates import GateVerdict, ModelFigures, PromotionDecision
 from tasks.tables import markdown_table
-from tasks.tracking import TrackedRun
+from tasks.tracked_run import TrackedRun
 
 
 @task(name="publish decision", cache_policy=NO_CACHE)

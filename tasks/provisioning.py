@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,15 +14,16 @@ from heterps_core.device_types import get_device_type
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
+from heterps_core.profiling.machine import num_cores
 from heterps_core.provisioning.alternatives import within_price
 from heterps_core.provisioning.failover import FailoverPolicy, launch_attempts
 from heterps_core.provisioning.offer_choice import choose_instances
+from heterps_core.provisioning.rehearsed_stages import rehearsal_stages
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.caps import Caps, check_caps
 from infra.catalogue.interruptions import NOTHING_COUNTED, CountedRate, with_interruptions
 from infra.catalogue.price_age import age_text, warn_of_old_prices
 from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
-from infra.providers.local import rehearsal_replicas
 
 REGION = "us-east-1"
 """Of the bundled prices."""
@@ -180,23 +180,6 @@ def _within_caps(plans: Sequence[ProvisioningPlan], caps: Caps, *, hours: float)
     first, *others = plans
     allowed = [plan for plan in others if limit is None or plan.price_usd_per_hour <= limit]
     return [within_price(plan, limit) for plan in (first, *allowed)]
-
-
-def rehearsal_stages(stages: Sequence[Stage], *, num_cores: int) -> tuple[Stage, ...]:
-    """Return the same stages with replicas in proportion, as many as the cores allow.
-
-    Example:
-        >>> rehearsal_stages([Stage(0, 0, "cpu-c7i", 9), Stage(1, 3, "gpu-t4", 1)], num_cores=3)
-        (Stage(first_layer=0, last_layer=0, device_type='cpu-c7i', num_replicas=2), \
-Stage(first_layer=1, last_layer=3, device_type='gpu-t4', num_replicas=1))
-    """
-    replicas = rehearsal_replicas([stage.num_replicas for stage in stages], num_cores=num_cores)
-    return tuple(replace(stage, num_replicas=count) for stage, count in zip(stages, replicas, strict=True))
-
-
-def num_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _market_text(offer: InstanceOffer) -> str:

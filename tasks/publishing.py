@@ -11,6 +11,7 @@ from prefect.runtime import flow_run
 
 from infra.workspace import Workspace
 from tasks import tracking
+from tasks.mlflow_names import NOTE_TAG
 from tasks.mlflow_views import compare_address, nights_address, plan_note
 from tasks.nights import Night, last_nights
 from tasks.nights_page import nights_page
@@ -20,7 +21,6 @@ from tasks.report_page import plan_page, run_page
 from tasks.reporting import DEFAULT_MLFLOW_URL
 from tasks.retries import REPEATABLE
 from tasks.run_report import PlanReport, RunReport
-from tasks.tracking import NOTE_TAG
 
 PREFECT_FLOW_RUN = "runs/flow-run"
 

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
 from heterps_core.training.run_directory import RunDirectory
 from infra.workspace import Workspace
 from tasks import model_registry, tracking
 from tasks.data import PreparedClicks
 from tasks.learning import speed_tag
+from tasks.mlflow_names import CHALLENGER_ALIAS, NOTE_TAG
+from tasks.mlflow_store import deliver_waiting
 from tasks.mlflow_views import experiment_tags, run_name, run_note
 from tasks.pages import Picture
 from tasks.report_pictures import plan_pictures
 from tasks.reporting import explanation_markdown
 from tasks.run_report import PlanReport, RunReport
 from tasks.stage_outcomes import stage_series
-from tasks.tracking import NOTE_TAG, RunSettings
+from tasks.story import tell
+from tasks.tracked_run import RunSettings
+
+STORE_WAIT_S = 1_800.0
+"""How long a trained model waits to be registered; its machines have ended, so that waiting costs nothing."""
+
+STORE_POLL_S = 5.0
 
 
 @task(name="record plan", cache_policy=NO_CACHE)
@@ -84,6 +94,8 @@ def register_model(
 ) -> str:
     """Register the trained model as the newest challenger; return its version.
 
+    Where MLflow's store does not answer, it is waited for, as a registration cannot be kept for later.
+
     Args:
         workspace: Where runs are recorded.
         run_directory: Where the newest checkpoint is.
@@ -93,16 +105,37 @@ def register_model(
 
     Raises:
         CheckpointError: The run's checkpoint cannot be read.
-        ConfigurationError: MLflow's store does not answer.
+        ConfigurationError: MLflow's store has not answered for `STORE_WAIT_S`.
     """
     from heterps_core.serving.export import export_model
 
     with TemporaryDirectory(prefix="heterps-model-") as name:
         folder = Path(name) / "click_model"
         export_model(run_directory, clicks.open().manifest, folder)
+        _wait_for_store(workspace)
         return model_registry.register_model(
             workspace, report.tracked, folder, run_id=report.run_id, model=report.model, day=day
         )
+
+
+def _wait_for_store(workspace: Workspace) -> None:
+    """Return once the store has all that waited for it, or after `STORE_WAIT_S`, when the next call says why."""
+    until_s = time.monotonic() + STORE_WAIT_S
+    is_told = False
+    while not _has_everything(workspace) and time.monotonic() < until_s:
+        if not is_told:
+            tell("register", f"waits for MLflow's store, at most {STORE_WAIT_S / 60:.0f} minutes")
+            is_told = True
+        time.sleep(STORE_POLL_S)
+
+
+def _has_everything(workspace: Workspace) -> bool:
+    """Tell whether the store answers and nothing waits for it any more."""
+    try:
+        model_registry.version_called(workspace, CHALLENGER_ALIAS)
+    except ConfigurationError:
+        return False
+    return deliver_waiting(workspace)
 
 
 def _settings(report: PlanReport, scheduler: str) -> RunSettings:

@@ -18,6 +18,7 @@ from tasks.report_tables import (
     STAGE_HEADER,
     STAGE_SPEED_HEADER,
     failed_search_lines,
+    floor_text,
     gap_text,
     search_rows,
     speed_rows,
@@ -117,13 +118,13 @@ def _plan_sections(report: PlanReport, pictures: Pictures) -> list[Section]:
                     text_columns=frozenset({0, 1, 2}),
                 ),
                 Text(
-                    text=f"Predicted {plan.throughput_samples_per_s:,.0f} samples/s (floor "
-                    f"{report.problem.throughput_floor_samples_per_s:,.0f}) at {plan.price_usd_per_hour:.4f} "
-                    f"USD/hour, {plan.cost_usd:.6f} USD for the run. Simulated step by step: "
+                    text=f"Predicted {plan.throughput_samples_per_s:,.0f} samples/s "
+                    f"({floor_text(report)}) at {plan.price_usd_per_hour:.4f} USD/hour, "
+                    f"{plan.cost_usd:.6f} USD for the run. Simulated step by step: "
                     f"{report.simulation.run.throughput_samples_per_s:,.0f} samples/s, "
                     f"{report.simulated_cost_usd:.6f} USD."
                 ),
-                Text(text=f"Bought as {report.provisioning.summary}."),
+                Text(text=f"Machines: {report.provisioning.summary}."),
                 Text(text=f"The plan is {gap_text(report)}."),
                 *([Text(text=f"Note: {ESTIMATED_NOTE}.")] if report.is_estimated else []),
             ],
@@ -182,10 +183,10 @@ def _error_blocks(report: RunReport, nights: Sequence[Night]) -> list[Block]:
             Table(
                 caption=f"Mean error on {correction.num_answers} earlier predictions, "
                 "each corrected by the nights before it",
-                header=["prediction", "off by"],
+                header=["prediction", "off by a factor of"],
                 rows=[
-                    ["cost model alone", f"{as_share(correction.error_without):.1%}"],
-                    ["corrected", f"{as_share(correction.error_with):.1%}"],
+                    ["cost model alone", f"{1 + as_share(correction.error_without):.3f}"],
+                    ["corrected", f"{1 + as_share(correction.error_with):.3f}"],
                 ],
             )
         )

@@ -82,6 +82,12 @@ def quality_rows(report: RunReport) -> list[list[str]]:
     return rows
 
 
+def floor_text(report: PlanReport) -> str:
+    """Return the least throughput that was asked for."""
+    floor = report.problem.throughput_floor_samples_per_s
+    return f"at least {floor:,.0f} were asked for" if floor > 0 else "no floor was set"
+
+
 def gap_text(report: PlanReport) -> str:
     """Return what is proven of the plan's cost."""
     plan = report.chosen.plan

@@ -19,6 +19,7 @@ from tasks.report_tables import (
     STAGE_HEADER,
     STAGE_SPEED_HEADER,
     failed_search_lines,
+    floor_text,
     gap_text,
     quality_rows,
     search_rows,
@@ -114,8 +115,7 @@ def _plan_lines(report: PlanReport) -> list[str]:
         f"Plan by {plan.scheduler} for {_job_text(report)}",
         *aligned_table(STAGE_HEADER, stage_rows(report), left={1, 2}),
         f"  predicted  {plan.throughput_samples_per_s:,.0f} samples/s "
-        f"(floor {report.problem.throughput_floor_samples_per_s:,.0f}), {plan.price_usd_per_hour:.4f} USD/hour, "
-        f"{plan.cost_usd:.6f} USD for the run",
+        f"({floor_text(report)}), {plan.price_usd_per_hour:.4f} USD/hour, {plan.cost_usd:.6f} USD for the run",
         _simulated_line(report),
         f"  bought as  {_instances_of(report)}: {cloud.price_usd_per_hour:.4f} USD/hour, "
         f"{report.provisioning.price_age}",
@@ -163,7 +163,7 @@ def _gigabytes(num_bytes: float) -> str:
 
 def _search_lines(report: PlanReport) -> list[str]:
     return [
-        "Search methods, each with the same budget",
+        "Search methods, and how many plans each has rated",
         *aligned_table(SEARCH_HEADER, search_rows(report), left={0}),
         *(f"  {line}" for line in failed_search_lines(report)),
     ]

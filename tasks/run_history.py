@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.workspace import Workspace
-from tasks import tracking
-from tasks.tracking import PastRun
+from tasks.mlflow_names import DAY_TAG, END_REASON_TAG
+from tasks.mlflow_store import store_must_answer
+from tasks.past_runs import PastRun, past_trainings
+from tasks.run_lifecycle import runs_without_process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,28 +42,28 @@ def run_lines(workspace: Workspace, *, most: int) -> list[RunLine]:
     Raises:
         ConfigurationError: The record of runs does not answer.
     """
-    with tracking.store_must_answer(workspace):
-        past = tracking.past_trainings(workspace, most=most)
+    with store_must_answer(workspace):
+        past = past_trainings(workspace, most=most)
     gone = set(_gone_runs(workspace)) if any(run.status == "RUNNING" for run in past) else set()
     return [_line(run, is_gone=run.run_id in gone) for run in past]
 
 
 def _gone_runs(workspace: Workspace) -> list[str]:
-    with tracking.store_must_answer(workspace):
-        return tracking.runs_without_process(workspace)
+    with store_must_answer(workspace):
+        return runs_without_process(workspace)
 
 
 def _line(run: PastRun, *, is_gone: bool) -> RunLine:
     reason = "its process is gone; the sweeper closes it" if is_gone else None
     return RunLine(
         run_id=run.run_id,
-        day=run.tags.get(tracking.DAY_TAG),
+        day=run.tags.get(DAY_TAG),
         # The name is "model scheduler run id", from the start on; parameters come with the plan.
         model=run.parameters.get("model", run.name.partition(" ")[0]),
         scheduler=run.parameters.get("method"),
         plan=_plan(run.parameters),
         status=run.status,
-        end_reason=run.tags.get(tracking.END_REASON_TAG) or reason,
+        end_reason=run.tags.get(END_REASON_TAG) or reason,
         usd=run.metrics.get("cost/billed_usd"),
         throughput_samples_per_s=run.metrics.get("measured/throughput_samples_per_s"),
         auc=run.metrics.get("quality/auc"),

@@ -23,7 +23,7 @@ from tasks.learning import Learning
 from tasks.provisioning import Provisioning
 from tasks.scheduling import Searches
 from tasks.stage_outcomes import StageOutcome, measured_step_seconds, seconds_by_stage, stage_outcomes
-from tasks.tracking import TrackedRun
+from tasks.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,10 +10,13 @@ from datetime import UTC, datetime
 
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
-from tasks import tracking
 from tasks.clusters import bills_of_run, end_machines_of, providers_of_run
+from tasks.mlflow_names import DATA_TAG, DAY_TAG, END_REASON_TAG, MODEL_TAG
+from tasks.mlflow_store import store_must_answer
+from tasks.past_runs import past_trainings
+from tasks.run_lifecycle import close_dead_run, open_run
 from tasks.start import CHAMPION
-from tasks.tracking import EndStatus, TrackedRun
+from tasks.tracked_run import EndStatus, TrackedRun
 
 PARAMETERS_FILE = "parameters.json"
 
@@ -100,11 +103,11 @@ def finished_run(workspace: Workspace, *, day: str, data: str, model: str) -> st
     Raises:
         ConfigurationError: The record of runs does not answer.
     """
-    with tracking.store_must_answer(workspace):
-        of_day = tracking.past_trainings(workspace, most=MOST_RUNS_OF_A_DAY, day=day)
+    with store_must_answer(workspace):
+        of_day = past_trainings(workspace, most=MOST_RUNS_OF_A_DAY, day=day)
     for past in reversed(of_day):
-        is_same = past.tags.get(tracking.DATA_TAG) == data and past.tags.get(tracking.MODEL_TAG) == model
-        is_done = past.status == "FINISHED" and past.tags.get(tracking.END_REASON_TAG) == COMPLETED
+        is_same = past.tags.get(DATA_TAG) == data and past.tags.get(MODEL_TAG) == model
+        is_done = past.status == "FINISHED" and past.tags.get(END_REASON_TAG) == COMPLETED
         if is_same and is_done:
             return past.run_id
     return None
@@ -125,11 +128,11 @@ def open_record(
     notes = {
         "heterps.provider": provider,
         "prefect.flow_run_id": flow_run_id or "",
-        tracking.MODEL_TAG: model,
-        tracking.DATA_TAG: data,
-        **({tracking.DAY_TAG: day} if day else {}),
+        MODEL_TAG: model,
+        DATA_TAG: data,
+        **({DAY_TAG: day} if day else {}),
     }
-    return tracking.open_run(workspace, run_id=run_id, run_name=f"{model} {scheduler} {run_id}", tags=notes)
+    return open_run(workspace, run_id=run_id, run_name=f"{model} {scheduler} {run_id}", tags=notes)
 
 
 def clean_up_run(
@@ -147,8 +150,8 @@ def clean_up_run(
     bills = () if provider is None else bills_of_run(workspace, provider, run_id)
     usd = sum(bill.total_usd for bill in bills)
     try:
-        with tracking.store_must_answer(workspace):
-            closed = tracking.close_dead_run(
+        with store_must_answer(workspace):
+            closed = close_dead_run(
                 workspace,
                 run_id,
                 status=status,

@@ -15,6 +15,7 @@ from heterps_core.hardware import InstanceOffer
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.problem.extra_costs import ExtraCosts
 from heterps_core.problem.scheduling_problem import SchedulingProblem
+from heterps_core.profiling.machine import num_cores
 from heterps_core.profiling.model_profiles import worker_costs_of
 from heterps_core.provisioning.offer_choice import (
     instance_sizes,
@@ -36,11 +37,10 @@ from heterps_core.training.microbatches import default_microbatches
 from tasks.extra_costs import job_extra_costs
 from tasks.planned_job import PlannedJob
 from tasks.profiling import ProfiledModel
-from tasks.provisioning import num_cores
 
 PROVING_SCHEDULER = "exact"
 COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")
-"""Searched for every report beside the chosen one, each with the same evaluations."""
+"""Searched for every report beside the chosen one."""
 
 SIMULATED_STEPS = 20
 
@@ -165,13 +165,18 @@ def search_chosen(
 def with_compared(
     searches: Searches, problem: SchedulingProblem, *, budget_evaluations: int, seed: int
 ) -> Searches:
-    """Search with the other methods too, which a report compares; machines need not wait for them."""
+    """Search with the other methods too, which a report compares; machines need not wait for them.
+
+    Each may rate as many plans as the chosen one, but no more than its own default: a Bayesian search of 2,000 plans
+    takes longer than many a night's training.
+    """
     results = dict(searches.results)
     without_plan: dict[str, InfeasiblePlanError] = {}
     for name in COMPARED_SCHEDULERS:
         if name in results:
             continue
-        found = search_plan(problem, scheduler=name, budget_evaluations=budget_evaluations, seed=seed)
+        most = min(budget_evaluations, get_scheduler(name).default_budget_evaluations)
+        found = search_plan(problem, scheduler=name, budget_evaluations=most, seed=seed)
         if isinstance(found, SearchResult):
             results[name] = found
         else:

@@ -1,4 +1,4 @@
-"""What the first step of a night sees: the weights of the champion, or new ones.
+"""What the first step of a night sees: the champion's weights and the state of its optimizers, or new ones.
 
 The rows of the night are then prepared with the champion's own table sizes and numeric transform, since they must
 mean to its weights what the rows before meant.
@@ -16,11 +16,22 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import UnknownNameError
-from heterps_core.serving.exported_files import DESCRIPTION, read_description
-from heterps_core.training.job import StartModel, TrainingJob
+from heterps_core.serving.exported_files import (
+    DESCRIPTION,
+    OPTIMIZER_STATE,
+    check_sha256,
+    read_description,
+)
+from heterps_core.training.job import (
+    DENSE_OPTIMIZER,
+    EMBEDDING_OPTIMIZER,
+    OptimizerState,
+    StartModel,
+    TrainingJob,
+)
 from heterps_core.training.run_directory import JOB, START_MODEL, RunDirectory
 from infra.workspace import Workspace
-from tasks.champion import Champion, champion_of
+from tasks.champion import Champion, champion_before
 
 CHAMPION, SCRATCH = "champion", "scratch"
 START_NAMES = (CHAMPION, SCRATCH)
@@ -71,13 +82,13 @@ def start_of_run(
         schema: Of the rows.
 
     Raises:
-        CheckpointError: The champion's files are not those that were registered.
+        CheckpointError: The champion's files are not those that were registered, the optimizers' among them.
         ConfigurationError: The registry does not answer.
     """
     kept = None if run is None else kept_start(run)
     if kept is not None:
         return kept
-    champion = champion_of(workspace) if day is not None and start_from == CHAMPION else None
+    champion = champion_before(workspace, day) if day is not None and start_from == CHAMPION else None
     return choose_start(champion, start_from=start_from, day=day, model=model, schema=schema)
 
 
@@ -87,11 +98,14 @@ def choose_start(
     """Return what a run begins with.
 
     Args:
-        champion: Of the workspace.
+        champion: See `champion_before`.
         start_from: "champion" or "scratch".
         day: That the night trains on; None where the data has no days, which begins from scratch.
         model: That is trained.
         schema: Of the rows.
+
+    Raises:
+        CheckpointError: The state of the champion's optimizers is missing, or not that which was registered.
     """
     if day is None:
         return Start(reason="")
@@ -105,26 +119,29 @@ def choose_start(
         return Start(reason=f"from scratch: {name}, is {champion.model} and not {model}")
     if DataSchema.from_json(description["schema"]) != schema:
         return Start(reason=f"from scratch: {name}, was trained on other columns")
-    if champion.day is not None and champion.day > day.isoformat():
+    if champion.day is None:
+        return Start(reason=f"from scratch: {name}, was trained on data that is not cut into days")
+    if champion.day >= day.isoformat():
         return Start(
-            reason=f"from scratch: {name}, has been trained on {champion.day}, which comes after {day}"
+            reason=f"from scratch: {name}, has been trained on {champion.day}, and none was champion that knows only "
+            f"days before {day}"
         )
     sizes = set(FeatureSpec.from_json(description["features"]).slot_rows)
     if len(sizes) > 1:
         return Start(
             reason=f"from scratch: {name}, has tables of unlike sizes, for which rows cannot be prepared"
         )
-    seen = "" if champion.day is None else f" of {champion.day}"
-    again = "; it has been trained on that day before" if champion.day == day.isoformat() else ""
+    state, optimizers = _optimizer_state(champion.folder, description)
     return _start_with(
         description,
         StartModel(
             version=champion.version,
             run_id=champion.run_id,
             weights_sha256=description["weights_sha256"],
+            optimizer_state=state,
         ),
         folder=champion.folder,
-        reason=f"goes on from {name}{seen}, with its tables and numeric transform; the optimizers start anew{again}",
+        reason=f"goes on from {name} of {champion.day}, with its tables and numeric transform; {optimizers}",
     )
 
 
@@ -140,6 +157,20 @@ def kept_start(run: RunDirectory) -> Start | None:
     return _start_with(
         description, start_model, folder=None, reason=f"began with version {start_model.version}, as before"
     )
+
+
+def _optimizer_state(folder: Path, description: Mapping[str, Any]) -> tuple[OptimizerState | None, str]:
+    """Return the optimizers' state of an exported model, after checking it, and for people what goes on of it."""
+    if "optimizer_state" not in description:
+        return None, "the optimizers start anew, as the version holds no state of theirs"
+    state = OptimizerState(**description["optimizer_state"])
+    check_sha256(
+        folder / OPTIMIZER_STATE,
+        state.sha256,
+        way_out=f"begin with start_from={SCRATCH}, or go back with heterps rollback",
+    )
+    changes = state.left_aside(dense_optimizer=DENSE_OPTIMIZER, embedding_optimizer=EMBEDDING_OPTIMIZER)
+    return state, "; ".join(changes) or "the optimizers go on too"
 
 
 def _start_with(

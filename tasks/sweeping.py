@@ -9,9 +9,10 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.sweeper import Sweep, SweptMachine
 from infra.workspace import Workspace
-from tasks import tracking
 from tasks.clusters import live_run_ids, run_of_launch, sweep_all_providers
+from tasks.mlflow_store import deliver_waiting
 from tasks.retries import REPEATABLE
+from tasks.run_lifecycle import close_dead_run, runs_without_process
 
 
 @task(name="end orphans", cache_policy=NO_CACHE, **REPEATABLE)
@@ -32,15 +33,15 @@ def close_dead_records(workspace: Workspace, swept: Sequence[SweptMachine]) -> l
         for machine in swept
         if machine.problem is None
     }
-    if not tracking.deliver_waiting(workspace):
+    if not deliver_waiting(workspace):
         # The true end of a run may be among what waits.
         return []
     for run_id in live_run_ids(workspace):
         reasons.pop(run_id, None)
-    for run_id in tracking.runs_without_process(workspace):
+    for run_id in runs_without_process(workspace):
         reasons.setdefault(run_id, "the process of the flow is gone")
     return [
         run_id
         for run_id, reason in sorted(reasons.items())
-        if tracking.close_dead_run(workspace, run_id, status="KILLED", reason=reason)
+        if close_dead_run(workspace, run_id, status="KILLED", reason=reason)
     ]

@@ -7,34 +7,22 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import psutil
 from mlflow import MlflowClient
 
-from infra.providers.local import free_loopback_port
+from infra.loopback import free_loopback_port
 from infra.workspace import HOME_VARIABLE, Workspace
+from tests.waiting import wait_for
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[1]
 PREFECT = Path(sys.executable).with_name("prefect")
-
-
-def wait_for(condition: Callable[[], Any], *, timeout_s: float, what: str) -> Any:
-    """Return what a condition finds as soon as it finds anything.
-
-    Raises:
-        AssertionError: It has found nothing within `timeout_s`.
-    """
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"{what} did not come within {timeout_s:.0f} s")
 
 
 class ServedWorkspace:
@@ -81,7 +69,7 @@ class ServedWorkspace:
 
     def wait_until_up(self) -> None:
         """Return once everything is up; what `make serve` printed is the message of a failure."""
-        wait_for(self._is_up_or_dead, timeout_s=90, what="the service")
+        wait_for(self._is_up_or_dead, timeout_s=90, what="the service", poll_s=0.2)
         assert self.process.poll() is None, self.output.read_text()
 
     def _is_up_or_dead(self) -> bool:
@@ -109,14 +97,23 @@ class ServedWorkspace:
         )
 
     def ask(self, path: str, body: dict[str, Any]) -> Any:
-        """Return what the server's API answers to a POST."""
+        """Return the answer of the API to a POST; asked again while it is too busy, as Prefect's client does."""
         request = urllib.request.Request(
             f"{self.api_url}{path}",
             data=json.dumps(body).encode(),
             headers={"content-type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=10) as response:
-            return json.load(response)
+
+        def answer() -> bytes | None:
+            try:
+                with urllib.request.urlopen(request, timeout=10) as response:
+                    return bytes(response.read())
+            except urllib.error.HTTPError as error:
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                    raise
+                return None
+
+        return json.loads(wait_for(answer, timeout_s=30, what=f"an answer to {path}"))
 
     def heterps(self, *arguments: str) -> str:
         """Run the literal `heterps` command."""

@@ -93,14 +93,14 @@ def run(options: argparse.Namespace) -> None:
 
 def gather(workspace: Workspace, *, now: datetime) -> Status:
     """Ask everything that can be asked, each part by itself."""
-    from tasks import tracking
+    from tasks import mlflow_store
     from tasks.budget import spending_of
 
     api_url = _api_url(workspace)
     deployment = None if api_url is None else ask(api_url, f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}")
     machines = _machines(workspace, now=now)
     providers = _providers(workspace)
-    outbox = tracking.outbox(workspace)
+    outbox = mlflow_store.outbox(workspace)
     return Status(
         workspace=str(workspace.root),
         services=_services(workspace, api_url, deployment, now=now),
@@ -219,8 +219,8 @@ def _providers(workspace: Workspace) -> list[str]:
 
 def _champion(workspace: Workspace) -> str | None:
     from tasks.champion import SINCE_TAG
+    from tasks.mlflow_names import CHAMPION_ALIAS
     from tasks.model_registry import version_called
-    from tasks.tracking import CHAMPION_ALIAS
 
     try:
         found = version_called(workspace, CHAMPION_ALIAS)

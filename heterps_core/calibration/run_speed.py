@@ -13,6 +13,7 @@ from typing import Any
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.schema_version import check_schema_version
 
 SCHEMA_VERSION = 1
 
@@ -112,11 +113,9 @@ class RunSpeed:
         Raises:
             ConfigurationError: The schema version is another one, or a field is missing or unusable.
         """
-        if document.get("schema_version") != SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"a run's speed must have schema_version {SCHEMA_VERSION}, got "
-                f"{document.get('schema_version')!r}; it was written by another version"
-            )
+        check_schema_version(
+            document, SCHEMA_VERSION, what="a run's speed", way_out="it was written by another version"
+        )
         try:
             speed = cls(
                 **{name: document[name] for name in cls.__dataclass_fields__ if name != "stages"},

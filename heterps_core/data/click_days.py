@@ -87,9 +87,6 @@ class Drift:
             )
 
 
-NO_DRIFT = Drift(radians_per_day=0.0, new_id_share_per_day=0.0)
-
-
 def write_click_days(
     folder: Path | str,
     *,

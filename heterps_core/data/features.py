@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.schema_version import check_schema_version
 
 SCHEMA_VERSION = 1
 
@@ -98,9 +99,7 @@ class FeatureSpec:
         Raises:
             ConfigurationError: The schema version is another one, or a field is missing.
         """
-        version = document.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise ConfigurationError(f"features must have schema_version {SCHEMA_VERSION}, got {version!r}")
+        check_schema_version(document, SCHEMA_VERSION, what="features")
         missing = [name for name in ("num_dense", "slot_rows") if name not in document]
         if missing:
             raise ConfigurationError(f"features lack the fields {', '.join(missing)}")

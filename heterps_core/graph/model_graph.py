@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.schema_version import check_schema_version
 
 SCHEMA_VERSION = 1
 
@@ -106,10 +107,6 @@ class ModelGraph:
         Raises:
             ConfigurationError: The schema version is another one.
         """
-        if document.get("schema_version") != SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"a model graph must have schema_version {SCHEMA_VERSION}, "
-                f"got {document.get('schema_version')!r}"
-            )
+        check_schema_version(document, SCHEMA_VERSION, what="a model graph")
         layers = tuple(Layer(**{**layer, "kind": LayerKind(layer["kind"])}) for layer in document["layers"])
         return cls(name=document["name"], layers=layers)

@@ -12,6 +12,7 @@ from typing import Any
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import InstanceOffer
+from heterps_core.schema_version import check_schema_version
 
 SCHEMA_VERSION = 1
 
@@ -208,11 +209,7 @@ class ProvisioningPlan:
         Raises:
             ConfigurationError: The schema version is another one.
         """
-        version = document.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"a provisioning plan must have schema_version {SCHEMA_VERSION}, got {version!r}"
-            )
+        check_schema_version(document, SCHEMA_VERSION, what="a provisioning plan")
         return cls(
             replicas=tuple(document["replicas"]),
             groups=tuple(InstanceGroup.from_json(group) for group in document["groups"]),

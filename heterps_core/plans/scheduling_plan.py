@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.schema_version import check_schema_version
 
 SCHEMA_VERSION = 1
 
@@ -88,9 +89,7 @@ class SchedulingPlan:
         Raises:
             ConfigurationError: The schema version is another one, or a field is missing.
         """
-        version = document.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise ConfigurationError(f"plan.json must have schema_version {SCHEMA_VERSION}, got {version!r}")
+        check_schema_version(document, SCHEMA_VERSION, what="plan.json")
         names = [name for name in cls.__dataclass_fields__ if name != "stages"]
         missing = [name for name in [*names, "stages"] if name not in document]
         if missing:

@@ -14,6 +14,7 @@ from typing import Any
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import SPOT_SUFFIX, moment_of
 from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.schema_version import check_schema_version
 
 SCHEMA_VERSION = 1
 
@@ -86,11 +87,7 @@ class DeviceProfile:
         Raises:
             ConfigurationError: The schema version is another one, or a field is missing or unusable.
         """
-        version = document.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"a device's profile must have schema_version {SCHEMA_VERSION}, got {version!r}; measure it anew"
-            )
+        check_schema_version(document, SCHEMA_VERSION, what="a device's profile", way_out="measure it anew")
         try:
             values = {field.name: document[field.name] for field in fields(cls)}
         except KeyError as error:

@@ -13,6 +13,7 @@ from typing import Any
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DeviceType
 from heterps_core.profiling.timing import Timing
+from heterps_core.schema_version import check_schema_version
 from heterps_core.units import MS_PER_S
 
 SCHEMA_VERSION = 1
@@ -246,11 +247,7 @@ class LayerProfile:
         Raises:
             ConfigurationError: The schema version is another one, or a field is missing or unusable.
         """
-        version = document.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"a profile must have schema_version {SCHEMA_VERSION}, got {version!r}; measure it anew"
-            )
+        check_schema_version(document, SCHEMA_VERSION, what="a profile", way_out="measure it anew")
         try:
             values = {name: document[name] for name in cls.__dataclass_fields__}
             for name in ("timings", "half_batch_timings"):

@@ -43,7 +43,7 @@ def this_machine() -> Machine:
     """
     return Machine(
         processor=_processor(),
-        num_cores=_num_cores(),
+        num_cores=num_cores(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
 
@@ -58,7 +58,8 @@ def software_versions() -> Mapping[str, str]:
     }
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """Return the cores that this process may use."""
     # Not every system can limit a process to some of its cores.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

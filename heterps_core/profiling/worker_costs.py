@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.schema_version import check_schema_version
 
 SCHEMA_VERSION = 3
 
@@ -61,11 +62,7 @@ class WorkerCosts:
         Raises:
             ConfigurationError: The schema version is another one, or a field is missing or unusable.
         """
-        if document.get("schema_version") != SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"worker costs must have schema_version {SCHEMA_VERSION}, got "
-                f"{document.get('schema_version')!r}; measure them anew"
-            )
+        check_schema_version(document, SCHEMA_VERSION, what="worker costs", way_out="measure them anew")
         try:
             return cls(
                 stages=tuple(StageCosts(**stage) for stage in document["stages"]),

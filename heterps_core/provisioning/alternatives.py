@@ -26,12 +26,11 @@ def equal_offers(
     *,
     device_type: str,
     units: int,
-    max_dearer: float = MAX_DEARER,
 ) -> tuple[InstanceOffer, ...]:
     """Return the offers that do the work of another one, the cheapest first.
 
     The same number of units with the same processor or card, sold in the same place and market, with no less memory
-    and no less network, at no more than `1 + max_dearer` times the price.
+    and no less network, at no more than `1 + MAX_DEARER` times the price.
 
     Raises:
         UnknownNameError: The device type is in no table.
@@ -47,7 +46,7 @@ def equal_offers(
         and hardware.equal_units_of(other.instance_type) == units
         and other.instance_type.memory_bytes >= planned.memory_bytes
         and other.instance_type.network_bandwidth_bytes_per_s >= planned.network_bandwidth_bytes_per_s
-        and other.price_usd_per_hour <= offer.price_usd_per_hour * (1 + max_dearer)
+        and other.price_usd_per_hour <= offer.price_usd_per_hour * (1 + MAX_DEARER)
     ]
     equal.sort(key=lambda other: (other.price_usd_per_hour, other.instance_type.name))
     return tuple(equal[:MAX_ALTERNATIVES])

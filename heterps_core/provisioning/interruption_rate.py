@@ -75,9 +75,7 @@ def interruption_rate(
     )
 
 
-def rate_of_counts(
-    times_s: Sequence[float], counts: Sequence[int], *, confidence: float = 0.9
-) -> InterruptionRate:
+def rate_of_counts(times_s: Sequence[float], counts: Sequence[int]) -> InterruptionRate:
     """Return the rate from how many instances ran, or could be had, at each time: a step curve.
 
     Each instance that a step falls by is one interruption. What an owner gave back by himself is counted too, and
@@ -102,12 +100,10 @@ def rate_of_counts(
             "a rate needs instances that ran for some time, and the curve is 0 throughout; use another pool"
         )
     falls = sum(max(0, before - after) for before, after in itertools.pairwise(counts))
-    return interruption_rate(falls, instance_seconds / SECONDS_PER_HOUR, confidence=confidence)
+    return interruption_rate(falls, instance_seconds / SECONDS_PER_HOUR)
 
 
-def rate_of_trace(
-    trace: SpotTrace, *, ceiling_usd_per_hour: float | None = None, confidence: float = 0.9
-) -> InterruptionRate:
+def rate_of_trace(trace: SpotTrace, *, ceiling_usd_per_hour: float | None = None) -> InterruptionRate:
     """Return the rate that a trace of counts or of prices shows, minute by minute.
 
     A pool of prices counts as one instance that is lost whenever the price rises above the ceiling. Until 2017 that
@@ -117,7 +113,6 @@ def rate_of_trace(
     Args:
         trace: Of one pool; a spell shorter than a tick may be missing.
         ceiling_usd_per_hour: For a trace of prices, for instance the on-demand price.
-        confidence: In (0, 1).
 
     Raises:
         ConfigurationError: The trace has prices and there is no ceiling, or it had no instance at any time.
@@ -133,7 +128,7 @@ def rate_of_trace(
         assert trace.instance_counts is not None
         counts = trace.instance_counts.tolist()
     times_s = [tick * float(TICK_SECONDS) for tick in range(len(counts))]
-    return rate_of_counts(times_s, counts, confidence=confidence)
+    return rate_of_counts(times_s, counts)
 
 
 def pooled_rate(rates: Iterable[InterruptionRate]) -> InterruptionRate:

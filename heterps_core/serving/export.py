@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from heterps_core.data.manifest import DatasetManifest
 from heterps_core.errors import CheckpointError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.serving.exported_files import DESCRIPTION, SCHEMA_VERSION, WEIGHTS, file_sha256
+from heterps_core.serving.exported_files import (
+    DESCRIPTION,
+    OPTIMIZER_STATE,
+    SCHEMA_VERSION,
+    WEIGHTS,
+    file_sha256,
+)
 from heterps_core.training.checkpoint import load_latest_checkpoint
-from heterps_core.training.job import TrainingJob
+from heterps_core.training.job import OptimizerState, TrainingJob
+from heterps_core.training.named_tensors import dense_optimizer_state, row_optimizer_state, weights_of
 from heterps_core.training.run_directory import JOB, RunDirectory
 from heterps_core.training.stage_model import build_stage_model
 
@@ -36,11 +46,14 @@ def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path) -> 
         raise CheckpointError(
             f"a run must have a complete checkpoint to be exported, {run.location} has none"
         )
-    weights = {f"{name}.weight": table.weight_RD for name, table in model.tables.items()}
-    for name, layer in model.layers.items():
-        weights |= {f"{name}.{key}": tensor.contiguous() for key, tensor in layer.state_dict().items()}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / WEIGHTS)
+    _save(weights_of(model), folder / WEIGHTS)
+    _save(row_optimizer_state(model) | dense_optimizer_state(model), folder / OPTIMIZER_STATE)
+    state = OptimizerState(
+        sha256=file_sha256(folder / OPTIMIZER_STATE),
+        dense_optimizer=job.config.dense_optimizer,
+        embedding_optimizer=job.config.embedding_optimizer,
+    )
     description = {
         "schema_version": SCHEMA_VERSION,
         "model": job.model,
@@ -48,5 +61,10 @@ def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path) -> 
         "schema": manifest.schema.to_json(),
         "numeric_transform": manifest.numeric_transform.to_json(),
         "weights_sha256": file_sha256(folder / WEIGHTS),
+        "optimizer_state": asdict(state),
     }
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1))
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)

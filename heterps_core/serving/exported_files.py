@@ -1,7 +1,8 @@
-"""The two files of an exported model, and how it is told that they are whole; without torch, for whoever only checks.
+"""The files of an exported model, and how it is told that they are whole; without torch, for whoever only checks.
 
-model.safetensors    every weight by "layer.parameter"; no pickle, so loading runs nothing
-model.json           name of the model, its features, schema and numeric transform, hash of the weights
+model.safetensors        every weight by "layer.parameter"; no pickle, so loading runs nothing
+model.json               name of the model, its features, schema and numeric transform, hashes of the other files
+optimizer.safetensors    what the optimizers had accumulated, for training that goes on; predictions do not need it
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from heterps_core.errors import CheckpointError, ConfigurationError
 SCHEMA_VERSION = 1
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
+OPTIMIZER_STATE = "optimizer.safetensors"
 
 
 def read_description(folder: Path) -> Mapping[str, Any]:
@@ -27,7 +29,6 @@ def read_description(folder: Path) -> Mapping[str, Any]:
         ConfigurationError: The schema version is another one.
     """
     path = folder / DESCRIPTION
-    found = file_sha256(folder / WEIGHTS)
     try:
         description: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -40,18 +41,27 @@ def read_description(folder: Path) -> Mapping[str, Any]:
         raise ConfigurationError(
             f"{path} must have schema_version {SCHEMA_VERSION}, got {description.get('schema_version')!r}"
         )
-    if found != description["weights_sha256"]:
-        raise CheckpointError(
-            f"{folder / WEIGHTS} must have the SHA-256 {description['weights_sha256']} of its description, "
-            f"got {found}; it was changed or damaged: export the model anew"
-        )
+    check_sha256(folder / WEIGHTS, description["weights_sha256"], way_out="export the model anew")
     return description
 
 
-def exported_sha256(folder: Path) -> str:
-    """Return one hash of both files of an exported model: that of what `sha256sum` prints for them.
+def check_sha256(path: Path, sha256: str, *, way_out: str) -> None:
+    """Check that a file of an exported model is the one that the hash was taken of.
 
-    The description holds the hash of the weights, but nobody that of the description: this one is kept elsewhere.
+    Raises:
+        CheckpointError: It is another, or cannot be read.
+    """
+    found = file_sha256(path)
+    if found != sha256:
+        raise CheckpointError(
+            f"{path} must have the SHA-256 {sha256}, got {found}; it was changed or damaged: {way_out}"
+        )
+
+
+def exported_sha256(folder: Path) -> str:
+    """Return one hash of what an exported model predicts with: that of what `sha256sum` prints for the two files.
+
+    The description holds the hashes of the others, but nobody that of the description: this one is kept elsewhere.
 
     Raises:
         CheckpointError: A file is missing.

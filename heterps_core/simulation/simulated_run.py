@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from heterps_core.cost_model.arrays import Floats
 
 
@@ -83,7 +81,3 @@ class SimulatedRun:
     def throughput_samples_per_s(self) -> float:
         """In the middle half of the run."""
         return self.batch_size / self.step_seconds
-
-    def step_durations(self) -> Floats:
-        """Return the time between the ends of neighbouring steps, the first from 0; shape (N,)."""
-        return np.diff(self.step_end_seconds, prepend=0.0)

@@ -16,6 +16,7 @@ from heterps_core.spot.trace import TICK_SECONDS, Bools, Floats, Ints, SpotMarke
 from heterps_core.units import SECONDS_PER_HOUR
 
 TICKS_PER_DAY = 24 * 60
+BOOTSTRAP_SAMPLES = 1_000
 
 NIGHTS_AT_ONCE = 128
 """Of the clairvoyant's tables; larger ones leave the processor's cache."""
@@ -61,16 +62,14 @@ class Comparison:
         ]
         return min(others, key=self.cost_over_bound, default=None)
 
-    def excess_over(
-        self, policy: str, peer: str, *, seed: int, num_samples: int = 1000
-    ) -> tuple[float, float, float]:
+    def excess_over(self, policy: str, peer: str, *, seed: int) -> tuple[float, float, float]:
         """Return cost of a policy over that of a peer, less 1: over all nights, and a 95 % interval.
 
         The interval is from a bootstrap that draws whole days, all nights of a day together.
         """
         _, day = np.unique(self.days, return_inverse=True)
         ours, theirs = (np.bincount(day, weights=self.policies[name].cost_shares) for name in (policy, peer))
-        drawn = np.random.default_rng(seed).integers(len(ours), size=(num_samples, len(ours)))
+        drawn = np.random.default_rng(seed).integers(len(ours), size=(BOOTSTRAP_SAMPLES, len(ours)))
         samples = ours[drawn].sum(axis=1) / theirs[drawn].sum(axis=1) - 1
         low, high = np.quantile(samples, [0.025, 0.975])
         return float(ours.sum() / theirs.sum() - 1), float(low), float(high)

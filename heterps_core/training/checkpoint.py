@@ -29,6 +29,12 @@ from torch.distributed.tensor import DTensor, Shard
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import CheckpointError
 from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.named_tensors import (
+    dense_optimizer_state,
+    row_optimizer_state,
+    tables_by_tensor,
+    weights_of,
+)
 from heterps_core.training.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.stage_model import StageModel
 
@@ -120,30 +126,14 @@ def complete_checkpoints(run: RunDirectory) -> list[str]:
 
 def _tensors(model: StageModel) -> dict[str, Tensor]:
     """Return all tensors of a replica, on its device, by names that do not depend on the plan."""
-    tensors: dict[str, Tensor] = {}
-    for layer_name, table in model.tables.items():
-        for name, tensor in table.tensors().items():
-            tensors[f"{layer_name}.{name}"] = tensor
-    for layer_name, layer in model.layers.items():
-        for name, parameter in layer.named_parameters():
-            tensors[f"{layer_name}.{name}"] = parameter.data
-            if model.dense_optimizer is not None:
-                for key, tensor in model.dense_optimizer.state[parameter].items():
-                    tensors[f"{layer_name}.{name}.{key}"] = tensor
-        for name, buffer in layer.state_dict().items():
-            tensors.setdefault(f"{layer_name}.{name}", buffer)
-    return tensors
+    return weights_of(model) | row_optimizer_state(model) | dense_optimizer_state(model)
 
 
 def _state(
     on_host: Mapping[str, Tensor], model: StageModel, group: ProcessGroup | None
 ) -> dict[str, DTensor | Tensor]:
     """Return what a checkpoint holds of a replica, shards as parts of whole tables; loading fills it in place."""
-    table_of = {
-        f"{layer_name}.{name}": table
-        for layer_name, table in model.tables.items()
-        for name in table.tensors()
-    }
+    table_of = tables_by_tensor(model)
     return {
         name: _as_whole(tensor, table_of[name], group) if name in table_of else tensor
         for name, tensor in on_host.items()

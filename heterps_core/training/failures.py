@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from heterps_core.errors import CheckpointError, TrainingError
+from heterps_core.training.rank_layout import RankLayout
 from heterps_core.training.run_directory import FAILURES, RunDirectory
 
 
@@ -28,6 +29,19 @@ class LostWorkerError(TrainingError):
             f"worker {rank} (stage {stage}, replica {replica}) must answer within {limit_s:.0f} s, but {observed}"
         )
         self.lost = (rank, stage, replica)
+
+    @classmethod
+    def at(cls, layout: RankLayout, rank: int, *, limit_s: float, has_ended: bool) -> LostWorkerError:
+        """Return the error for a neighbour by its rank."""
+        stage, replica = layout.position(rank)
+        return cls(rank=rank, stage=stage, replica=replica, limit_s=limit_s, has_ended=has_ended)
+
+
+def lost_worker(
+    layout: RankLayout, rank: int, error: RuntimeError, *, silence_limit_s: float
+) -> LostWorkerError:
+    """Return what to say where a message of another worker did not come; `error` is gloo's."""
+    return LostWorkerError.at(layout, rank, limit_s=silence_limit_s, has_ended="imed out" not in str(error))
 
 
 class SpoiledGradientsError(TrainingError):

@@ -13,6 +13,7 @@ from heterps_core.plans.scheduling_plan import (
     stages_from_json,
     stages_to_json,
 )
+from heterps_core.schema_version import check_schema_version
 
 SCHEMA_VERSION = 1
 
@@ -25,6 +26,9 @@ UPDATE_MODES = ("sync", "hybrid")
 sync: by all workers together, once a step. hybrid: the first stage of the plan, which must hold nothing but
 embeddings, becomes parameter servers that apply the gradients of each worker as they come, and rows may miss the
 updates of the last few steps."""
+
+DENSE_OPTIMIZER, EMBEDDING_OPTIMIZER = "adam", "rowwise-adagrad"
+"""What a run trains with that asks for no others, as a night does."""
 
 STEPS_PER_EPOCH = 256
 SMALLEST_BATCH, LARGEST_BATCH = 64, 4096
@@ -65,13 +69,13 @@ class TrainingConfig:
 
     num_epochs: int
     seed: int
-    dense_optimizer: str = "adam"
+    dense_optimizer: str = DENSE_OPTIMIZER
     """Name in `DENSE_OPTIMIZERS`."""
 
     dense_learning_rate: float = 1e-3
     """At the first step; it falls in a straight line to nothing at the last."""
 
-    embedding_optimizer: str = "rowwise-adagrad"
+    embedding_optimizer: str = EMBEDDING_OPTIMIZER
     """Name in `ROW_OPTIMIZERS`."""
 
     embedding_learning_rate: float = 0.05
@@ -131,8 +135,31 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerState:
+    """What optimizers had accumulated when a model was exported: a file of its own beside the weights."""
+
+    sha256: str
+    dense_optimizer: str
+    """Whose state it is."""
+
+    embedding_optimizer: str
+
+    def left_aside(self, *, dense_optimizer: str, embedding_optimizer: str) -> list[str]:
+        """Return, for people, which of these optimizers cannot go on with it; learning rates do not matter."""
+        kinds = {
+            "dense": (self.dense_optimizer, dense_optimizer),
+            "embedding": (self.embedding_optimizer, embedding_optimizer),
+        }
+        return [
+            f"the {part} optimizer starts anew, as it is {new} and not {earlier} any more"
+            for part, (earlier, new) in kinds.items()
+            if earlier != new
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StartModel:
-    """An exported model whose weights training begins with; its files stand in the run directory."""
+    """An exported model that training goes on from; its files stand in the run directory."""
 
     version: str
     """In the registry."""
@@ -141,6 +168,14 @@ class StartModel:
     """That trained it."""
 
     weights_sha256: str
+    optimizer_state: OptimizerState | None = None
+    """None for a model that was exported without it, whose optimizers start anew."""
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> StartModel:
+        """Read what `asdict` gave."""
+        state = document.get("optimizer_state")
+        return cls(**{**document, "optimizer_state": None if state is None else OptimizerState(**state)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,13 +229,10 @@ class TrainingJob:
         Raises:
             ConfigurationError: The schema version is another one.
         """
-        if document.get("schema_version") != SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"job.json must have schema_version {SCHEMA_VERSION}, got {document.get('schema_version')!r}"
-            )
+        check_schema_version(document, SCHEMA_VERSION, what="job.json")
         fields = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
         fields["stages"] = stages_from_json(document["stages"])
         fields["config"] = TrainingConfig(**document["config"])
         if document.get("start_model") is not None:
-            fields["start_model"] = StartModel(**document["start_model"])
+            fields["start_model"] = StartModel.from_json(document["start_model"])
         return cls(**fields)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import TrainingError
-from heterps_core.training.failures import LostWorkerError
+from heterps_core.training.failures import LostWorkerError, lost_worker
 from heterps_core.training.parameter_server_messages import (
     END,
     NO_STEP,
@@ -39,7 +39,6 @@ from heterps_core.training.parameter_server_messages import (
 )
 from heterps_core.training.rank_layout import RankLayout
 from heterps_core.training.run_directory import STALENESS, RunDirectory
-from heterps_core.training.stage_boundary import lost_worker
 from heterps_core.training.stage_exchange import RowSlice, replica_slice
 from heterps_core.training.stage_runner import MicroBatch
 
@@ -180,10 +179,7 @@ class ParameterServer:
                 raise self._lost(slowest, has_ended=False)
 
     def _lost(self, worker: int, *, has_ended: bool) -> LostWorkerError:
-        stage, replica = self._layout.position(worker)
-        return LostWorkerError(
-            rank=worker, stage=stage, replica=replica, limit_s=self.silence_limit_s, has_ended=has_ended
-        )
+        return LostWorkerError.at(self._layout, worker, limit_s=self.silence_limit_s, has_ended=has_ended)
 
     def _run(self, listen: Callable[[int], None], worker: int) -> None:
         failure: Exception | None = None

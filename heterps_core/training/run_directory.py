@@ -16,7 +16,7 @@ folder is a local path or, with the same code, a bucket ("s3://bucket/prefix", t
     reserve                       room for the last words of nodes on a full disk
     usage/<process>.json          what a process asked of the bucket, written at its end
     data/                         the prepared data set, where nodes do not see the flow's disk
-    start_model/                  the exported model whose weights training begins with
+    start_model/                  the exported model that training goes on from
 """
 
 from __future__ import annotations

@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 
 from heterps_core.training.failures import LostWorkerError
-from heterps_core.training.rank_layout import RankLayout
 from heterps_core.training.shared_memory import (
     SharedBuffer,
     aligned,
 )
-from heterps_core.training.stage_exchange import Route, routes_to_neighbour
+from heterps_core.training.stage_side import StageSide
 from heterps_core.units import BYTES_PER_FLOAT32
 
 NUM_BUFFERS = 2
@@ -67,9 +66,7 @@ class SharedMemoryBoundary:
     What `receive` returns must be waited for in order.
 
     Args:
-        layout: Ranks of all stages.
-        stage, replica: This replica.
-        neighbour: The stage on the other side.
+        side: This replica's.
         width: Of the activation that crosses (W).
         silence_limit_s: Longest wait for one message.
         shared: The connection with it.
@@ -77,20 +74,14 @@ class SharedMemoryBoundary:
 
     def __init__(
         self,
-        layout: RankLayout,
+        side: StageSide,
         *,
-        stage: int,
-        replica: int,
-        neighbour: int,
         width: int,
         silence_limit_s: float,
         shared: SharedNeighbour,
     ) -> None:
         self.silence_limit_s = silence_limit_s
-        self._layout = layout
-        self._peer_ranks = layout.ranks[neighbour]
-        self._num_replicas = len(layout.ranks[stage])
-        self._replica = replica
+        self._side = side
         self._width = width
         self._shared = shared
         self._step = 0
@@ -117,7 +108,7 @@ class SharedMemoryBoundary:
         buffer.grow(self._num_bytes)
         buffer.view(first_byte, len(rows_BW), self._width, torch.float32).copy_(rows_BW)
         row_bytes = self._width * BYTES_PER_FLOAT32
-        for route in self._routes(num_rows):
+        for route in self._side.routes(num_rows):
             place = _Place.pack(turn, first_byte + route.first * row_bytes, route.stop - route.first)
             self._tell(route.peer_replica, place)
 
@@ -135,12 +126,12 @@ class SharedMemoryBoundary:
 
     def has_arrived(self, num_rows: int) -> bool:
         """Tell whether `take` would return at once."""
-        return all(self._has_rows_of(route.peer_replica, 0.0) for route in self._routes(num_rows))
+        return all(self._has_rows_of(route.peer_replica, 0.0) for route in self._side.routes(num_rows))
 
     def take(self, num_rows: int) -> Tensor:
         """Return the slice [B, W] of the next micro-batch, which has `num_rows` rows, once all of it is there."""
         parts = []
-        for route in self._routes(num_rows):
+        for route in self._side.routes(num_rows):
             self._has_rows_of(route.peer_replica, self.silence_limit_s)
             sender = self._shared.peers[route.peer_replica]
             turn, first_byte, num_part_rows = sender.arrived.popleft()
@@ -186,24 +177,9 @@ class SharedMemoryBoundary:
         except OSError as error:
             raise self._lost(peer, has_ended=not isinstance(error, TimeoutError)) from error
 
-    def _routes(self, num_rows: int) -> tuple[Route, ...]:
-        return routes_to_neighbour(
-            num_rows,
-            num_replicas=self._num_replicas,
-            replica=self._replica,
-            num_peer_replicas=len(self._peer_ranks),
-        )
-
     def _lost(self, peer: int, *, has_ended: bool) -> LostWorkerError:
-        rank = self._peer_ranks[peer]
-        stage, replica = self._layout.position(rank)
-        return LostWorkerError(
-            rank=rank,
-            stage=stage,
-            replica=replica,
-            limit_s=self.silence_limit_s,
-            has_ended=has_ended,
-        )
+        rank = self._side.rank_of(peer)
+        return LostWorkerError.at(self._side.layout, rank, limit_s=self.silence_limit_s, has_ended=has_ended)
 
 
 @dataclass(frozen=True, slots=True)

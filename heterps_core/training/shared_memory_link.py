@@ -186,14 +186,8 @@ class SharedMemoryLink:
             raise self._lost(number, has_ended=False)
 
     def _lost(self, number: int, *, has_ended: bool) -> LostWorkerError:
-        rank = self._ranks[number]
-        stage, replica = self._layout.position(rank)
-        return LostWorkerError(
-            rank=rank,
-            stage=stage,
-            replica=replica,
-            limit_s=self.silence_limit_s,
-            has_ended=has_ended,
+        return LostWorkerError.at(
+            self._layout, self._ranks[number], limit_s=self.silence_limit_s, has_ended=has_ended
         )
 
 

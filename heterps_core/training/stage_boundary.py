@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from heterps_core.compute_device import CPU, HostCopy, host_buffer, to_device
-from heterps_core.training.failures import LostWorkerError
-from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.stage_exchange import replica_slice, routes_to_neighbour
+from heterps_core.training.failures import LostWorkerError, lost_worker
+from heterps_core.training.stage_side import StageSide
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +55,11 @@ class Receiving:
         return to_device(self.rows_BW, self.device)
 
 
-def lost_worker(
-    layout: RankLayout, rank: int, error: RuntimeError, *, silence_limit_s: float
-) -> LostWorkerError:
-    """Return what to say where a message of another worker did not come; `error` is gloo's."""
-    stage, replica = layout.position(rank)
-    has_ended = "imed out" not in str(error)
-    return LostWorkerError(
-        rank=rank, stage=stage, replica=replica, limit_s=silence_limit_s, has_ended=has_ended
-    )
-
-
 class StageBoundary:
     """Sends to and receives from a neighbouring stage.
 
     Args:
-        layout: Ranks of all stages.
-        stage, replica: This replica.
-        neighbour: The stage on the other side.
+        side: This replica's.
         width: Of the activation that crosses (W).
         silence_limit_s: Longest wait for one message.
         device: That this stage computes on.
@@ -81,32 +67,25 @@ class StageBoundary:
 
     def __init__(
         self,
-        layout: RankLayout,
+        side: StageSide,
         *,
-        stage: int,
-        replica: int,
-        neighbour: int,
         width: int,
         silence_limit_s: float,
         device: torch.device = CPU,
     ) -> None:
         self.silence_limit_s = silence_limit_s
-        self._layout = layout
-        self._peer_ranks = layout.ranks[neighbour]
-        self._num_replicas = len(layout.ranks[stage])
-        self._replica = replica
+        self._side = side
         self._width = width
         self._device = device
         self._sending: list[Future[list[_Message]]] = []
         # gloo copies what a connection takes or has on the thread that asks, and cannot say whether a message has
         # arrived without waiting for it; neither is to keep layers from computing.
-        self._poster = ThreadPoolExecutor(1, thread_name_prefix=f"stage-{neighbour}-posting")
-        self._watcher = ThreadPoolExecutor(1, thread_name_prefix=f"stage-{neighbour}-waiting")
+        self._poster = ThreadPoolExecutor(1, thread_name_prefix=f"stage-{side.neighbour}-posting")
+        self._watcher = ThreadPoolExecutor(1, thread_name_prefix=f"stage-{side.neighbour}-waiting")
 
     def receive(self, num_rows: int) -> Receiving:
         """Begin to receive this replica's slice of a micro-batch of `num_rows` rows."""
-        mine = replica_slice(num_rows, self._num_replicas, self._replica)
-        rows_BW = host_buffer(mine.num_rows, self._width, near=self._device)
+        rows_BW = host_buffer(self._side.slice_of(num_rows).num_rows, self._width, near=self._device)
         posted = self._poster.submit(self._post, dist.irecv, HostCopy(rows_BW, None), num_rows)
         return Receiving(rows_BW, self._watcher.submit(self._wait_for, posted), self._device)
 
@@ -130,14 +109,14 @@ class StageBoundary:
     ) -> list[_Message]:
         rows_BW = on_host.wait()
         messages = []
-        for peer, first, stop in self._routes(num_rows):
-            part = rows_BW[first:stop]
+        for route in self._side.routes(num_rows):
+            part = rows_BW[route.first : route.stop]
             try:
-                work = begin(part, self._peer_ranks[peer])
+                work = begin(part, self._side.rank_of(route.peer_replica))
             except RuntimeError as error:
-                raise self._lost(peer, error) from error
+                raise self._lost(route.peer_replica, error) from error
             assert work is not None
-            messages.append(_Message(work, peer, part))
+            messages.append(_Message(work, route.peer_replica, part))
         return messages
 
     def _wait_for(self, posted: Future[list[_Message]]) -> None:
@@ -148,13 +127,5 @@ class StageBoundary:
                 raise self._lost(message.peer_replica, error) from error
 
     def _lost(self, peer: int, error: RuntimeError) -> LostWorkerError:
-        return lost_worker(self._layout, self._peer_ranks[peer], error, silence_limit_s=self.silence_limit_s)
-
-    def _routes(self, num_rows: int) -> list[tuple[int, int, int]]:
-        routes = routes_to_neighbour(
-            num_rows,
-            num_replicas=self._num_replicas,
-            replica=self._replica,
-            num_peer_replicas=len(self._peer_ranks),
-        )
-        return [(route.peer_replica, route.first, route.stop) for route in routes]
+        side = self._side
+        return lost_worker(side.layout, side.rank_of(peer), error, silence_limit_s=self.silence_limit_s)

@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.lookup_table import LookupTable
-from heterps_core.training.failures import LostWorkerError
+from heterps_core.training.failures import LostWorkerError, lost_worker
 from heterps_core.training.gradient_sum import GradientSum
 from heterps_core.training.pipeline_schedule import WARMUP_PER_STAGE, one_forward_one_backward
 from heterps_core.training.rank_layout import RankLayout
@@ -33,9 +33,10 @@ from heterps_core.training.shared_memory_boundary import (
     SharedNeighbour,
 )
 from heterps_core.training.shared_memory_link import SharedMemoryLink
-from heterps_core.training.stage_boundary import Receiving, StageBoundary, lost_worker
-from heterps_core.training.stage_exchange import RowSlice, replica_slice
+from heterps_core.training.stage_boundary import Receiving, StageBoundary
+from heterps_core.training.stage_exchange import RowSlice, batch_slices
 from heterps_core.training.stage_layers import StageLayers
+from heterps_core.training.stage_side import StageSide
 
 Boundary: TypeAlias = StageBoundary | SharedMemoryBoundary
 
@@ -142,14 +143,12 @@ class StageRunner:
 
     def row_slices(self, num_rows: int, num_microbatches: int) -> list[tuple[int, RowSlice]]:
         """Return for each micro-batch of a batch its size and this replica's rows, relative to the batch."""
-        slices = []
-        for index in range(num_microbatches):
-            microbatch = replica_slice(num_rows, num_microbatches, index)
-            mine = replica_slice(microbatch.num_rows, self.num_replicas, self.replica)
-            rows = RowSlice(microbatch.first + mine.first, microbatch.first + mine.stop)
-            if microbatch.num_rows:
-                slices.append((microbatch.num_rows, rows))
-        return slices
+        return batch_slices(
+            num_rows,
+            num_microbatches=num_microbatches,
+            num_replicas=self.num_replicas,
+            replica=self.replica,
+        )
 
     def train_step(
         self, microbatches: Sequence[MicroBatch], *, next_row_counts: Sequence[int] = ()
@@ -254,26 +253,13 @@ class StageRunner:
         return found
 
     def _boundary(self, layout: RankLayout, neighbour: int, width: int) -> Boundary:
+        side = StageSide(layout=layout, stage=self.stage, replica=self.replica, neighbour=neighbour)
         shared = self._neighbours.get(neighbour)
         if shared is not None:
             return SharedMemoryBoundary(
-                layout,
-                stage=self.stage,
-                replica=self.replica,
-                neighbour=neighbour,
-                width=width,
-                silence_limit_s=FIRST_SILENCE_LIMIT_S,
-                shared=shared,
+                side, width=width, silence_limit_s=FIRST_SILENCE_LIMIT_S, shared=shared
             )
-        return StageBoundary(
-            layout,
-            stage=self.stage,
-            replica=self.replica,
-            neighbour=neighbour,
-            width=width,
-            silence_limit_s=FIRST_SILENCE_LIMIT_S,
-            device=self.device,
-        )
+        return StageBoundary(side, width=width, silence_limit_s=FIRST_SILENCE_LIMIT_S, device=self.device)
 
     @property
     def _boundaries(self) -> list[Boundary]:

@@ -1,11 +1,11 @@
-"""Weights to begin with: those of a model that was exported before, whatever plan trained it.
+"""A model to begin with: the weights of one that was exported before, whatever plan trained it, and its optimizers.
 
 Each worker reads its own layers and its own rows of the tables, so any cut into stages and any number of replicas
-begins with the same model. What the optimizers had accumulated is not part of an exported model: they start anew.
+begins with the same model, and goes on as if there had been no break.
 
-The file is in the safetensors format (github.com/huggingface/safetensors): 8 bytes with the length of a header, the
-header as JSON (type, shape and place of each tensor), then the tensors. It is read here without that package, which
-rented nodes do not have.
+The files are in the safetensors format (github.com/huggingface/safetensors): 8 bytes with the length of a header, the
+header as JSON (type, shape and place of each tensor), then the tensors. They are read here without that package,
+which rented nodes do not have.
 """
 
 from __future__ import annotations
@@ -23,11 +23,18 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import CheckpointError
-from heterps_core.serving.exported_files import WEIGHTS, file_sha256
+from heterps_core.serving.exported_files import OPTIMIZER_STATE, WEIGHTS, file_sha256
 from heterps_core.training.checkpoint import load_latest_checkpoint
 from heterps_core.training.cursor import TrainingCursor
-from heterps_core.training.job import StartModel, TrainingJob
+from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
+from heterps_core.training.named_tensors import (
+    dense_optimizer_state,
+    row_optimizer_state,
+    tables_by_tensor,
+    weights_of,
+)
 from heterps_core.training.run_directory import START_MODEL, RunDirectory
 from heterps_core.training.stage_model import StageModel
 
@@ -60,33 +67,55 @@ def begin(
     if cursor is not None:
         return cursor
     if job.start_model is not None:
-        load_start_model(run, job.start_model, model)
+        load_start_model(run, job.start_model, model, config=job.config)
     return TrainingCursor()
 
 
-def load_start_model(run: RunDirectory, start: StartModel, model: StageModel) -> None:
-    """Load the weights of the start model into this replica's layers and table shards, in place.
+def load_start_model(
+    run: RunDirectory, start: StartModel, model: StageModel, *, config: TrainingConfig
+) -> None:
+    """Load the start model into this replica's layers and table shards, in place: weights, then optimizer state.
+
+    State of an optimizer of another kind is left aside; so is that of all where the start model has none.
 
     Raises:
-        CheckpointError: The file is not the one of the job, or has other layers or sizes than this model.
+        CheckpointError: A file is not the one of the job, or has other layers or sizes than this model.
     """
-    with _local_file(run) as path:
-        _check_hash(path, start)
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
-            weights = _Weights(mapped)
-            for name, table in model.tables.items():
-                rows = weights.read(f"{name}.weight", (table.num_rows, table.dimension))
-                table.weight_RD.copy_(rows[table.rows.first : table.rows.stop])
-                del rows
-            for name, layer in model.layers.items():
-                own = layer.state_dict()
-                for key, tensor in own.items():
-                    tensor.copy_(weights.read(f"{name}.{key}", tuple(tensor.shape)))
-            del weights
+    tables = tables_by_tensor(model)
+    with _verified_file(run, start, WEIGHTS, start.weights_sha256) as file:
+        _fill(weights_of(model), tables, file)
     logger.info("begins with the weights of version %s, trained by run %s", start.version, start.run_id)
+    state = start.optimizer_state
+    if state is None:
+        logger.info("the optimizers start anew: version %s holds no state of theirs", start.version)
+        return
+    goes_on: dict[str, Tensor] = {}
+    if state.dense_optimizer == config.dense_optimizer:
+        goes_on |= dense_optimizer_state(model)
+    if state.embedding_optimizer == config.embedding_optimizer:
+        goes_on |= row_optimizer_state(model)
+    with _verified_file(run, start, OPTIMIZER_STATE, state.sha256) as file:
+        _fill(goes_on, tables, file)
+    for change in state.left_aside(
+        dense_optimizer=config.dense_optimizer, embedding_optimizer=config.embedding_optimizer
+    ):
+        logger.info("%s", change)
 
 
-class _Weights:
+def _fill(tensors: Mapping[str, Tensor], tables: Mapping[str, ShardedTable], file: _TensorFile) -> None:
+    """Fill tensors of a replica with those of the same name, those of tables with their own rows."""
+    for name, tensor in tensors.items():
+        # No view may have a name here: an error would keep it, and the file then could not be closed.
+        if name in tables:
+            table = tables[name]
+            tensor.copy_(
+                file.read(name, (table.num_rows, *tensor.shape[1:]))[table.rows.first : table.rows.stop]
+            )
+        else:
+            tensor.copy_(file.read(name, tuple(tensor.shape)))
+
+
+class _TensorFile:
     """The tensors of a mapped file; they are views and must not outlive it."""
 
     def __init__(self, mapped: mmap.mmap) -> None:
@@ -118,24 +147,29 @@ class _Weights:
 
 
 @contextmanager
-def _local_file(run: RunDirectory) -> Iterator[Path]:
-    """Yield the weights as a file of this machine, fetched where the run is not on this disk."""
-    key = f"{START_MODEL}/{WEIGHTS}"
+def _verified_file(run: RunDirectory, start: StartModel, name: str, sha256: str) -> Iterator[_TensorFile]:
+    """Yield a file of the start model after checking it, fetched where the run is not on this disk."""
+    with _local_file(run, name) as path:
+        found = file_sha256(path)
+        if found != sha256:
+            raise CheckpointError(
+                f"{START_MODEL}/{name} of the run directory must have the SHA-256 {sha256} of version "
+                f"{start.version}, got {found}; it was changed or damaged: start the run anew"
+            )
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+            yield _TensorFile(mapped)
+
+
+@contextmanager
+def _local_file(run: RunDirectory, name: str) -> Iterator[Path]:
+    """Yield a file of the start model as one of this machine."""
+    key = f"{START_MODEL}/{name}"
     if run.is_local:
         yield run.path(key)
         return
     with tempfile.TemporaryDirectory(prefix="heterps-start-") as folder:
-        path = Path(folder) / WEIGHTS
-        size = run.file_sizes(START_MODEL).get(WEIGHTS, 0)
+        path = Path(folder) / name
+        size = run.file_sizes(START_MODEL).get(name, 0)
         if size:
             run.download_ranges(key, path, [(0, size)])
         yield path
-
-
-def _check_hash(path: Path, start: StartModel) -> None:
-    found = file_sha256(path)
-    if found != start.weights_sha256:
-        raise CheckpointError(
-            f"{START_MODEL}/{WEIGHTS} of the run directory must have the SHA-256 {start.weights_sha256} of version "
-            f"{start.version}, got {found}; it was changed or damaged: start the run anew"
-        )

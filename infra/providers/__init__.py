@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from heterps_core.errors import UnknownNameError
 from infra.providers.aws.provider import AwsEc2Provider
@@ -35,9 +35,7 @@ def get_provider(name: str, settings: ProviderSettings) -> Provider:
     return PROVIDERS[name](settings)
 
 
-def provider_for(
-    name: str, workspace: Workspace, *, region: str, environment: Mapping[str, str] = os.environ
-) -> Provider:
+def provider_for(name: str, workspace: Workspace, *, region: str) -> Provider:
     """Make a provider by name, set up for a workspace and by the variables HETERPS_AWS_*, where they are not empty.
 
     Raises:
@@ -46,10 +44,10 @@ def provider_for(
     settings = ProviderSettings(
         state_directory=workspace.leases_directory,
         region=region,
-        image_id=environment.get("HETERPS_AWS_IMAGE") or None,
-        subnet_id=environment.get("HETERPS_AWS_SUBNET") or None,
-        instance_profile=environment.get("HETERPS_AWS_INSTANCE_PROFILE") or None,
-        key_name=environment.get("HETERPS_AWS_KEY") or None,
-        workspace=environment.get("HETERPS_AWS_WORKSPACE") or DEFAULT_WORKSPACE,
+        image_id=os.environ.get("HETERPS_AWS_IMAGE") or None,
+        subnet_id=os.environ.get("HETERPS_AWS_SUBNET") or None,
+        instance_profile=os.environ.get("HETERPS_AWS_INSTANCE_PROFILE") or None,
+        key_name=os.environ.get("HETERPS_AWS_KEY") or None,
+        workspace=os.environ.get("HETERPS_AWS_WORKSPACE") or DEFAULT_WORKSPACE,
     )
     return get_provider(name, settings)

@@ -12,33 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-import psutil
-
-CREATE_TIME_TOLERANCE_S = 2.0
-"""The clock of a machine may be set while a process lives; a pid does not come back so soon."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessIdentity:
-    """A process told apart from a later one with the same pid."""
-
-    pid: int
-    created_at_s: float
-    """Seconds since the epoch."""
-
-    @classmethod
-    def of(cls, pid: int) -> ProcessIdentity:
-        """Return the identity of a process that exists."""
-        return cls(pid=pid, created_at_s=psutil.Process(pid).create_time())
-
-    def is_alive(self) -> bool:
-        """Tell whether this very process exists and has not ended."""
-        try:
-            process = psutil.Process(self.pid)
-            is_same = abs(process.create_time() - self.created_at_s) <= CREATE_TIME_TOLERANCE_S
-            return is_same and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
+from infra.providers.local_processes import ProcessIdentity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

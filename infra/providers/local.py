@@ -9,24 +9,20 @@ has finished.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import socket
-import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
-
-import psutil
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.instances import Instance
 from infra.ledger import EndReason, Ledger
+from infra.loopback import LOOPBACK, free_loopback_port
 from infra.providers.base import (
     BOOTSTRAP_SCRIPT,
     Bootstrap,
@@ -35,19 +31,9 @@ from infra.providers.base import (
     check_run_id,
     node_environment,
 )
-from infra.providers.lease_file import CREATE_TIME_TOLERANCE_S, LeaseFile, ProcessIdentity
+from infra.providers.lease_file import LeaseFile
+from infra.providers.local_processes import NodeKey, NodeProcesses, ProcessIdentity
 
-logger = logging.getLogger(__name__)
-
-LOOPBACK_ADDRESS = "127.0.0.1"
-NODE_ID_VARIABLE = "HETERPS_NODE_ID"
-STATE_VARIABLE = "HETERPS_STATE_DIR"
-"""Tells the processes of one state directory from those of another on the same machine."""
-
-TERM_GRACE_S = 3.0
-"""Between asking processes to end and ending them."""
-
-KILL_GRACE_S = 10.0
 POLL_INTERVAL_S = 0.02
 
 CONSOLE_TAIL_CHARACTERS = 2_000
@@ -56,10 +42,6 @@ BOOTED = "booted"
 """Mark that the bootstrap script makes in the node's folder of the run directory."""
 
 CONSOLE = "console.log"
-
-
-_CHILDREN: dict[Path, subprocess.Popen[bytes]] = {}
-"""Nodes that this very process started, by lease file: only a parent can clear an ended child away."""
 
 
 class LocalProvider(Provider):
@@ -76,6 +58,7 @@ class LocalProvider(Provider):
 
     def __init__(self, state_directory: Path) -> None:
         self.state_directory = state_directory.resolve()
+        self._processes = NodeProcesses(self.state_directory)
 
     @classmethod
     def from_settings(cls, settings: ProviderSettings) -> LocalProvider:
@@ -97,7 +80,7 @@ class LocalProvider(Provider):
             raise ConfigurationError(
                 f"the run directory of local nodes must be a local path, got {bootstrap.run_directory}"
             )
-        rendezvous = self._known_rendezvous(run_id) or f"{LOOPBACK_ADDRESS}:{free_loopback_port()}"
+        rendezvous = self._known_rendezvous(run_id) or f"{LOOPBACK}:{free_loopback_port()}"
         nodes: list[Node] = []
         for request in plan.node_requests():
             ledger.intend(run_id, self.name, request, at=datetime.now(UTC))
@@ -165,13 +148,13 @@ class LocalProvider(Provider):
 
     def list_instances(self, run_id: str | None = None) -> tuple[Instance, ...]:
         """Return nodes that have a lease file, and nodes that have only processes left."""
-        found: dict[tuple[str, str], Instance] = {}
+        found: dict[NodeKey, Instance] = {}
         for path in self._lease_paths(run_id):
             instance = _instance_of(path)
             found[instance.run_id, _node_id_of(instance)] = instance
-        for process, key in self._tagged_processes():
+        for process, key in self._processes.tagged():
             if key not in found and run_id in (None, key[0]):
-                found[key] = _instance_without_lease(process, *key)
+                found[key] = _instance_without_lease(*key, launched_at_s=process.create_time())
         return tuple(found[key] for key in sorted(found))
 
     def _start(
@@ -208,81 +191,26 @@ class LocalProvider(Provider):
         environment = node_environment(
             provider=self.name, run_id=run_id, bootstrap=replace(bootstrap, run_directory=run_directory)
         )
-        with (folder / CONSOLE).open("ab") as console:
-            child = subprocess.Popen(
-                ["bash", str(BOOTSTRAP_SCRIPT), *bootstrap.arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                env={
-                    **os.environ,
-                    **environment,
-                    NODE_ID_VARIABLE: request.node_id,
-                    STATE_VARIABLE: str(self.state_directory),
-                },
-                start_new_session=True,
-            )
-        _CHILDREN[path] = child
-        lease = replace(lease, leader=ProcessIdentity.of(child.pid))
+        leader = self._processes.start(
+            (run_id, request.node_id),
+            ["bash", str(BOOTSTRAP_SCRIPT), *bootstrap.arguments],
+            environment=environment,
+            console=folder / CONSOLE,
+        )
+        lease = replace(lease, leader=leader)
         lease.write(path)
         return lease
 
     def _end(self, run_id: str, node_ids: Sequence[str]) -> None:
-        """Ask the processes of nodes to end, end those that stay, then forget the nodes.
-
-        Processes are looked for again until none is left: one may have been started meanwhile.
-        """
+        """End the processes of nodes, then forget the nodes."""
         keys = {(run_id, node_id) for node_id in node_ids}
-        leaders = self._leaders(keys)
-        deadline_s = time.monotonic() + KILL_GRACE_S
-        _signal_all(self._processes_of(keys, leaders), is_kill=False)
-        self._wait_for_none(keys, leaders, timeout_s=TERM_GRACE_S)
-        while processes := self._processes_of(keys, leaders):
-            if time.monotonic() > deadline_s:
-                pids = ", ".join(str(process.pid) for process in processes)
-                raise ProvisioningError(
-                    f"the processes {pids} of run {run_id} must end when they are killed, and did not within "
-                    f"{KILL_GRACE_S:.0f} s; look at them with ps, the next sweep will try again"
-                )
-            _signal_all(processes, is_kill=True)
-            self._wait_for_none(keys, leaders, timeout_s=1.0)
+        self._processes.end(keys, self._leaders(keys))
         for key in keys:
-            path = self._lease_path(*key)
-            path.unlink(missing_ok=True)
-            if child := _CHILDREN.pop(path, None):
-                child.wait()
+            self._lease_path(*key).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._run_folder(run_id).rmdir()
 
-    def _wait_for_none(
-        self, keys: set[tuple[str, str]], leaders: Sequence[ProcessIdentity], *, timeout_s: float
-    ) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s and self._processes_of(keys, leaders):
-            time.sleep(POLL_INTERVAL_S)
-
-    def _processes_of(
-        self, keys: set[tuple[str, str]], leaders: Sequence[ProcessIdentity]
-    ) -> list[psutil.Process]:
-        """Return the live processes that carry the tag of a node, or are in the session of its leader."""
-        found = {process.pid: process for process, key in self._tagged_processes() if key in keys}
-        sessions = {leader.pid for leader in leaders if _owns_its_pid(leader)}
-        for process in psutil.process_iter():
-            if process.pid not in found and _session_of(process.pid) in sessions:
-                found[process.pid] = process
-        return [process for process in found.values() if not _is_zombie(process)]
-
-    def _tagged_processes(self) -> Iterator[tuple[psutil.Process, tuple[str, str]]]:
-        """Yield the processes on this machine that carry the tags of this state directory."""
-        for process in psutil.process_iter():
-            try:
-                environment = process.environ()
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-            if environment.get(STATE_VARIABLE) == str(self.state_directory) and process.pid != os.getpid():
-                yield process, (environment.get("HETERPS_RUN_ID", ""), environment.get(NODE_ID_VARIABLE, ""))
-
-    def _leaders(self, keys: set[tuple[str, str]]) -> list[ProcessIdentity]:
+    def _leaders(self, keys: Iterable[NodeKey]) -> list[ProcessIdentity]:
         leases = [LeaseFile.read(self._lease_path(*key)) for key in keys]
         return [lease.leader for lease in leases if lease is not None and lease.leader is not None]
 
@@ -301,101 +229,11 @@ class LocalProvider(Provider):
         return sorted(self.state_directory.glob(f"{folder}/*{LEASE_SUFFIX}"))
 
 
-def free_loopback_port() -> int:
-    """Return a TCP port of the loopback interface that was free a moment ago.
-
-    Raises:
-        ProvisioningError: There is none.
-    """
-    with socket.socket() as probe:
-        try:
-            probe.bind((LOOPBACK_ADDRESS, 0))
-        except OSError as problem:
-            raise ProvisioningError(
-                f"the workers need one free TCP port on {LOOPBACK_ADDRESS} to find one another, and there is none "
-                f"({problem}); end programs that hold many connections, or wait a minute"
-            ) from problem
-        return int(probe.getsockname()[1])
-
-
-def rehearsal_replicas(num_replicas: Sequence[int], *, num_cores: int) -> tuple[int, ...]:
-    """Return replica counts in the proportions of a plan that this machine can run at once.
-
-    Every stage keeps at least one replica, also where there are more stages than cores. The cores left
-    over go one by one to the stage that is furthest behind its share: the one with the largest
-    num_replicas / (rehearsed + 1), the first of equals; no stage gets more than it has in the plan.
-
-    Example:
-        >>> rehearsal_replicas([40, 10, 2], num_cores=8)
-        (6, 1, 1)
-        >>> rehearsal_replicas([3, 1], num_cores=2)
-        (1, 1)
-    """
-    if not num_replicas or min(num_replicas) < 1 or num_cores < 1:
-        raise ConfigurationError(
-            f"a rehearsal needs stages with at least 1 replica each and at least 1 core, "
-            f"got replicas {list(num_replicas)} and {num_cores} cores"
-        )
-    rehearsed = [1] * len(num_replicas)
-    for _ in range(min(num_cores, sum(num_replicas)) - len(rehearsed)):
-        behind = [
-            planned / (given + 1) if given < planned else 0.0
-            for planned, given in zip(num_replicas, rehearsed, strict=True)
-        ]
-        rehearsed[behind.index(max(behind))] += 1
-    return tuple(rehearsed)
-
-
-def _signal_all(processes: Iterable[psutil.Process], *, is_kill: bool) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill() if is_kill else process.terminate()
-
-
-def _session_of(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return None
-
-
-def _owns_its_pid(leader: ProcessIdentity) -> bool:
-    """Tell whether the session named by a leader's pid is still the leader's.
-
-    While a session has members, its number is given to no new process: only a process that has the pid
-    and another time of creation shows that the session is gone and the number used again.
-    """
-    try:
-        created_at_s = psutil.Process(leader.pid).create_time()
-    except psutil.NoSuchProcess:
-        return True
-    return abs(created_at_s - leader.created_at_s) <= CREATE_TIME_TOLERANCE_S
-
-
-def _is_zombie(process: psutil.Process) -> bool:
-    """Tell whether a process has ended and only its entry is left."""
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
 def _instance_of(path: Path) -> Instance:
     run_id, node_id = path.parent.name, path.name.removesuffix(LEASE_SUFFIX)
     lease = LeaseFile.read(path)
     if lease is None:
-        return Instance(
-            provider_instance_id=_instance_id(run_id, node_id),
-            run_id=run_id,
-            node_id=node_id,
-            instance_type="unknown",
-            launched_at=datetime.fromtimestamp(path.stat().st_mtime, tz=UTC),
-            is_ended=False,
-            ended_at=None,
-            lease_until=None,
-            is_owner_dead=False,
-            terms=None,
-        )
+        return _instance_without_lease(run_id, node_id, launched_at_s=path.stat().st_mtime)
     return Instance(
         provider_instance_id=_instance_id(run_id, node_id),
         run_id=run_id,
@@ -410,13 +248,13 @@ def _instance_of(path: Path) -> Instance:
     )
 
 
-def _instance_without_lease(process: psutil.Process, run_id: str, node_id: str) -> Instance:
+def _instance_without_lease(run_id: str, node_id: str, *, launched_at_s: float) -> Instance:
     return Instance(
         provider_instance_id=_instance_id(run_id, node_id),
         run_id=run_id,
         node_id=node_id,
         instance_type="unknown",
-        launched_at=datetime.fromtimestamp(process.create_time(), tz=UTC),
+        launched_at=datetime.fromtimestamp(launched_at_s, tz=UTC),
         is_ended=False,
         ended_at=None,
         lease_until=None,
@@ -437,7 +275,7 @@ def _instance_id(run_id: str, node_id: str) -> str:
 def _node_of(request: NodeRequest, instance_id: str) -> Node:
     return Node(
         node_id=request.node_id,
-        address=LOOPBACK_ADDRESS,
+        address=LOOPBACK,
         device_type=request.device_type,
         instance_type=request.offer.instance_type.name,
         market=request.offer.market,

@@ -45,7 +45,7 @@ class _Standing:
     @property
     def outcome(self) -> str:
         from tasks.champion import ROLLED_BACK_TAG
-        from tasks.tracking import PROMOTED_TAG
+        from tasks.mlflow_names import PROMOTED_TAG
 
         if self.is_champion:
             return "champion"
@@ -75,8 +75,8 @@ def run(options: argparse.Namespace) -> None:
         ConfigurationError: The record of runs does not answer.
     """
     from tasks import model_registry
+    from tasks.mlflow_names import CHAMPION_ALIAS
     from tasks.promotion_judgement import decision_of
-    from tasks.tracking import CHAMPION_ALIAS
 
     workspace = Workspace.locate()
     champion = model_registry.version_called(workspace, CHAMPION_ALIAS)

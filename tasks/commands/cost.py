@@ -108,7 +108,7 @@ def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
         ]
         for run_id, launches in bills.items()
     ]
-    header = ["run", "provider", "launches", "instance-seconds", "USD", "of it waste"]
+    header = ["run", "provider", "launches", "instance-seconds", "USD", "of it failed launches"]
     print("\n".join(aligned_table(header, rows, left={0, 1})))
     for provider, usd in months.items():
         charged = "" if provider != "local" else " at list prices, which nobody charges"

@@ -26,6 +26,8 @@ from heterps_core.errors import ConfigurationError
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 START_TIMEOUT_S = 30.0
 POLL_S = 0.02
+CALM_S = 0.5
+"""A page that shows the same for so long has drawn what it draws; MLflow's next answer to a page takes less."""
 
 
 class Browser:
@@ -81,10 +83,30 @@ class Browser:
         shown = str(self.evaluate("document.body.innerText"))[:300]
         raise ConfigurationError(f"{address} did not show {condition} in {timeout_s:.0f} s, but: {shown!r}")
 
+    def wait_until_calm(self, *, timeout_s: float) -> None:
+        """Return once the page has loaded and shows the same for a while, so nothing is being drawn any more.
+
+        Raises:
+            ConfigurationError: It was still changing after the time.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        shown, since_s = b"", time.monotonic()
+        while time.monotonic() - since_s < CALM_S or not self.evaluate("document.readyState === 'complete'"):
+            if time.monotonic() > deadline_s:
+                raise ConfigurationError(
+                    f"a page must come to rest within {timeout_s:.0f} s, but it still changes"
+                )
+            time.sleep(POLL_S)
+            if (now := self._picture()) != shown:
+                shown, since_s = now, time.monotonic()
+
     def save_picture(self, path: Path, *, is_whole_page: bool = False) -> None:
         """Write what the window shows as a PNG."""
+        path.write_bytes(self._picture(is_whole_page=is_whole_page))
+
+    def _picture(self, *, is_whole_page: bool = False) -> bytes:
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=is_whole_page)
-        path.write_bytes(base64.b64decode(answer["data"]))
+        return base64.b64decode(answer["data"])
 
 
 @contextmanager

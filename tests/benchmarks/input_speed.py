@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from heterps_core.data.array_files import hash_batch
-from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.readers import read_rows
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream

@@ -24,17 +24,19 @@ import numpy as np
 
 from flows.serve import services_to_run
 from flows.service_environment import service_environment
-from infra.providers.local import free_loopback_port
+from infra.loopback import free_loopback_port
 from infra.workspace import ServiceAddresses, Workspace
-from tasks import tracking
+from tasks import run_lifecycle, tracking
 from tasks.learning import readable_past, speed_tag
+from tasks.mlflow_names import DAY_TAG, NOTE_TAG
 from tasks.mlflow_views import compare_address, experiment_tags, nights_address, run_name, run_note
 from tasks.nights import MOST_NIGHTS
 from tasks.run_report import PlanReport
 from tasks.stage_outcomes import stage_series
-from tasks.tracking import NOTE_TAG, RunSettings, TrackedRun
+from tasks.tracked_run import RunSettings, TrackedRun
 from tests.benchmarks.browser import Browser, open_browser
 from tests.tasks.report_builders import make_plan_report, make_run_report
+from tests.waiting import wait_for
 
 METHODS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")
 NUM_STEPS = 60
@@ -71,7 +73,7 @@ def run(*, seed: int = 0, num_cases: int = 300, keep: Path | None = None) -> lis
             for name, (address, condition) in pages.items():
                 seconds = visit(browser, address, condition)
                 if keep is not None:
-                    time.sleep(2.0)
+                    browser.wait_until_calm(timeout_s=PAGE_TIMEOUT_S)
                     browser.save_picture(keep / f"{name}.png")
                 first, following = seconds[0], statistics.median(seconds[1:])
                 print(f"{name:<16}{first:>12.2f}{following:>16.2f}", flush=True)
@@ -116,7 +118,7 @@ def write_night(
 ) -> None:
     """Write one run with the figures of `planned`, with noise, and a child for each search method."""
     run_id, day = f"{night:%Y%m%d-%H%M}-{random.integers(16**8):08x}", f"{night:%Y-%m-%d}"
-    tracked = tracking.open_run(workspace, run_id=run_id, run_name=run_id, tags={tracking.DAY_TAG: day})
+    tracked = run_lifecycle.open_run(workspace, run_id=run_id, run_name=run_id, tags={DAY_TAG: day})
     planned = replace(planned, run_id=run_id, tracked=tracked, day=day)
     report = make_run_report(planned=planned)
     result = planned.chosen
@@ -136,7 +138,7 @@ def write_night(
     tracking.record_series(workspace, tracked, {"train/log_loss": loss, **stage_series(report.stages)})
     assert report.speed is not None
     tracking.tag_run(workspace, tracked, {NOTE_TAG: run_note(report), **speed_tag(report.speed)})
-    tracking.close_run(workspace, tracked, status="FINISHED", reason="completed")
+    run_lifecycle.close_run(workspace, tracked, status="FINISHED", reason="completed")
 
 
 def _settings(stages: Any, method: str) -> RunSettings:
@@ -163,9 +165,7 @@ def serving(workspace: Workspace) -> Iterator[str]:
             start_new_session=True,
         )
         try:
-            deadline_s = time.monotonic() + START_TIMEOUT_S
-            while not mlflow_ui.is_ready() and time.monotonic() < deadline_s:
-                time.sleep(0.2)
+            wait_for(mlflow_ui.is_ready, timeout_s=START_TIMEOUT_S, what="MLflow", poll_s=0.2)
             yield addresses.mlflow_url
         finally:
             os.killpg(process.pid, 15)

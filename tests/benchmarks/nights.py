@@ -28,8 +28,8 @@ from infra.catalogue.refreshed_prices import write_refreshed
 from infra.ledger import EntryState, Ledger
 from infra.workspace import HOME_VARIABLE, Workspace
 from tasks.nights import Night, night_of
+from tasks.past_runs import past_trainings
 from tasks.prices import price_folder
-from tasks.tracking import past_trainings
 
 FIRST_DAY = date(2026, 10, 1)
 ROWS_PER_DAY = 20_000

@@ -32,8 +32,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from heterps_core.data.batch import ClickBatch
-from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream
 from heterps_core.plans.scheduling_plan import Stage

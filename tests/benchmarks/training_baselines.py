@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from infra.providers.local import free_loopback_port
+from infra.loopback import free_loopback_port
 from tests.benchmarks.training_engine import (
     BATCH_SIZE,
     DIMENSION,

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.quality import measure_quality
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from flows.command_line import main, parameter_helps, parser_for
+from flows.parameter_checks import check_parameters
 from flows.prefect_connection import LOGGERS_IN_FLOW_LOG
-from flows.train_ctr import check_parameters, train_ctr
+from flows.train_ctr import train_ctr
 from heterps_core.errors import ConfigurationError, DataError, UnknownNameError
 
 

@@ -8,14 +8,22 @@ import pytest
 import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
-from prefect.states import Scheduled
+from prefect.states import Pending, Scheduled
 from prefect.testing.utilities import prefect_test_harness
 
-from flows.deployments import CRASH_AUTOMATION, deployments, install_crash_automation, skip_missed_runs
+from flows.deployments import (
+    HEARTBEAT_AUTOMATION,
+    START_AUTOMATION,
+    deployments,
+    install_crash_automations,
+    skip_missed_runs,
+    start_again,
+)
 from flows.sweep_orphans import sweep_orphans
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
-from tasks import tracking
+from tasks import mlflow_store, run_lifecycle
+from tasks.mlflow_names import PROCESS_TAG
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,13 +63,33 @@ def test_a_worker_is_offered_the_same_deployments_as_make_serve_runs():
         assert getattr(module, function).name == each["name"]
 
 
-def test_the_crash_automation_is_installed_once():
-    install_crash_automation()
-    install_crash_automation()
+@pytest.mark.parametrize(("name", "seconds"), [(HEARTBEAT_AUTOMATION, 90), (START_AUTOMATION, 600)])
+def test_automations_that_call_dead_runs_crashed_are_installed_once(name, seconds):
+    install_crash_automations()
+    install_crash_automations()
 
     with get_client(sync_client=True) as client:
-        [automation] = client.read_automations_by_name(CRASH_AUTOMATION)
-    assert automation.trigger.within == timedelta(seconds=90)
+        [automation] = client.read_automations_by_name(name)
+    assert automation.trigger.within == timedelta(seconds=seconds)
+
+
+def test_a_run_that_was_about_to_start_begins_again_and_keeps_nobody_out():
+    """A process that is killed between taking a run and starting it leaves it pending, and its place taken."""
+    training, *_ = deployments()
+    deployment_id = training.apply()
+    with get_client(sync_client=True) as client:
+        taken = client.create_flow_run_from_deployment(deployment_id)
+        client.set_flow_run_state(taken.id, Pending())
+        other = client.create_flow_run_from_deployment(deployment_id)
+
+        assert start_again() == 1
+        assert start_again() == 0
+
+        assert client.read_flow_run(taken.id).state.is_scheduled()
+        # The place is free again.
+        assert client.set_flow_run_state(other.id, Pending()).status.value == "ACCEPT"
+        for run in (taken, other):
+            client.delete_flow_run(run.id)
 
 
 def test_missed_nightly_runs_are_skipped_and_asked_for_runs_are_kept():
@@ -90,9 +118,9 @@ def test_missed_nightly_runs_are_skipped_and_asked_for_runs_are_kept():
 def test_a_sweep_closes_the_record_of_a_dead_run_and_a_second_finds_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("HETERPS_HOME", str(tmp_path))
     workspace = Workspace(root=tmp_path).create()
-    dead = tracking.open_run(workspace, run_id="run-1", run_name="run-1", tags={})
-    client = tracking._client(workspace)
-    client.set_tag(dead.mlflow_run_id, tracking.PROCESS_TAG, "1 1.00")
+    dead = run_lifecycle.open_run(workspace, run_id="run-1", run_name="run-1", tags={})
+    client = mlflow_store.client_of(workspace)
+    client.set_tag(dead.mlflow_run_id, PROCESS_TAG, "1 1.00")
 
     with caplog.at_level(logging.INFO):
         assert sweep_orphans() == 1

@@ -1,10 +1,10 @@
 import subprocess
 import sys
-import time
 
 import psutil
 
 from flows.guard import end_session, line_for
+from tests.waiting import wait_for
 
 SLEEP = "import time; time.sleep(60)"
 WITH_CHILD = f"""
@@ -92,7 +92,4 @@ def test_the_guard_acts_when_its_pipe_closes():
     guard = [sys.executable, "-m", "flows.guard"]
     subprocess.run(guard, input=line, text=True, check=True, timeout=30)
 
-    deadline = time.monotonic() + 5
-    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, timeout_s=5)

@@ -11,8 +11,8 @@ from heterps_core.data.synthetic import write_click_stream
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from infra.ledger import EntryState, Ledger
 from infra.workspace import Workspace
-from tasks import tracking
 from tasks.clusters import provider_of
+from tasks.mlflow_names import EXPERIMENT, KIND_TAG
 
 GOOD = {
     "data": None,
@@ -61,6 +61,7 @@ def test_a_rehearsal_weighs_rents_measures_ends_and_records(tmp_path, monkeypatc
             data=str(tmp_path / "clicks.tsv"),
             device_types=["cpu-c7i", "cpu-m7a"],
             planned_rows_per_slot=1_000_000,
+            batch_size=256,
         )
 
     workspace = Workspace(root=home)
@@ -70,9 +71,9 @@ def test_a_rehearsal_weighs_rents_measures_ends_and_records(tmp_path, monkeypatc
     assert provider_of(workspace, "local").list_instances() == ()
     assert {entry.state for entry in Ledger(workspace.ledger_path).entries()} == {EntryState.ENDED}
     client = MlflowClient(tracking_uri=workspace.tracking_uri)
-    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
+    experiment = client.get_experiment_by_name(EXPERIMENT)
     [run] = client.search_runs([experiment.experiment_id])
-    assert (run.data.tags[tracking.KIND_TAG], run.info.status) == ("profiling", "FINISHED")
+    assert (run.data.tags[KIND_TAG], run.info.status) == ("profiling", "FINISHED")
     assert run.data.metrics["cost/billed_usd"] > 0
     assert {"worth/cpu-c7i/expected_usd", "worth/cpu-m7a/cost_usd"} <= set(run.data.metrics)
     assert {entry.path for entry in client.list_artifacts(run.info.run_id)} >= {"bills", "decisions.json"}

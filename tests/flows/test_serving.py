@@ -16,7 +16,8 @@ from mlflow import MlflowClient
 
 from heterps_core.data.synthetic import write_click_stream
 from infra.workspace import HOME_VARIABLE
-from tests.served_workspace import PROJECT, ServedWorkspace, wait_for
+from tests.served_workspace import PROJECT, ServedWorkspace
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -118,19 +119,23 @@ def test_the_sweep_ends_what_a_killed_flow_left_and_closes_its_record(service, c
         start_new_session=True,
     )
     before = set(service.workspace.runs_directory.iterdir())
-    progress = wait_for(
-        lambda: [
-            path
-            for path in service.workspace.runs_directory.glob("*/progress.json")
-            if path.parent not in before
-        ],
-        timeout_s=60,
-        what="the first training step",
-    )
-    run_id = progress[0].parent.name
-    nodes = [process for process in service.processes() if process.environ().get("HETERPS_RUN_ID") == run_id]
-    os.killpg(flow.pid, signal.SIGKILL)
-    flow.communicate()
+    try:
+        progress = wait_for(
+            lambda: [
+                path
+                for path in service.workspace.runs_directory.glob("*/progress.json")
+                if path.parent not in before
+            ],
+            timeout_s=120,
+            what="the first training step",
+        )
+        run_id = progress[0].parent.name
+        nodes = [
+            process for process in service.processes() if process.environ().get("HETERPS_RUN_ID") == run_id
+        ]
+    finally:
+        os.killpg(flow.pid, signal.SIGKILL)
+        flow.communicate()
     assert nodes
     assert all(node.is_running() for node in nodes)
     assert service.training_record(run_id).info.status == "RUNNING"

@@ -14,6 +14,8 @@ from flows.supervisor import (
     Supervisor,
     last_lines,
 )
+from heterps_core.errors import ConfigurationError
+from tests.waiting import wait_for
 
 SLEEP = "import time; time.sleep(60)"
 WITH_CHILD = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).wait()"
@@ -45,13 +47,6 @@ def make_service(tmp_path, program, *, is_ready=lambda: True, start_timeout_s=10
     )
 
 
-def wait_until(condition, timeout_s=10.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def own_children():
     """All living descendants, but the guard that every supervisor has."""
     return [child for child in psutil.Process().children(recursive=True) if not is_over_or_guard(child)]
@@ -67,7 +62,7 @@ def is_over_or_guard(process):
 def test_stopping_ends_a_service_with_its_children(tmp_path, supervisor):
     before = set(own_children())
     supervisor.start(make_service(tmp_path, WITH_CHILD))
-    wait_until(lambda: len(set(own_children()) - before) == 2)
+    wait_for(lambda: len(set(own_children()) - before) == 2)
     started = set(own_children()) - before
 
     supervisor.stop()
@@ -91,6 +86,15 @@ def test_a_service_that_ends_while_starting_is_shown_with_its_last_lines(tmp_pat
     program = "import sys; print('no such database'); sys.exit(3)"
 
     with pytest.raises(ServiceError, match=r"ended with status 3 while starting[\s\S]*no such database"):
+        supervisor.start(make_service(tmp_path, program, is_ready=lambda: False))
+
+
+def test_a_service_that_calls_its_settings_wrong_ends_all_in_one_line(tmp_path, supervisor):
+    program = "import sys; print('error: zone must be a name, got 7'); sys.exit(2)"
+
+    with pytest.raises(
+        ConfigurationError, match=r"^thing must have settings that can be used: zone must be a name, got 7$"
+    ):
         supervisor.start(make_service(tmp_path, program, is_ready=lambda: False))
 
 
@@ -119,13 +123,13 @@ def test_a_killed_supervisor_leaves_nothing(tmp_path):
     program = SUPERVISED.format(program=WITH_CHILD, log=str(tmp_path / "thing.log"))
     killed = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert killed.stdout.readline() == "up\n"
-    wait_until(lambda: len(psutil.Process(killed.pid).children(recursive=True)) == 3)
+    wait_for(lambda: len(psutil.Process(killed.pid).children(recursive=True)) == 3)
     family = psutil.Process(killed.pid).children(recursive=True)
 
     killed.kill()
     killed.communicate()
 
-    wait_until(lambda: not any(process.is_running() for process in family), timeout_s=15.0)
+    wait_for(lambda: not any(process.is_running() for process in family), timeout_s=15.0)
 
 
 def test_a_service_that_dies_while_it_is_restarted_is_tried_again(tmp_path, supervisor, monkeypatch):
@@ -153,7 +157,7 @@ time.sleep(1 if starts.read_text() == "x" else 60)
     watching = threading.Thread(target=supervisor.watch)
     watching.start()
 
-    wait_until(lambda: supervisor.lines[-1:] == ["thing is up again"])
+    wait_for(lambda: supervisor.lines[-1:] == ["thing is up again"])
     supervisor.request_stop()
     watching.join(5)
 
@@ -168,7 +172,7 @@ def test_what_dies_is_started_again(tmp_path, supervisor):
     watching.start()
 
     first.kill()
-    wait_until(lambda: supervisor.lines[-1:] == ["thing is up again"])
+    wait_for(lambda: supervisor.lines[-1:] == ["thing is up again"])
     # Before the thread ends: Linux counts the thread that started a process as its parent.
     [second] = set(own_children()) - before
     supervisor.request_stop()

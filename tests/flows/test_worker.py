@@ -2,10 +2,8 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -14,7 +12,9 @@ import yaml
 
 from flows.deployments import deployments
 from flows.prefect_connection import project_environment
+from infra.loopback import free_loopback_port
 from infra.workspace import Workspace, answers
+from tests.waiting import wait_for
 
 PROJECT = Path(__file__).parents[2]
 PREFECT = Path(sys.executable).with_name("prefect")
@@ -59,9 +59,7 @@ def test_a_workers_runs_have_the_environment_of_served_ones(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_worker_runs_a_deployment_to_its_end(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_loopback_port()
     api_url = f"http://127.0.0.1:{port}/api"
     clean = {
         name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))
@@ -95,11 +93,13 @@ def test_a_process_worker_runs_a_deployment_to_its_end(tmp_path):
         return done.stdout
 
     try:
-        deadline = time.monotonic() + 90
-        while not answers(f"{api_url}/health", timeout_s=1.0):
-            assert server.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_for(
+            lambda: server.poll() is not None or answers(f"{api_url}/health", timeout_s=1.0),
+            timeout_s=90,
+            what="the server",
+            poll_s=0.2,
+        )
+        assert server.poll() is None
         prefect("work-pool", "create", "heterps", "--type", "process")
         prefect("--no-prompt", "deploy", "--all")
         prefect("deployment", "run", "sweep-orphans")

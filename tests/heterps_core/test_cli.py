@@ -8,6 +8,7 @@ import pytest
 
 from heterps_core.cli import main
 from heterps_core.scheduling import plan_command
+from tests.heterps_core.new_process import check_starts_light
 
 FIVE_LAYERS = str(Path(__file__).parents[1] / "golden" / "problems" / "five_layers_1.json")
 
@@ -32,23 +33,16 @@ def test_help_is_given(capsys, arguments):
 
 
 def test_exact_starts_without_torch_and_optuna():
-    code = (
-        "import sys\n"
-        "from heterps_core.cli import main\n"
-        "status = main(['plan', sys.argv[1], '--scheduler', 'exact'])\n"
-        "print(status, sorted({'torch', 'optuna', 'scipy'} & set(sys.modules)))\n"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", code, FIVE_LAYERS], capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout.splitlines()[-1] == "0 []"
+    check_starts_light("plan", FIVE_LAYERS, "--scheduler", "exact")
 
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [(errno.EACCES, "Permission denied: plan.json"), (errno.ENOSPC, "No space left on device: plan.json")],
+    [
+        (errno.EACCES, "Permission denied: plan.json"),
+        (errno.ENOSPC, "No space left on device: plan.json"),
+        (errno.ENOENT, "No such file or directory: plan.json"),
+    ],
 )
 def test_what_the_system_refuses_is_one_line(monkeypatch, capsys, number, message):
     def refused(options):

@@ -29,14 +29,13 @@ def cluster(*nodes: Node) -> Cluster:
     )
 
 
-def test_sums_workers_per_stage_and_price():
+def test_the_price_is_that_of_all_nodes():
     described = cluster(
         node("a", stage=0, num_workers=2),
         node("b", stage=0, num_workers=1),
         node("c", stage=1, num_workers=4),
     )
 
-    assert described.workers_per_stage == (3, 4)
     assert described.price_usd_per_hour == 1.5
 
 

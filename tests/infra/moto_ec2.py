@@ -22,7 +22,7 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.config import Config
 from botocore.httpsession import URLLib3Session
 
-from infra.providers.local import free_loopback_port
+from infra.loopback import free_loopback_port
 from tests.moto_server import REGION
 
 START_TIMEOUT_S = 60.0

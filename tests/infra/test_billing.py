@@ -93,7 +93,7 @@ def test_the_text_says_that_a_rehearsal_charges_nothing_and_how_old_the_prices_a
     text = bill_as_text(bill_for_run(local, "r", ledger=ledger, now=NOW))
 
     assert "nothing is charged" in text
-    assert "total 0.041000 USD, of it waste 0.030000 USD" in text
+    assert "total 0.041000 USD, of it 0.030000 USD for launches that failed" in text
     assert "prices as of 2026-07-20 (test)" in text
 
 

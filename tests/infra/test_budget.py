@@ -7,6 +7,7 @@ from infra.budget import BudgetWatch, Spending, spent_usd, start_of_month, watch
 from infra.caps import Caps
 from infra.ledger import EndReason, Ledger
 from tests.infra.builders import offer, plan
+from tests.waiting import wait_for
 
 NOW = datetime(2026, 11, 2, tzinfo=UTC)
 
@@ -77,9 +78,7 @@ def test_an_end_that_fails_is_tried_again():
     run.watch._on_end = end
     run.spending = Spending(run_usd=2.0, month_usd=0.0)
     with watched(run.watch, interval_s=0.01):
-        deadline = time.monotonic() + 10
-        while len(attempts) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: len(attempts) >= 2)
         time.sleep(0.05)
 
     assert attempts == [0, 1]

@@ -29,6 +29,15 @@ def test_what_is_not_there_yet_is_well(workspace):
     assert {check.found for check in database_checks(workspace)} == {"none yet; made at first use"}
 
 
+def test_a_database_whose_making_was_interrupted_is_well(workspace):
+    path = workspace.prefect_home / "prefect.db"
+    path.touch()
+
+    check = state_of(workspace, "Prefect's database")
+
+    assert (check.state, check.found) == (CheckState.OK, "no tables yet; made at first use")
+
+
 def test_a_ledger_opens_with_its_version(workspace):
     Ledger(workspace.ledger_path)
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream
 from infra.workspace import Workspace
-from tasks import model_registry, tracking
+from tasks import model_registry, run_lifecycle
 from tasks.champion import PromotionDecision, PromotionGates, apply_decision, champion_of, judge_challenger
 from tasks.promotion_gates import ModelFigures
 from tests.heterps_core.serving.builders import LOGISTIC_MODEL, fit_logistic, write_logistic
@@ -57,7 +58,7 @@ def register_models(folder: Path) -> Workspace:
     workspace = Workspace(root=folder / "home").create()
     for version, (rows, values) in of_version.items():
         run_id = f"run-{version}"
-        run = tracking.open_run(workspace, run_id=run_id, run_name=run_id, tags={})
+        run = run_lifecycle.open_run(workspace, run_id=run_id, run_name=run_id, tags={})
         exported = write_logistic(folder / f"exported-{version}", rows, values)
         registered = model_registry.register_model(
             workspace, run, exported, run_id=run_id, model=LOGISTIC_MODEL, day=f"2026-11-{version:0>2}"

@@ -16,7 +16,7 @@ from tasks.nights import Night
 from tasks.provisioning import find_offers, provision
 from tasks.run_report import PlanReport, RunReport
 from tasks.scheduling import Searches, explain_choice, simulate_choice
-from tasks.tracking import TrackedRun
+from tasks.tracked_run import TrackedRun
 from tests.tasks.builders import make_problem, make_result
 
 RUN_ID = "20261121-0230-00000001"

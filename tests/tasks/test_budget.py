@@ -1,4 +1,3 @@
-import time
 from datetime import UTC, datetime
 
 import pytest
@@ -12,6 +11,7 @@ from infra.workspace import Workspace
 from tasks.budget import check_finished_within_budget, spending_of, within_budget
 from tasks.clusters import provider_of
 from tests.infra.builders import bootstrap, offer, plan
+from tests.waiting import wait_for
 
 USD_PER_SECOND = 1.0
 
@@ -36,13 +36,6 @@ def run(workspace):
         yield cluster
 
 
-def wait_until(is_so, *, limit_s=20):
-    deadline = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 class Trained:
     """What a run left that was stopped."""
 
@@ -55,10 +48,10 @@ def train_like_a_worker_that_hangs(workspace, run, caps):
     directory = RunDirectory(str(workspace.run_directory("r1")))
     provider = provider_of(workspace, "local")
     with within_budget(workspace, run, caps, run_id="r1", run_directory=directory) as watch:
-        wait_until(lambda: directory.exists(STOP))
+        wait_for(lambda: directory.exists(STOP))
         assert provider.list_instances("r1")
-        wait_until(lambda: not provider.list_instances("r1"))
-        wait_until(lambda: watch.has_ended_machines)
+        wait_for(lambda: not provider.list_instances("r1"))
+        wait_for(lambda: watch.has_ended_machines)
         raise TrainingError("stage0-node0 has been silent")
 
 

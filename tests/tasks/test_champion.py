@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import date
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.errors import CheckpointError, ConfigurationError, UnknownNameError
 from heterps_core.serving.exported_model import ClickPredictor
 from infra.workspace import Workspace
-from tasks import model_registry, tracking
-from tasks.champion import PromotionGates, apply_decision, champion_of, roll_back
+from tasks import model_registry
+from tasks.champion import PromotionGates, apply_decision, champion_before, champion_of, roll_back
+from tasks.mlflow_names import EXPERIMENT
 from tasks.promotion_gates import PromotionDecision
 from tests.heterps_core.serving.builders import fit_logistic, raw_columns, write_logistic
 from tests.tasks.registry import BROKEN, EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED
@@ -51,6 +53,33 @@ def test_the_first_model_that_beats_the_mean_click_rate_becomes_champion(models)
     entropy = -rate * np.log(rate) - (1 - rate) * np.log(1 - rate)
     assert decision.log_loss_difference.value == pytest.approx(decision.challenger.log_loss - entropy)
     assert decision.why.startswith("version 2 is the first champion: on 4,000 rows that it has not seen")
+
+
+@pytest.mark.parametrize(
+    ("day", "version"),
+    [("2026-11-04", FITTED), ("2026-11-03", FITTED), ("2026-11-02", OLD), ("2026-11-01", FITTED)],
+)
+def test_a_day_goes_on_from_the_newest_champion_that_knows_only_days_before_it(models, day, version):
+    """Versions 1 and 2 were trained on the first two days; where none fits, the champion of now is named."""
+    models.crown(OLD)
+    models.crown(FITTED)
+
+    assert champion_before(models.workspace, date.fromisoformat(day)).version == version
+
+
+def test_nothing_goes_on_from_a_champion_that_was_rolled_back(models):
+    models.crown(OLD)
+    models.crown(FITTED)
+    models.crown(EQUAL)
+    roll_back(models.workspace, to=OLD)
+    models.crown(SHIFTED)
+
+    # Version 2 was champion too, and nobody took it back; version 3 was.
+    assert champion_before(models.workspace, date(2026, 11, 4)).version == FITTED
+
+
+def test_nothing_goes_on_where_there_is_no_champion(models):
+    assert champion_before(models.workspace, date(2026, 11, 4)) is None
 
 
 def test_a_first_model_that_is_worse_than_the_mean_click_rate_stays_out(models):
@@ -397,7 +426,7 @@ def test_the_run_that_trained_a_version_says_whether_it_was_promoted(models):
     models.decide(SHIFTED)
 
     client = MlflowClient(tracking_uri=models.workspace.tracking_uri)
-    runs = client.search_runs([client.get_experiment_by_name(tracking.EXPERIMENT).experiment_id])
+    runs = client.search_runs([client.get_experiment_by_name(EXPERIMENT).experiment_id])
     tags = {run.data.tags["heterps.run_id"]: run.data.tags.get("heterps.promoted") for run in runs}
     assert (tags["run-1"], tags["run-2"], tags["run-4"]) == (None, "true", "false")
 

@@ -8,7 +8,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from heterps_core.data.click_days import write_click_days
-from heterps_core.data.dataset import prepare_dataset
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream
 from heterps_core.errors import ConfigurationError, DataError

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -23,7 +22,7 @@ from heterps_core.training.node_life import EXIT, HEARTBEAT, node_key
 from heterps_core.training.run_directory import CLUSTER, RunDirectory
 from infra.caps import Caps
 from infra.workspace import Workspace
-from tasks import tracking
+from tasks import mlflow_store, run_lifecycle
 from tasks.clusters import RUN_STORE_VARIABLE, bills_of_run, provider_of, run_location
 from tasks.device_profiles import (
     check_all_measured,
@@ -33,10 +32,12 @@ from tasks.device_profiles import (
     with_costs,
 )
 from tasks.measurement_decision import measuring_plan
+from tasks.mlflow_names import PROCESS_TAG
 from tasks.profiling import ProfiledModel, charge_measurements, measured_device_types
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 from tests.infra.builders import offer
 from tests.s3_server import bucket_location
+from tests.waiting import wait_for
 
 NO_CAPS = Caps()
 RUN_ID = "20261121-1200-1a2b3c4d"
@@ -184,8 +185,7 @@ def answer_as_nodes(run, *, failing=()):
     """Write in the bucket what nodes write there, once they know who they are."""
 
     def act():
-        while (document := run.read_json(CLUSTER)) is None:
-            time.sleep(0.05)
+        document = wait_for(lambda: run.read_json(CLUSTER), timeout_s=60, what="the cluster", poll_s=0.05)
         assert ProfileRequest.from_json(run.require_json(PROFILE_JOB)).dataset is None
         for node in Cluster.from_json(document).nodes:
             run.write_json(node_key(node.node_id, HEARTBEAT), {})
@@ -282,11 +282,11 @@ def test_a_damaged_measurement_counts_as_missing(workspace):
 
 
 def test_the_record_of_a_measurement_whose_process_died_is_found_as_those_of_trainings_are(workspace):
-    alive = tracking.open_profiling(workspace, run_id="alive", tags={})
-    dead = tracking.open_profiling(workspace, run_id="dead", tags={})
-    client = tracking._client(workspace)
-    client.set_tag(dead.mlflow_run_id, tracking.PROCESS_TAG, "1 1.00")
+    alive = run_lifecycle.open_profiling(workspace, run_id="alive", tags={})
+    dead = run_lifecycle.open_profiling(workspace, run_id="dead", tags={})
+    client = mlflow_store.client_of(workspace)
+    client.set_tag(dead.mlflow_run_id, PROCESS_TAG, "1 1.00")
 
-    assert tracking.runs_without_process(workspace) == ["dead"]
-    assert tracking.close_dead_run(workspace, "dead", status="KILLED", reason="test") == 1
+    assert run_lifecycle.runs_without_process(workspace) == ["dead"]
+    assert run_lifecycle.close_dead_run(workspace, "dead", status="KILLED", reason="test") == 1
     assert client.get_run(alive.mlflow_run_id).info.status == "RUNNING"

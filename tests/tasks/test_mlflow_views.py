@@ -12,7 +12,7 @@ from tasks.mlflow_views import (
     run_name,
     run_note,
 )
-from tasks.tracking import TrackedRun
+from tasks.tracked_run import TrackedRun
 from tests.tasks.report_builders import make_plan_report, make_run_report
 
 URL = "http://127.0.0.1:5000"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream
 from heterps_core.errors import CheckpointError, UnknownNameError
@@ -32,7 +34,7 @@ from heterps_core.training.stage_model import build_stage_model
 from heterps_core.training.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.submission import submit_job
 from infra.workspace import Workspace
-from tasks import model_registry, tracking
+from tasks import model_registry, run_lifecycle
 from tests.heterps_core.serving.builders import raw_columns
 from tests.s3_server import bucket_location
 from tests.worker_processes import run_in_processes
@@ -94,7 +96,7 @@ def trained(clicks) -> tuple[Path, np.ndarray]:
 def registered(trained, tmp_path_factory) -> Workspace:
     """A workspace whose champion is the trained model."""
     workspace = Workspace(root=tmp_path_factory.mktemp("home")).create()
-    run = tracking.open_run(workspace, run_id="night-1", run_name="night-1", tags={})
+    run = run_lifecycle.open_run(workspace, run_id="night-1", run_name="night-1", tags={})
     version = model_registry.register_model(
         workspace, run, trained[0], run_id="night-1", model="ctrdnn", day="2026-11-20"
     )
@@ -174,6 +176,20 @@ def test_the_input_example_can_be_predicted(loaded):
     assert ((predicted > 0) & (predicted < 1)).all()
 
 
+def test_the_optimizer_state_is_part_of_the_version_and_no_answer_needs_it(
+    registered, trained, frame, tmp_path
+):
+    folder = model_registry.verified_folder(registered, model_registry.find_version(registered, "1"))
+    kept = (folder / "optimizer.safetensors").read_bytes()
+    root = shutil.copytree(folder.parents[1], tmp_path / "version")
+    (root / folder.relative_to(folder.parents[1]) / "optimizer.safetensors").unlink()
+
+    without = mlflow.pyfunc.load_model(str(root))
+
+    assert kept == (trained[0] / "optimizer.safetensors").read_bytes()
+    np.testing.assert_allclose(without.predict(frame), trained[1], atol=1e-6)
+
+
 def with_numbers(frame):
     """Numeric columns as pandas reads them from a file: whole numbers, or floating ones where some are missing."""
     numbers = frame[list(CRITEO_SCHEMA.numeric_columns)].apply(pd.to_numeric)
@@ -245,7 +261,7 @@ def test_an_unknown_version_is_told_with_the_known_ones(registered):
 def test_nothing_is_registered_of_a_folder_that_lacks_a_file(registered, trained, tmp_path):
     (tmp_path / "model.json").write_bytes((trained[0] / "model.json").read_bytes())
     before = model_registry.registered_versions(registered)
-    run = tracking.open_run(registered, run_id="night-2", run_name="night-2", tags={})
+    run = run_lifecycle.open_run(registered, run_id="night-2", run_name="night-2", tags={})
 
     with pytest.raises(CheckpointError, match=r"must have the file .*model.safetensors"):
         model_registry.register_model(registered, run, tmp_path, run_id="night-2", model="ctrdnn", day=None)

@@ -82,6 +82,14 @@ def test_days_are_named_below_the_picture():
     assert all(label.startswith("2026-10-") for label in shown)
 
 
+def test_the_day_of_a_single_night_is_named_once():
+    figure = nights_figure([make_night(0)])
+    figure.canvas.draw()
+
+    labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
+    assert [label for label in labels if label] == ["2026-10-01"]
+
+
 def test_the_error_is_that_of_what_was_expected_and_of_the_cost_model_alone():
     speed = make_speed("20261001-0230-00000000")
     corrected = make_night(0, speed=type(speed).from_json({**speed.to_json(), "correction_factor": 1.25}))

@@ -122,7 +122,7 @@ def luminance(colour):
 def test_markdown_says_the_same_without_pictures(page):
     text = page_markdown(page)
 
-    assert text.startswith("# Run <1>\n\na & b\n\n- **What did it cost?**: 1 USD\n\n## Plan\n")
+    assert text.startswith("# Run <1>\n\na & b\n\n- **What did it cost**: 1 USD\n\n## Plan\n")
     assert "| stage | a\\|b |\n| --- | --- |\n| 0 | 1 |" in text
     assert "```\na   b\nc   d\n```" in text
     assert "- [here](http://127.0.0.1:5000/#/x?a=1&b=2)" in text

@@ -9,9 +9,10 @@ from infra.caps import Caps
 from infra.catalogue.interruptions import CountedRate
 from infra.catalogue.price_catalogue import PriceCatalogue
 from infra.catalogue.refreshed_prices import write_refreshed
-from tasks.provisioning import find_offers, provision
+from tasks.provisioning import find_offers, provision, usd_for
 from tests.infra.builders import offer
 from tests.infra.catalogue.aws_answers import NOW
+from tests.tasks.builders import make_problem, make_result
 
 ON_DEMAND = offer("c7i.large", price_usd_per_hour=0.10)
 
@@ -111,3 +112,27 @@ def test_offers_on_spot_come_with_on_demand_ones_and_with_what_was_counted(tmp_p
         ("us-east-1a", "spot", 0.02, "own count"),
         ("us-east-1b", "spot", 0.0, "quiet zone"),
     }
+
+
+def test_offers_carry_the_asked_device_types_on_demand():
+    offers = find_offers.fn(["cpu-c7i", "gpu-t4"])
+
+    # With the families that are as fast, to turn to where these cannot be had.
+    assert {offer.instance_type.family for offer in offers} == {"c7i", "m7i", "r7i", "g4dn"}
+    assert {offer.market for offer in offers} == {Market.ON_DEMAND}
+
+
+def test_a_cap_is_held_against_the_plan_and_not_against_its_rehearsal():
+    plan = make_result(make_problem()).plan
+    offers = find_offers.fn(["cpu-c7i", "gpu-t4"])
+    allowed = provision.fn(plan, offers, provider="local", caps=Caps())
+
+    assert allowed.is_rehearsal
+    assert allowed.launch_plan.price_usd_per_hour <= allowed.cloud_plan.price_usd_per_hour
+    too_low = allowed.cloud_plan.price_usd_per_hour * 0.99
+    with pytest.raises(BudgetExceededError, match="nothing was launched"):
+        provision.fn(plan, offers, provider="local", caps=Caps(max_usd_per_hour=too_low))
+
+
+def test_price_over_time():
+    assert usd_for(7.2, 500.0) == pytest.approx(1.0)

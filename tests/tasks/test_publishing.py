@@ -7,7 +7,7 @@ import pytest
 from mlflow import MlflowClient
 
 from infra.workspace import Workspace
-from tasks import publishing, tracking
+from tasks import publishing, run_lifecycle
 from tasks.learning import SPEED_TAG, learn_from_runs
 from tasks.nights import last_nights
 from tasks.publishing import publish_plan, publish_report
@@ -19,7 +19,7 @@ from tests.tasks.report_builders import RUN_ID, make_plan_report, make_run_repor
 def recorded(tmp_path_factory):
     """A run that was recorded and published once for all tests here: workspace, report and Prefect's artifacts."""
     workspace = Workspace(root=tmp_path_factory.mktemp("home")).create()
-    tracked = tracking.open_run(workspace, run_id=RUN_ID, run_name=RUN_ID, tags={})
+    tracked = run_lifecycle.open_run(workspace, run_id=RUN_ID, run_name=RUN_ID, tags={})
     planned = make_plan_report(tracked=tracked)
     report = make_run_report(planned=planned)
     artifacts = {}
@@ -32,11 +32,11 @@ def recorded(tmp_path_factory):
         pictures = record_plan.fn(workspace, planned, num_microbatches=4)
         record_run.fn(workspace, report, text="the report")
         publish_report.fn(workspace, report, pictures)
-        tracking.close_run(workspace, tracked, status="FINISHED", reason="completed")
+        run_lifecycle.close_run(workspace, tracked, status="FINISHED", reason="completed")
         of_run = dict(artifacts)
-        planned_only = tracking.open_run(workspace, run_id="plan-only", run_name="plan-only", tags={})
+        planned_only = run_lifecycle.open_run(workspace, run_id="plan-only", run_name="plan-only", tags={})
         publish_plan.fn(workspace, make_plan_report(run_id="plan-only", tracked=planned_only), pictures)
-        tracking.close_run(workspace, planned_only, status="FINISHED", reason="plan only")
+        run_lifecycle.close_run(workspace, planned_only, status="FINISHED", reason="plan only")
     assert "Nothing was launched" in artifacts["report"]
     return workspace, report, of_run
 
@@ -112,7 +112,7 @@ def test_the_artifact_links_to_the_run_and_to_the_nights(recorded):
 
 def test_a_run_does_not_learn_from_itself_nor_from_a_damaged_record(recorded):
     workspace, _, _ = recorded
-    damaged = tracking.open_run(workspace, run_id="damaged", run_name="damaged", tags={SPEED_TAG: "{"})
-    tracking.close_run(workspace, damaged, status="FAILED", reason="made up")
+    damaged = run_lifecycle.open_run(workspace, run_id="damaged", run_name="damaged", tags={SPEED_TAG: "{"})
+    run_lifecycle.close_run(workspace, damaged, status="FAILED", reason="made up")
 
     assert learn_from_runs.fn(workspace, run_id=RUN_ID).speeds == ()

@@ -1,12 +1,7 @@
 """Records while MLflow's store is away: a database that another process locks, and a real server that is stopped."""
 
 import json
-import os
-import signal
-import socket
 import sqlite3
-import subprocess
-import sys
 import time
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,9 +10,10 @@ import pytest
 from mlflow import MlflowClient
 
 from heterps_core.errors import ConfigurationError
-from infra.workspace import Workspace, answers
-from tasks import record_outbox, tracking
+from infra.workspace import Workspace
+from tasks import mlflow_store, past_runs, record_outbox, run_lifecycle, tracking
 from tasks.record_outbox import GIVE_UP_AFTER_S, Outbox, Write
+from tests.tracking_server import TrackingServer
 
 
 class StoreIsAwayError(OSError):
@@ -142,18 +138,18 @@ def quick_locks(monkeypatch):
 
 def test_a_run_goes_on_while_its_database_is_locked_and_nothing_is_lost(tmp_path, monkeypatch, quick_locks):
     workspace = Workspace(root=tmp_path).create()
-    run = tracking.open_run(workspace, run_id="r1", run_name="r1", tags={})
+    run = run_lifecycle.open_run(workspace, run_id="r1", run_name="r1", tags={})
     monkeypatch.setattr(record_outbox, "RETRY_AFTER_S", 0.0)
     with write_lock(workspace.tracking_path):
         # Even a run that begins in this time does.
-        second = tracking.open_run(workspace, run_id="r2", run_name="r2", tags={})
+        second = run_lifecycle.open_run(workspace, run_id="r2", run_name="r2", tags={})
         tracking.record_metrics(workspace, run, {"quality/auc": 0.75})
         tracking.record_series(workspace, second, {"train/log_loss": [(1, 0.7), (2, 0.6)]})
         tracking.record_text(workspace, run, "report.txt", "the report")
-        tracking.close_run(workspace, run, status="FINISHED", reason="completed")
-        assert tracking.outbox(workspace).waiting()
+        run_lifecycle.close_run(workspace, run, status="FINISHED", reason="completed")
+        assert mlflow_store.outbox(workspace).waiting()
 
-    assert tracking.deliver_waiting(workspace)
+    assert mlflow_store.deliver_waiting(workspace)
 
     client = MlflowClient(workspace.tracking_uri)
     first = client.get_run(run.mlflow_run_id)
@@ -172,61 +168,21 @@ def test_a_delivery_that_was_killed_is_repeated_without_a_second_run_or_figure(
     tmp_path, monkeypatch, quick_locks
 ):
     workspace = Workspace(root=tmp_path).create()
-    first = tracking.open_run(workspace, run_id="r1", run_name="r1", tags={})
+    first = run_lifecycle.open_run(workspace, run_id="r1", run_name="r1", tags={})
     with write_lock(workspace.tracking_path):
-        second = tracking.open_run(workspace, run_id="r2", run_name="r2", tags={})
+        second = run_lifecycle.open_run(workspace, run_id="r2", run_name="r2", tags={})
         tracking.record_series(workspace, second, {"loss": [(1, 0.7)]})
-    box = tracking.outbox(workspace)
+    box = mlflow_store.outbox(workspace)
     waiting = (box.folder / "waiting.jsonl").read_text()
-    assert tracking.deliver_waiting(workspace)
+    assert mlflow_store.deliver_waiting(workspace)
     (box.folder / "waiting.jsonl").write_text(waiting)
     (box.folder / "created.json").unlink()
 
-    assert tracking.deliver_waiting(workspace)
+    assert mlflow_store.deliver_waiting(workspace)
 
     client = MlflowClient(workspace.tracking_uri)
     [late] = client.search_runs([first.experiment_id], filter_string="tags.`heterps.run_id` = 'r2'")
     assert len(client.get_metric_history(late.info.run_id, "loss")) == 1
-
-
-class TrackingServer:
-    """A real MLflow server, which can be stopped and started again at its address."""
-
-    def __init__(self, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.folder = folder
-        self.start()
-
-    def start(self):
-        stores = [
-            *("--backend-store-uri", f"sqlite:///{self.folder}/store.db"),
-            *("--artifacts-destination", str(self.folder / "artifacts")),
-        ]
-        address = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", *address, *stores],
-            env={
-                **os.environ,
-                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-                "MLFLOW_DISABLE_TELEMETRY": "true",
-            },
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        deadline = time.monotonic() + 90
-        while not answers(f"{self.url}/health", timeout_s=1.0):
-            assert self.process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-
-    def stop(self):
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
 
 
 @pytest.mark.slow
@@ -236,23 +192,23 @@ def test_a_server_that_is_stopped_in_mid_run_gets_everything_when_it_is_back(tmp
         monkeypatch.setenv("HETERPS_TRACKING_URI", server.url)
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         workspace = Workspace(root=tmp_path / "home").create()
-        run = tracking.open_run(workspace, run_id="r1", run_name="r1", tags={})
+        run = run_lifecycle.open_run(workspace, run_id="r1", run_name="r1", tags={})
         tracking.record_metrics(workspace, run, {"predicted/cost_usd": 1.0})
         server.stop()
         tracking.record_metrics(workspace, run, {"measured/cost_usd": 1.25})
         tracking.record_document(workspace, run, "bill.json", {"usd": 1.25})
-        tracking.close_run(workspace, run, status="FINISHED", reason="completed")
+        run_lifecycle.close_run(workspace, run, status="FINISHED", reason="completed")
         with pytest.raises(ConfigurationError, match=r"must answer, but does not.*HETERPS_TRACKING_URI"):
-            tracking.open_run(workspace, run_id="r2", run_name="r2", tags={})
-        assert not tracking.deliver_waiting(workspace)
+            run_lifecycle.open_run(workspace, run_id="r2", run_name="r2", tags={})
+        assert not mlflow_store.deliver_waiting(workspace)
         server.start()
 
-        assert tracking.deliver_waiting(workspace)
+        assert mlflow_store.deliver_waiting(workspace)
 
         client = MlflowClient(server.url)
         recorded = client.get_run(run.mlflow_run_id)
         assert recorded.info.status == "FINISHED"
         assert recorded.data.metrics == {"predicted/cost_usd": 1.0, "measured/cost_usd": 1.25}
-        assert tracking.recorded_text(workspace, "r1", "bill.json") == '{\n  "usd": 1.25\n}'
+        assert past_runs.recorded_text(workspace, "r1", "bill.json") == '{\n  "usd": 1.25\n}'
     finally:
         server.stop()

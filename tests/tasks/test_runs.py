@@ -5,7 +5,7 @@ import pytest
 
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
-from tasks import tracking
+from tasks import run_lifecycle
 from tasks.clusters import launch_ids_of, next_launch_id
 from tasks.runs import (
     COMPLETED,
@@ -125,7 +125,7 @@ def record(
         day=day,
     )
     if status != "RUNNING":
-        tracking.close_run(workspace, tracked, status=status, reason=reason)
+        run_lifecycle.close_run(workspace, tracked, status=status, reason=reason)
 
 
 def test_a_night_is_done_where_the_same_day_data_and_model_have_finished(workspace):

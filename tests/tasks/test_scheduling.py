@@ -1,12 +1,8 @@
 import pytest
 
-from heterps_core.errors import BudgetExceededError, InfeasiblePlanError
-from heterps_core.hardware import Market
-from heterps_core.plans.scheduling_plan import Stage
-from infra.caps import Caps
-from tasks.provisioning import find_offers, provision, rehearsal_stages, usd_for
+from heterps_core.errors import InfeasiblePlanError
 from tasks.scheduling import search_chosen, with_compared
-from tests.tasks.builders import make_problem, make_result
+from tests.tasks.builders import make_problem
 
 
 def test_every_compared_method_gets_a_result_or_a_reason():
@@ -51,33 +47,3 @@ def test_before_a_launch_only_the_chosen_method_and_the_proof_are_searched(monke
     found = search_chosen(make_problem(), scheduler="genetic", budget_evaluations=64, seed=0)
 
     assert set(found.results) == {"exact", "genetic"}
-
-
-def test_a_rehearsal_keeps_the_cut_and_shares_the_cores():
-    planned = (Stage(0, 0, "cpu-c7i", 9), Stage(1, 2, "gpu-t4", 1))
-
-    assert rehearsal_stages(planned, num_cores=3) == (Stage(0, 0, "cpu-c7i", 2), Stage(1, 2, "gpu-t4", 1))
-
-
-def test_offers_carry_the_asked_device_types_on_demand():
-    offers = find_offers.fn(["cpu-c7i", "gpu-t4"])
-
-    # With the families that are as fast, to turn to where these cannot be had.
-    assert {offer.instance_type.family for offer in offers} == {"c7i", "m7i", "r7i", "g4dn"}
-    assert {offer.market for offer in offers} == {Market.ON_DEMAND}
-
-
-def test_a_cap_is_held_against_the_plan_and_not_against_its_rehearsal():
-    plan = make_result(make_problem()).plan
-    offers = find_offers.fn(["cpu-c7i", "gpu-t4"])
-    allowed = provision.fn(plan, offers, provider="local", caps=Caps())
-
-    assert allowed.is_rehearsal
-    assert allowed.launch_plan.price_usd_per_hour <= allowed.cloud_plan.price_usd_per_hour
-    too_low = allowed.cloud_plan.price_usd_per_hour * 0.99
-    with pytest.raises(BudgetExceededError, match="nothing was launched"):
-        provision.fn(plan, offers, provider="local", caps=Caps(max_usd_per_hour=too_low))
-
-
-def test_price_over_time():
-    assert usd_for(7.2, 500.0) == pytest.approx(1.0)

@@ -1,6 +1,6 @@
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 
@@ -9,9 +9,9 @@ import pytest
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
-from heterps_core.errors import UnknownNameError
+from heterps_core.errors import CheckpointError, UnknownNameError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
+from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.submission import submit_job
 from tasks.champion import Champion
@@ -19,6 +19,11 @@ from tasks.start import check_start_name, choose_start, kept_start
 
 DAY = date(2026, 11, 9)
 SHA256 = hashlib.sha256(b"weights").hexdigest()
+STATE = OptimizerState(
+    sha256=hashlib.sha256(b"state").hexdigest(),
+    dense_optimizer="adam",
+    embedding_optimizer="rowwise-adagrad",
+)
 TRANSFORM = NumericTransform(
     is_count=CRITEO_SCHEMA.count_flags, means=(1.5,) * 13, standard_deviations=(2.5,) * 13
 )
@@ -30,10 +35,11 @@ def champion(tmp_path):
     folder.mkdir()
     write_description(folder)
     (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "optimizer.safetensors").write_bytes(b"state")
     return Champion(version="7", run_id="run-7", folder=folder, model="ctrdnn", day="2026-11-08")
 
 
-def write_description(folder, *, slot_rows=(2048,) * 26):
+def write_description(folder, *, slot_rows=(2048,) * 26, state=STATE):
     description = {
         "schema_version": 1,
         "model": "ctrdnn",
@@ -42,6 +48,8 @@ def write_description(folder, *, slot_rows=(2048,) * 26):
         "numeric_transform": TRANSFORM.to_json(),
         "weights_sha256": SHA256,
     }
+    if state is not None:
+        description["optimizer_state"] = asdict(state)
     (folder / "model.json").write_text(json.dumps(description))
 
 
@@ -53,19 +61,56 @@ def choose(champion, **changes):
 def test_a_night_goes_on_with_the_champions_weights_tables_and_transform(champion):
     start = choose(champion)
 
-    assert start.model == StartModel(version="7", run_id="run-7", weights_sha256=SHA256)
+    assert start.model == StartModel(
+        version="7", run_id="run-7", weights_sha256=SHA256, optimizer_state=STATE
+    )
     assert start.folder == champion.folder
     assert (start.buckets_per_slot, start.numeric_transform) == (2048, TRANSFORM)
     assert start.reason == (
         "goes on from the champion, version 7 of 2026-11-08, with its tables and numeric transform; "
-        "the optimizers start anew"
+        "the optimizers go on too"
     )
 
 
-def test_the_same_day_once_more_is_said_to_be_seen_twice(champion):
-    assert choose(replace(champion, day="2026-11-09")).reason.endswith(
-        "it has been trained on that day before"
+def test_the_optimizers_of_a_version_without_their_state_start_anew(champion):
+    write_description(champion.folder, state=None)
+    (champion.folder / "optimizer.safetensors").unlink()
+
+    start = choose(champion)
+
+    assert start.model.optimizer_state is None
+    assert start.reason.endswith("; the optimizers start anew, as the version holds no state of theirs")
+
+
+def test_state_of_another_optimizer_is_said_to_be_left_aside(champion):
+    write_description(champion.folder, state=replace(STATE, embedding_optimizer="sgd"))
+
+    assert choose(champion).reason.endswith(
+        "; the embedding optimizer starts anew, as it is rowwise-adagrad and not sgd any more"
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"stale",
+            "must have the SHA-256 .*; it was changed or damaged: begin with start_from=scratch, or go",
+        ),
+        (None, "an exported model must have the file .*optimizer.safetensors, but it cannot be read"),
+    ],
+    ids=["another", "missing"],
+)
+def test_optimizer_state_that_is_not_as_registered_is_refused_in_one_line(champion, content, message):
+    path = champion.folder / "optimizer.safetensors"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(CheckpointError, match=message) as caught:
+        choose(champion)
+
+    assert "\n" not in str(caught.value)
 
 
 OTHER_SCHEMA = DataSchema(name="other", label_column="label", categorical_columns=("C1",))
@@ -78,8 +123,9 @@ OTHER_SCHEMA = DataSchema(name="other", label_column="label", categorical_column
         ({"model": "2emb"}, "from scratch: the champion, version 7, is ctrdnn and not 2emb"),
         ({"schema": OTHER_SCHEMA}, "from scratch: the champion, version 7, was trained on other columns"),
         (
-            {"day": date(2026, 11, 7)},
-            "from scratch: the champion, version 7, has been trained on 2026-11-08, which comes after 2026-11-07",
+            {"day": date(2026, 11, 8)},
+            "from scratch: the champion, version 7, has been trained on 2026-11-08, and none was champion that knows "
+            "only days before 2026-11-08",
         ),
     ],
 )
@@ -88,6 +134,16 @@ def test_what_cannot_go_on_begins_from_scratch_and_says_why(champion, changes, r
 
     assert start.reason == reason
     assert (start.model, start.folder, start.buckets_per_slot, start.numeric_transform) == (None,) * 4
+
+
+def test_days_do_not_go_on_from_a_model_of_other_than_days(champion):
+    """Such as one that was trained on the made-up stream, in the first hour."""
+    start = choose(replace(champion, day=None))
+
+    assert start.model is None
+    assert (
+        start.reason == "from scratch: the champion, version 7, was trained on data that is not cut into days"
+    )
 
 
 def test_tables_of_unlike_sizes_begin_from_scratch(champion):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream
 from heterps_core.errors import ConfigurationError

@@ -8,7 +8,7 @@ from flows.cli import main
 from heterps_core.errors import ConfigurationError
 from infra.ledger import Ledger
 from infra.workspace import ServiceAddresses, Workspace
-from tasks import tracking
+from tasks import mlflow_store, run_lifecycle
 from tasks.record_outbox import Write
 from tests.infra.builders import offer, plan
 
@@ -52,8 +52,8 @@ def test_machines_runs_and_waiting_records_show_while_every_server_is_down(works
     launched_at = datetime.now(UTC) - timedelta(seconds=1_000)
     ledger.intend("r1", "local", request, at=launched_at)
     ledger.launched("r1", request.node_id, provider_instance_id="i-1", at=launched_at)
-    tracking.open_run(workspace, run_id="r1", run_name="ctrdnn exact r1", tags={})
-    tracking.outbox(workspace).keep(Write(call="set_tag", run_id="x"))
+    run_lifecycle.open_run(workspace, run_id="r1", run_name="ctrdnn exact r1", tags={})
+    mlflow_store.outbox(workspace).keep(Write(call="set_tag", run_id="x"))
 
     code, printed = status("--json")
 

@@ -6,6 +6,10 @@ import gzip
 from collections.abc import Sequence
 from pathlib import Path
 
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
+
 COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 
 
@@ -27,3 +31,9 @@ def write_lines(path: Path, lines: Sequence[str | bytes], *, end: bytes = b"\n")
     content = b"".join((line if isinstance(line, bytes) else line.encode()) + end for line in lines)
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
+
+
+def prepare(source, out_dir: Path, **changes) -> PreparedDataset:
+    """Prepare rows, in tables of 50 rows a slot."""
+    parameters = {"schema": CRITEO_SCHEMA, "buckets_per_slot": 50} | changes
+    return prepare_dataset(source, out_dir=out_dir, **parameters)

@@ -10,7 +10,7 @@ from sklearn.feature_extraction import FeatureHasher
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss, roc_auc_score
 
-from heterps_core.data.click_days import NO_DRIFT, Drift, truth_of_day, write_click_days
+from heterps_core.data.click_days import Drift, truth_of_day, write_click_days
 from heterps_core.data.click_truth import SLOT_CARDINALITIES
 from heterps_core.data.days import partitions_of
 from heterps_core.data.synthetic import write_click_stream
@@ -83,7 +83,8 @@ def test_without_drift_the_truth_is_that_of_the_plain_stream(tmp_path):
     stream = write_click_stream(tmp_path / "clicks.tsv", num_rows=2_000, seed=4)
     generator = np.random.default_rng([4, 0])
 
-    drawn = truth_of_day(FIRST_DAY, seed=4, drift=NO_DRIFT).draw(generator, 16_384)
+    no_drift = Drift(radians_per_day=0.0, new_id_share_per_day=0.0)
+    drawn = truth_of_day(FIRST_DAY, seed=4, drift=no_drift).draw(generator, 16_384)
 
     # Rows are drawn alike; only their scale is estimated from other rows.
     np.testing.assert_allclose(drawn.probabilities[:2_000], stream.click_probabilities(), atol=0.02)

@@ -1,5 +1,4 @@
 import json
-import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -7,67 +6,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from heterps_core.data.dataset import PreparedDataset, prepare_dataset
-from heterps_core.data.hashing import rows_of_texts
-from heterps_core.data.numeric_transform import NumericTransform
-from heterps_core.data.readers import read_rows
-from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
+from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import ConfigurationError, DataError
-from tests.heterps_core.data.made_up_rows import criteo_fields, criteo_lines, write_lines
+from tests.heterps_core.data.made_up_rows import criteo_lines, prepare, write_lines
 
 
 @pytest.fixture
 def source(tmp_path):
     return write_lines(tmp_path / "rows.tsv", criteo_lines(103))
-
-
-def prepare(source, out_dir, **changes):
-    parameters = {"schema": CRITEO_SCHEMA, "buckets_per_slot": 50} | changes
-    return prepare_dataset(source, out_dir=out_dir, **parameters)
-
-
-def test_rows_stay_in_file_order_and_the_latest_are_held_out(source, tmp_path):
-    dataset = prepare(source, tmp_path / "out")
-
-    assert (dataset.num_train_rows, dataset.num_eval_rows) == (82, 21)
-    assert dataset.labels.tolist() == [int(number % 3 == 0) for number in range(103)]
-    assert dataset.eval_labels.tolist() == dataset.labels.tolist()[82:]
-
-
-def test_ids_are_the_hashed_values_of_each_row(source, tmp_path):
-    dataset = prepare(source, tmp_path / "out")
-    (batch,) = read_rows([source], CRITEO_SCHEMA)
-
-    for slot, texts in enumerate(batch.texts):
-        assert dataset.ids[:, slot].tolist() == rows_of_texts(texts, slot=slot, num_rows=50).tolist()
-    assert dataset.features.slot_rows == (50,) * 26
-    assert dataset.features.slot_names == CRITEO_SCHEMA.categorical_columns
-
-
-def test_numbers_are_standardised_by_the_training_rows_alone(tmp_path):
-    lines = ["\t".join(criteo_fields(number, I2=str(number), I5="")) for number in range(80)]
-    lines += ["\t".join(criteo_fields(number, I2="1000000", I5="")) for number in range(20)]
-    dataset = prepare(write_lines(tmp_path / "rows.tsv", lines), tmp_path / "out")
-
-    train = np.log1p(np.arange(80))
-    np.testing.assert_allclose(dataset.dense[:80, 1], (train - train.mean()) / train.std(), atol=1e-5)
-    np.testing.assert_allclose(dataset.dense[80:, 1], (np.log1p(1e6) - train.mean()) / train.std(), rtol=1e-5)
-    assert (dataset.dense[:, 4] == 0).all()  # missing everywhere
-
-
-def test_the_manifest_transforms_a_request_like_a_training_row(source, tmp_path):
-    dataset = prepare(source, tmp_path / "out")
-    (batch,) = read_rows([source], CRITEO_SCHEMA)
-
-    np.testing.assert_array_equal(dataset.manifest.numeric_transform.apply(batch.numbers), dataset.dense)
-
-
-def test_the_manifest_counts_rows_and_clicks_of_both_parts(source, tmp_path):
-    manifest = prepare(source, tmp_path / "out").manifest
-
-    assert (manifest.num_train_clicks, manifest.num_eval_clicks) == (28, 7)  # multiples of 3 below 82 and 103
-    assert manifest.train_click_rate == pytest.approx(28 / 82)
-    assert [file.path for file in manifest.sources] == [str(source)]
 
 
 def test_an_opened_dataset_equals_the_prepared_one(source, tmp_path):
@@ -77,127 +23,6 @@ def test_an_opened_dataset_equals_the_prepared_one(source, tmp_path):
     assert opened.manifest == prepared.manifest
     for name in ("dense", "ids", "labels"):
         np.testing.assert_array_equal(getattr(opened, name), getattr(prepared, name))
-
-
-def test_files_are_prepared_in_many_blocks_as_in_one(tmp_path):
-    lines = criteo_lines(3_000)
-    whole = prepare(write_lines(tmp_path / "rows.tsv", lines), tmp_path / "whole")
-    parts = [write_lines(tmp_path / f"part-{i}.tsv.gz", lines[i : i + 700]) for i in range(0, 3_000, 700)]
-    pieces = prepare(parts, tmp_path / "pieces")
-
-    np.testing.assert_array_equal(whole.ids, pieces.ids)
-    np.testing.assert_array_equal(whole.dense, pieces.dense)
-
-
-# ---- reuse and replacement
-
-
-def inode_of(dataset):
-    return (dataset.directory / "ids.npy").stat().st_ino
-
-
-def test_the_same_source_is_reused(source, tmp_path):
-    first = prepare(source, tmp_path / "out")
-    manifest_time_ns = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
-
-    second = prepare(source, tmp_path / "out")
-
-    assert inode_of(second) == inode_of(first)
-    assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == manifest_time_ns
-
-
-def test_a_changed_source_is_prepared_anew_and_old_readers_keep_the_old_rows(source, tmp_path):
-    old = prepare(source, tmp_path / "out")
-    old_labels = old.labels.tolist()
-    write_lines(source, criteo_lines(60))
-
-    new = prepare(source, tmp_path / "out")
-
-    assert len(new.labels) == 60
-    assert old.labels.tolist() == old_labels
-
-
-def test_a_source_rewritten_with_the_same_size_and_time_is_noticed(source, tmp_path):
-    first = prepare(source, tmp_path / "out")
-    times_ns = (source.stat().st_atime_ns, source.stat().st_mtime_ns)
-    source.write_bytes(b"0" + source.read_bytes()[1:])
-    os.utime(source, ns=times_ns)
-
-    assert prepare(source, tmp_path / "out").manifest.num_train_clicks == first.manifest.num_train_clicks - 1
-
-
-@pytest.mark.parametrize("changes", [{"buckets_per_slot": 51}, {"eval_fraction": 0.3}])
-def test_other_parameters_are_prepared_anew(source, tmp_path, changes):
-    first = prepare(source, tmp_path / "out").manifest.fingerprint
-
-    assert prepare(source, tmp_path / "out", **changes).manifest.fingerprint != first
-
-
-def test_a_bad_source_leaves_the_last_good_dataset_and_nothing_else(source, tmp_path):
-    prepare(source, tmp_path / "data" / "out")
-    write_lines(source, [*criteo_lines(10), "bad"])
-
-    with pytest.raises(DataError, match="line 11"):
-        prepare(source, tmp_path / "data" / "out")
-
-    assert len(PreparedDataset.open(tmp_path / "data" / "out").labels) == 103
-    assert [entry.name for entry in (tmp_path / "data").iterdir()] == ["out"]
-
-
-def test_a_bad_source_leaves_nothing_where_nothing_was(tmp_path):
-    source = write_lines(tmp_path / "rows.tsv", ["bad"])
-
-    with pytest.raises(DataError):
-        prepare(source, tmp_path / "data" / "out")
-
-    assert list((tmp_path / "data").iterdir()) == []
-
-
-def test_what_a_killed_preparation_left_is_cleared_away(source, tmp_path):
-    partial = tmp_path / ".out.partial"
-    partial.mkdir()
-    (partial / "ids.npy").write_bytes(b"half a file")
-
-    prepare(source, tmp_path / "out")
-
-    assert not partial.exists()
-
-
-def test_a_folder_with_other_files_is_never_replaced(source, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.txt").write_text("years of work")
-
-    with pytest.raises(ConfigurationError, match=r"holds 'thesis.txt'; choose another folder"):
-        prepare(source, tmp_path / "out")
-
-    assert (tmp_path / "out" / "thesis.txt").exists()
-
-
-def test_a_file_in_the_place_of_the_folder_is_an_error(source):
-    with pytest.raises(ConfigurationError, match="must be a folder"):
-        prepare(source, source)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"buckets_per_slot": 1}, r"buckets_per_slot must be in 2..2147483647, got 1"),
-        ({"eval_fraction": 1.0}, r"eval_fraction must be in \[0, 1\), got 1.0"),
-        ({"eval_fraction": -0.1}, r"eval_fraction must be in \[0, 1\), got -0.1"),
-    ],
-)
-def test_refuses_parameters_out_of_range(source, tmp_path, changes, message):
-    with pytest.raises(ConfigurationError, match=message):
-        prepare(source, tmp_path / "out", **changes)
-
-
-def test_one_row_is_too_few_to_hold_any_out(tmp_path):
-    source = write_lines(tmp_path / "rows.tsv", criteo_lines(1))
-
-    with pytest.raises(DataError, match="at least 2 rows are needed"):
-        prepare(source, tmp_path / "out")
-
-    assert prepare(source, tmp_path / "out", eval_fraction=0.0).num_train_rows == 1
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"format_version": 999}', "[]"])
@@ -229,33 +54,6 @@ def test_a_lost_array_is_an_error(source, tmp_path):
 
     with pytest.raises(DataError, match=r"ids.npy: cannot be read"):
         PreparedDataset.open(tmp_path / "out")
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-def test_a_full_disk_is_an_error_with_its_reason(source, tmp_path, monkeypatch):
-    def start_full(directory):
-        directory.mkdir()
-        (directory / "ids.npy").symlink_to("/dev/full")
-
-    monkeypatch.setattr("heterps_core.data.dataset._start_empty", start_full)
-
-    with pytest.raises(DataError, match="cannot write the prepared dataset: No space left on device"):
-        prepare(source, tmp_path / "out")
-
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["rows.tsv"]
-
-
-def test_a_table_of_categories_alone_has_no_dense_columns(tmp_path):
-    schema = DataSchema(name="clicks", label_column="click", categorical_columns=("site",))
-    source = write_lines(tmp_path / "rows.csv", ["click,site", "1,a", "0,b", "0,a"])
-
-    dataset = prepare(source, tmp_path / "out", schema=schema)
-
-    assert dataset.dense.shape == (3, 0)
-    assert dataset.train_batch(np.array([0, 1])).dense.shape == (2, 0)
-
-
-# ---- the order of training
 
 
 def test_an_epoch_visits_each_row_once_but_for_the_tail(source, tmp_path):
@@ -358,51 +156,3 @@ def test_evaluation_batches_are_the_held_out_rows_in_order(source, tmp_path):
 
     assert [batch.num_rows for batch in batches] == [8, 8, 5]
     np.testing.assert_array_equal(np.concatenate([b.ids.numpy() for b in batches]), dataset.ids[82:])
-
-
-def prepare_night(tmp_path, out_dir="out", *, eval_lines=None, **changes):
-    day = write_lines(tmp_path / "day.tsv", criteo_lines(30))
-    next_day = write_lines(tmp_path / "next.tsv.gz", eval_lines or criteo_lines(50)[30:])
-    return prepare([day], tmp_path / out_dir, eval_source=[next_day], **changes)
-
-
-def test_rows_of_another_source_are_held_out_as_a_whole(tmp_path):
-    night = prepare_night(tmp_path)
-    both = prepare(write_lines(tmp_path / "both.tsv", criteo_lines(50)), tmp_path / "b", eval_fraction=0.4)
-
-    assert (night.num_train_rows, night.num_eval_rows, night.manifest.eval_fraction) == (30, 20, 0.4)
-    np.testing.assert_array_equal(night.ids, both.ids)
-    np.testing.assert_array_equal(night.dense, both.dense)
-    assert night.manifest.num_eval_clicks == night.eval_labels.sum()
-
-
-def test_a_transform_that_is_given_is_applied_and_kept(tmp_path):
-    fitted = prepare_night(tmp_path, "first").manifest.numeric_transform
-    other = NumericTransform(is_count=fitted.is_count, means=(1.0,) * 13, standard_deviations=(2.0,) * 13)
-
-    night = prepare_night(tmp_path, "second", numeric_transform=other)
-
-    raw = np.array([float(number * 2 % 97) for number in range(50)])  # of I2
-    np.testing.assert_allclose(night.dense[:, 1], (np.log1p(raw) - 1.0) / 2.0, rtol=1e-5, atol=1e-6)
-    assert night.manifest.numeric_transform == other
-    assert PreparedDataset.open(night.directory).manifest.numeric_transform == other
-
-
-def test_a_night_is_reused_only_for_the_same_transform_and_the_same_next_day(tmp_path):
-    first = prepare_night(tmp_path)
-    transform = first.manifest.numeric_transform
-    fingerprints = [
-        first.manifest.fingerprint,
-        prepare_night(tmp_path, numeric_transform=transform).manifest.fingerprint,
-        prepare_night(tmp_path, eval_lines=criteo_lines(9)).manifest.fingerprint,
-        prepare([tmp_path / "day.tsv", tmp_path / "next.tsv.gz"], tmp_path / "out").manifest.fingerprint,
-    ]
-
-    assert len(set(fingerprints)) == 4
-
-
-def test_a_transform_of_other_columns_is_refused(tmp_path):
-    other = NumericTransform(is_count=(True,), means=(0.0,), standard_deviations=(1.0,))
-
-    with pytest.raises(ConfigurationError, match="must be of the numeric columns of the criteo data"):
-        prepare_night(tmp_path, numeric_transform=other)

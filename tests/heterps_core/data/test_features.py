@@ -52,7 +52,7 @@ def test_refuses_json_of_another_form(document, message):
     ("module", "unwanted"),
     [
         ("heterps_core.data.features", ["torch", "pyarrow", "numpy"]),
-        ("heterps_core.data.dataset", ["torch"]),
+        ("heterps_core.data.preparation", ["torch"]),
     ],
 )
 def test_light_modules_leave_heavy_packages_unloaded(module, unwanted):

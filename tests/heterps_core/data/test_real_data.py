@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from heterps_core.data.dataset import prepare_dataset
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 
 ROOT = Path(__file__).parents[3]

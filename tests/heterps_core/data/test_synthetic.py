@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from heterps_core.data.click_truth import CLICK_RATE
-from heterps_core.data.dataset import prepare_dataset
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.readers import list_source_files
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import best_reachable_quality, write_click_stream

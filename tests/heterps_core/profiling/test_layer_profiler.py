@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream
 from heterps_core.device_types import DEVICE_TYPES

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from heterps_core.data.dataset import prepare_dataset
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream
 from heterps_core.errors import ConfigurationError, HeterpsError

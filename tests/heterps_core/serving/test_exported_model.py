@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream
 from heterps_core.errors import CheckpointError, DataError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.export import export_model
-from heterps_core.serving.exported_files import WEIGHTS, exported_sha256
+from heterps_core.serving.exported_files import OPTIMIZER_STATE, WEIGHTS, exported_sha256
 from heterps_core.serving.exported_model import ClickPredictor
 from heterps_core.training.checkpoint import save_checkpoint
 from heterps_core.training.cursor import TrainingCursor
@@ -155,6 +157,33 @@ def test_the_hash_of_a_model_is_that_of_the_sums_that_a_shell_prints(exported):
     ).stdout
 
     assert exported_sha256(exported[0]) == printed.split()[0]
+
+
+@pytest.mark.parametrize("content", [b"damaged", None], ids=["damaged", "missing"])
+def test_predictions_need_no_optimizer_state(exported, tmp_path, content):
+    folder, clicks, probabilities = exported
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / OPTIMIZER_STATE).unlink()
+    if content is not None:
+        (tmp_path / OPTIMIZER_STATE).write_bytes(content)
+
+    np.testing.assert_allclose(
+        ClickPredictor(tmp_path).predict(raw_columns(clicks)), probabilities, atol=1e-6
+    )
+
+
+def test_the_optimizer_state_stands_beside_the_weights_with_its_hash(exported):
+    described = json.loads((exported[0] / "model.json").read_text())["optimizer_state"]
+    printed = subprocess.run(
+        ["sha256sum", OPTIMIZER_STATE], cwd=exported[0], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert described == {
+        "sha256": printed.split()[0],
+        "dense_optimizer": "adam",
+        "embedding_optimizer": "rowwise-adagrad",
+    }
 
 
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])

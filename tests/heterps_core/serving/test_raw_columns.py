@@ -62,7 +62,7 @@ def read_as_a_file(tmp_path, texts, schema=SCHEMA):
         pa.chunked_array([["5"], ["7"]]),
         pa.array(["5", "7"], pa.large_string()),
     ],
-    ids=repr,
+    ids=str,
 )
 def test_numbers_are_read_from_any_type(values):
     assert dense(values) == [5.0, 7.0]
@@ -89,7 +89,7 @@ def test_a_column_of_missing_numbers_is_read():
         pd.Series(["5", "7"], dtype="category"),
         pa.chunked_array([["5"], ["7"]]),
     ],
-    ids=repr,
+    ids=str,
 )
 def test_ids_are_those_of_the_same_texts_in_a_file(tmp_path, values):
     assert ids(values) == read_as_a_file(tmp_path, ["5", "7"])

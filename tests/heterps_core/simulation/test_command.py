@@ -1,7 +1,5 @@
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from heterps_core.simulation.command import HELP
 from heterps_core.simulation.pipeline_load import pipeline_load
 from heterps_core.simulation.pipeline_simulation import simulate
 from heterps_core.simulation.simulation_options import SimulationOptions
+from tests.heterps_core.new_process import check_starts_light
 from tests.heterps_core.plan_files import (
     BATCH_SIZE,
     help_examples,
@@ -231,17 +230,7 @@ def test_the_examples_of_the_help_work(tmp_path, monkeypatch):
 
 
 def test_starts_without_torch_and_optuna(tmp_path):
-    code = (
-        "import sys\n"
-        "from heterps_core.cli import main\n"
-        "status = main(['simulate', *sys.argv[1:]])\n"
-        "print(status, sorted({'torch', 'optuna', 'scipy'} & set(sys.modules)))\n"
-    )
-    files = write_files(tmp_path, problem_document(), plan_document())
-
-    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, check=True)
-
-    assert done.stdout.splitlines()[-1] == "0 []"
+    check_starts_light("simulate", *write_files(tmp_path, problem_document(), plan_document()))
 
 
 @pytest.mark.parametrize(

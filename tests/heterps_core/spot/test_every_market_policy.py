@@ -62,7 +62,7 @@ def test_a_policy_has_the_name_under_which_it_is_listed(name):
     assert get_market_policy(name).name == name
 
 
-@pytest.mark.parametrize("name", set(KEEPING) - {"on-demand"})
+@pytest.mark.parametrize("name", [name for name in KEEPING if name != "on-demand"])
 def test_spot_that_is_always_there_is_used_from_the_first_minute(name):
     job = JOBS[3]
     nights = drawn_nights(0, num_nights=4, num_ticks=job.deadline_ticks, num_pools=1)

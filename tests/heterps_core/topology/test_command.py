@@ -1,7 +1,5 @@
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from heterps_core.topology.command import HELP
 from heterps_core.topology.problem_traffic import problem_traffic
 from heterps_core.topology.rank_placement import place_ranks
 from heterps_core.topology.topology_file import save_topology, topology_to_json
+from tests.heterps_core.new_process import check_starts_light
 from tests.heterps_core.plan_files import (
     BATCH_SIZE,
     help_examples,
@@ -187,13 +186,4 @@ def test_the_examples_of_the_help_work(tmp_path, monkeypatch):
 
 
 def test_starts_without_torch_and_optuna(files):
-    code = (
-        "import sys\n"
-        "from heterps_core.cli import main\n"
-        "status = main(['place', *sys.argv[1:]])\n"
-        "print(status, sorted({'torch', 'optuna', 'scipy'} & set(sys.modules)))\n"
-    )
-
-    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, check=True)
-
-    assert done.stdout.splitlines()[-1] == "0 []"
+    check_starts_light("place", *files)

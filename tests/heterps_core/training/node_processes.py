@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from heterps_core.cluster import Cluster, Node
-from heterps_core.data.dataset import prepare_dataset
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream
 from heterps_core.hardware import Market
@@ -30,14 +30,22 @@ from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import follow_training
 from heterps_core.training.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE
 from heterps_core.training.run_directory import RunDirectory
-from heterps_core.training.step_metrics import Progress
+from heterps_core.training.step_metrics import REPORT_INTERVAL_S, Progress
 from heterps_core.training.submission import publish_cluster, submit_job
 from heterps_core.training.training_run import TrainingRun
-from infra.providers.local import free_loopback_port
+from infra.loopback import free_loopback_port
+from tests.waiting import wait_for
 
 NUM_STEPS = 40
 NUM_MICROBATCHES = 2
+CHECKPOINT_INTERVAL_STEPS = 10
+HELD_STEP = 13
+"""Between two checkpoints."""
+
 TINY = f"{__name__}:build_tiny"
+HELD = f"{__name__}:build_held"
+GO_ON_VARIABLE = "HETERPS_TEST_GO_ON"
+"""Names the file for which a held run waits."""
 
 
 class Slow(nn.Module):
@@ -48,11 +56,32 @@ class Slow(nn.Module):
         return activation
 
 
-def build_tiny(features):
+class Held(Slow):
+    """Stands in step 13 until a file is there, so that whatever happens meanwhile happens in this step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        self.num_calls += torch.is_grad_enabled()
+        if self.num_calls == (HELD_STEP - 1) * NUM_MICROBATCHES:
+            # The end of this step is then told: of several within the interval only one is.
+            time.sleep(1.5 * REPORT_INTERVAL_S)
+        if self.num_calls == (HELD_STEP - 1) * NUM_MICROBATCHES + 1:
+            wait_for(Path(os.environ[GO_ON_VARIABLE]).exists, timeout_s=60, what="the word to go on")
+        return super().forward(activation)
+
+
+def build_tiny(features, slow=Slow):
     embedding = SlotEmbedding(features, dimension=4)
     return nn.Sequential(
-        OrderedDict(embedding=embedding, slow=Slow(), output=nn.Linear(embedding.output_width, 1))
+        OrderedDict(embedding=embedding, slow=slow(), output=nn.Linear(embedding.output_width, 1))
     )
+
+
+def build_held(features):
+    return build_tiny(features, Held)
 
 
 def prepare_clicks(folder: Path) -> Path:
@@ -77,7 +106,7 @@ def make_job(dataset: Path, replicas: tuple[int, int], *, model: str = TINY) -> 
             embedding_optimizer="sgd",
             dense_learning_rate=0.1,
             embedding_learning_rate=1.0,
-            checkpoint_interval_steps=10,
+            checkpoint_interval_steps=CHECKPOINT_INTERVAL_STEPS,
         ),
     )
 

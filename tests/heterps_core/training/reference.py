@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.features import FeatureSpec
+from heterps_core.data.quality import ClickQuality, measure_quality
+from heterps_core.embeddings.initialization import initial_rows
+from heterps_core.embeddings.row_range import RowRange
+from heterps_core.models.chain import build_chain
 from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.training.job import TrainingJob
 
 
 class PlainEmbedding(nn.Module):
@@ -47,24 +57,74 @@ class PlainModel(nn.Module):
         return activation.squeeze(1)
 
 
+def plain_model(model: str, features: FeatureSpec, *, seed: int) -> PlainModel:
+    """Return a model as the engine begins with it."""
+    chain = build_chain(model, features, seed=seed)
+    tables = {
+        name: initial_rows(
+            RowRange(0, layer.num_rows),
+            table=name,
+            dimension=layer.dimension,
+            seed=seed,
+            standard_deviation=layer.dimension**-0.5 / 10,
+        )
+        for name, layer in chain.named_children()
+        if isinstance(layer, SlotEmbedding)
+    }
+    return PlainModel(chain, tables)
+
+
 def train_plainly(
     model: PlainModel,
-    batches: list[ClickBatch],
+    batches: Sequence[ClickBatch],
     *,
     dense_learning_rate: float,
     embedding_learning_rate: float,
+    last_share: float = 1.0,
 ) -> list[float]:
-    """Train with SGD; returns the loss of each step."""
+    """Train with SGD, with learning rates that fall in a straight line to a share; returns the loss of each step."""
     tables = [layer.weight for layer in model.chain.values() if isinstance(layer, PlainEmbedding)]
     dense = [parameter for parameter in model.parameters() if all(parameter is not table for table in tables)]
     optimizer = torch.optim.SGD(
         [{"params": dense, "lr": dense_learning_rate}, {"params": tables, "lr": embedding_learning_rate}]
     )
+    rates = [group["lr"] for group in optimizer.param_groups]
     losses = []
-    for batch in batches:
+    for batch, share in zip(batches, torch.linspace(1.0, last_share, len(batches)).tolist(), strict=True):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * share
         loss = F.binary_cross_entropy_with_logits(model(batch), batch.labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+class PlainRun(NamedTuple):
+    """The loss of each step, and the quality on the held-out rows."""
+
+    losses: list[float]
+    quality: ClickQuality
+
+
+def run_plainly(job: TrainingJob) -> PlainRun:
+    """Train a whole job with SGD."""
+    config = job.config
+    dataset = PreparedDataset.open(job.dataset)
+    model = plain_model(job.model, dataset.features, seed=config.seed)
+    batches = [
+        dataset.train_batch(dataset.batch_rows(epoch, index, batch_size=config.batch_size, seed=config.seed))
+        for epoch in range(config.num_epochs)
+        for index in range(dataset.num_batches(config.batch_size))
+    ]
+    losses = train_plainly(
+        model,
+        batches,
+        dense_learning_rate=config.dense_learning_rate,
+        embedding_learning_rate=config.embedding_learning_rate,
+        last_share=1 / len(batches),
+    )
+    with torch.no_grad():
+        logits = model(dataset.eval_batch(0, dataset.num_eval_rows))
+    return PlainRun(losses, measure_quality(dataset.eval_labels, logits.numpy()))

@@ -10,6 +10,7 @@ from heterps_core.errors import DataError, TrainingError
 from heterps_core.training.batch_feed import BATCHES_AHEAD, BatchFeed, check_ids
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.loop import check_losses
+from tests.waiting import wait_for
 
 FEATURES = FeatureSpec(num_dense=1, slot_rows=(10, 4), slot_names=("user", "item"))
 
@@ -43,9 +44,7 @@ def test_batches_are_prepared_while_one_is_used_but_not_more_than_a_few():
 
     batches = iter(BatchFeed(prepare, range(100)))
     next(batches)
-    deadline_s = time.monotonic() + 10
-    while len(prepared) < 1 + BATCHES_AHEAD and time.monotonic() < deadline_s:
-        time.sleep(0.001)
+    wait_for(lambda: len(prepared) >= 1 + BATCHES_AHEAD)
 
     assert prepared == list(range(1 + BATCHES_AHEAD))
 

@@ -24,6 +24,10 @@ from heterps_core.training.step_metrics import Progress
 from heterps_core.training.submission import request_stop
 from heterps_core.training.training_run import TrainingRun
 from tests.heterps_core.training.node_processes import (
+    CHECKPOINT_INTERVAL_STEPS,
+    GO_ON_VARIABLE,
+    HELD,
+    HELD_STEP,
     NUM_STEPS,
     Slow,
     make_job,
@@ -31,6 +35,7 @@ from tests.heterps_core.training.node_processes import (
     train,
     worker_processes,
 )
+from tests.heterps_core.training.reference import run_plainly
 from tests.s3_server import bucket_location
 
 
@@ -77,7 +82,11 @@ def losses(training_run: TrainingRun) -> list[float]:
     return [metrics.loss for metrics in training_run.steps]
 
 
-def test_an_undisturbed_run_trains_every_step_and_measures_itself(undisturbed):
+def test_an_undisturbed_run_trains_every_step_and_measures_itself(undisturbed, dataset):
+    plain = run_plainly(make_job(dataset, (2, 1)))
+
+    assert losses(undisturbed) == pytest.approx(plain.losses, abs=1e-6)
+    assert undisturbed.quality.auc == pytest.approx(plain.quality.auc, abs=1e-5)
     assert [metrics.step for metrics in undisturbed.steps] == list(range(1, NUM_STEPS + 1))
     assert undisturbed.is_complete
     assert undisturbed.num_attempts == 1
@@ -87,17 +96,23 @@ def test_an_undisturbed_run_trains_every_step_and_measures_itself(undisturbed):
     assert 100 < undisturbed.throughput_samples_per_s < 64 / 0.04
 
 
-def test_a_killed_worker_comes_back_and_no_sample_is_lost_or_doubled(undisturbed, dataset, tmp_path):
+def test_a_killed_worker_comes_back_and_no_sample_is_lost_or_doubled(
+    undisturbed, dataset, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(GO_ON_VARIABLE, str(tmp_path / "go on"))
+
     def kill_one_worker(progress: Progress, nodes: list[psutil.Process]) -> bool:
-        if progress.step < 13:
+        if progress.step < HELD_STEP - 1:
             return False
         worker_processes(nodes)[0].send_signal(signal.SIGKILL)
+        (tmp_path / "go on").touch()
         return True
 
-    training_run = train(RunDirectory(str(tmp_path)), make_job(dataset, (2, 1)), kill_one_worker)
+    job = make_job(dataset, (2, 1), model=HELD)
+    training_run = train(RunDirectory(str(tmp_path / "run")), job, kill_one_worker)
 
     assert training_run.num_attempts == 2
-    assert training_run.num_repeated_steps > 0
+    assert training_run.num_repeated_steps >= HELD_STEP - 1 - CHECKPOINT_INTERVAL_STEPS
     assert losses(training_run) == pytest.approx(losses(undisturbed), abs=1e-6)
     assert training_run.quality.auc == pytest.approx(undisturbed.quality.auc, abs=1e-5)
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
-from heterps_core.data.features import FeatureSpec
-from heterps_core.embeddings.initialization import initial_rows
-from heterps_core.embeddings.row_range import RowRange
-from heterps_core.models.chain import build_chain
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig
@@ -27,23 +21,34 @@ from heterps_core.training.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.stage_device import join_by_nccl
 from heterps_core.training.stage_model import StageModel, build_stage_model
 from heterps_core.training.stage_runner import MicroBatch, StageRunner
-from tests.heterps_core.training.reference import PlainModel, train_plainly
+from tests.heterps_core.training.cut_models import (
+    DENSE_LEARNING_RATE,
+    EMBEDDING_LEARNING_RATE,
+    FEATURES,
+    HELD_OUT,
+    NUM_HELD_OUT_ROWS,
+    SEED,
+    STEP_ROWS,
+    can_run,
+    check_learned,
+    initial_chain,
+    learned_part,
+    make_batch,
+    numbers_of,
+    take,
+)
 from tests.worker_processes import run_in_processes
 
-FEATURES = FeatureSpec(num_dense=13, slot_rows=(300,) * 26)
 CONFIG = TrainingConfig(
     batch_size=48,
     num_microbatches=3,
     num_epochs=1,
-    seed=5,
+    seed=SEED,
     dense_optimizer="sgd",
-    dense_learning_rate=0.2,
+    dense_learning_rate=DENSE_LEARNING_RATE,
     embedding_optimizer="sgd",
-    embedding_learning_rate=20.0,
+    embedding_learning_rate=EMBEDDING_LEARNING_RATE,
 )
-# 41 rows are shared by no number of replicas and micro-batches evenly; of one row most replicas get nothing.
-STEP_ROWS = [48] * 6 + [41, 48, 48, 1, 48, 48]
-NUM_HELD_OUT_ROWS = 41
 
 
 class Case(NamedTuple):
@@ -74,10 +79,6 @@ class Case(NamedTuple):
     @property
     def num_cards(self) -> int:
         return max((self.num_replicas[stage] for stage in self.on_cuda), default=0)
-
-    @property
-    def can_run(self) -> bool:
-        return not self.on_cuda or (torch.cuda.is_available() and self.num_cards <= torch.cuda.device_count())
 
 
 CASES = [
@@ -114,27 +115,6 @@ CASES = [
     Case("ctrdnn", (2,), (0,), asks_ahead=True, on_cuda=(0,)),
     Case("2emb", (1, 2), (0, 4), on_cuda=(1,)),
 ]
-
-
-@cache
-def initial_chain(model: str) -> torch.nn.Sequential:
-    return build_chain(model, FEATURES, seed=CONFIG.seed)
-
-
-def make_batch(step: int, num_rows: int) -> ClickBatch:
-    generator = torch.Generator().manual_seed(step)
-    return ClickBatch(
-        dense=torch.randn(num_rows, FEATURES.num_dense, generator=generator),
-        # Cubed: a few rows of each slot are in nearly every batch, so replicas meet on the same rows.
-        ids=(torch.rand(num_rows, FEATURES.num_slots, generator=generator) ** 3 * 300).long(),
-        labels=torch.randint(0, 2, (num_rows,), generator=generator).float(),
-    )
-
-
-def take(batch: ClickBatch, first: int, stop: int) -> ClickBatch:
-    return ClickBatch(
-        dense=batch.dense[first:stop], ids=batch.ids[first:stop], labels=batch.labels[first:stop]
-    )
 
 
 def make_replica(rank: int, case: Case) -> tuple[StageModel, StageRunner] | None:
@@ -207,7 +187,7 @@ def microbatches_of(
 
 def train_all(rank: int, folder: str) -> None:
     for number, case in enumerate(CASES):
-        if not case.can_run:
+        if not can_run(case):
             continue
         part = make_replica(rank, case)
         if part is not None:
@@ -228,95 +208,29 @@ def train_replica(stage_model: StageModel, runner: StageRunner, case: Case) -> d
             dense_learning_rate=CONFIG.dense_learning_rate,
             embedding_learning_rate=CONFIG.embedding_learning_rate,
         )
-    logits = runner.predict(microbatches_of(stage_model, runner, make_batch(99, NUM_HELD_OUT_ROWS), case))
-    slices = [rows for _, rows in runner.row_slices(NUM_HELD_OUT_ROWS, case.num_microbatches)]
-    return {
-        "dense": {
-            f"{name}.{parameter_name}": parameter.detach().cpu()
-            for name, layer in stage_model.layers.items()
-            for parameter_name, parameter in layer.named_parameters()
-        },
-        "shards": {name: (table.rows, table.weight_RD.cpu()) for name, table in stage_model.tables.items()},
-        "losses": losses if runner.is_last else None,
-        "logits": list(zip(slices, torch.split(logits, [rows.num_rows for rows in slices]), strict=True))
-        if runner.is_last
-        else [],
-    }
+    held_out = make_batch(HELD_OUT, NUM_HELD_OUT_ROWS)
+    logits = runner.predict(microbatches_of(stage_model, runner, held_out, case))
+    return learned_part(stage_model, runner, losses, logits, num_microbatches=case.num_microbatches)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train all cases in one group of processes; starting one for each would take most of the time."""
     folder = tmp_path_factory.mktemp("trained")
-    run_in_processes(train_all, max(sum(case.num_replicas) for case in CASES if case.can_run), str(folder))
+    run_in_processes(train_all, max(sum(case.num_replicas) for case in CASES if can_run(case)), str(folder))
     return folder
 
 
-@cache
-def trained_plainly(model: str) -> tuple[dict[str, Tensor], dict[str, Tensor], list[float], Tensor]:
-    """Return parameters before and after, losses, and held-out logits of one process."""
-    chain = build_chain(model, FEATURES, seed=CONFIG.seed)
-    tables = {
-        name: initial_rows(
-            RowRange(0, layer.num_rows),
-            table=name,
-            dimension=layer.dimension,
-            seed=CONFIG.seed,
-            standard_deviation=layer.dimension**-0.5 / 10,
-        )
-        for name, layer in chain.named_children()
-        if isinstance(layer, SlotEmbedding)
-    }
-    plain = PlainModel(chain, tables)
-    before = {name: value.clone() for name, value in plain.state_dict().items()}
-    losses = train_plainly(
-        plain,
-        [make_batch(step, num_rows) for step, num_rows in enumerate(STEP_ROWS)],
-        dense_learning_rate=CONFIG.dense_learning_rate,
-        embedding_learning_rate=CONFIG.embedding_learning_rate,
-    )
-    with torch.no_grad():
-        logits = plain(make_batch(99, NUM_HELD_OUT_ROWS))
-    return before, plain.state_dict(), losses, logits
-
-
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(
-            number,
-            id=str(case),
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not case.can_run, reason=f"needs CUDA devices: {case.num_cards}"),
-            ]
-            if case.on_cuda
-            else [],
-        )
-        for number, case in enumerate(CASES)
-    ],
-)
+@pytest.mark.parametrize("number", numbers_of(CASES))
 def test_a_cut_model_learns_what_one_process_learns(number: int, trained: Path) -> None:
     case = CASES[number]
-    before, after, losses, logits = trained_plainly(case.model)
+    parts = [
+        torch.load(trained / f"{number}-{rank}.pt", weights_only=False)
+        for rank in range(sum(case.num_replicas))
+    ]
 
-    largest_difference, largest_update, num_logits = 0.0, 0.0, 0
-    for rank in range(sum(case.num_replicas)):
-        replica = torch.load(trained / f"{number}-{rank}.pt", weights_only=False)
-        found = {f"chain.{name}": (slice(None), value) for name, value in replica["dense"].items()}
-        for name, (rows, weight) in replica["shards"].items():
-            found[f"chain.{name}.weight"] = (slice(rows.first, rows.stop), weight)
-        for name, (rows, value) in found.items():
-            largest_difference = max(largest_difference, (value - after[name][rows]).abs().max().item())
-            largest_update = max(largest_update, (after[name] - before[name]).abs().max().item())
-        if replica["losses"] is not None:
-            assert replica["losses"] == pytest.approx(losses, abs=1e-5 if case.precision == "fp32" else 2e-2)
-        for rows, part in replica["logits"]:
-            num_logits += len(part)
-            tolerance = 1e-4 if case.precision == "fp32" else 2e-2
-            torch.testing.assert_close(part, logits[rows.first : rows.stop], atol=tolerance, rtol=tolerance)
-    print(f"{case}: largest difference {largest_difference:.1e} of an update of {largest_update:.1e}")
-    assert num_logits == NUM_HELD_OUT_ROWS
-    assert largest_update > 0.01
-    # A bfloat16 has eight bits.
-    assert largest_difference < (1e-4 if case.precision == "fp32" else 0.05) * largest_update
+    if case.precision == "fp32":
+        check_learned(parts, case.model)
+    else:
+        # A bfloat16 has eight bits.
+        check_learned(parts, case.model, loss_tolerance=2e-2, logit_tolerance=2e-2, weight_tolerance=0.05)

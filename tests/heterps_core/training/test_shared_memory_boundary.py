@@ -17,6 +17,7 @@ from heterps_core.training.shared_memory import SMALLEST_BUFFER_BYTES
 from heterps_core.training.shared_memory_boundary import SharedMemoryBoundary
 from heterps_core.training.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.stage_exchange import replica_slice
+from heterps_core.training.stage_side import StageSide
 from tests.worker_processes import run_in_processes
 
 WIDTH = 8
@@ -29,15 +30,8 @@ NUM_MICROBATCHES = 3
 def new_boundary(layout: RankLayout, *, rank: int, silence_limit_s: float = 60.0) -> SharedMemoryBoundary:
     stage, replica = layout.position(rank)
     shared = connect_neighbours(layout, rank=rank)
-    return SharedMemoryBoundary(
-        layout,
-        stage=stage,
-        replica=replica,
-        neighbour=1 - stage,
-        width=WIDTH,
-        silence_limit_s=silence_limit_s,
-        shared=shared[1 - stage],
-    )
+    side = StageSide(layout=layout, stage=stage, replica=replica, neighbour=1 - stage)
+    return SharedMemoryBoundary(side, width=WIDTH, silence_limit_s=silence_limit_s, shared=shared[1 - stage])
 
 
 def rows_of(step: int, microbatch: int) -> torch.Tensor:

@@ -20,7 +20,7 @@ from heterps_core.training.failures import LostWorkerError
 from heterps_core.training.rank_layout import RankLayout
 from heterps_core.training.shared_memory import SMALLEST_BUFFER_BYTES
 from heterps_core.training.shared_memory_link import SharedMemoryLink
-from infra.providers.local import free_loopback_port
+from infra.loopback import free_loopback_port
 from tests.worker_processes import run_in_processes
 
 NUM_MEMBERS = 3

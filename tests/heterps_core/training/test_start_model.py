@@ -1,4 +1,7 @@
-"""What goes on from an exported model begins with exactly its predictions, whatever the cut and the replicas."""
+"""What goes on from an exported model begins with exactly its predictions, whatever the cut and the replicas.
+
+What two nights learn together is in `test_going_on`.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,18 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from heterps_core.data.dataset import PreparedDataset, prepare_dataset
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream
 from heterps_core.errors import CheckpointError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.export import export_model
-from heterps_core.serving.exported_files import WEIGHTS
+from heterps_core.serving.exported_files import OPTIMIZER_STATE, WEIGHTS
 from heterps_core.serving.exported_model import ClickPredictor
 from heterps_core.training.checkpoint import save_checkpoint
 from heterps_core.training.cursor import TrainingCursor
-from heterps_core.training.job import UPDATE_MODES, StartModel, TrainingConfig, TrainingJob
+from heterps_core.training.job import UPDATE_MODES, OptimizerState, StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.run_directory import START_MODEL, RunDirectory
 from heterps_core.training.stage_model import StageModel, build_stage_model
 from heterps_core.training.start_model import begin, load_start_model
@@ -42,7 +46,12 @@ def build(job: TrainingJob, stages=WHOLE, stage: int = 0, group=None) -> StageMo
 
 def make_start(folder: Path) -> StartModel:
     description = json.loads((folder / "model.json").read_text())
-    return StartModel(version="4", run_id="before", weights_sha256=description["weights_sha256"])
+    return StartModel(
+        version="4",
+        run_id="before",
+        weights_sha256=description["weights_sha256"],
+        optimizer_state=OptimizerState(**description["optimizer_state"]),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +63,25 @@ def dataset(tmp_path_factory) -> PreparedDataset:
     )
 
 
-def save_drawn_weights(rank: int, dataset_folder: str, run_folder: str) -> None:
-    """Write a checkpoint of a model whose weights no seed of a job gives."""
-    job = make_job(Path(dataset_folder), (1, 1))
+def with_optimizers(job: TrainingJob, dense_optimizer: str, embedding_optimizer: str) -> TrainingJob:
+    optimizers = {"dense_optimizer": dense_optimizer, "embedding_optimizer": embedding_optimizer}
+    return replace(job, config=replace(job.config, **optimizers))
+
+
+def save_drawn_tensors(rank: int, dataset_folder: str, run_folder: str) -> None:
+    """Write a checkpoint of a model whose weights no seed of a job gives, and whose optimizers are not new."""
+    job = with_optimizers(make_job(Path(dataset_folder), (1, 1)), "adam", "rowwise-adagrad")
     model = build(job)
     generator = torch.Generator().manual_seed(99)
+    table = model.tables["embedding"]
     with torch.no_grad():
         for layer in model.layers.values():
             for parameter in layer.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-        weight = model.tables["embedding"].weight_RD
-        weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2)
+                for tensor in model.dense_optimizer.state[parameter].values():
+                    tensor.copy_(torch.rand(tensor.shape, generator=generator))
+        table.weight_RD.copy_(torch.randn(table.weight_RD.shape, generator=generator) * 0.2)
+        table.state["accumulator"].copy_(torch.rand(table.num_rows, generator=generator))
     submit_job(RunDirectory(run_folder), job)
     save_checkpoint(RunDirectory(run_folder), model, TrainingCursor(step=1), group=None)
 
@@ -72,7 +89,7 @@ def save_drawn_weights(rank: int, dataset_folder: str, run_folder: str) -> None:
 @pytest.fixture(scope="module")
 def exported(dataset, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
-    run_in_processes(save_drawn_weights, 1, str(dataset.directory), str(folder / "run"))
+    run_in_processes(save_drawn_tensors, 1, str(dataset.directory), str(folder / "run"))
     export_model(RunDirectory(str(folder / "run")), dataset.manifest, folder / "model")
     return folder / "model"
 
@@ -114,7 +131,7 @@ def test_the_stages_of_every_cut_begin_with_their_own_layers(dataset, exported, 
     found = {}
     for number in range(len(stages)):
         model = build(job, stages, number)
-        load_start_model(run, make_start(exported), model)
+        load_start_model(run, make_start(exported), model, config=job.config)
         found |= {f"{name}.weight": table.weight_RD for name, table in model.tables.items()}
         for name, layer in model.layers.items():
             found |= {f"{name}.{key}": tensor for key, tensor in layer.state_dict().items()}
@@ -127,7 +144,7 @@ def test_the_stages_of_every_cut_begin_with_their_own_layers(dataset, exported, 
 def shard_of(rank: int, dataset_folder: str, run_folder: str, exported: str) -> list[list[float]]:
     job = make_job(Path(dataset_folder), (3, 1))
     model = build(job, job.stages, 0, dist.group.WORLD)
-    load_start_model(RunDirectory(run_folder), make_start(Path(exported)), model)
+    load_start_model(RunDirectory(run_folder), make_start(Path(exported)), model, config=job.config)
     return model.tables["embedding"].weight_RD.tolist()
 
 
@@ -161,34 +178,116 @@ def save_fresh_weights(rank: int, dataset_folder: str, run_folder: str) -> None:
     save_checkpoint(RunDirectory(run_folder), build(job), TrainingCursor(step=7), group=None)
 
 
-def test_the_weights_are_read_alike_from_a_bucket(dataset, exported, monkeypatch):
-    model = build(make_job(dataset.directory, (1, 1)))
+def test_weights_and_optimizer_state_are_read_alike_from_a_bucket(dataset, exported, monkeypatch):
+    job = with_optimizers(make_job(dataset.directory, (1, 1)), "adam", "rowwise-adagrad")
+    model = build(job)
 
     with bucket_location(monkeypatch) as location:
         run = RunDirectory(location)
         run.upload_folder(exported, START_MODEL)
-        load_start_model(run, make_start(exported), model)
+        load_start_model(run, make_start(exported), model, config=job.config)
 
     weights = load_file(exported / WEIGHTS)
     assert torch.equal(model.tables["embedding"].weight_RD, weights["embedding.weight"])
     assert torch.equal(model.layers["output"].bias.detach(), weights["output.bias"])
+    state = load_file(exported / OPTIMIZER_STATE)
+    moments = model.dense_optimizer.state[model.layers["output"].bias]
+    assert torch.equal(model.tables["embedding"].state["accumulator"], state["embedding.accumulator"])
+    assert all(torch.equal(moments[key], state[f"output.bias.{key}"]) for key in moments)
 
 
-def test_the_optimizers_start_anew(dataset, exported, tmp_path):
+@pytest.mark.parametrize(
+    ("optimizers", "said", "kept"),
+    [
+        (("adam", "rowwise-adagrad"), set(), {"adam", "rowwise-adagrad"}),
+        (
+            ("sgd", "rowwise-adagrad"),
+            {"the dense optimizer starts anew, as it is sgd and not adam any more"},
+            {"rowwise-adagrad"},
+        ),
+        (
+            ("adam", "rowwise-adam"),
+            {"the embedding optimizer starts anew, as it is rowwise-adam and not rowwise-adagrad any more"},
+            {"adam"},
+        ),
+    ],
+    ids=str,
+)
+def test_the_state_of_another_optimizer_is_left_aside_and_said(
+    dataset, exported, tmp_path, caplog, optimizers, said, kept
+):
     run = RunDirectory(str(tmp_path))
     run.upload_folder(exported, START_MODEL)
-    job = make_job(dataset.directory, (1, 1))
-    job = replace(
-        job, config=replace(job.config, dense_optimizer="adam", embedding_optimizer="rowwise-adagrad")
-    )
+    job = with_optimizers(make_job(dataset.directory, (1, 1)), *optimizers)
     model, fresh = build(job), build(job)
 
-    load_start_model(run, make_start(exported), model)
+    with caplog.at_level("INFO"):
+        load_start_model(run, make_start(exported), model, config=job.config)
 
-    assert all(
-        torch.equal(tensor, fresh.tables["embedding"].state[name])
-        for name, tensor in model.tables["embedding"].state.items()
+    assert {line for line in caplog.messages if "anew" in line} == said
+    assert has_changed(model.tables["embedding"].state, fresh.tables["embedding"].state) == (
+        "rowwise-adagrad" in kept
     )
+    assert has_changed(dense_state(model), dense_state(fresh)) == ("adam" in kept)
+
+
+def has_changed(state, fresh) -> bool:
+    assert set(state) == set(fresh)
+    return any(not torch.equal(tensor, fresh[name]) for name, tensor in state.items())
+
+
+def dense_state(model: StageModel):
+    return model.dense_optimizer.state[model.layers["output"].weight]
+
+
+def test_a_learning_rate_may_change_between_nights(dataset, exported, tmp_path):
+    run = RunDirectory(str(tmp_path))
+    run.upload_folder(exported, START_MODEL)
+    job = with_optimizers(make_job(dataset.directory, (1, 1)), "adam", "rowwise-adagrad")
+    job = replace(job, config=replace(job.config, dense_learning_rate=0.5, embedding_learning_rate=7.0))
+    model = build(job)
+
+    load_start_model(run, make_start(exported), model, config=job.config)
+
+    accumulator = load_file(exported / OPTIMIZER_STATE)["embedding.accumulator"]
+    assert torch.equal(model.tables["embedding"].state["accumulator"], accumulator)
+
+
+def test_a_model_that_was_exported_without_state_goes_on_with_new_optimizers_and_says_so(
+    dataset, exported, tmp_path, caplog
+):
+    run = RunDirectory(str(tmp_path))
+    run.upload_folder(exported, START_MODEL)
+    run.delete_file(f"{START_MODEL}/{OPTIMIZER_STATE}")
+    job = with_optimizers(make_job(dataset.directory, (1, 1)), "adam", "rowwise-adagrad")
+    model, fresh = build(job), build(job)
+
+    with caplog.at_level("INFO"):
+        load_start_model(run, replace(make_start(exported), optimizer_state=None), model, config=job.config)
+
+    assert "the optimizers start anew: version 4 holds no state of theirs" in caplog.messages
+    assert not has_changed(model.tables["embedding"].state, fresh.tables["embedding"].state)
+    assert not has_changed(dense_state(model), dense_state(fresh))
+    assert torch.equal(model.tables["embedding"].weight_RD, load_file(exported / WEIGHTS)["embedding.weight"])
+
+
+def test_a_flipped_byte_of_the_optimizer_state_is_refused(dataset, exported, tmp_path):
+    run = RunDirectory(str(tmp_path))
+    run.upload_folder(exported, START_MODEL)
+    flip_last_byte(run.path(f"{START_MODEL}/{OPTIMIZER_STATE}"))
+    job = make_job(dataset.directory, (1, 1))
+
+    with pytest.raises(
+        CheckpointError,
+        match=r"^start_model/optimizer.safetensors .* changed or damaged: start the run anew$",
+    ):
+        load_start_model(run, make_start(exported), build(job), config=job.config)
+
+
+def flip_last_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
 
 
 def test_a_job_names_its_start_model_and_one_without_is_read_as_before(dataset, exported):
@@ -199,20 +298,28 @@ def test_a_job_names_its_start_model_and_one_without_is_read_as_before(dataset, 
     assert TrainingJob.from_json(older).start_model is None
 
 
+def test_a_start_model_of_an_older_job_has_no_optimizer_state(dataset, exported):
+    document = start_job(dataset, exported, (1, 1)).to_json()
+    del document["start_model"]["optimizer_state"]
+
+    assert TrainingJob.from_json(document).start_model.optimizer_state is None
+
+
 def test_changed_weights_are_refused(dataset, exported, tmp_path):
     run = RunDirectory(str(tmp_path))
     run.upload_folder(exported, START_MODEL)
     start = replace(make_start(exported), weights_sha256="0" * 64)
+    job = make_job(dataset.directory, (1, 1))
 
     with pytest.raises(CheckpointError, match="it was changed or damaged: start the run anew"):
-        load_start_model(run, start, build(make_job(dataset.directory, (1, 1))))
+        load_start_model(run, start, build(job), config=job.config)
 
 
 def test_missing_weights_are_told(dataset, exported, tmp_path):
+    job = make_job(dataset.directory, (1, 1))
+
     with pytest.raises(CheckpointError, match="an exported model must have the file"):
-        load_start_model(
-            RunDirectory(str(tmp_path)), make_start(exported), build(make_job(dataset.directory, (1, 1)))
-        )
+        load_start_model(RunDirectory(str(tmp_path)), make_start(exported), build(job), config=job.config)
 
 
 def test_another_model_is_refused_with_the_layer_that_differs(dataset, exported, tmp_path):
@@ -224,7 +331,7 @@ def test_another_model_is_refused_with_the_layer_that_differs(dataset, exported,
     with pytest.raises(
         CheckpointError, match=r"must hold embedding.weight with the sizes \[1300, \d+\] .* got \[1300, 4\]"
     ):
-        load_start_model(run, make_start(exported), wider)
+        load_start_model(run, make_start(exported), wider, config=config)
 
 
 def test_the_model_of_these_tests_is_the_tiny_one(dataset, exported):

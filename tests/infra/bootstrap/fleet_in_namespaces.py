@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -35,6 +34,7 @@ from infra.providers.base import Bootstrap
 from tests.heterps_core.training.node_processes import TINY, make_job, prepare_clicks
 from tests.infra.builders import offer
 from tests.moto_server import REGION
+from tests.waiting import wait_for
 
 CLOUD_ADDRESS = "172.31.255.254"
 """In the range of the default network, in which EC2 and moto give addresses."""
@@ -69,8 +69,7 @@ class Host:
         folder.mkdir(parents=True)
         self.keeper = subprocess.Popen(["unshare", "--net", "sleep", "600"])
         own, theirs = Path("/proc/self/ns/net"), Path(f"/proc/{self.keeper.pid}/ns/net")
-        while own.readlink() == theirs.readlink():
-            time.sleep(0.01)
+        wait_for(lambda: own.readlink() != theirs.readlink(), what="the namespace")
         inner, outer = "eth0", f"host{number}"
         run("ip", "link", "add", outer, "type", "veth", "peer", "name", inner, "netns", str(self.keeper.pid))
         run("ip", "link", "set", outer, "master", "cloud", "up")

@@ -11,7 +11,8 @@ import pytest
 from heterps_core.training.run_directory import RunDirectory
 from infra.bootstrap.node_wheel import publish_node_wheel
 from infra.providers.base import BOOTSTRAP_SCRIPT
-from tests.heterps_core.training.node_processes import make_job, prepare_clicks, train
+from tests.heterps_core.training.node_processes import make_job, prepare_clicks
+from tests.heterps_core.training.reference import run_plainly
 
 WHERE_IS_THE_CODE = ("-c", "import heterps_core; print(heterps_core.__file__)")
 
@@ -85,16 +86,14 @@ def test_an_image_without_torch_is_told_what_it_lacks(environment, tmp_path):
     reason="hosts with addresses of their own need root, iproute2 and util-linux",
 )
 def test_a_fleet_boots_from_its_user_data_and_trains_across_hosts_through_a_bucket(tmp_path):
-    """Three hosts, 200 Mbit/s each; every loss must be that of the same training on one machine."""
+    """Three hosts, 200 Mbit/s each; every loss must be that of the same training in one process."""
     allowed = subprocess.run(
         ["unshare", "--net", "ip", "link", "add", "cloud", "type", "bridge"], check=False
     )
     if allowed.returncode:
         pytest.skip("namespaces with bridges are not permitted here")
     (tmp_path / "clicks").mkdir()
-    alone = train(
-        RunDirectory(str(tmp_path / "alone")), make_job(prepare_clicks(tmp_path / "clicks"), (2, 1))
-    )
+    plain = run_plainly(make_job(prepare_clicks(tmp_path / "clicks"), (2, 1)))
 
     command = ["unshare", "--net", sys.executable, "-m", "tests.infra.bootstrap.fleet_in_namespaces"]
     ended = subprocess.run(
@@ -104,8 +103,8 @@ def test_a_fleet_boots_from_its_user_data_and_trains_across_hosts_through_a_buck
     assert ended.returncode == 0, ended.stderr[-2000:]
     found = json.loads(ended.stdout)
     assert found["error"] is None
-    assert found["losses"] == pytest.approx([step.loss for step in alone.steps], abs=1e-6)
-    assert found["auc"] == pytest.approx(alone.quality.auc, abs=1e-5)
+    assert found["losses"] == pytest.approx(plain.losses, abs=1e-6)
+    assert found["auc"] == pytest.approx(plain.quality.auc, abs=1e-5)
     for host in found["hosts"]:
         # The clock that ends the machine whatever happens, and the end that it gives itself.
         assert host["exit_status"] == 0, host["log"]

@@ -14,13 +14,8 @@ import pytest
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from infra.ledger import EndReason, EntryState, Ledger
 from infra.providers.base import Bootstrap
-from infra.providers.local import (
-    STATE_VARIABLE,
-    LocalProvider,
-    ProcessIdentity,
-    free_loopback_port,
-    rehearsal_replicas,
-)
+from infra.providers.local import LocalProvider
+from infra.providers.local_processes import STATE_VARIABLE, ProcessIdentity
 from infra.sweeper import sweep
 from tests.infra.builders import SLEEP, bootstrap, plan
 
@@ -206,13 +201,6 @@ def test_a_lease_file_that_cannot_be_read_counts_as_expired(provider, ledger, tm
     assert [instance.node_id for instance in provider.list_instances()] == ["stage1-node0"]
 
 
-def test_a_pid_that_was_used_again_is_not_taken_for_the_owner():
-    now = ProcessIdentity.of(os.getpid())
-
-    assert now.is_alive()
-    assert not ProcessIdentity(pid=now.pid, created_at_s=now.created_at_s - 60).is_alive()
-
-
 def test_a_node_that_dies_at_once_is_reported_with_its_console(provider, ledger, tmp_path):
     broken = bootstrap(tmp_path / "run", python=str(tmp_path / "no-such-python"))
     cluster = launch(provider, ledger, broken)
@@ -269,36 +257,6 @@ def test_without_arguments_the_bootstrap_script_becomes_the_training_node(provid
 def test_refuses_a_run_directory_that_is_not_on_this_machine(provider, ledger):
     with pytest.raises(ConfigurationError, match="must be a local path, got s3:"):
         launch(provider, ledger, Bootstrap(run_directory="s3://b/p", python="python"))
-
-
-def test_says_so_when_no_port_is_free(monkeypatch):
-    def refuse(self, address):
-        raise OSError(98, "Address already in use")
-
-    monkeypatch.setattr("socket.socket.bind", refuse)
-
-    with pytest.raises(ProvisioningError, match=r"one free TCP port on 127\.0\.0\.1"):
-        free_loopback_port()
-
-
-@pytest.mark.parametrize(
-    ("planned", "num_cores", "rehearsed"),
-    [
-        ([1], 8, (1,)),  # never more than planned
-        ([3, 1], 2, (1, 1)),
-        ([2, 1], 3, (2, 1)),
-        ([1, 2], 3, (1, 2)),
-        ([40, 10, 2], 8, (6, 1, 1)),
-        ([5, 5, 5], 2, (1, 1, 1)),  # a stage without a worker could not be rehearsed
-    ],
-)
-def test_a_rehearsal_keeps_the_proportions_within_the_cores(planned, num_cores, rehearsed):
-    assert rehearsal_replicas(planned, num_cores=num_cores) == rehearsed
-
-
-def test_refuses_to_rehearse_a_stage_without_replicas():
-    with pytest.raises(ConfigurationError, match="at least 1 replica"):
-        rehearsal_replicas([1, 0], num_cores=2)
 
 
 def test_the_tag_of_another_state_directory_is_left_alone(provider, ledger, tmp_path):

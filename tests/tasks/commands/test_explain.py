@@ -5,7 +5,7 @@ import pytest
 from flows.cli import main
 from heterps_core.plans.scheduling_plan import SchedulingPlan
 from infra.workspace import Workspace
-from tasks import tracking
+from tasks import run_lifecycle, tracking
 from tasks.kept_explanation import keep_explanation
 from tests.tasks.report_builders import RUN_ID, make_plan_report
 
@@ -59,7 +59,7 @@ def test_a_plan_is_kept_before_anything_is_launched(workspace, capsys, monkeypat
 
 def test_an_older_run_is_explained_from_its_record(workspace, capsys, monkeypatch):
     workspace.run_directory("r1").mkdir()
-    run = tracking.open_run(workspace, run_id="r1", run_name="r1", tags={})
+    run = run_lifecycle.open_run(workspace, run_id="r1", run_name="r1", tags={})
     tracking.record_text(
         workspace, run, "explanation.md", "# The plan, explained\n\n```\nWhy this plan\n```\n"
     )

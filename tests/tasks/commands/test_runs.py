@@ -4,20 +4,22 @@ import pytest
 
 from flows.cli import main
 from infra.workspace import Workspace
-from tasks import tracking
+from tasks import mlflow_store, run_lifecycle, tracking
+from tasks.mlflow_names import DAY_TAG, PROCESS_TAG
+from tasks.tracked_run import RunSettings
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     """A night that ended well, one that was killed early, and one of another model whose process is gone."""
     workspace = Workspace(root=tmp_path_factory.mktemp("home")).create()
-    good = tracking.open_run(
+    good = run_lifecycle.open_run(
         workspace,
         run_id="20261120-0430-aaaaaaaa",
         run_name="ctrdnn exact 20261120-0430-aaaaaaaa",
-        tags={tracking.DAY_TAG: "2026-11-19"},
+        tags={DAY_TAG: "2026-11-19"},
     )
-    settings = tracking.RunSettings(
+    settings = RunSettings(
         method="exact",
         model="ctrdnn",
         device_types="cpu-c7i | gpu-t4",
@@ -29,15 +31,15 @@ def workspace(tmp_path_factory):
     tracking.record_settings(workspace, good, settings)
     figures = {"cost/billed_usd": 0.125, "measured/throughput_samples_per_s": 12_345.6, "quality/auc": 0.7812}
     tracking.record_metrics(workspace, good, figures)
-    tracking.close_run(workspace, good, status="FINISHED", reason="completed")
-    killed = tracking.open_run(
+    run_lifecycle.close_run(workspace, good, status="FINISHED", reason="completed")
+    killed = run_lifecycle.open_run(
         workspace, run_id="20261121-0430-bbbbbbbb", run_name="ctrdnn greedy 20261121-0430-bbbbbbbb", tags={}
     )
-    tracking.close_run(workspace, killed, status="KILLED", reason="Cancelled: by hand")
-    lost = tracking.open_run(
+    run_lifecycle.close_run(workspace, killed, status="KILLED", reason="Cancelled: by hand")
+    lost = run_lifecycle.open_run(
         workspace, run_id="20261121-0930-cccccccc", run_name="2emb exact 20261121-0930-cccccccc", tags={}
     )
-    tracking._client(workspace).set_tag(lost.mlflow_run_id, tracking.PROCESS_TAG, "1 1.00")
+    mlflow_store.client_of(workspace).set_tag(lost.mlflow_run_id, PROCESS_TAG, "1 1.00")
     return workspace
 
 

@@ -1,5 +1,4 @@
 import threading
-import time
 
 import pytest
 
@@ -11,6 +10,7 @@ from infra.lifecycle import running_cluster
 from infra.workspace import Workspace
 from tasks.clusters import provider_of
 from tests.infra.builders import bootstrap, offer, plan
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -41,8 +41,7 @@ def heterps(capsys, monkeypatch, *arguments):
 
 def test_a_run_that_obeys_ends_by_itself(workspace, run, capsys, monkeypatch):
     def obey():
-        while not run.exists(STOP):
-            time.sleep(0.02)
+        wait_for(lambda: run.exists(STOP))
         provider_of(workspace, "local").end_run(
             "r1", ledger=Ledger(workspace.ledger_path), reason=EndReason.RUN_ENDED
         )

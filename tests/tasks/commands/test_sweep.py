@@ -24,6 +24,24 @@ def workspace(tmp_path, monkeypatch):
     return Workspace.locate().create()
 
 
+@pytest.fixture
+def left(workspace, tmp_path):
+    """The provider of a node at 1 USD a second whose lease is over."""
+    provider = LocalProvider(workspace.leases_directory)
+    provider.launch(
+        plan(offer(price_usd_per_hour=3600.0)),
+        run_id="left",
+        lease_until=datetime.now(UTC) - timedelta(seconds=1),
+        bootstrap=bootstrap(tmp_path / "run"),
+        ledger=Ledger(workspace.ledger_path),
+    )
+    instances = provider.list_instances()
+    yield provider
+    # Another process has ended it, but only this one, its parent, can clear it away.
+    for instance in instances:
+        provider.terminate_instance(instance)
+
+
 def cron(*arguments):
     """Run the sweeper as plain cron does, in a process that has no Prefect."""
     program = "import sys; sys.modules['prefect'] = None; from flows.cli import main; sys.exit(main())"
@@ -36,37 +54,19 @@ def cron(*arguments):
     )
 
 
-def test_cron_sweeps_without_prefect_and_tells_what_it_did(workspace, tmp_path):
-    ledger, provider = Ledger(workspace.ledger_path), LocalProvider(workspace.leases_directory)
-    provider.launch(
-        plan(offer(price_usd_per_hour=3600.0)),
-        run_id="left",
-        lease_until=datetime.now(UTC) - timedelta(seconds=1),
-        bootstrap=bootstrap(tmp_path / "run"),
-        ledger=ledger,
-    )
-
+def test_cron_sweeps_without_prefect_and_tells_what_it_did(workspace, left):
     done = cron()
 
     assert done.returncode == 0, done.stderr
     assert "ended left/stage0-node0 of run left: lease expired" in done.stdout
-    (entry,) = ledger.entries()
+    (entry,) = Ledger(workspace.ledger_path).entries()
     usd = (entry.ended_at - entry.launched_at).total_seconds() * 1.0  # 3600 USD an hour
     assert f"{usd:.6f} USD in all" in done.stdout
-    assert provider.list_instances() == ()
+    assert left.list_instances() == ()
     assert "ended" not in cron().stdout
 
 
-def test_cron_fails_where_a_provider_does_not_answer_and_sweeps_the_others(workspace, tmp_path):
-    ledger, provider = Ledger(workspace.ledger_path), LocalProvider(workspace.leases_directory)
-    provider.launch(
-        plan(offer()),
-        run_id="left",
-        lease_until=datetime.now(UTC) - timedelta(seconds=1),
-        bootstrap=bootstrap(tmp_path / "run"),
-        ledger=ledger,
-    )
-
+def test_cron_fails_where_a_provider_does_not_answer_and_sweeps_the_others(left):
     done = cron("--provider", "aws", "--provider", "local")
 
     assert done.returncode == 5

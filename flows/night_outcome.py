@@ -1,0 +1,68 @@
+"""What came of a night: measured against its plan, recorded, and its model judged against the champion."""
+
+from __future__ import annotations
+
+from flows.night_plan import NightPlan
+from flows.opened_run import OpenedRun
+from heterps_core.training.training_run import TrainingRun
+from tasks.baseline import measure_baseline
+from tasks.clusters import bills_of_run
+from tasks.promotion import promote_if_better
+from tasks.promotion_gates import PromotionDecision, PromotionGates
+from tasks.promotion_report import publish_decision
+from tasks.publishing import publish_report
+from tasks.recording import record_plan, record_run, register_model
+from tasks.reporting import report_text
+from tasks.run_lifecycle import close_run
+from tasks.run_report import RunReport
+from tasks.runs import COMPLETED
+from tasks.scheduling import predict_launch
+from tasks.story import tell, tell_block
+
+
+def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun, gates: PromotionGates) -> None:
+    """Record a trained night, let its model become champion where it passes the gates, and show all of it.
+
+    Raises:
+        CheckpointError: The run's checkpoint, or the champion's files, cannot be used.
+        ConfigurationError: MLflow's store does not answer.
+    """
+    # Not before the launch: what is compared, drawn and recorded takes seconds that the training need not wait for.
+    planned = plan.compared()
+    report = RunReport.of(
+        planned,
+        this_machine=plan.profiled.local_profile.hardware_fingerprint,
+        learning=plan.learning,
+        prediction=predict_launch(plan.profiled, plan.report.provisioning.launch_stages, plan.config),
+        training=training,
+        baseline=measure_baseline(run.clicks),
+        best_reachable=run.clicks.best_reachable,
+        bills=bills_of_run(run.workspace, run.provider, run.run_id),
+    )
+    text = report_text(report, run.workspace)
+    pictures = record_plan(run.workspace, planned, num_microbatches=plan.config.num_microbatches)
+    record_run(run.workspace, report, text=text)
+    decision = _judged(run, report, gates)
+    publish_report(run.workspace, report, pictures, decision=decision)
+    close_run(run.workspace, run.tracked, status="FINISHED", reason=COMPLETED)
+    tell_block(text)
+
+
+def _judged(run: OpenedRun, report: RunReport, gates: PromotionGates) -> PromotionDecision | None:
+    """Register the model and decide; None where the champion has been trained on later days."""
+    version = register_model(run.workspace, run.directory, report, run.clicks, day=run.asked.day)
+    decision = promote_if_better(
+        run.workspace,
+        run_id=run.run_id,
+        version=version,
+        day=run.asked.day,
+        dataset=run.dataset,
+        usd_per_million_samples=report.billed_usd_per_million_samples,
+        gates=gates,
+    )
+    if decision is None:
+        tell("champion", f"version {version} is not judged: the champion has been trained on later days")
+        return None
+    tell("champion", decision.why)
+    publish_decision(run.workspace, run.tracked, decision)
+    return decision

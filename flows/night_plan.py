@@ -1,0 +1,204 @@
+"""Plans a night: what its layers cost where, which machines that asks for, and why these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from zoneinfo import ZoneInfo
+
+from flows.opened_run import OpenedRun
+from flows.schedule import nightly_timezone
+from heterps_core.training.job import TrainingConfig
+from infra.catalogue.interruptions import read_counted
+from infra.catalogue.price_catalogue import PriceCatalogue
+from tasks.budget import spent_this_month_usd
+from tasks.deadline import Deadline, deadline_for, explained_by, floor_text, floor_with
+from tasks.kept_explanation import keep_explanation
+from tasks.learning import Learning, learn_from_runs
+from tasks.markets import device_types_to_buy
+from tasks.planned_job import PlannedJob, planned_job
+from tasks.prices import price_files, price_folder, refresh_before_renting
+from tasks.profiling import ProfiledModel, profile_layers
+from tasks.provisioning import find_offers, provision
+from tasks.publishing import publish_plan
+from tasks.recording import record_plan
+from tasks.reporting import plan_summary, plan_text
+from tasks.run_lifecycle import close_run
+from tasks.run_report import PlanReport
+from tasks.runs import utc_now
+from tasks.scheduling import (
+    explain_choice,
+    make_problem,
+    search_chosen,
+    simulate_choice,
+    with_compared,
+)
+from tasks.story import tell, tell_block
+from tasks.training import check_update_mode, training_config
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanningTerms:
+    """What a plan may be made of, what it must reach, and how it is searched for; fields as in train-ctr."""
+
+    scheduler: str
+    budget_evaluations: int
+    device_types: Sequence[str]
+    markets: Sequence[str]
+    catalogue: str | None
+    region: str
+    throughput_floor_samples_per_s: float
+    ready_by: str | None
+    planned_samples: int | None
+    planned_rows_per_slot: int | None
+    leave_out_costs: Sequence[str]
+    update_mode: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NightPlan:
+    """The plan of a run, and what it was made from."""
+
+    report: PlanReport
+    profiled: ProfiledModel
+    learning: Learning
+    config: TrainingConfig
+    budget_evaluations: int
+
+    def compared(self) -> PlanReport:
+        """Return the report with the plans of the other search methods, which takes seconds."""
+        searches = with_compared(
+            self.report.searches,
+            self.report.problem,
+            budget_evaluations=self.budget_evaluations,
+            seed=self.config.seed,
+        )
+        return replace(self.report, searches=searches)
+
+
+def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
+    """Find the plan of a run and the machines that it buys; nothing is launched.
+
+    Raises:
+        InfeasiblePlanError: No plan meets the floor, the deadline, or fits.
+        BudgetExceededError: The plan costs more than the caps allow.
+        UnknownNameError, ConfigurationError, ProvisioningError: See the steps.
+    """
+    job = planned_job(
+        run.dataset,
+        provider=run.provider,
+        batch_size=run.asked.batch_size,
+        planned_samples=terms.planned_samples,
+        planned_rows_per_slot=terms.planned_rows_per_slot,
+    )
+    device_types = device_types_to_buy(run.workspace, terms.device_types, terms.markets, run_id=run.run_id)
+    profiled = profile_layers(
+        run.workspace,
+        run.clicks,
+        job,
+        model=run.asked.model,
+        batch_size=run.batch_size,
+        device_types=device_types,
+    )
+    tell("profile", profiled.summary)
+
+    if not run.is_rehearsal:
+        refresh_before_renting(run.workspace, regions=[terms.region])
+    prices = PriceCatalogue(price_files(run.workspace, terms.catalogue))
+    offers = find_offers(
+        device_types,
+        catalogue=prices,
+        region=terms.region,
+        counted_interruptions=read_counted(price_folder(run.workspace)),
+    )
+    deadline = _deadline(run, terms, job)
+    with explained_by(deadline):
+        problem = make_problem(
+            profiled,
+            offers,
+            job,
+            device_types=device_types,
+            num_epochs=run.asked.epochs,
+            throughput_floor_samples_per_s=floor_with(deadline, terms.throughput_floor_samples_per_s),
+            leave_out_costs=terms.leave_out_costs,
+            profiling_usd=profiled.profiling_usd(run.run_id),
+        )
+    learning = learn_from_runs(run.workspace, run_id=run.run_id)
+    problem = learning.corrected(problem)
+    tell("learnt", learning.summary(problem))
+    with explained_by(deadline):
+        searches = search_chosen(
+            problem,
+            scheduler=terms.scheduler,
+            budget_evaluations=terms.budget_evaluations,
+            seed=run.asked.seed,
+        )
+    chosen = searches.results[terms.scheduler]
+    tell("plan", plan_summary(chosen.plan) + floor_text(deadline, terms.throughput_floor_samples_per_s))
+    explanation = explain_choice(problem, chosen)
+    simulation = simulate_choice(problem, chosen)
+
+    provisioning = provision(
+        chosen.plan,
+        offers,
+        provider=run.provider,
+        caps=run.caps,
+        spent_this_month_usd=spent_this_month_usd(run.workspace, run.provider),
+        price_files=[file.path for file in prices.files],
+    )
+    tell("machines", provisioning.summary)
+
+    config = training_config(
+        run.dataset,
+        batch_size=run.batch_size,
+        epochs=run.asked.epochs,
+        seed=run.asked.seed,
+        num_stages=len(provisioning.launch_stages),
+        update_mode=terms.update_mode,
+    )
+    check_update_mode(config, model=run.asked.model, dataset=run.dataset, stages=provisioning.launch_stages)
+    report = PlanReport(
+        run_id=run.run_id,
+        model=run.asked.model,
+        data=run.clicks.description,
+        num_train_rows=run.dataset.num_train_rows,
+        num_eval_rows=run.dataset.num_eval_rows,
+        problem=problem,
+        searches=searches,
+        scheduler=terms.scheduler,
+        explanation=explanation,
+        simulation=simulation,
+        provisioning=provisioning,
+        tracked=run.tracked,
+        is_estimated=bool(profiled.estimated_device_types),
+        day=run.asked.day,
+    )
+    keep_explanation(run.workspace, report)
+    return NightPlan(
+        report=report,
+        profiled=profiled,
+        learning=learning,
+        config=config,
+        budget_evaluations=terms.budget_evaluations,
+    )
+
+
+def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
+    """Record a plan, show it, and end the run there: what would be bought, for how much and why."""
+    report = plan.compared()
+    pictures = record_plan(run.workspace, report, num_microbatches=plan.config.num_microbatches)
+    publish_plan(run.workspace, report, pictures)
+    close_run(run.workspace, run.tracked, status="FINISHED", reason="plan only")
+    tell_block(plan_text(report, run.workspace))
+
+
+def _deadline(run: OpenedRun, terms: PlanningTerms, job: PlannedJob) -> Deadline | None:
+    if terms.ready_by is None:
+        return None
+    return deadline_for(
+        terms.ready_by,
+        now=utc_now(),
+        zone=ZoneInfo(nightly_timezone()),
+        num_samples=job.num_samples,
+        num_epochs=run.asked.epochs,
+    )

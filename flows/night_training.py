@@ -1,0 +1,78 @@
+"""Trains a planned night: its machines are rented, followed, held against the caps, and ended."""
+
+from __future__ import annotations
+
+from flows.night_plan import NightPlan
+from flows.opened_run import OpenedRun
+from heterps_core.training.training_run import TrainingRun
+from tasks.budget import check_finished_within_budget, spent_this_month_usd, within_budget
+from tasks.clusters import keep_storage_usage, rented_cluster
+from tasks.interruptions import interruption_summary, note_interruptions
+from tasks.live_fleet import only_fleet
+from tasks.prices import recheck_prices
+from tasks.profiling import charge_measurements
+from tasks.provisioning import Provisioning
+from tasks.reporting import training_summary
+from tasks.story import tell
+from tasks.training import resume_summary, train, write_job
+
+
+def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
+    """Train on the machines of a plan; None where they were taken back, and another launch can go on.
+
+    Raises:
+        BudgetExceededError: A cap is exceeded at the prices of now, or was reached.
+        ProvisioningError: A machine could not be had.
+        TrainingError: A worker failed or a node fell silent.
+    """
+    provisioning = _at_prices_of_now(run, plan.report.provisioning)
+    run_directory = run.directory
+    if run.is_resumed:
+        tell("resume", resume_summary(run_directory))
+    write_job(
+        run_directory,
+        run_id=run.run_id,
+        model=run.asked.model,
+        dataset=run.dataset,
+        stages=provisioning.launch_stages,
+        config=plan.config,
+        start=run.start,
+    )
+    with (
+        only_fleet(run.workspace, run.run_id),
+        rented_cluster(
+            run.workspace,
+            run.provider,
+            provisioning,
+            run_id=run.run_id,
+            run_directory=run_directory,
+            model=run.asked.model,
+            caps=run.caps,
+        ) as cluster,
+        within_budget(
+            run.workspace, cluster, run.caps, run_id=run.run_id, run_directory=run_directory
+        ) as watch,
+    ):
+        if not run.is_rehearsal:
+            charge_measurements(run.workspace, plan.profiled, run_id=run.run_id)
+        training = train(run_directory, cluster)
+    keep_storage_usage(run.workspace, run.run_id, training.storage + run_directory.usage)
+    check_finished_within_budget(watch, training, run_id=run.run_id)
+    leaving = note_interruptions(run.workspace, run.run_id, run_directory=run_directory, cluster=cluster)
+    if leaving and not training.is_complete:
+        tell("taken back", interruption_summary(training, leaving))
+        return None
+    tell("trained", training_summary(training))
+    return training
+
+
+def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisioning:
+    if run.is_rehearsal:
+        return provisioning
+    rechecked = recheck_prices(
+        provisioning,
+        caps=run.caps,
+        spent_this_month_usd=spent_this_month_usd(run.workspace, run.provider),
+    )
+    tell("prices", rechecked.summary)
+    return rechecked

@@ -1,0 +1,133 @@
+"""A run whose record is open: what it was asked for, what it begins with, and the rows that it trains on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefect.runtime import flow_run as current_flow_run
+
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.days import Night
+from heterps_core.training.job import default_batch_size
+from heterps_core.training.run_directory import RunDirectory
+from infra.caps import Caps
+from infra.workspace import Workspace
+from tasks.clusters import run_location
+from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, source_name
+from tasks.mlflow_names import START_TAG
+from tasks.provisioning import LOCAL_PROVIDER
+from tasks.runs import TrainingParameters, keep_parameters, open_record
+from tasks.start import Start, start_of_run
+from tasks.story import tell
+from tasks.tracked_run import TrackedRun
+from tasks.tracking import tag_run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedRun:
+    """A run of train-ctr, from when its record is open."""
+
+    workspace: Workspace
+    run_id: str
+    provider: str
+    caps: Caps
+    is_resumed: bool
+    asked: TrainingParameters
+    """Of a run that is resumed those that it began with."""
+
+    tracked: TrackedRun
+    start: Start
+    clicks: PreparedClicks
+    dataset: PreparedDataset
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Its machines are processes of this one."""
+        return self.provider == LOCAL_PROVIDER
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a training step."""
+        return self.asked.batch_size or default_batch_size(self.dataset.num_train_rows)
+
+    @property
+    def directory(self) -> RunDirectory:
+        """Where the flow's host and the nodes meet."""
+        return RunDirectory(run_location(self.workspace, self.provider, self.run_id))
+
+
+def begin_run(
+    workspace: Workspace,
+    asked: TrainingParameters,
+    night: Night | None,
+    *,
+    run_id: str,
+    scheduler: str,
+    provider: str,
+    caps: Caps,
+    is_resumed: bool,
+) -> OpenedRun:
+    """Open the record of a run, choose what it begins with, and prepare its rows.
+
+    Args:
+        workspace: Where the run is kept.
+        asked: What decides the trained model; a run that is resumed keeps what it began with.
+        night: Of `asked`; None where the data has no days, or the run is resumed.
+        run_id: Of the run.
+        scheduler: Whose plan is used, for the run's name.
+        provider: Of its machines.
+        caps: What it may spend.
+        is_resumed: It goes on from its newest checkpoint.
+
+    Raises:
+        ConfigurationError: There is no such run to resume, or the record of runs does not answer.
+        DataError: The rows cannot be read.
+        CheckpointError: The champion's files are not those that were registered.
+    """
+    asked = keep_parameters(workspace, asked, run_id=run_id, is_resumed=is_resumed)
+    if is_resumed and asked.day:
+        night = find_night_of(asked.data, asked.day)
+    tell("run", run_id)
+    tracked = open_record(
+        workspace,
+        run_id=run_id,
+        model=asked.model,
+        scheduler=scheduler,
+        provider=provider,
+        flow_run_id=current_flow_run.id,
+        data=source_name(asked.data, asked.schema_file),
+        day=asked.day,
+    )
+    start = start_of_run(
+        workspace,
+        RunDirectory(run_location(workspace, provider, run_id)) if is_resumed else None,
+        start_from=asked.start_from,
+        day=None if night is None else night.day,
+        model=asked.model,
+        schema=schema_of(asked.schema_file),
+    )
+    if start.reason:
+        tell("start", start.reason)
+    if start.model is not None:
+        tag_run(workspace, tracked, {START_TAG: start.model.version})
+    clicks = prepare_data(
+        workspace,
+        data=asked.data,
+        schema_file=asked.schema_file,
+        night=night,
+        buckets_per_slot=start.buckets_per_slot,
+        numeric_transform=start.numeric_transform,
+    )
+    tell("data", clicks.summary)
+    return OpenedRun(
+        workspace=workspace,
+        run_id=run_id,
+        provider=provider,
+        caps=caps,
+        is_resumed=is_resumed,
+        asked=asked,
+        tracked=tracked,
+        start=start,
+        clicks=clicks,
+        dataset=clicks.open(),
+    )

@@ -1,0 +1,60 @@
+"""Checks the parameters of a run before Prefect, a record or a machine is started for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from heterps_core.device_types import get_device_type
+from heterps_core.problem.extra_costs import NO_EXTRA_COSTS
+from heterps_core.scheduling.schedulers import get_scheduler
+from heterps_core.training.job import check_update_mode_name
+from infra.workspace import Workspace
+from tasks.clusters import check_provider
+from tasks.data import check_source
+from tasks.deadline import parse_time_of_day
+from tasks.markets import check_markets
+from tasks.parameter_ranges import check_numbers
+from tasks.prices import price_files
+from tasks.profiling import check_model_name
+from tasks.start import CHAMPION, check_start_name
+
+
+def check_parameters(
+    *,
+    data: str | None,
+    schema_file: str | None,
+    model: str,
+    scheduler: str,
+    provider: str,
+    device_types: list[str],
+    markets: list[str],
+    catalogue: str | None,
+    region: str,
+    leave_out_costs: list[str],
+    update_mode: str = "sync",
+    day: str | None = None,
+    start_from: str = CHAMPION,
+    ready_by: str | None = None,
+    **numbers: Any,
+) -> None:
+    """Check the parameters in milliseconds, before any work or record begins.
+
+    Raises:
+        UnknownNameError: A name is in no registry; the message lists the known ones.
+        DataError, ConfigurationError: A file or day is not there, the provider lacks what it needs, or a number is
+            out of its range.
+    """
+    check_numbers(numbers)
+    check_provider(Workspace.locate(), provider)
+    get_scheduler(scheduler)
+    check_model_name(model)
+    check_update_mode_name(update_mode)
+    check_start_name(start_from)
+    if ready_by is not None:
+        parse_time_of_day(ready_by)
+    for name in device_types:
+        get_device_type(name)
+    check_markets(markets=markets, provider=provider, catalogue=catalogue, region=region)
+    price_files(Workspace.locate(), catalogue)
+    NO_EXTRA_COSTS.without(leave_out_costs)
+    check_source(data, schema_file=schema_file, day=day)

@@ -1,0 +1,192 @@
+"""The processes of local nodes: how they start, how all of them are found again, and how they end.
+
+Each node is the leader of its own session, and its tags are environment variables, which every descendant inherits. A
+process is found by either, so that one that left the session or dropped the tags ends with its node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from heterps_core.errors import ProvisioningError
+
+NODE_ID_VARIABLE = "HETERPS_NODE_ID"
+STATE_VARIABLE = "HETERPS_STATE_DIR"
+"""Tells the processes of one state directory from those of another on the same machine."""
+
+TERM_GRACE_S = 3.0
+"""Between asking processes to end and ending them."""
+
+KILL_GRACE_S = 10.0
+POLL_INTERVAL_S = 0.02
+
+CREATE_TIME_TOLERANCE_S = 2.0
+"""The clock of a machine may be set while a process lives; a pid does not come back so soon."""
+
+NodeKey = tuple[str, str]
+"""Run id and node id."""
+
+_CHILDREN: dict[tuple[Path, NodeKey], subprocess.Popen[bytes]] = {}
+"""Nodes that this very process started, by state directory: only a parent can clear an ended child away."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessIdentity:
+    """A process told apart from a later one with the same pid."""
+
+    pid: int
+    created_at_s: float
+    """Seconds since the epoch."""
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity:
+        """Return the identity of a process that exists."""
+        return cls(pid=pid, created_at_s=psutil.Process(pid).create_time())
+
+    def is_alive(self) -> bool:
+        """Tell whether this very process exists and has not ended."""
+        try:
+            process = psutil.Process(self.pid)
+            is_same = abs(process.create_time() - self.created_at_s) <= CREATE_TIME_TOLERANCE_S
+            return is_same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+
+class NodeProcesses:
+    """The processes of the nodes of one state directory.
+
+    Args:
+        state_directory: Absolute.
+    """
+
+    def __init__(self, state_directory: Path) -> None:
+        self._state_directory = state_directory
+
+    def start(
+        self, key: NodeKey, command: Sequence[str], *, environment: Mapping[str, str], console: Path
+    ) -> ProcessIdentity:
+        """Start a node as the leader of a session; it has the variables of this process too.
+
+        Args:
+            key: Of the node.
+            command: Program and arguments.
+            environment: Variables that the node has besides.
+            console: File that its output is added to.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        with console.open("ab") as output:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={
+                    **os.environ,
+                    **environment,
+                    NODE_ID_VARIABLE: key[1],
+                    STATE_VARIABLE: str(self._state_directory),
+                },
+                start_new_session=True,
+            )
+        _CHILDREN[self._state_directory, key] = child
+        return ProcessIdentity.of(child.pid)
+
+    def tagged(self) -> Iterator[tuple[psutil.Process, NodeKey]]:
+        """Yield the processes on this machine that carry the tags of this state directory."""
+        for process in psutil.process_iter():
+            try:
+                environment = process.environ()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            if environment.get(STATE_VARIABLE) == str(self._state_directory) and process.pid != os.getpid():
+                yield process, (environment.get("HETERPS_RUN_ID", ""), environment.get(NODE_ID_VARIABLE, ""))
+
+    def end(self, keys: Collection[NodeKey], leaders: Sequence[ProcessIdentity]) -> None:
+        """Ask the processes of nodes to end, and end those that stay.
+
+        Processes are looked for again until none is left: one may have been started meanwhile.
+
+        Args:
+            keys: Of the nodes.
+            leaders: Their first processes, as far as they are known.
+
+        Raises:
+            ProvisioningError: A process is there after it was killed.
+        """
+        deadline_s = time.monotonic() + KILL_GRACE_S
+        _signal_all(self._of(keys, leaders), is_kill=False)
+        self._wait_for_none(keys, leaders, timeout_s=TERM_GRACE_S)
+        while processes := self._of(keys, leaders):
+            if time.monotonic() > deadline_s:
+                pids = ", ".join(str(process.pid) for process in processes)
+                runs = ", ".join(sorted({run_id for run_id, _ in keys}))
+                raise ProvisioningError(
+                    f"the processes {pids} of run {runs} must end when they are killed, and did not within "
+                    f"{KILL_GRACE_S:.0f} s; look at them with ps, the next sweep will try again"
+                )
+            _signal_all(processes, is_kill=True)
+            self._wait_for_none(keys, leaders, timeout_s=1.0)
+        for key in keys:
+            if child := _CHILDREN.pop((self._state_directory, key), None):
+                child.wait()
+
+    def _wait_for_none(
+        self, keys: Collection[NodeKey], leaders: Sequence[ProcessIdentity], *, timeout_s: float
+    ) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s and self._of(keys, leaders):
+            time.sleep(POLL_INTERVAL_S)
+
+    def _of(self, keys: Collection[NodeKey], leaders: Sequence[ProcessIdentity]) -> list[psutil.Process]:
+        """Return the live processes that carry the tag of a node, or are in the session of its leader."""
+        found = {process.pid: process for process, key in self.tagged() if key in keys}
+        sessions = {leader.pid for leader in leaders if _owns_its_pid(leader)}
+        for process in psutil.process_iter():
+            if process.pid not in found and _session_of(process.pid) in sessions:
+                found[process.pid] = process
+        return [process for process in found.values() if not _is_zombie(process)]
+
+
+def _signal_all(processes: Iterable[psutil.Process], *, is_kill: bool) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill() if is_kill else process.terminate()
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _owns_its_pid(leader: ProcessIdentity) -> bool:
+    """Tell whether the session named by a leader's pid is still the leader's.
+
+    While a session has members, its number is given to no new process: only a process that has the pid
+    and another time of creation shows that the session is gone and the number used again.
+    """
+    try:
+        created_at_s = psutil.Process(leader.pid).create_time()
+    except psutil.NoSuchProcess:
+        return True
+    return abs(created_at_s - leader.created_at_s) <= CREATE_TIME_TOLERANCE_S
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    """Tell whether a process has ended and only its entry is left."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

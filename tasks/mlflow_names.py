@@ -1,0 +1,42 @@
+"""Names under which runs and models stand in MLflow: experiments, tags, kinds and aliases."""
+
+from __future__ import annotations
+
+EXPERIMENT = "train-ctr"
+COMPARISON_EXPERIMENT = "compare-schedulers"
+
+RUN_ID_TAG = "heterps.run_id"
+KIND_TAG = "heterps.kind"
+CHOSEN_TAG = "heterps.chosen"
+END_REASON_TAG = "heterps.end_reason"
+HOST_TAG = "heterps.host"
+DAY_TAG = "heterps.day"
+"""Of the rows that were trained on, YYYY-MM-DD; missing where the data has no days."""
+
+DATA_TAG = "heterps.data"
+"""Where the rows came from."""
+
+MODEL_TAG = "heterps.model"
+START_TAG = "heterps.start_version"
+"""Version of the registered model whose weights training began with; missing where it began with new ones."""
+
+PROMOTED_TAG = "heterps.promoted"
+""""true" or "false": whether the model became champion, once that was decided; on the version and its run."""
+
+PROCESS_TAG = "heterps.process"
+"""The process that opened a run, by its pid and its start time."""
+
+PARENT_TAG = "mlflow.parentRunId"
+"""MLflow shows a run that has it below the run that it names."""
+
+REGISTERED_MODEL = "ctr"
+CHALLENGER_ALIAS = "challenger"
+CHAMPION_ALIAS = "champion"
+
+KIND_TRAINING = "training"
+KIND_SEARCH = "search"
+KIND_COMPARISON = "comparison"
+KIND_PROFILING = "profiling"
+
+NOTE_TAG = "mlflow.note.content"
+"""Markdown that MLflow shows above a run or an experiment."""

@@ -1,0 +1,248 @@
+"""Whole runs of `train-ctr`, each in its own process, while MLflow is killed or databases are locked.
+
+What a run should have recorded is read from what it left beside the record: the journal of the outbox, and the steps
+that its workers wrote. All runs share a workspace, so that layers are measured once.
+"""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_DATABASE_CONNECTION_URL
+from prefect.testing.utilities import prefect_test_harness
+
+from heterps_core.data.synthetic import write_click_stream
+from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.step_metrics import read_progress, read_steps
+from infra.ledger import Ledger
+from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
+from tasks.record_outbox import Outbox
+from tests.tracking_server import TrackingServer
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.slow
+
+PROJECT = Path(__file__).parents[2]
+LIMIT_S = 180.0
+SETTINGS = [
+    *("--epochs", "15", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
+    *("--device-types", "cpu-c7i", "gpu-t4"),
+]
+
+
+class Run:
+    """`train-ctr` as a person starts it."""
+
+    def __init__(self, workspace, clicks, **environment):
+        self.workspace = workspace
+        self.outbox = Outbox(workspace.outbox_directory)
+        self.earlier = set(workspace.runs_directory.glob("*"))
+        self.said = workspace.root / "run.out"
+        with self.said.open("w") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flows.train_ctr", "--data", str(clicks), *SETTINGS],
+                cwd=PROJECT,
+                env={
+                    **os.environ,
+                    **environment,
+                    HOME_VARIABLE: str(workspace.root),
+                    "PREFECT_API_URL": PREFECT_API_URL.value(),
+                    "PYTHONUNBUFFERED": "1",
+                },
+                stdout=said,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+    @property
+    def directory(self):
+        """Where its workers write; None before it has begun."""
+        new = set(self.workspace.runs_directory.glob("*")) - self.earlier
+        return RunDirectory(str(new.pop())) if new else None
+
+    def step(self):
+        """The newest step that it has told of; None before the first."""
+        assert self.process.poll() is None, self.process.stderr.read()
+        progress = read_progress(self.directory) if self.directory else None
+        return progress.step if progress else None
+
+    def wait_for_training(self):
+        return wait_for(self.step, timeout_s=LIMIT_S, what="the first training step")
+
+    def wait_for_word(self, word):
+        def is_said():
+            assert self.process.poll() is None, self.process.stderr.read()
+            return word in self.said.read_text()
+
+        wait_for(is_said, timeout_s=LIMIT_S, what=f"{word!r} in what the run says")
+
+    def end(self):
+        """Wait for its end; return its status and what it said of errors."""
+        _, errors = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, errors
+
+    def kill(self):
+        """End it at once; nothing happens where it has ended."""
+        with self.process:
+            self.process.kill()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect_database():
+    with prefect_test_harness(server_startup_timeout=90):
+        yield Path(str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value()).partition("///")[2])
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    return Workspace(root=tmp_path_factory.mktemp("faults") / "home").create()
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory):
+    return write_click_stream(tmp_path_factory.mktemp("clicks") / "clicks.tsv", num_rows=4_000, seed=5).path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def refused(tmp_path_factory, clicks, prefect_database):
+    """A run whose database is locked from its start on; it waits for 20 s, in which others run."""
+    workspace = Workspace(root=tmp_path_factory.mktemp("refused") / "home").create()
+    with locked(workspace.tracking_path):
+        run = Run(workspace, clicks)
+        yield run
+        run.kill()
+
+
+@contextmanager
+def locked(*databases):
+    """Hold databases as another program would: nobody writes to them, nor reads what keeps no log of writes."""
+    holders = [sqlite3.connect(path, isolation_level=None) for path in databases]
+    try:
+        for holder in holders:
+            holder.execute("BEGIN EXCLUSIVE")
+        yield
+    finally:
+        for holder in holders:
+            holder.close()
+
+
+def points(client, mlflow_run_id):
+    """Return how often each (key, value, timestamp, step) stands in the record of a run."""
+    keys = client.get_run(mlflow_run_id).data.metrics
+    return Counter(
+        (point.key, point.value, point.timestamp, point.step)
+        for key in keys
+        for point in client.get_metric_history(mlflow_run_id, key)
+    )
+
+
+def points_of_writes(writes, run_id):
+    return Counter(
+        tuple(metric)
+        for write in writes
+        if write.call == "log_batch" and write.run_id == run_id
+        for metric in write.arguments["metrics"]
+    )
+
+
+def losses(recorded):
+    return sorted((step, value) for key, value, _, step in recorded.elements() if key == "train/log_loss")
+
+
+def losses_of_workers(run):
+    [attempt] = read_steps(run.directory)
+    return [(step.step, step.loss) for step in attempt]
+
+
+def training_record(client, run):
+    experiment = client.get_experiment_by_name("train-ctr")
+    run_id = Path(run.directory.location).name
+    runs = client.search_runs([experiment.experiment_id], f"tags.`heterps.run_id` = '{run_id}'")
+    [training] = [each for each in runs if each.data.tags["heterps.kind"] == "training"]
+    return training, [each for each in runs if each is not training]
+
+
+def test_a_tracking_server_that_is_killed_in_mid_training_gets_every_figure_once(tmp_path, workspace, clicks):
+    server = TrackingServer(tmp_path)
+    run = Run(workspace, clicks, **{TRACKING_VARIABLE: server.url, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"})
+    try:
+        step_at_kill = run.wait_for_training()
+        server.stop()
+        run.wait_for_word("register   waits for MLflow's store")
+        journal = run.outbox.waiting()
+        server.start()
+        status, errors = run.end()
+
+        assert (status, errors) == (0, "")
+        assert run.outbox.is_empty
+        assert run.outbox.num_refused() == 0
+        client = MlflowClient(server.url)
+        training, children = training_record(client, run)
+        recorded = points(client, training.info.run_id)
+        # What was written while the server was away is there as the journal has it, each figure once.
+        waited = points_of_writes(journal, training.info.run_id)
+        assert {point: recorded[point] for point in waited} == dict.fromkeys(waited, 1)
+        assert max(recorded.values()) == 1
+        # What the workers wrote of their steps is there too, and goes beyond what was trained when it was killed.
+        assert losses(recorded) == losses_of_workers(run)
+        assert losses(recorded)[-1][0] > step_at_kill
+        assert {
+            "cost/billed_usd",
+            "quality/auc",
+            "overhead/start_to_first_step_s",
+        } <= training.data.metrics.keys()
+        # Children were created late, each once, with the time at which that was asked for.
+        created = {write.run_id: write for write in journal if write.call == "create_run"}
+        assert len(created) == len(children) > 0
+        for child in children:
+            write = created[child.data.tags["heterps.outbox_id"]]
+            assert child.info.start_time == write.arguments["start_time"]
+            assert points(client, child.info.run_id) == points_of_writes(journal, write.run_id)
+        assert training.info.status == "FINISHED"
+        assert {each.info.status for each in children} == {"FINISHED"}
+        [version] = client.search_model_versions("name = 'ctr'")
+        assert version.run_id == training.info.run_id
+    finally:
+        run.kill()
+        server.stop()
+
+
+def test_databases_that_are_locked_in_mid_training_cost_no_figure(workspace, clicks, prefect_database):
+    run = Run(workspace, clicks)
+    try:
+        run.wait_for_training()
+        with locked(workspace.tracking_path, prefect_database):
+            run.wait_for_word("trained")
+            # The first writes after the training meet the lock.
+            time.sleep(2)
+            assert run.process.poll() is None
+        status, errors = run.end()
+
+        assert (status, errors) == (0, "")
+        assert run.outbox.is_empty
+        training, _ = training_record(MlflowClient(workspace.tracking_uri), run)
+        recorded = points(MlflowClient(workspace.tracking_uri), training.info.run_id)
+        assert losses(recorded) == losses_of_workers(run)
+        assert max(recorded.values()) == 1
+        assert training.info.status == "FINISHED"
+    finally:
+        run.kill()
+
+
+def test_a_run_whose_database_is_locked_at_its_start_is_refused_in_one_line(refused):
+    status, errors = refused.end()
+
+    uri = refused.workspace.tracking_uri
+    assert status == 2
+    assert errors.startswith(f"error: runs are recorded in {uri}, which must answer, but does not")
+    assert "database is locked" in errors
+    assert len(errors.splitlines()) == 1
+    assert not Ledger(refused.workspace.ledger_path).entries()
+    assert refused.directory is None
