@@ -5,6 +5,7 @@ from __future__ import annotations
 from flows.night_plan import NightPlan
 from flows.opened_run import OpenedRun
 from heterps_core.training.training_run import TrainingRun
+from infra.caps import Caps
 from tasks.budget import check_finished_within_budget, spent_this_month_usd, within_budget
 from tasks.clusters import keep_storage_usage, rented_cluster
 from tasks.interruptions import interruption_summary, note_interruptions
@@ -75,4 +76,8 @@ def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisionin
         spent_this_month_usd=spent_this_month_usd(run.workspace, run.provider),
     )
     tell("prices", rechecked.summary)
+    if run.caps == Caps():
+        tell(
+            "caps", "none is set: only the plan's own price limits this run; max_usd_per_run and _month would"
+        )
     return rechecked
