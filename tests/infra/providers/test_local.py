@@ -8,7 +8,6 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import psutil
 import pytest
 
 from heterps_core.errors import ConfigurationError, ProvisioningError
@@ -48,16 +47,21 @@ def launch(provider, ledger, run_bootstrap, *, run_id="r1", lease_s=60.0):
 
 def tagged_pids(provider) -> list[int]:
     """Live processes that carry the tag, found without the provider's own code."""
+    return list(tagged_sessions(provider))
+
+
+def tagged_sessions(provider) -> dict[int, int]:
+    """The same, each with the process that leads its session."""
     tag = f"{STATE_VARIABLE}={provider.state_directory}".encode()
-    found = []
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             is_ours = tag in (folder / "environ").read_bytes().split(b"\0")
-            state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            state, _, _, session = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:4]
         except OSError:
             continue
         if is_ours and state != "Z":
-            found.append(int(folder.name))
+            found[int(folder.name)] = int(session)
     return found
 
 
@@ -261,9 +265,12 @@ def test_refuses_a_run_directory_that_is_not_on_this_machine(provider, ledger):
 
 def test_the_tag_of_another_state_directory_is_left_alone(provider, ledger, tmp_path):
     launch(provider, ledger, bootstrap(tmp_path / "run"))
+    # Not what a node starts for a moment.
+    leaders = {pid for pid, leader in tagged_sessions(provider).items() if pid == leader}
     other = LocalProvider(tmp_path / "other-leases")
 
     assert other.list_instances() == ()
     assert other.terminate("r1") == ()
-    assert all(psutil.pid_exists(pid) for pid in tagged_pids(provider))
+    assert len(leaders) == 2
+    assert leaders <= set(tagged_pids(provider))
     assert len(provider.list_instances()) == 2
