@@ -9,7 +9,6 @@ from infra.caps import Caps
 from tasks.budget import check_finished_within_budget, spent_this_month_usd, within_budget
 from tasks.clusters import keep_storage_usage, rented_cluster
 from tasks.interruptions import interruption_summary, note_interruptions
-from tasks.live_fleet import only_fleet
 from tasks.prices import recheck_prices
 from tasks.profiling import charge_measurements
 from tasks.provisioning import Provisioning
@@ -40,7 +39,6 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
         start=run.start,
     )
     with (
-        only_fleet(run.workspace, run.run_id),
         rented_cluster(
             run.workspace,
             run.provider,

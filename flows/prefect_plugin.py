@@ -1,8 +1,9 @@
 """Start-up plugin of Prefect that lets `prefect deployment run train-ctr` mean `train-ctr/train-ctr`.
 
-Prefect loads it through its entry point group `prefect.plugins` whenever it is imported. It acts only
-in the `prefect` command itself: a bare deployment name is completed, and where nobody chose a
-server the one that `make serve` started is used.
+Prefect loads it through its entry point group `prefect.plugins` whenever it is imported. It acts in the `prefect`
+command: a bare deployment name is completed, and where nobody chose a server the one that `make serve` started is
+used. And it acts in the process of a flow run, which would end at once where its server has died and is being
+started again: there it waits for the server.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from pathlib import PurePath
 
 from prefect.plugins import HookContext, SetupResult, register_hook
 
+from flows.prefect_api import wait_for_server
 from infra.workspace import Workspace
+
+FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
+"""Prefect's own: the run that a process was started for."""
 
 _COMMANDS = ("run", "inspect")
 _GROUPS = ("deployment", "deployments")
@@ -23,7 +28,10 @@ _OPTIONS_WITHOUT_VALUE = ("--watch", "--prompt", "--no-prompt", "--help", "-h")
 
 @register_hook
 def setup_environment(*, ctx: HookContext) -> SetupResult | None:
-    """Complete the name on the command line, and point the command at the served Prefect."""
+    """Complete the name on the command line and point the command at the served Prefect; see above."""
+    if os.environ.get(FLOW_RUN_VARIABLE) and (api_url := os.environ.get("PREFECT_API_URL")):
+        wait_for_server(api_url)
+        return None
     if not is_prefect_command(sys.argv, sys.orig_argv):
         return None
     sys.argv[1:] = with_full_deployment_name(sys.argv[1:])

@@ -31,6 +31,15 @@ REFRESH_PRICES = "refresh-prices"
 PROFILE_DEVICES = "profile-devices"
 """Runs on request only: it spends money."""
 
+DEPLOYMENTS = (
+    TRAIN_CTR,
+    SWEEP_ORPHANS,
+    COMPARE_SCHEDULERS,
+    REFRESH_PRICES,
+    PROFILE_DEVICES,
+    BACKFILL_CTR,
+)
+
 NIGHTLY_TIME = "04:30"
 NIGHTLY_CRON = "30 4 * * *"
 """No time zone skips or repeats 04:30 when daylight saving begins or ends; 02:30 would be lost or doubled."""

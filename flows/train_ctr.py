@@ -7,6 +7,7 @@ deployment; both are this one flow.
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from prefect import flow
 from prefect.runtime import flow_run as current_flow_run
@@ -37,7 +38,7 @@ from flows.schedule import TRAIN_CTR
 from infra.caps import Caps
 from infra.workspace import Workspace
 from tasks.data import find_night_of, source_name
-from tasks.live_fleet import check_no_other_fleet
+from tasks.live_fleet import only_fleet
 from tasks.overhead import record_overhead
 from tasks.planned_job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT
 from tasks.promotion_gates import PromotionGates
@@ -176,17 +177,6 @@ def train_ctr(
     run_id = resume_run_id or new_run_id(current_flow_run.id, now=utc_now())
     is_resumed = resume_run_id is not None
     night = None if is_resumed else find_night_of(data, day)
-    if night is not None and not (again or plan_only):
-        source = source_name(data, schema_file)
-        earlier = finished_run(workspace, day=str(night.day), data=source, model=model)
-        if earlier is not None:
-            tell(
-                "done",
-                f"run {earlier} has trained {model} on {night.day} of {data}; again=True trains once more",
-            )
-            return earlier
-    if not plan_only:
-        check_no_other_fleet(workspace, run_id)
     asked = TrainingParameters(
         data=data,
         schema_file=schema_file,
@@ -197,7 +187,8 @@ def train_ctr(
         day=None if night is None else str(night.day),
         start_from=start_from,
     )
-    run = begin_run(
+    begin = partial(
+        begin_run,
         workspace,
         asked,
         night,
@@ -207,19 +198,29 @@ def train_ctr(
         caps=caps,
         is_resumed=is_resumed,
     )
-
-    plan = plan_night(run, terms)
     if plan_only:
-        end_with_plan(run, plan)
+        run = begin()
+        end_with_plan(run, plan_night(run, terms))
         return run_id
 
-    training = train_night(run, plan)
-    if training is None:
-        return train_ctr(**{**current_flow_run.parameters, "resume_run_id": run_id})
-    record_overhead(workspace, run.tracked, run.directory, started_at=started_at)
-
-    judge_and_record(run, plan, training, gates)
-    return run_id
+    with only_fleet(workspace, run_id):
+        if night is not None and not again:
+            source = source_name(data, schema_file)
+            earlier = finished_run(workspace, day=str(night.day), data=source, model=model)
+            if earlier is not None:
+                tell(
+                    "done",
+                    f"run {earlier} has trained {model} on {night.day} of {data}; again=True trains once more",
+                )
+                return earlier
+        run = begin()
+        plan = plan_night(run, terms)
+        training = train_night(run, plan)
+        if training is not None:
+            record_overhead(workspace, run.tracked, run.directory, started_at=started_at)
+            judge_and_record(run, plan, training, gates)
+            return run_id
+    return train_ctr(**{**current_flow_run.parameters, "resume_run_id": run_id})
 
 
 if __name__ == "__main__":

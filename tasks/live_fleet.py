@@ -1,7 +1,11 @@
 """One fleet at a time in a workspace, whatever starts it: a schedule, a shell, a back-fill or a measurement.
 
-Two would cost twice, and on one machine both would be measured wrong. A lock of this machine keeps out who
-starts at the same moment; the ledger and the leases keep out what another process, now dead, left alive.
+Two would cost twice, on one machine both would be measured wrong, and a day could be trained twice. A lock of this
+machine keeps out who starts while a run is at work, from its plan to its record; the ledger and the leases keep out
+what another process, now dead, left alive.
+
+Prefect's own concurrency limits would not do: a run under one is ended when the server is away for seconds at the
+moment at which it renews its lease of the place, or was started again since, as leases live in the server's memory.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def only_fleet(workspace: Workspace, run_id: str) -> Iterator[None]:
-    """Keep every other run of the workspace from launching while the block runs.
+    """Keep every other run of the workspace out while the block runs.
 
     Raises:
-        LiveFleetError: Another run has machines; names them and the way out.
+        LiveFleetError: Another run is at work or has machines; names them and the way out.
     """
     with workspace.fleet_lock_path.open("a+") as lock:
         try:
@@ -41,7 +45,7 @@ def only_fleet(workspace: Workspace, run_id: str) -> Iterator[None]:
             lock.seek(0)
             holder = lock.read().strip() or "another run"
             raise LiveFleetError(
-                f"one fleet at a time may be alive in a workspace, but {holder} is launching or ending its machines "
+                f"one fleet at a time may be alive in a workspace, but {holder} is planning, launching or recording "
                 f"right now; wait until it has ended, or end it: heterps stop {holder}"
             ) from problem
         check_no_other_fleet(workspace, run_id)

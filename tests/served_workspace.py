@@ -154,7 +154,8 @@ class ServedWorkspace:
 
     def stop(self) -> None:
         """Stop in order, and kill what is left."""
-        self.process.send_signal(signal.SIGINT)
+        # Not SIGINT, which a shell's background jobs ignore.
+        self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(60)
         finally:

@@ -1,23 +1,14 @@
 import importlib
 import json
 import logging
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import yaml
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
-from prefect.states import Pending, Scheduled
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.deployments import (
-    HEARTBEAT_AUTOMATION,
-    START_AUTOMATION,
     deployments,
-    install_crash_automations,
-    skip_missed_runs,
-    start_again,
 )
 from flows.sweep_orphans import sweep_orphans
 from heterps_core.errors import ConfigurationError
@@ -32,7 +23,7 @@ def server():
         yield
 
 
-def test_deployments_are_named_as_their_flows_and_run_one_at_a_time():
+def test_deployments_are_named_as_their_flows():
     training, sweeper, comparison, prices, profiling, backfill = deployments()
 
     assert (training.flow_name, training.name) == ("train-ctr", "train-ctr")
@@ -45,12 +36,20 @@ def test_deployments_are_named_as_their_flows_and_run_one_at_a_time():
         [],
     )
     assert (backfill.flow_name, backfill.name, backfill.schedules) == ("backfill-ctr", "backfill-ctr", [])
-    assert backfill.concurrency_limit == 1
-    assert prices.concurrency_limit == profiling.concurrency_limit == 1
-    assert training.concurrency_limit == sweeper.concurrency_limit == comparison.concurrency_limit == 1
-    assert training.concurrency_options.collision_strategy.value == "CANCEL_NEW"
     [nightly] = training.schedules
     assert (nightly.schedule.cron, nightly.schedule.timezone) == ("30 4 * * *", "UTC")
+
+
+def test_sweeps_do_not_pile_up_and_no_run_that_trains_depends_on_a_lease_of_prefects_server():
+    """A run under a limit is ended where the server was started again since, as its lease is forgotten."""
+    limits = {each.name: each.concurrency_limit for each in deployments()}
+
+    assert {name for name, limit in limits.items() if limit is not None} == {"sweep-orphans"}
+    [sweeper] = [each for each in deployments() if each.name == "sweep-orphans"]
+    assert (sweeper.concurrency_limit, sweeper.concurrency_options.collision_strategy.value) == (
+        1,
+        "CANCEL_NEW",
+    )
 
 
 def test_a_worker_is_offered_the_same_deployments_as_make_serve_runs():
@@ -61,58 +60,6 @@ def test_a_worker_is_offered_the_same_deployments_as_make_serve_runs():
         path, _, function = each["entrypoint"].partition(":")
         module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
         assert getattr(module, function).name == each["name"]
-
-
-@pytest.mark.parametrize(("name", "seconds"), [(HEARTBEAT_AUTOMATION, 90), (START_AUTOMATION, 600)])
-def test_automations_that_call_dead_runs_crashed_are_installed_once(name, seconds):
-    install_crash_automations()
-    install_crash_automations()
-
-    with get_client(sync_client=True) as client:
-        [automation] = client.read_automations_by_name(name)
-    assert automation.trigger.within == timedelta(seconds=seconds)
-
-
-def test_a_run_that_was_about_to_start_begins_again_and_keeps_nobody_out():
-    """A process that is killed between taking a run and starting it leaves it pending, and its place taken."""
-    training, *_ = deployments()
-    deployment_id = training.apply()
-    with get_client(sync_client=True) as client:
-        taken = client.create_flow_run_from_deployment(deployment_id)
-        client.set_flow_run_state(taken.id, Pending())
-        other = client.create_flow_run_from_deployment(deployment_id)
-
-        assert start_again() == 1
-        assert start_again() == 0
-
-        assert client.read_flow_run(taken.id).state.is_scheduled()
-        # The place is free again.
-        assert client.set_flow_run_state(other.id, Pending()).status.value == "ACCEPT"
-        for run in (taken, other):
-            client.delete_flow_run(run.id)
-
-
-def test_missed_nightly_runs_are_skipped_and_asked_for_runs_are_kept():
-    training, *_ = deployments()
-    deployment_id = training.apply()
-    past = Scheduled(scheduled_time=datetime.now(UTC) - timedelta(hours=1))
-    with get_client(sync_client=True) as client:
-        asked_for = client.create_flow_run_from_deployment(deployment_id, state=past)
-        # What the server's scheduler would have inserted for the last two nights.
-        nights = {
-            "start_time": str(datetime.now(UTC) - timedelta(days=2)),
-            "end_time": str(datetime.now(UTC)),
-        }
-        client.request("POST", "/deployments/{id}/schedule", path_params={"id": deployment_id}, json=nights)
-
-        assert skip_missed_runs() == 2
-        assert skip_missed_runs() == 0
-        kept = client.read_flow_runs(
-            deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=["train-ctr"]))
-        )
-
-    now = datetime.now(UTC)
-    assert [run.id for run in kept if run.expected_start_time < now] == [asked_for.id]
 
 
 def test_a_sweep_closes_the_record_of_a_dead_run_and_a_second_finds_nothing(tmp_path, monkeypatch, caplog):

@@ -46,7 +46,9 @@ def test_the_file_has_every_deployment_that_is_served_with_its_schedule():
             for s in served[name].schedules
         ]
         assert one.get("schedules", []) == schedules, name
-        assert one["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+        limit = served[name].concurrency_limit
+        wanted = None if limit is None else {"limit": limit, "collision_strategy": "CANCEL_NEW"}
+        assert one.get("concurrency_limit") == wanted, name
 
 
 def test_a_workers_runs_have_the_environment_of_served_ones(tmp_path):

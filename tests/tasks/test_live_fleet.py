@@ -127,7 +127,7 @@ def test_of_two_that_start_at_once_one_is_refused_until_the_other_is_gone(worksp
         assert holder.stdout.readline() == "held\n"
         with (
             pytest.raises(
-                ProvisioningError, match=r"starting is launching or ending .* heterps stop starting"
+                ProvisioningError, match=r"starting is planning, launching .* heterps stop starting"
             ),
             only_fleet(workspace, "run-2"),
         ):
