@@ -36,6 +36,9 @@ from tasks.champion import Champion, champion_before
 CHAMPION, SCRATCH = "champion", "scratch"
 START_NAMES = (CHAMPION, SCRATCH)
 
+ACCUMULATORS_KEPT = 0.5
+"""Of what Adagrad has accumulated, at each night: best for clicks that drift (docs/LOG.md)."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
@@ -139,6 +142,7 @@ def choose_start(
             run_id=champion.run_id,
             weights_sha256=description["weights_sha256"],
             optimizer_state=state,
+            accumulators_kept=ACCUMULATORS_KEPT,
         ),
         folder=champion.folder,
         reason=f"goes on from {name} of {champion.day}, with its tables and numeric transform; {optimizers}",

@@ -171,6 +171,9 @@ class StartModel:
     optimizer_state: OptimizerState | None = None
     """None for a model that was exported without it, whose optimizers start anew."""
 
+    accumulators_kept: float = 1.0
+    """By which Adagrad's accumulators are multiplied: they never forget, and slow a table down night by night."""
+
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StartModel:
         """Read what `asdict` gave."""

@@ -96,6 +96,9 @@ def load_start_model(
         goes_on |= row_optimizer_state(model)
     with _verified_file(run, start, OPTIMIZER_STATE, state.sha256) as file:
         _fill(goes_on, tables, file)
+    for name, tensor in goes_on.items():
+        if name.endswith(".accumulator"):
+            tensor.mul_(start.accumulators_kept)
     for change in state.left_aside(
         dense_optimizer=config.dense_optimizer, embedding_optimizer=config.embedding_optimizer
     ):

@@ -62,7 +62,11 @@ def test_a_night_goes_on_with_the_champions_weights_tables_and_transform(champio
     start = choose(champion)
 
     assert start.model == StartModel(
-        version="7", run_id="run-7", weights_sha256=SHA256, optimizer_state=STATE
+        version="7",
+        run_id="run-7",
+        weights_sha256=SHA256,
+        optimizer_state=STATE,
+        accumulators_kept=0.5,
     )
     assert start.folder == champion.folder
     assert (start.buckets_per_slot, start.numeric_transform) == (2048, TRANSFORM)

@@ -253,6 +253,20 @@ def test_a_learning_rate_may_change_between_nights(dataset, exported, tmp_path):
     assert torch.equal(model.tables["embedding"].state["accumulator"], accumulator)
 
 
+def test_adagrad_forgets_a_share_between_nights_and_adam_forgets_by_itself(dataset, exported, tmp_path):
+    run = RunDirectory(str(tmp_path))
+    run.upload_folder(exported, START_MODEL)
+    job = with_optimizers(make_job(dataset.directory, (1, 1)), "adam", "rowwise-adagrad")
+    model = build(job)
+
+    load_start_model(run, replace(make_start(exported), accumulators_kept=0.25), model, config=job.config)
+
+    state = load_file(exported / OPTIMIZER_STATE)
+    assert torch.equal(model.tables["embedding"].state["accumulator"], 0.25 * state["embedding.accumulator"])
+    moments = dense_state(model)
+    assert all(torch.equal(moments[key], state[f"output.weight.{key}"]) for key in moments)
+
+
 def test_a_model_that_was_exported_without_state_goes_on_with_new_optimizers_and_says_so(
     dataset, exported, tmp_path, caplog
 ):
