@@ -161,9 +161,23 @@ class RunDirectory:
         self.write_bytes(key, json.dumps(document, indent=1).encode())
 
     def read_json(self, key: str) -> Any | None:
-        """Return a JSON file's content, or None where there is no file."""
-        content = self.read_bytes(key)
-        return None if content is None else json.loads(content)
+        """Return a JSON file's content, or None where there is no file.
+
+        Parts of two versions that pass the checks of `read_bytes`, as the same two came twice, are no JSON: neither a
+        part of an object nor one with something behind it is.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        reads_left = 1 if self.is_local else _MAX_READS
+        while True:
+            reads_left -= 1
+            content = self.read_bytes(key)
+            try:
+                return None if content is None else json.loads(content)
+            except ValueError:
+                if not reads_left:
+                    raise
 
     def require_json(self, key: str) -> Any:
         """Return a JSON file's content.
@@ -184,27 +198,37 @@ class RunDirectory:
 
     def names(self, key: str) -> list[str]:
         """Return the sorted names of files and folders directly under a folder; none where it is missing."""
-        selector = fs.FileSelector(f"{self._root}/{key}", allow_not_found=True)
-        self._count(put_requests=1)
-        names = [info.base_name for info in self._files.get_file_info(selector)]
+        names = [info.base_name for info in self._list(key)]
         return sorted(name for name in names if not name.startswith("."))
 
     def file_sizes(self, key: str) -> dict[str, int]:
         """Return the bytes of each file directly under a folder."""
-        selector = fs.FileSelector(f"{self._root}/{key}", allow_not_found=True)
-        infos = self._files.get_file_info(selector)
-        self._count(put_requests=1)
-        return {info.base_name: info.size for info in infos if info.type == fs.FileType.File}
+        return {info.base_name: info.size for info in self._list(key) if info.type == fs.FileType.File}
 
     def stamps(self, key: str) -> dict[str, int]:
         """Return when each file below a folder was last written, in the store's own clock (ns), by its key.
 
         One request tells of all files of all nodes.
         """
-        selector = fs.FileSelector(f"{self._root}/{key}", allow_not_found=True, recursive=True)
-        self._count(put_requests=1)
-        infos = [info for info in self._files.get_file_info(selector) if info.type == fs.FileType.File]
+        infos = [info for info in self._list(key, recursive=True) if info.type == fs.FileType.File]
         return {info.path.removeprefix(f"{self._root}/"): info.mtime_ns for info in infos}
+
+    def _list(self, key: str, *, recursive: bool = False) -> list[fs.FileInfo]:
+        """Return what is below a folder; nothing where it is missing.
+
+        Arrow lists, and where that fails looks whether the folder is there. One that is made in between is an error
+        to it, so it is asked again.
+        """
+        selector = fs.FileSelector(f"{self._root}/{key}", allow_not_found=True, recursive=recursive)
+        reads_left = _MAX_READS
+        while True:
+            reads_left -= 1
+            self._count(put_requests=1)
+            try:
+                return list(self._files.get_file_info(selector))
+            except FileNotFoundError:
+                if not reads_left:
+                    raise
 
     def upload_folder(self, source: Path, key: str) -> None:
         """Copy the files directly in a folder of this machine to a folder of the run."""

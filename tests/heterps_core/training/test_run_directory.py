@@ -52,6 +52,27 @@ def test_a_location_of_unknown_kind_is_refused_with_the_known_ones():
         RunDirectory("ftp://host/folder")
 
 
+def test_a_folder_that_comes_and_goes_is_listed_or_empty(tmp_path):
+    run = RunDirectory(str(tmp_path))
+    folder = tmp_path / "nodes"
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            folder.mkdir()
+            folder.rmdir()
+
+    maker = threading.Thread(target=come_and_go)
+    maker.start()
+    try:
+        seen = [(run.stamps("nodes"), run.names("nodes")) for _ in range(2_000)]
+    finally:
+        ended.set()
+        maker.join()
+
+    assert seen == [({}, [])] * 2_000
+
+
 def test_a_file_in_a_bucket_that_is_replaced_all_the_time_is_never_read_in_parts(monkeypatch):
     with bucket_location(monkeypatch) as location:
         writing, reading = RunDirectory(location), RunDirectory(location)
