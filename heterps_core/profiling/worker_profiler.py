@@ -46,6 +46,9 @@ from heterps_core.training.stage_model import build_stage_model
 STORE_NAME = "store"
 """File in the folder by which the processes find one another."""
 
+_FAILURE = "failure-"
+"""Before the rank, the name of a file in which a worker says why it failed."""
+
 TIMEOUT = timedelta(seconds=120)
 NUM_WARMUP_STEPS = 3
 MEASURED_S = 1.0
@@ -240,7 +243,7 @@ def main() -> None:
     multiprocessing.set_start_method("fork" if sys.platform == "linux" else "spawn")
     num_workers = sum(job.replicas_per_stage)
     workers = [
-        multiprocessing.Process(target=take_part, args=(rank, folder, job), daemon=True)
+        multiprocessing.Process(target=_take_part_or_say, args=(rank, folder, job), daemon=True)
         for rank in range(num_workers)
     ]
     for worker in workers:
@@ -251,9 +254,20 @@ def main() -> None:
             # The others would wait for the one that failed.
             for worker in running:
                 worker.kill()
-            raise SystemExit(1)
     if any(worker.exitcode for worker in workers):
-        raise SystemExit(1)
+        # Behind the tracebacks, of which those of other workers may be cut off by their end.
+        said = [path.read_text(encoding="utf-8") for path in sorted(folder.glob(f"{_FAILURE}*"))]
+        raise SystemExit("\n".join(said) or "a worker was killed")
+
+
+def _take_part_or_say(rank: int, folder: Path, job: TrainingJob) -> None:
+    """Take part, and leave a line behind where that fails."""
+    try:
+        take_part(rank, folder, job)
+    except Exception as error:
+        line = f"worker {rank}: {type(error).__name__}: {error}"
+        (folder / f"{_FAILURE}{rank}").write_text(line, encoding="utf-8")
+        raise
 
 
 if __name__ == "__main__":
