@@ -46,7 +46,7 @@ def only_fleet(workspace: Workspace, run_id: str) -> Iterator[None]:
             holder = lock.read().strip() or "another run"
             raise LiveFleetError(
                 f"one fleet at a time may be alive in a workspace, but {holder} is planning, launching or recording "
-                f"right now; wait until it has ended, or end it: heterps stop {holder}"
+                f"right now and has no machines that heterps stop could end; wait for it, or cancel its flow run"
             ) from problem
         check_no_other_fleet(workspace, run_id)
         lock.truncate(0)

@@ -127,7 +127,8 @@ def test_of_two_that_start_at_once_one_is_refused_until_the_other_is_gone(worksp
         assert holder.stdout.readline() == "held\n"
         with (
             pytest.raises(
-                ProvisioningError, match=r"starting is planning, launching .* heterps stop starting"
+                ProvisioningError,
+                match=r"starting is planning, launching .* wait for it, or cancel its flow run$",
             ),
             only_fleet(workspace, "run-2"),
         ):
