@@ -1,40 +1,41 @@
-"""Nights of `make serve` in which its processes are killed at random moments: what each came to, and what was left.
+"""Thirty nights of `make serve` in which its processes are killed at random moments: what came of it, what was left.
 
-Days arrive in a served workspace, and for each the deployment `train-ctr` is asked for. At a random moment SIGKILL
-ends the supervisor (serve), Prefect's server, or both; who started `make serve` starts it again, as systemd does.
-The night's run must then come to an end of its own; a day that it did not train is asked for once more, and must be
-trained. After each case every day must be trained once, and nothing may be left that is not so: no run that is
-called running, no flow run that nobody asked for, no machine, no process too many, no record that waits to be
-delivered. `docs/OPERATING.md` says what is to be expected.
+The story is that of `thirty_nights`, and each night the deployment `train-ctr` is asked for. In 20 of the nights
+SIGKILL ends the supervisor (serve), Prefect's server, or both at a random moment; who started `make serve` starts it
+again, as systemd does. The night's run must then come to an end of its own; a night that did not end as documented is
+asked for once more, and must. After each night every day must be trained once, and nothing may be left that is not
+so: no run that is called running, no flow run that nobody asked for, no machine, no process too many, no record that
+waits to be delivered. `docs/OPERATING.md` says what is to be expected.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from flows.schedule import NIGHTLY_VARIABLE, SWEEP_ORPHANS, TRAIN_CTR
-from heterps_core.data.click_days import write_click_days
-from heterps_core.data.days import PARTITION_PREFIX
+from flows.schedule import BACKFILL_CTR, NIGHTLY_VARIABLE, SWEEP_ORPHANS, TRAIN_CTR
 from infra.ledger import EntryState, Ledger
 from tasks.mlflow_store import outbox
 from tasks.nights import night_of
 from tasks.past_runs import past_trainings
+from tests.benchmarks.served_processes import kind_of, surplus
+from tests.benchmarks.thirty_nights import ArrivingDays, Documented, day_of, documented_ending
 from tests.served_workspace import ServedWorkspace, wait_for
 
-FIRST_DAY = date(2026, 10, 1)
 ROWS_PER_DAY = 8_000
+
+NIGHTS_PER_CASE = 1.5
+"""Thirty nights for twenty kills."""
 
 SERVE, SERVER, BOTH = "serve", "server", "both"
 TARGETS = (SERVE, SERVER, BOTH)
@@ -42,83 +43,79 @@ TARGETS = (SERVE, SERVER, BOTH)
 ENDS_WITHIN_S = 300.0
 """A night takes a minute; a run whose process is gone is called crashed after 90 s without a heartbeat."""
 
-TERMINAL = {"COMPLETED", "FAILED", "CANCELLED", "CRASHED"}
+COMPLETED = "COMPLETED"
+TERMINAL = {COMPLETED, "FAILED", "CANCELLED", "CRASHED"}
 
-SERVICES = {
-    "prefect server": 1,
-    "mlflow server": 1,
-    "flows.deployments": 1,
-    "flows.guard": 1,
-    "flows.serve": 1,
+STATE_OF = {
+    Documented.TRAINED: COMPLETED,
+    Documented.REFUSED: "FAILED",
+    Documented.NOTHING_NEW: COMPLETED,
 }
-"""Processes of a served workspace in which nothing runs."""
+"""Prefect's state of a run that ended as documented."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """What is killed in a night, and when."""
+
+    target: str
+    after_s: float
+    """Since the run was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of one case."""
+    """What came of one night."""
 
-    case: int
-    target: str
-    killed_after_s: float
-    """Since the run was asked for."""
+    kill: Kill | None
 
     ended_as: str
-    """State of the run that was hit."""
+    """State of the run that was asked for first."""
 
     ended_after_s: float
-    """Since the kill."""
+    """Since the kill; since it was asked for where nothing was killed."""
 
     wrong: Sequence[str]
     """What was left that is not so."""
 
 
 def run(*, seed: int = 0, num_cases: int = 20, keep: Path | None = None) -> list[dict[str, Any]]:
-    """Run the cases, print a line for each and return the figures in the form of the benchmark contract."""
+    """Run the nights, print a line for each and return the figures in the form of the benchmark contract."""
     with tempfile.TemporaryDirectory() as temporary:
-        folder = keep or Path(temporary)
-        outcomes = run_cases(folder, num_cases=num_cases, random=random.Random(seed))
-    ends = Counter(outcome.ended_as for outcome in outcomes)
+        outcomes = run_nights(keep or Path(temporary), num_kills=num_cases, random=random.Random(seed))
+    hit = [outcome for outcome in outcomes if outcome.kill is not None]
+    ends = Counter(outcome.ended_as for outcome in hit)
     print("the runs that were hit ended as " + ", ".join(f"{state} ({n})" for state, n in ends.most_common()))
     figures = [
-        figure("cases", len(outcomes), "cases"),
-        figure("cases_with_something_wrong", sum(bool(outcome.wrong) for outcome in outcomes), "cases"),
-        figure("kill_to_end_of_run_median", statistics.median(each.ended_after_s for each in outcomes), "s"),
-        figure("kill_to_end_of_run_worst", max(each.ended_after_s for each in outcomes), "s"),
+        figure("nights", len(outcomes), "nights"),
+        figure("nights_with_a_kill", len(hit), "nights"),
+        figure("nights_with_something_wrong", sum(bool(outcome.wrong) for outcome in outcomes), "nights"),
+        figure("kill_to_end_of_run_median", statistics.median(each.ended_after_s for each in hit), "s"),
+        figure("kill_to_end_of_run_worst", max(each.ended_after_s for each in hit), "s"),
     ]
     for entry in figures:
         print(f"{entry['name']:<36}{entry['value']:>10.1f} {entry['unit']}")
     return figures
 
 
-def run_cases(folder: Path, *, num_cases: int, random: random.Random) -> list[Outcome]:
-    """Serve a workspace, train a first day undisturbed, then kill once in each of the nights that follow."""
-    data, arriving = folder / "clicks", folder / "arriving"
-    data.mkdir()
-    write_click_days(
-        arriving,
-        first_day=FIRST_DAY,
-        num_days=num_cases + 2,
-        rows_per_day=ROWS_PER_DAY,
-        seed=random.randrange(1_000),
+def run_nights(folder: Path, *, num_kills: int, random: random.Random) -> list[Outcome]:
+    """Serve a workspace and see the nights through; the first is left alone and says how long a night is."""
+    num_nights = math.ceil(NIGHTS_PER_CASE * num_kills)
+    killed_nights = set(random.sample(range(2, num_nights + 1), num_kills))
+    days = ArrivingDays(
+        folder, num_nights=num_nights, rows_per_day=ROWS_PER_DAY, seed=random.randrange(1_000)
     )
-    nightly = {"data": str(data), "budget_evaluations": 200}
+    nightly = {"data": str(days.data), "budget_evaluations": 200}
     served = ServedWorkspace(folder / "home", settings={NIGHTLY_VARIABLE: json.dumps(nightly)})
     try:
         served.wait_until_up()
-        arrive(1, arriving, data)
-        arrive(2, arriving, data)
-        nights = KilledNights(served=served, asked=[])
-        started_s = time.perf_counter()
-        assert nights.train() == "COMPLETED", served.serving_log()
-        night_s = time.perf_counter() - started_s
-        print(f"a night that nothing disturbs takes {night_s:.1f} s from being asked for", flush=True)
+        nights = KilledNights(served=served, days=days)
         outcomes = []
-        for case in range(1, num_cases + 1):
-            arrive(case + 2, arriving, data)
-            outcomes.append(
-                nights.case(case, target=random.choice(TARGETS), after_s=random.uniform(0, night_s))
-            )
+        for night in range(1, num_nights + 1):
+            kill = None
+            if night in killed_nights:
+                kill = Kill(random.choice(TARGETS), random.uniform(0, outcomes[0].ended_after_s))
+            outcomes.append(nights.see_through(night, kill))
     finally:
         served.stop()
     return outcomes
@@ -129,53 +126,69 @@ class KilledNights:
     """The nights of one served workspace."""
 
     served: ServedWorkspace
-    asked: list[str]
+    days: ArrivingDays
+    asked: list[str] = field(default_factory=list)
     """Ids of the runs of `train-ctr` that were asked for."""
 
-    def case(self, case: int, *, target: str, after_s: float) -> Outcome:
-        """Ask for a night, kill, and see it through."""
-        asked = self.ask_for(TRAIN_CTR)
-        time.sleep(after_s)
-        killed_s = time.perf_counter()
-        self.kill(target)
+    trained: list[int] = field(default_factory=list)
+    """Nights that should have trained by now, back-filled ones among them."""
+
+    def see_through(self, night: int, kill: Kill | None) -> Outcome:
+        """Let the days of a night arrive, ask for it, kill, and see it through."""
+        wrong = [
+            f"the back-fill of {day_of(missed)} ended as {state}"
+            for missed in self.days.evening_before(night, self.served.workspace)
+            if (state := self.backfill(missed)) != COMPLETED
+        ]
+        documented = documented_ending(night)
+        asked, since_s = self.ask_for(TRAIN_CTR), time.perf_counter()
+        if kill is not None:
+            time.sleep(kill.after_s)
+            since_s = time.perf_counter()
+            self.kill(kill.target)
         ended_as = self.end_of(asked)
-        ended_after_s = time.perf_counter() - killed_s
-        wrong = []
-        if not self.is_trained(case + 1) and (again := self.train()) != "COMPLETED":
-            wrong.append(f"the day was asked for again and ended as {again}")
+        ended_after_s = time.perf_counter() - since_s
+        if ended_as != STATE_OF[documented]:
+            again = self.end_of(self.ask_for(TRAIN_CTR))
+            if again != STATE_OF[documented]:
+                wrong.append(f"it was asked for again and ended as {again}, not as {documented}")
+        if documented is Documented.TRAINED:
+            self.trained.append(night)
         self.sweep()
-        wrong += self.what_is_wrong(num_days=case + 1)
-        outcome = Outcome(
-            case=case,
-            target=target,
-            killed_after_s=after_s,
-            ended_as=ended_as,
-            ended_after_s=ended_after_s,
-            wrong=wrong,
-        )
+        wrong += self.what_is_wrong()
+        was_killed = "" if kill is None else f"{kill.target} killed after {kill.after_s:.1f} s"
         print(
-            f"case {case:>2}: {target:<6} killed after {after_s:5.1f} s; the run ended as {ended_as:<9} "
-            f"{ended_after_s:5.1f} s later  {'; '.join(wrong) or 'nothing wrong'}",
+            f"night {night:>2} ({documented}): {was_killed:<27} ended as {ended_as:<9} after "
+            f"{ended_after_s:5.1f} s  {'; '.join(wrong) or 'nothing wrong'}",
             flush=True,
         )
-        return outcome
+        return Outcome(kill=kill, ended_as=ended_as, ended_after_s=ended_after_s, wrong=wrong)
 
-    def train(self) -> str:
-        """Ask for a night, wait for its end and return its state."""
-        return self.end_of(self.ask_for(TRAIN_CTR))
+    def backfill(self, night: int) -> str:
+        """Train one day that a night has missed; return the state in which the back-fill ended."""
+        self.trained.append(night)
+        day = str(day_of(night))
+        settings = {"budget_evaluations": 200}
+        return self.end_of(
+            self.ask_for(
+                BACKFILL_CTR, first_day=day, last_day=day, data=str(self.days.data), settings=settings
+            )
+        )
 
     def sweep(self) -> None:
         """Sweep to the end; a sweep is refused while the one that runs every five minutes is at work."""
         wait_for(
-            lambda: self.end_of(self.ask_for(SWEEP_ORPHANS)) == "COMPLETED",
+            lambda: self.end_of(self.ask_for(SWEEP_ORPHANS)) == COMPLETED,
             timeout_s=ENDS_WITHIN_S,
             what="a sweep",
         )
 
-    def ask_for(self, deployment: str) -> str:
+    def ask_for(self, deployment: str, **parameters: Any) -> str:
         """Ask for a run as `prefect deployment run` does; return its id."""
         found = self.served.ask("/deployments/filter", {"deployments": {"name": {"any_": [deployment]}}})
-        asked: str = self.served.ask(f"/deployments/{found[0]['id']}/create_flow_run", {})["id"]
+        asked: str = self.served.ask(
+            f"/deployments/{found[0]['id']}/create_flow_run", {"parameters": parameters}
+        )["id"]
         if deployment == TRAIN_CTR:
             self.asked.append(asked)
         return asked
@@ -215,21 +228,15 @@ class KilledNights:
         """Return how often Prefect's server was started again since the start of `make serve`."""
         return self.served.output.read_text().count("Prefect server is up again")
 
-    def is_trained(self, day: int) -> bool:
-        """Tell whether a day, counted from 1, has been trained to its end."""
-        return str(day_of(day)) in self.trained_days()
-
-    def trained_days(self) -> list[str]:
-        """Return the days of all runs that were trained to their end."""
-        return [night.day for night in map(night_of, self.records()) if night.status == "FINISHED"]
-
-    def what_is_wrong(self, *, num_days: int) -> list[str]:
-        """Return what stands that is not so, after days 1 to `num_days` were seen to."""
-        wrong = []
-        trained = Counter(self.trained_days())
-        for number in range(1, num_days + 1):
-            if (times := trained[str(day_of(number))]) != 1:
-                wrong.append(f"{day_of(number)} was trained {times} times")
+    def what_is_wrong(self) -> list[str]:
+        """Return what stands that is not so."""
+        trained = Counter(night.day for night in map(night_of, self.records()) if night.status == "FINISHED")
+        wanted = Counter(str(day_of(night)) for night in self.trained)
+        wrong = [
+            f"{day} was trained {trained[day]} times and not {wanted[day]} times"
+            for day in sorted(trained | wanted)
+            if trained[day] != wanted[day]
+        ]
         wrong += [
             f"record {past.run_id} is called running" for past in self.records() if past.status == "RUNNING"
         ]
@@ -241,7 +248,9 @@ class KilledNights:
             if each["state_type"] not in TERMINAL
             and datetime.fromisoformat(each["expected_start_time"]) < now
         ]
-        unasked = [each for each in runs if each["start_time"] and each["id"] not in self.asked]
+        # A day of a back-fill is a run within a run.
+        by_itself = [each for each in runs if each["start_time"] and not each["parent_task_run_id"]]
+        unasked = [each for each in by_itself if each["id"] not in self.asked]
         wrong += [f"flow run {each['id']} was not asked for" for each in unasked]
         due = Counter(each["expected_start_time"] for each in runs if each["state_type"] == "SCHEDULED")
         wrong += [f"{count} runs are scheduled for {at}" for at, count in due.items() if count > 1]
@@ -271,54 +280,6 @@ class KilledNights:
     def records(self) -> Any:
         """Return MLflow's records of all runs."""
         return past_trainings(self.served.workspace, most=1_000)
-
-
-def surplus(served: ServedWorkspace) -> list[str]:
-    """Return the processes of a workspace that are not its services, or more of one than there should be."""
-    left = Counter(SERVICES)
-    found = []
-    for process in served.processes():
-        kind = kind_of(process)
-        # Children of a service, such as MLflow's worker, are its own.
-        if kind is None and has_service_above(process):
-            continue
-        left[kind or ""] -= 1
-        if left[kind or ""] < 0:
-            found.append(f"process {process.pid} is left: {' '.join(words_of(process))[:80]}")
-    return found
-
-
-def has_service_above(process: psutil.Process) -> bool:
-    """Tell whether a process was started by a service that runs no flows."""
-    try:
-        return any(kind_of(each) in ("prefect server", "mlflow server") for each in process.parents())
-    except psutil.Error:
-        return False
-
-
-def kind_of(process: psutil.Process) -> str | None:
-    """Return which service a process is, None where it is none."""
-    words = " ".join(words_of(process)[1:4]).removeprefix("-m ")
-    return next((name for name in SERVICES if words.startswith(name)), None)
-
-
-def words_of(process: psutil.Process) -> list[str]:
-    """Return the command line of a process; empty where it has ended."""
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
-def arrive(number: int, arriving: Path, data: Path) -> None:
-    """Let a day, counted from 1, arrive whole."""
-    name = f"{PARTITION_PREFIX}{day_of(number)}"
-    (arriving / name).rename(data / name)
-
-
-def day_of(number: int) -> date:
-    """Return the date of a day; days count from 1."""
-    return FIRST_DAY + timedelta(days=number - 1)
 
 
 def figure(name: str, value: float, unit: str) -> dict[str, Any]:

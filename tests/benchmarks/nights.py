@@ -1,14 +1,12 @@
 """Thirty nights on a stream that drifts: how each ends, and how near models stay to the best reachable AUC.
 
-Days arrive one by one, and each night runs `train-ctr` as the schedule does, in a process of its own with the
-parameters of the deployment. On the way come a day whose rows are damaged and are repaired later, a day that arrives
-a day late, and a jump of prices. Every night must end as `docs/OPERATING.md` says; afterwards nothing may be recorded
-as running, no day may have been trained twice, and no machine may be alive. With `--keep` workspace and data stay.
+The story is that of `thirty_nights`. Each night runs `train-ctr` as the schedule does, in a process of its own with
+the parameters of the deployment, and must end as `docs/OPERATING.md` says; afterwards nothing may be recorded as
+running, no day may have been trained twice, and no machine may be alive. With `--keep` workspace and data stay.
 """
 
 from __future__ import annotations
 
-import gzip
 import os
 import statistics
 import subprocess
@@ -16,30 +14,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heterps_core.data.click_days import write_click_days
-from heterps_core.data.days import PARTITION_PREFIX
-from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT
-from infra.catalogue.refreshed_prices import write_refreshed
 from infra.ledger import EntryState, Ledger
 from infra.workspace import HOME_VARIABLE, Workspace
 from tasks.nights import Night, night_of
 from tasks.past_runs import past_trainings
-from tasks.prices import price_folder
+from tests.benchmarks.thirty_nights import ArrivingDays, Documented, day_of, documented_ending
 
-FIRST_DAY = date(2026, 10, 1)
 ROWS_PER_DAY = 20_000
 NIGHT_LIMIT_S = 300.0
-
-BAD, REPAIRED, LATE, PRICES = 7, 9, 14, 20
-"""Nights before which a damaged day arrives, is repaired, is late, and prices jump; counted from 1."""
-
-PRICE_JUMP = 4.0
-"""Accelerators cost so many times as much from then on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,32 +73,13 @@ def run(*, seed: int = 0, num_cases: int = 30, keep: Path | None = None) -> list
 
 def run_nights(folder: Path, workspace: Workspace, *, num_nights: int, seed: int) -> list[Ending]:
     """Let days arrive and run the nights; the night of day n runs once day n + 1 is there."""
-    data, arriving = folder / "clicks", folder / "arriving"
-    data.mkdir(exist_ok=True)
-    write_click_days(
-        arriving, first_day=FIRST_DAY, num_days=num_nights + 1, rows_per_day=ROWS_PER_DAY, seed=seed
-    )
-
-    def arrive(number: int) -> None:
-        name = f"{PARTITION_PREFIX}{day_of(number)}"
-        (arriving / name).rename(data / name)
-
-    arrive(1)
+    days = ArrivingDays(folder, num_nights=num_nights, rows_per_day=ROWS_PER_DAY, seed=seed)
     endings = []
     for night in range(1, num_nights + 1):
-        if night != LATE:
-            arrive(night + 1)
-        if night == LATE + 1:
-            arrive(LATE + 1)
-            endings.append(backfill(night - 1, data, workspace))
-        if night == BAD:
-            damage(data / f"{PARTITION_PREFIX}{day_of(night + 1)}")
-        if night == REPAIRED:
-            repair(data / f"{PARTITION_PREFIX}{day_of(BAD + 1)}")
-            endings += [backfill(missed, data, workspace) for missed in (BAD, BAD + 1)]
-        if night == PRICES:
-            raise_prices(workspace)
-        endings.append(train(night, data, workspace))
+        endings += [
+            backfill(missed, days.data, workspace) for missed in days.evening_before(night, workspace)
+        ]
+        endings.append(train(night, days.data, workspace))
     return endings
 
 
@@ -157,57 +124,20 @@ def start(night: int, workspace: Workspace, module: str, *arguments: str) -> End
 
 
 def unexpected(endings: Sequence[Ending]) -> list[Ending]:
-    """Return the endings that are not those that are documented.
-
-    A night whose day, or the next one, is damaged fails and says so; one whose next day is late finds the day before
-    done, and says so; all others train.
-    """
+    """Return the endings that are not those that are documented."""
     seen: set[int] = set()
     found = []
     for ending in endings:
-        is_repeat = ending.night in seen
+        documented = Documented.TRAINED if ending.night in seen else documented_ending(ending.night)
         seen.add(ending.night)
-        if ending.night in (BAD, BAD + 1) and not is_repeat:
-            is_as_documented = ending.exit_status != 0 and "day=" in ending.words
-        elif ending.night == LATE and not is_repeat:
-            is_as_documented = ending.exit_status == 0 and ending.words.startswith("done")
-        else:
-            is_as_documented = ending.exit_status == 0 and not ending.words
-        if not is_as_documented:
+        is_as_documented = {
+            Documented.TRAINED: ending.exit_status == 0 and not ending.words,
+            Documented.REFUSED: ending.exit_status != 0 and "day=" in ending.words,
+            Documented.NOTHING_NEW: ending.exit_status == 0 and ending.words.startswith("done"),
+        }
+        if not is_as_documented[documented]:
             found.append(ending)
     return found
-
-
-def day_of(number: int) -> date:
-    """Return the date of a day; days count from 1."""
-    return FIRST_DAY + timedelta(days=number - 1)
-
-
-def damage(partition: Path) -> None:
-    """Put a line in the middle of a day's file that is no row, and keep the good file beside the folder."""
-    [path] = partition.glob("*.tsv.gz")
-    good = path.read_bytes()
-    partition.with_name(f"_{partition.name}").write_bytes(good)
-    rows = gzip.decompress(good).splitlines(keepends=True)
-    rows[len(rows) // 2] = b"no row at all\n"
-    path.write_bytes(gzip.compress(b"".join(rows)))
-
-
-def repair(partition: Path) -> None:
-    """Put the good file back."""
-    [path] = partition.glob("*.tsv.gz")
-    path.write_bytes(partition.with_name(f"_{partition.name}").read_bytes())
-
-
-def raise_prices(workspace: Workspace) -> None:
-    """Write prices of today in which accelerators have become dear."""
-    offers = [
-        replace(offer, price_usd_per_hour=offer.price_usd_per_hour * PRICE_JUMP)
-        if offer.instance_type.accelerator_count
-        else offer
-        for offer in BUNDLED_SNAPSHOT.offers()
-    ]
-    write_refreshed(price_folder(workspace), offers, at=datetime.now(UTC))
 
 
 def print_nights(nights: Sequence[Night], endings: Sequence[Ending]) -> None:
