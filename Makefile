@@ -44,5 +44,6 @@ lock:
 	( echo "# Exact versions of a tested environment, Python 3.11; written by 'make lock'."; \
 	  $(BIN)/python -m pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+cpu$$//' ) > requirements.lock
 
+# Leaves .heterps alone: it holds bills and champions.
 clean:
-	rm -rf $(VENV) .heterps build *.egg-info
+	rm -rf $(VENV) build *.egg-info

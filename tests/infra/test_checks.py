@@ -1,6 +1,8 @@
 import os
 import shutil
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,15 @@ def test_this_machine_can_run_the_line(tmp_path):
     assert "not made yet" in found["workspace"].found
     assert f"{os.cpu_count()}" in found["processor cores"].found
     assert not (tmp_path / "new").exists()
+
+
+def test_the_way_out_make_clean_leaves_bills_and_champions_alone():
+    project = Path(__file__).parents[2]
+
+    done = subprocess.run(["make", "-n", "clean"], cwd=project, capture_output=True, text=True, check=True)
+
+    assert ".venv" in done.stdout
+    assert ".heterps" not in done.stdout
 
 
 def test_packages_are_held_against_the_lock_file(tmp_path):
