@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -11,7 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.errors import UnknownNameError
+from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.graph.model_graph import ModelGraph
 from heterps_core.models import CTR_MODELS
 from heterps_core.profiling.device_profile import DeviceProfile
@@ -80,14 +82,23 @@ class ProfiledModel:
 
 
 def check_model_name(model: str) -> None:
-    """Check that a model is registered or at least has the form of an import path, without loading torch.
+    """Check that a model is registered or an import path whose package is there, without loading torch.
 
     Raises:
-        UnknownNameError: It is neither.
+        UnknownNameError: It is neither registered nor an import path.
+        ConfigurationError: Its package is not there.
     """
+    if model in CTR_MODELS:
+        return
     module_name, _, function_name = model.partition(":")
-    if model not in CTR_MODELS and not (module_name and function_name):
+    package = module_name.partition(".")[0]
+    if not (package and function_name):
         raise UnknownNameError("model", model, [*CTR_MODELS, "package.module:function"])
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        raise ConfigurationError(
+            f"the model {model!r} must name a function as package.module:function, but there is no {package!r}; "
+            "is its folder on PYTHONPATH?"
+        )
 
 
 @task(name="profile layers", cache_policy=NO_CACHE)

@@ -60,6 +60,7 @@ def test_good_names_pass(good_names):
     ("wrong", "error", "message"),
     [
         ({"model": "ctrdn"}, UnknownNameError, "ctrdnn"),
+        ({"model": "no_such_package.models:build"}, ConfigurationError, "PYTHONPATH"),
         ({"scheduler": "exakt"}, UnknownNameError, "Did you mean 'exact'"),
         ({"update_mode": "async"}, UnknownNameError, "hybrid, sync"),
         ({"provider": "gcp"}, UnknownNameError, "aws, local"),
