@@ -46,7 +46,7 @@ def check_compared_model(model: str) -> None:
     """Check that a model can be profiled, without loading torch.
 
     Raises:
-        UnknownNameError: It is not registered and has not the form of an import path.
+        UnknownNameError, ConfigurationError: See `check_model_name`.
     """
     if model in CNN_MODELS:
         return

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.command_line import main, parser_for
 from flows.compare_schedulers import check_parameters, command_line, compare_schedulers
@@ -16,6 +15,8 @@ from heterps_core.scheduling.schedulers import SCHEDULERS, get_scheduler
 from heterps_core.scheduling.schedulers.base import ProposingScheduler
 from infra.workspace import Workspace
 from tests.tasks.builders import make_problem
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
 
 METHODS = ["exact", "gpu-only", "brute-force"]
 BUDGET = 64
@@ -49,12 +50,6 @@ class EndlessScheduler(SlowScheduler):
 
     name = "endless"
     default_budget_evaluations = 1_000
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server():
-    with prefect_test_harness(server_startup_timeout=60):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +168,7 @@ def test_models_are_planned_for_a_night_and_one_that_cannot_be_made_is_left_out(
     output = tmp_path / "COMPARISON.md"
 
     compare_schedulers(
-        models=["nce", "no_such_module:build"],
+        models=["nce", "json:no_such_function"],
         methods=["exact"],
         seeds=1,
         device_types=["cpu-c7i", "gpu-t4"],
@@ -184,7 +179,7 @@ def test_models_are_planned_for_a_night_and_one_that_cannot_be_made_is_left_out(
     assert tables_of(text)["nce"]["exact"]["plans"] == "1/1"
     assert "1,000,000,000 samples" in text
     assert "Times are estimated, not measured, for cpu-c7i, gpu-t4." in text
-    assert "- no_such_module:build: " in text
+    assert "- json:no_such_function: " in text
 
 
 def test_problem_files_may_be_given_in_parts():
