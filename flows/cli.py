@@ -10,7 +10,7 @@ import sys
 
 from flows.commands import doctor, status
 from heterps_core import cli
-from tasks.commands import champion, cost, explain, interruptions, offers, rollback, runs, stop, sweep
+from tasks.commands import champion, cost, explain, interruptions, offers, rollback, runs, stop, sweep, tidy
 
 _COMMANDS: tuple[cli.Command, ...] = (
     ("champion", "which model serves, since when, how good and how dear it is", champion),
@@ -24,6 +24,7 @@ _COMMANDS: tuple[cli.Command, ...] = (
     ("status", "what runs now, what it has cost, and what comes next", status),
     ("stop", "let a run write a checkpoint, then end its machines", stop),
     ("sweep", "end machines that nobody answers for; for cron", sweep),
+    ("tidy", "delete files of old runs and models that nobody needs; for cron", tidy),
 )
 
 

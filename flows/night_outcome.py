@@ -18,6 +18,7 @@ from tasks.run_report import RunReport
 from tasks.runs import COMPLETED
 from tasks.scheduling import predict_launch
 from tasks.story import tell, tell_block
+from tasks.tidying import drop_what_resuming_needs
 
 
 def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun, gates: PromotionGates) -> None:
@@ -45,6 +46,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun, gat
     decision = _judged(run, report, gates)
     publish_report(run.workspace, report, pictures, decision=decision)
     close_run(run.workspace, run.tracked, status="FINISHED", reason=COMPLETED)
+    drop_what_resuming_needs(run.directory)
     tell_block(text)
 
 

@@ -30,9 +30,11 @@ __all__ = [
     "PromotionDecision",
     "PromotionGates",
     "RolledBack",
+    "alone_with_champion",
     "apply_decision",
     "champion_before",
     "champion_of",
+    "is_rolled_back",
     "judge_challenger",
     "roll_back",
 ]
@@ -97,7 +99,7 @@ def champion_before(workspace: Workspace, day: date) -> Champion | None:
             for registered in model_registry.registered_versions(workspace)
             if registered.version in names
             and registered.model == current.model
-            and not _is_rolled_back(registered)
+            and not is_rolled_back(registered)
             and _knows_only_days_before(registered, day)
         ]
         current = max(earlier, key=lambda registered: registered.day or "", default=current)
@@ -108,7 +110,7 @@ def _knows_only_days_before(registered: RegisteredVersion, day: date) -> bool:
     return registered.day is not None and registered.day < day.isoformat()
 
 
-def _is_rolled_back(registered: RegisteredVersion) -> bool:
+def is_rolled_back(registered: RegisteredVersion) -> bool:
     """Tell whether a version was taken back after it had last become champion."""
     tags = registered.tags
     return ROLLED_BACK_TAG in tags and tags[ROLLED_BACK_TAG] >= tags.get(SINCE_TAG, "")
@@ -135,7 +137,7 @@ def apply_decision(workspace: Workspace, decision: PromotionDecision) -> None:
         ConfigurationError: Another version has become champion since the decision was made, or MLflow's store does
             not answer.
     """
-    with _alone(workspace):
+    with alone_with_champion(workspace):
         registered = model_registry.find_version(workspace, decision.version)
         if PROMOTED_TAG in registered.tags:
             return
@@ -177,7 +179,7 @@ def roll_back(workspace: Workspace, *, to: str | None = None) -> RolledBack:
     """
     # Before the lock is made, which would leave a file where nothing was ever recorded.
     _require_champion(workspace)
-    with _alone(workspace):
+    with alone_with_champion(workspace):
         current = _require_champion(workspace)
         _make_up_for_mark(workspace, current)
         target = _earlier_champion(workspace, current, to)
@@ -249,7 +251,7 @@ def _mark_applied(workspace: Workspace, registered: RegisteredVersion, *, is_pro
 
 
 @contextmanager
-def _alone(workspace: Workspace) -> Iterator[None]:
+def alone_with_champion(workspace: Workspace) -> Iterator[None]:
     """Keep other processes of this workspace from moving the alias; the lock ends with the process."""
     workspace.root.mkdir(parents=True, exist_ok=True)
     with (workspace.root / "champion.lock").open("w") as lock:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
 
 from heterps_core.errors import ConfigurationError
 from infra.workspace import TRACKING_VARIABLE, Workspace
@@ -23,6 +25,9 @@ from tasks.record_outbox import Outbox, first_line
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
+    from mlflow.store.artifact.artifact_repo import ArtifactRepository
+
+_LOCAL_SCHEMES = ("", "file")
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +148,46 @@ def search_runs(client: PatientClient, condition: str) -> list[Run]:
         token = page.token
         if not token:
             return found
+
+
+def local_path(uri: str) -> Path | None:
+    """Return the folder on this machine that MLflow means by a URI of stored files, None where it is elsewhere."""
+    parts = urlparse(uri)
+    return Path(unquote(parts.path)) if parts.scheme in _LOCAL_SCHEMES else None
+
+
+def stored_bytes(workspace: Workspace, uri: str) -> int:
+    """Return the size of a folder that MLflow keeps; none where it is missing."""
+    path = local_path(uri)
+    if path is not None:
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    repository, name = _repository(workspace, uri)
+    return _listed_bytes(repository, name)
+
+
+def delete_stored(workspace: Workspace, uri: str) -> None:
+    """Delete a folder that MLflow keeps, here or as a server allows it; a missing one is no error."""
+    path = local_path(uri)
+    if path is None:
+        repository, name = _repository(workspace, uri)
+        repository.delete_artifacts(name)
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def _repository(workspace: Workspace, uri: str) -> tuple[ArtifactRepository, str]:
+    """Return the store of the folder above that of a URI, and the name of that folder in it."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    above, _, name = uri.rstrip("/").rpartition("/")
+    return get_artifact_repository(above, tracking_uri=workspace.tracking_uri), name
+
+
+def _listed_bytes(repository: ArtifactRepository, name: str) -> int:
+    return sum(
+        _listed_bytes(repository, info.path) if info.is_dir else info.file_size or 0
+        for info in repository.list_artifacts(name)
+    )
 
 
 def _connect(workspace: Workspace) -> MlflowClient:

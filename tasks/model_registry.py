@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlparse
 
 from heterps_core.errors import CheckpointError, ConfigurationError, UnknownNameError
 from heterps_core.serving.exported_files import exported_sha256
@@ -25,7 +24,7 @@ from infra.workspace import Workspace
 from tasks import click_model
 from tasks.click_model import ClickModel, example_rows
 from tasks.mlflow_names import CHALLENGER_ALIAS, DAY_TAG, MODEL_TAG, REGISTERED_MODEL, RUN_ID_TAG
-from tasks.mlflow_store import answering_client, deliver_waiting, has_records, outbox
+from tasks.mlflow_store import answering_client, deliver_waiting, has_records, local_path, outbox
 from tasks.patient_client import is_passing
 from tasks.tracked_run import TrackedRun
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 SHA256_TAG = "heterps.model_sha256"
 
 _ARTIFACT_FOLDER = "model"
-_LOCAL_SCHEMES = ("", "file")
 _NEWEST = 5
 """Versions that an error names."""
 
@@ -154,6 +152,12 @@ def version_called(workspace: Workspace, alias: str) -> RegisteredVersion | None
         return _read(client.get_model_version(REGISTERED_MODEL, version))
 
 
+def aliases_of(workspace: Workspace) -> Mapping[str, str]:
+    """Return the versions that aliases name; none where no model is registered."""
+    with _registry(workspace) as client:
+        return {} if client is None else _aliases(client) or {}
+
+
 def call_version(workspace: Workspace, version: str, alias: str) -> None:
     """Let an alias name a version, in one step; whatever it named before, it names no longer."""
     with answering_client(workspace) as client:
@@ -199,6 +203,11 @@ def verified_folder(workspace: Workspace, registered: RegisteredVersion) -> Path
             registered, f"the SHA-256 of {folder} is {found}, registered was {registered.sha256 or 'none'}"
         )
     return folder
+
+
+def fetched_directory(workspace: Workspace) -> Path:
+    """Return where versions that lie on a server are fetched to, in folders such as "12-0f3a..."."""
+    return workspace.root / "registered"
 
 
 def _save_for_mlflow(folder: Path, saved: Path) -> None:
@@ -272,12 +281,12 @@ def _root_of(workspace: Workspace, registered: RegisteredVersion) -> Path:
     """Return the folder that MLflow keeps for a version, on this machine."""
     with answering_client(workspace) as client:
         uri = client.get_model_version_download_uri(REGISTERED_MODEL, registered.version)
-        parts = urlparse(uri)
-        if parts.scheme in _LOCAL_SCHEMES:
-            return Path(unquote(parts.path))
+        path = local_path(uri)
+        if path is not None:
+            return path
         from mlflow.artifacts import download_artifacts
 
-        root = workspace.root / "registered" / f"{registered.version}-{registered.sha256[:12]}"
+        root = fetched_directory(workspace) / f"{registered.version}-{registered.sha256[:12]}"
         if not root.exists():
             root.parent.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix=".fetched-", dir=root.parent) as name:

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
 from tasks.clusters import bills_of_run, end_machines_of, providers_of_run
-from tasks.mlflow_names import DATA_TAG, DAY_TAG, END_REASON_TAG, MODEL_TAG
-from tasks.mlflow_store import store_must_answer
+from tasks.mlflow_names import DATA_TAG, DAY_TAG, END_REASON_TAG, KIND_TRAINING, MODEL_TAG
+from tasks.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.past_runs import past_trainings
 from tasks.run_lifecycle import close_dead_run, open_run
 from tasks.start import CHAMPION
@@ -71,24 +71,43 @@ def keep_parameters(
     """Write a new run's parameters beside it, or return those that a resumed run began with.
 
     Raises:
-        ConfigurationError: There is no such run to resume.
+        ConfigurationError: There is no such run to resume, it has finished, or the record of runs does not answer.
     """
     path = workspace.run_directory(run_id) / PARAMETERS_FILE
     if not is_resumed:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(parameters), indent=1) + "\n")
         return parameters
+    _check_not_finished(workspace, run_id)
     try:
         document: dict[str, object] = json.loads(path.read_text())
         return TrainingParameters(**document)  # type: ignore[arg-type]
     except FileNotFoundError as error:
-        known = sorted(entry.name for entry in workspace.runs_directory.glob("*"))[-5:]
+        known = sorted(entry.parent.name for entry in workspace.runs_directory.glob(f"*/{PARAMETERS_FILE}"))[
+            -5:
+        ]
         raise ConfigurationError(
-            f"resume_run_id must be a run in {workspace.runs_directory}, got {run_id!r}; "
-            f"the newest are: {', '.join(known) or 'none'}"
+            f"resume_run_id must be a run in {workspace.runs_directory} whose files heterps tidy has not deleted, "
+            f"got {run_id!r}; the newest are: {', '.join(known) or 'none'}"
         ) from error
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"the parameters of run {run_id} in {path} are damaged: {error}") from error
+
+
+def _check_not_finished(workspace: Workspace, run_id: str) -> None:
+    """Refuse what would train nothing, and write over the record of a night that was good."""
+    if not has_records(workspace):
+        return
+    with store_must_answer(workspace):
+        records = runs_of(client_of(workspace), run_id, KIND_TRAINING)
+    for record in records:
+        if record.info.status == "FINISHED" and record.data.tags.get(END_REASON_TAG) == COMPLETED:
+            ended_at = datetime.fromtimestamp(record.info.end_time / 1_000, UTC)
+            raise ConfigurationError(
+                f"resume_run_id must be a run that did not come to its end, but {run_id} finished at "
+                f"{ended_at:%Y-%m-%d %H:%M} UTC: its model is registered, its checkpoints are deleted, and nothing "
+                f"is left to resume; to train its day once more, start a new run with again=True"
+            )
 
 
 def finished_run(workspace: Workspace, *, day: str, data: str, model: str) -> str | None:

@@ -25,7 +25,7 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +272,23 @@ class RunDirectory:
         if self.exists(key):
             self._files.delete_dir(f"{self._root}/{key}")
             self._count(get_requests=1, put_requests=4)
+
+    def num_bytes(self, key: str = "") -> int:
+        """Return how much stands below a folder, or in the whole run directory; none where it is missing."""
+        infos = self._list(key, recursive=True)
+        return sum(info.size for info in infos if info.type == fs.FileType.File)
+
+    def clear(self, *, kept: Collection[str] = ()) -> None:
+        """Delete all but some files directly in the run directory, and itself where none of those is there."""
+        infos = self._list("")
+        if not any(info.base_name in kept for info in infos):
+            self.delete_folder("")
+            return
+        for info in infos:
+            if info.base_name in kept:
+                continue
+            delete = self.delete_folder if info.type == fs.FileType.Directory else self.delete_file
+            delete(info.base_name)
 
     def _count_write(self, num_bytes: int) -> None:
         """Count the requests of a written file: one, or one for each part and two around them."""

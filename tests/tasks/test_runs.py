@@ -7,6 +7,7 @@ from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
 from tasks import run_lifecycle
 from tasks.clusters import launch_ids_of, next_launch_id
+from tasks.past_runs import past_trainings
 from tasks.runs import (
     COMPLETED,
     TrainingParameters,
@@ -144,6 +145,43 @@ def test_a_night_is_done_where_the_same_day_data_and_model_have_finished(workspa
     record(workspace, "done")
     record(workspace, "failed-later", status="KILLED", reason="cancelled")
     assert finished_run(workspace, **wanted) == "done"
+
+
+def test_a_run_that_has_finished_is_not_resumed_and_its_record_stays(workspace):
+    keep_parameters(workspace, make_parameters(), run_id="done", is_resumed=False)
+    record(workspace, "done")
+    (before,) = past_trainings(workspace, most=10)
+
+    with pytest.raises(
+        ConfigurationError, match=r"but done finished at .* nothing is left to resume; .*again=True"
+    ):
+        keep_parameters(workspace, make_parameters(), run_id="done", is_resumed=True)
+
+    assert past_trainings(workspace, most=10) == [before]
+
+
+def test_runs_that_did_not_train_to_their_end_are_resumed(workspace):
+    for run_id, status, reason in [
+        ("failed", "FAILED", "a bad row"),
+        ("killed", "KILLED", "cancelled"),
+        ("running", "RUNNING", ""),
+        ("planned", "FINISHED", "plan only"),
+    ]:
+        keep_parameters(workspace, make_parameters(epochs=3), run_id=run_id, is_resumed=False)
+        record(workspace, run_id, status=status, reason=reason)
+
+        assert keep_parameters(workspace, make_parameters(), run_id=run_id, is_resumed=True).epochs == 3
+
+
+def test_a_run_that_was_tidied_is_not_resumed(workspace):
+    keep_parameters(workspace, make_parameters(), run_id="other", is_resumed=False)
+    (workspace.run_directory("tidied")).mkdir()
+    (workspace.run_directory("tidied") / "explanation.json").write_text("{}")
+
+    with pytest.raises(
+        ConfigurationError, match=r"heterps tidy has not deleted, got 'tidied'; the newest are: other$"
+    ):
+        keep_parameters(workspace, make_parameters(), run_id="tidied", is_resumed=True)
 
 
 def test_machines_are_ended_and_nothing_is_raised_where_the_record_is_away(workspace, monkeypatch, caplog):

@@ -1,6 +1,7 @@
 """Small files of a run: whole or absent."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 
@@ -45,6 +46,37 @@ def test_deleting_what_is_not_there_is_no_error(tmp_path):
 
     run.delete_file("stop")
     run.delete_folder("checkpoints/00000010")
+
+
+@pytest.mark.parametrize("kept", [(), ("b.json",), ("nowhere.json",)])
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_a_cleared_run_has_the_files_that_are_kept_and_no_others(kind, kept, tmp_path, monkeypatch):
+    with bucket_location(monkeypatch) if kind == "bucket" else nullcontext(str(tmp_path / "run")) as location:
+        run = RunDirectory(location)
+        for key, size in {"a.json": 1, "b.json": 20, "nodes/0/exit.json": 300, ".half.part": 4_000}.items():
+            run.write_bytes(key, bytes(size))
+        assert (run.num_bytes(), run.num_bytes("nodes")) == (4_321, 300)
+
+        run.clear(kept=kept)
+        run.clear(kept=kept)
+
+        assert run.names("") == [name for name in kept if name == "b.json"]
+        assert run.num_bytes() == (20 if "b.json" in kept else 0)
+
+
+def test_a_link_in_a_run_is_deleted_and_what_it_leads_to_stays(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("stays")
+    run = RunDirectory(str(tmp_path / "run"))
+    run.write_bytes("nodes/0/exit.json", b"")
+    (tmp_path / "run" / "nodes" / "link").symlink_to(elsewhere)
+    (tmp_path / "run" / "link").symlink_to(elsewhere)
+
+    run.clear()
+
+    assert not (tmp_path / "run").exists()
+    assert (elsewhere / "file").read_text() == "stays"
 
 
 def test_a_location_of_unknown_kind_is_refused_with_the_known_ones():
