@@ -11,7 +11,7 @@ import argparse
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
 from prefect import serve
 from prefect.client.schemas.objects import (
@@ -22,6 +22,7 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.flows import EntrypointType, Flow
 from prefect.schedules import Cron, Interval
 from prefect.settings import PREFECT_API_URL
+from pydantic import TypeAdapter, ValidationError
 
 from flows.backfill_ctr import backfill_ctr
 from flows.compare_schedulers import compare_schedulers
@@ -45,7 +46,7 @@ from flows.schedule import (
 )
 from flows.sweep_orphans import sweep_orphans
 from flows.train_ctr import train_ctr
-from heterps_core.errors import HeterpsError, UnknownNameError
+from heterps_core.errors import ConfigurationError, HeterpsError, UnknownNameError
 
 # A sweep that hangs must not pile up. tasks/live_fleet.py has why runs that train keep one another out by themselves.
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
@@ -120,14 +121,24 @@ def checked_nightly_parameters() -> dict[str, Any]:
 
     Raises:
         UnknownNameError: train-ctr has no such parameter.
-        ConfigurationError: See `flows.parameter_checks.check_parameters`.
+        ConfigurationError: A value is of another type, or see `flows.parameter_checks.check_parameters`.
     """
+    types = get_type_hints(train_ctr.fn, include_extras=True)
     known = {name: each.default for name, each in inspect.signature(train_ctr.fn).parameters.items()}
     parameters = nightly_parameters()
-    for name in parameters:
+    typed = {}
+    for name, value in parameters.items():
         if name not in known:
             raise UnknownNameError(f"parameter of train-ctr in {NIGHTLY_VARIABLE}", name, known)
-    check_parameters(**(known | parameters | {"data": None, "schema_file": None, "day": None}))
+        try:
+            # As Prefect does with each run, so that "2" is a number here where it is one there.
+            typed[name] = TypeAdapter(types[name]).validate_python(value)
+        except ValidationError as error:
+            said = error.errors()[0]["msg"].lower()
+            raise ConfigurationError(
+                f"{name} in {NIGHTLY_VARIABLE} must have the type of that parameter, got {value!r}: {said}"
+            ) from error
+    check_parameters(**(known | typed | {"data": None, "schema_file": None, "day": None}))
     return parameters
 
 

@@ -7,7 +7,8 @@ from flows.opened_run import OpenedRun
 from heterps_core.training.training_run import TrainingRun
 from tasks.baseline import measure_baseline
 from tasks.clusters import bills_of_run
-from tasks.promotion import promote_if_better
+from tasks.data import source_name
+from tasks.promotion import NotJudged, promote_if_better
 from tasks.promotion_gates import PromotionDecision, PromotionGates
 from tasks.promotion_report import publish_decision
 from tasks.publishing import publish_report
@@ -51,8 +52,15 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun, gat
 
 
 def _judged(run: OpenedRun, report: RunReport, gates: PromotionGates) -> PromotionDecision | None:
-    """Register the model and decide; None where the champion has been trained on later days."""
-    version = register_model(run.workspace, run.directory, report, run.clicks, day=run.asked.day)
+    """Register the model and decide; None where it is not judged."""
+    version = register_model(
+        run.workspace,
+        run.directory,
+        report,
+        run.clicks,
+        data=source_name(run.asked.data, run.asked.schema_file),
+        day=run.asked.day,
+    )
     decision = promote_if_better(
         run.workspace,
         run_id=run.run_id,
@@ -62,8 +70,8 @@ def _judged(run: OpenedRun, report: RunReport, gates: PromotionGates) -> Promoti
         usd_per_million_samples=report.billed_usd_per_million_samples,
         gates=gates,
     )
-    if decision is None:
-        tell("champion", f"version {version} is not judged: the champion has been trained on later days")
+    if isinstance(decision, NotJudged):
+        tell("champion", f"version {version} is not judged: {decision.why}")
         return None
     tell("champion", decision.why)
     publish_decision(run.workspace, run.tracked, decision)

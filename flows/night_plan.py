@@ -19,7 +19,7 @@ from tasks.markets import device_types_to_buy
 from tasks.planned_job import PlannedJob, planned_job
 from tasks.prices import price_files, price_folder, refresh_before_renting
 from tasks.profiling import ProfiledModel, profile_layers
-from tasks.provisioning import find_offers, provision
+from tasks.provisioning import check_lifetime, find_offers, provision
 from tasks.publishing import publish_plan
 from tasks.recording import record_plan
 from tasks.reporting import plan_summary, plan_text
@@ -135,6 +135,8 @@ def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
         )
     chosen = searches.results[terms.scheduler]
     tell("plan", plan_summary(chosen.plan) + floor_text(deadline, terms.throughput_floor_samples_per_s))
+    if not run.is_resumed:
+        check_lifetime(chosen.evaluation, provider=run.provider)
     explanation = explain_choice(problem, chosen)
     simulation = simulate_choice(problem, chosen)
 

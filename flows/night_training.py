@@ -14,7 +14,7 @@ from tasks.profiling import charge_measurements
 from tasks.provisioning import Provisioning
 from tasks.reporting import training_summary
 from tasks.story import tell
-from tasks.training import resume_summary, train, write_job
+from tasks.training import check_trained_to_its_end, resume_summary, train, write_job
 
 
 def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
@@ -23,7 +23,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
     Raises:
         BudgetExceededError: A cap is exceeded at the prices of now, or was reached.
         ProvisioningError: A machine could not be had.
-        TrainingError: A worker failed or a node fell silent.
+        TrainingError: A worker failed, a node fell silent, or the run was asked to stop.
     """
     provisioning = _at_prices_of_now(run, plan.report.provisioning)
     run_directory = run.directory
@@ -61,6 +61,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
     if leaving and not training.is_complete:
         tell("taken back", interruption_summary(training, leaving))
         return None
+    check_trained_to_its_end(training, run_id=run.run_id)
     tell("trained", training_summary(training))
     return training
 

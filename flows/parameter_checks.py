@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from heterps_core.device_types import get_device_type
@@ -16,6 +17,7 @@ from tasks.markets import check_markets
 from tasks.parameter_ranges import check_numbers
 from tasks.prices import price_files
 from tasks.profiling import check_model_name
+from tasks.promotion_gates import PromotionGates
 from tasks.start import CHAMPION, check_start_name
 
 
@@ -45,6 +47,8 @@ def check_parameters(
             out of its range.
     """
     check_numbers(numbers)
+    if "promotion_confidence" in numbers:
+        gates_of(numbers)
     check_provider(Workspace.locate(), provider)
     get_scheduler(scheduler)
     check_model_name(model)
@@ -58,3 +62,19 @@ def check_parameters(
     price_files(Workspace.locate(), catalogue)
     NO_EXTRA_COSTS.without(leave_out_costs)
     check_source(data, schema_file=schema_file, day=day)
+
+
+def gates_of(parameters: Mapping[str, Any]) -> PromotionGates:
+    """Return the gates that parameters of train-ctr ask for.
+
+    Raises:
+        ConfigurationError: A bound is out of its range.
+    """
+    return PromotionGates(
+        least_auc_gain=parameters["least_auc_gain"],
+        most_log_loss_rise=parameters["most_log_loss_rise"],
+        most_calibration_rise=parameters["most_calibration_rise"],
+        most_usd_per_million_samples_ratio=parameters["most_usd_per_million_samples_ratio"],
+        least_clicks=parameters["least_clicks"],
+        confidence=parameters["promotion_confidence"],
+    )

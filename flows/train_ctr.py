@@ -17,7 +17,7 @@ from flows.night_outcome import judge_and_record
 from flows.night_plan import PlanningTerms, end_with_plan, plan_night
 from flows.night_training import train_night
 from flows.opened_run import begin_run
-from flows.parameter_checks import check_parameters
+from flows.parameter_checks import check_parameters, gates_of
 from flows.parameters import (
     DEFAULT_DEVICE_TYPES,
     BatchSize,
@@ -143,7 +143,8 @@ def train_ctr(
     Returns:
         The run's id; where the day is done already, that of the run that did it.
     """
-    check_parameters(**locals())
+    parameters = locals()
+    check_parameters(**parameters)
     started_at = utc_now()
     terms = PlanningTerms(
         scheduler=scheduler,
@@ -164,14 +165,7 @@ def train_ctr(
         max_usd_per_run=max_usd_per_run,
         max_usd_per_month=max_usd_per_month,
     )
-    gates = PromotionGates(
-        least_auc_gain=least_auc_gain,
-        most_log_loss_rise=most_log_loss_rise,
-        most_calibration_rise=most_calibration_rise,
-        most_usd_per_million_samples_ratio=most_usd_per_million_samples_ratio,
-        least_clicks=least_clicks,
-        confidence=promotion_confidence,
-    )
+    gates = gates_of(parameters)
 
     workspace = Workspace.locate().create()
     run_id = resume_run_id or new_run_id(current_flow_run.id, now=utc_now())
@@ -203,7 +197,7 @@ def train_ctr(
         end_with_plan(run, plan_night(run, terms))
         return run_id
 
-    with only_fleet(workspace, run_id):
+    with only_fleet(workspace, run_id, flow_run_id=str(current_flow_run.id)):
         if night is not None and not again:
             source = source_name(data, schema_file)
             earlier = finished_run(workspace, day=str(night.day), data=source, model=model)

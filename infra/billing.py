@@ -18,9 +18,10 @@ from infra.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from infra.providers.base import Provider
 from infra.service_charges import ServiceLine, service_lines
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 STILL_RUNNING = "still running"
+NOT_LAUNCHED = "not launched yet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,13 +68,13 @@ class Bill:
         return sum(line.usd for line in self.lines) + sum(line.usd for line in self.services)
 
     @property
-    def waste_usd(self) -> float:
-        """Of the lines that bought nothing."""
+    def failed_launches_usd(self) -> float:
+        """Of the lines that bought nothing; what was wasted besides is in `infra/waste.py`."""
         return sum(line.usd for line in self.lines if line.is_waste)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form, with the sums for readers."""
-        sums = {"total_usd": self.total_usd, "waste_usd": self.waste_usd}
+        sums = {"total_usd": self.total_usd, "failed_launches_usd": self.failed_launches_usd}
         return {"schema_version": SCHEMA_VERSION, **asdict(self), **sums}
 
 
@@ -136,7 +137,11 @@ def bill_as_text(bill: Bill) -> str:
             *rows,
             *services,
             f"total {bill.total_usd:.6f} USD"
-            + (f", of it {bill.waste_usd:.6f} USD for launches that failed" if bill.waste_usd > 0 else ""),
+            + (
+                f", of it {bill.failed_launches_usd:.6f} USD for launches that failed"
+                if bill.failed_launches_usd > 0
+                else ""
+            ),
             *(f"prices as of {date}" for date in dates),
         ]
     )
@@ -182,4 +187,6 @@ def _line_key(entry: LedgerEntry) -> tuple[object, ...]:
 
 
 def _ended_because(entry: LedgerEntry) -> str:
+    if entry.state is EntryState.INTENDED:
+        return NOT_LAUNCHED
     return entry.reason or STILL_RUNNING

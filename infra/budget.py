@@ -46,9 +46,17 @@ class Spending:
 
 
 def spent_usd(
-    entries: Iterable[LedgerEntry], *, minimum_billed_s: float, now: datetime, since: datetime | None = None
+    entries: Iterable[LedgerEntry],
+    *,
+    minimum_billed_s: float,
+    services_usd_per_machine_hour: float,
+    now: datetime,
+    since: datetime | None = None,
 ) -> float:
-    """Return what machines cost until `now`, of it only what fell after `since` where that is given."""
+    """Return what machines cost until `now`, of it only what fell after `since` where that is given.
+
+    With disks and addresses, as the bill has it; what a run asks of its bucket is known when it has ended.
+    """
     total = 0.0
     for entry in entries:
         if entry.launched_at is None:
@@ -56,7 +64,8 @@ def spent_usd(
         seconds = charged_seconds(entry, now=now, minimum_billed_s=minimum_billed_s)
         if since is not None and entry.launched_at < since:
             seconds -= (since - entry.launched_at).total_seconds()
-        total += max(seconds, 0.0) / SECONDS_PER_HOUR * entry.price_usd_per_hour
+        usd_per_hour = entry.price_usd_per_hour + services_usd_per_machine_hour
+        total += max(seconds, 0.0) / SECONDS_PER_HOUR * usd_per_hour
     return total
 
 
@@ -76,7 +85,7 @@ class BudgetWatch:
     Args:
         caps: What may be spent; a run without caps is only looked at.
         spending: Tells what was spent at a time.
-        price_usd_per_hour: Of all machines of the run.
+        price_usd_per_hour: Of all machines of the run, with their disks and addresses.
         on_warning: Told at 80 % of a cap.
         on_stop: Asks the workers for a checkpoint and an end.
         on_end: Ends the machines.

@@ -32,8 +32,8 @@ def check_caps(
     """Check a plan against the caps.
 
     Args:
-        price_usd_per_hour: Of all instances that would be bought.
-        predicted_cost_usd: Of the whole run.
+        price_usd_per_hour: Of all instances that would be bought, with their disks and addresses.
+        predicted_cost_usd: Of the whole run, with the same.
         spent_this_month_usd: By all runs of the month so far; the run is added to it.
         caps: What may be spent.
 
@@ -50,7 +50,7 @@ def check_caps(
         "USD per run",
         predicted_cost_usd,
         caps.max_usd_per_run,
-        "Raise the cap or ask for fewer epochs or samples",
+        "Raise the cap or ask for fewer epochs or samples (of a rehearsed plan: planned_samples)",
     )
     _check(
         "USD per month",

@@ -174,7 +174,7 @@ def _workspace_checks(workspace: Workspace) -> Iterator[Check]:
             what="disk",
             state=CheckState.MISSING if usage.free < LEAST_DISK_GIB * GIB else CheckState.NOTE,
             found=f"{text}; at least {LEAST_DISK_GIB:.0f} GiB are needed",
-            mend=f"remove old runs in {workspace.runs_directory}, or {mend}",
+            mend=f"heterps tidy --keep-days 7, or {mend}",
         )
     else:
         yield Check(what="disk", state=CheckState.OK, found=text)

@@ -47,7 +47,7 @@ def first_running_cluster(
         BudgetExceededError: A cap is exceeded by the purchase whose turn it is.
         ProvisioningError: None could be had; says why the last one could not.
     """
-    planned_usd_per_hour = plans[0].price_usd_per_hour
+    planned_usd_per_hour = provider.billed_usd_per_hour(plans[0])
     with ExitStack() as stack:
         for number, plan in enumerate(plans, start=1):
             try:
@@ -60,7 +60,7 @@ def first_running_cluster(
                         ledger=ledger,
                         caps=caps,
                         predicted_cost_usd=predicted_cost_usd
-                        * plan.price_usd_per_hour
+                        * provider.billed_usd_per_hour(plan)
                         / planned_usd_per_hour,
                     )
                 )

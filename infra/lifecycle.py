@@ -61,7 +61,11 @@ def running_cluster(
         BudgetExceededError: A cap is exceeded; nothing was launched.
         ProvisioningError: Machines could not be had, or could not be ended.
     """
-    check_caps(price_usd_per_hour=plan.price_usd_per_hour, predicted_cost_usd=predicted_cost_usd, caps=caps)
+    check_caps(
+        price_usd_per_hour=provider.billed_usd_per_hour(plan),
+        predicted_cost_usd=predicted_cost_usd,
+        caps=caps,
+    )
     with _ending_signals_raise():
         try:
             cluster = provider.launch(

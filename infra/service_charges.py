@@ -58,6 +58,12 @@ class ServiceLine:
     usd: float
 
 
+def usd_per_machine_hour(*, disk_gb_each: float) -> float:
+    """Return what each hour of an instance is charged besides its own price: its disk and its address."""
+    lines = service_lines(instance_seconds=SECONDS_PER_HOUR, disk_gb_each=disk_gb_each)
+    return sum(line.usd for line in lines)
+
+
 def service_lines(
     *,
     instance_seconds: float,

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from heterps_core.errors import HeterpsError, ProvisioningError
-from heterps_core.units import SECONDS_PER_HOUR
-from infra.billing import charged_seconds
+from infra.budget import spent_usd
 from infra.instances import Instance
 from infra.ledger import NO_MACHINE, EndReason, EntryState, Ledger, LedgerEntry
 from infra.providers import Provider, provider_for
@@ -201,5 +200,9 @@ def _swept(
 
 def _cost_usd(provider: Provider, entry: LedgerEntry, *, at: datetime) -> float:
     over = replace(entry, ended_at=entry.ended_at or at)
-    seconds = charged_seconds(over, now=at, minimum_billed_s=provider.minimum_billed_s)
-    return seconds / SECONDS_PER_HOUR * entry.price_usd_per_hour
+    return spent_usd(
+        [over],
+        minimum_billed_s=provider.minimum_billed_s,
+        services_usd_per_machine_hour=provider.services_usd_per_machine_hour(),
+        now=at,
+    )

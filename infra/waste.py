@@ -51,7 +51,7 @@ def waste_lines(
     trained_s = min(trained_seconds, lived_s)
     repeated_s = min(repeated_seconds, trained_s)
     causes = {
-        "launches that failed": sum(bill.waste_usd for bill in bills),
+        "launches that failed": sum(bill.failed_launches_usd for bill in bills),
         "start-up, evaluation and teardown": (lived_s - trained_s) * usd_per_s,
         "steps done again": repeated_s * usd_per_s,
         "workers that waited for others": (trained_s - repeated_s) * idle_usd_per_s,

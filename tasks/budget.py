@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -14,9 +14,10 @@ from heterps_core.training.submission import request_stop
 from heterps_core.training.training_run import TrainingRun
 from infra.budget import BudgetWatch, Spending, spent_usd, start_of_month, watched
 from infra.caps import Caps
-from infra.ledger import Ledger
+from infra.ledger import Ledger, LedgerEntry
+from infra.providers import PROVIDERS
 from infra.workspace import Workspace
-from tasks.clusters import end_machines_of, provider_of, run_of_launch
+from tasks.clusters import end_machines_of, run_of_launch
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +25,24 @@ logger = logging.getLogger(__name__)
 def spending_of(workspace: Workspace, provider: str, run_id: str, *, now: datetime) -> Spending:
     """Return what a run has cost, and all runs with machines of the same provider in this month."""
     entries = [entry for entry in Ledger(workspace.ledger_path).entries() if entry.provider == provider]
-    minimum_billed_s = provider_of(workspace, provider).minimum_billed_s
     of_run = [entry for entry in entries if run_of_launch(entry.run_id) == run_id]
     return Spending(
-        run_usd=spent_usd(of_run, minimum_billed_s=minimum_billed_s, now=now),
-        month_usd=spent_usd(entries, minimum_billed_s=minimum_billed_s, now=now, since=start_of_month(now)),
+        run_usd=machines_usd(provider, of_run, now=now),
+        month_usd=machines_usd(provider, entries, now=now, since=start_of_month(now)),
+    )
+
+
+def machines_usd(
+    provider: str, entries: Sequence[LedgerEntry], *, now: datetime, since: datetime | None = None
+) -> float:
+    """Return what machines of a provider have cost until `now`, of it what fell after `since` where that is given."""
+    charged_by = PROVIDERS[provider]
+    return spent_usd(
+        entries,
+        minimum_billed_s=charged_by.minimum_billed_s,
+        services_usd_per_machine_hour=charged_by.services_usd_per_machine_hour(),
+        now=now,
+        since=since,
     )
 
 
@@ -51,10 +65,11 @@ def within_budget(
     Raises:
         BudgetExceededError: The cap was reached and the machines were ended before a checkpoint was written.
     """
+    services_usd = PROVIDERS[cluster.provider].services_usd_per_machine_hour()
     watch = BudgetWatch(
         caps,
         spending=lambda now: spending_of(workspace, cluster.provider, run_id, now=now),
-        price_usd_per_hour=cluster.price_usd_per_hour,
+        price_usd_per_hour=cluster.price_usd_per_hour + len(cluster.nodes) * services_usd,
         on_warning=lambda text: logger.warning("%s", text),
         on_stop=lambda: request_stop(run_directory),
         on_end=lambda: end_machines_of(workspace, run_id),

@@ -21,7 +21,7 @@ from heterps_core.errors import CheckpointError, ConfigurationError, UnknownName
 from infra.workspace import Workspace
 from tasks import model_registry
 from tasks.mlflow_names import CHAMPION_ALIAS, PROMOTED_TAG
-from tasks.model_registry import RegisteredVersion
+from tasks.model_registry import DataKind, RegisteredVersion
 from tasks.promotion_gates import PromotionDecision, PromotionGates
 from tasks.promotion_judgement import DECISION_TAG, decision_of, judge_challenger
 
@@ -57,6 +57,8 @@ class Champion:
     model: str
     day: str | None
     """That it was trained on, YYYY-MM-DD; None where the data has no days."""
+
+    data_kind: DataKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +125,7 @@ def _verified(workspace: Workspace, registered: RegisteredVersion) -> Champion:
         folder=model_registry.verified_folder(workspace, registered),
         model=registered.model,
         day=registered.day,
+        data_kind=registered.data_kind,
     )
 
 

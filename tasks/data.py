@@ -23,6 +23,7 @@ from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.data.synthetic import best_reachable_quality, probabilities_beside, write_click_stream
 from heterps_core.errors import ConfigurationError, DataError
 from infra.workspace import Workspace
+from tasks.mlflow_names import MADE_UP_DATA
 
 CLICK_STREAM_ROWS = 200_000
 """Of the made-up stream: some seconds of training on two cores, and most values are seen often enough."""
@@ -123,7 +124,7 @@ def schema_of(schema_file: str | None) -> DataSchema:
 def source_name(data: str | None, schema_file: str | None) -> str:
     """Return one name for a source of rows, the same from whatever folder a run is started."""
     if data is None:
-        return "made-up click stream"
+        return MADE_UP_DATA
     source = str(_source_path(data))
     return source if schema_file is None else f"{source} by {_source_path(schema_file)}"
 

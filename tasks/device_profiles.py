@@ -62,9 +62,10 @@ def rented_for_measuring(
         BudgetExceededError: A cap is exceeded; nothing was launched.
         ProvisioningError: Another run has machines alive, or machines could not be had, or could not be ended.
     """
-    most_usd = usd_for(plan.price_usd_per_hour, READY_TIMEOUT_S + TIME_LIMIT_S)
+    price_usd_per_hour = provider_of(workspace, provider).billed_usd_per_hour(plan)
+    most_usd = usd_for(price_usd_per_hour, READY_TIMEOUT_S + TIME_LIMIT_S)
     check_caps(
-        price_usd_per_hour=plan.price_usd_per_hour,
+        price_usd_per_hour=price_usd_per_hour,
         predicted_cost_usd=most_usd,
         spent_this_month_usd=spent_this_month_usd,
         caps=caps,

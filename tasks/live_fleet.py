@@ -14,6 +14,7 @@ import fcntl
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from heterps_core.errors import LiveFleetError
@@ -30,30 +31,50 @@ _OPEN_STATES = (EntryState.INTENDED, EntryState.LAUNCHED)
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetHolder:
+    """Who may have machines; both empty where nobody ever had."""
+
+    run_id: str
+    flow_run_id: str
+
+
 @contextmanager
-def only_fleet(workspace: Workspace, run_id: str) -> Iterator[None]:
+def only_fleet(workspace: Workspace, run_id: str, *, flow_run_id: str = "") -> Iterator[None]:
     """Keep every other run of the workspace out while the block runs.
 
+    Args:
+        workspace: Whose fleet.
+        run_id: Of the run that may have machines.
+        flow_run_id: Of the flow run that answers for it; several may in turn, where it is resumed.
+
     Raises:
-        LiveFleetError: Another run is at work or has machines; names them and the way out.
+        LiveFleetError: Another run is at work or has machines, or another flow run is at work on this run; names
+            them and the way out.
     """
     with workspace.fleet_lock_path.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as problem:
-            check_no_other_fleet(workspace, run_id)
-            lock.seek(0)
-            holder = lock.read().strip() or "another run"
+            check_no_other_fleet(workspace, run_id="")
+            holder = last_fleet(workspace).run_id or "another run"
             raise LiveFleetError(
                 f"one fleet at a time may be alive in a workspace, but {holder} is planning, launching or recording "
                 f"right now and has no machines that heterps stop could end; wait for it, or cancel its flow run"
             ) from problem
         check_no_other_fleet(workspace, run_id)
         lock.truncate(0)
-        lock.write(run_id)
+        lock.write(f"{run_id} {flow_run_id}")
         lock.flush()
         # Closing the file lets go of the lock, and so does the end of the process, however it ends.
         yield
+
+
+def last_fleet(workspace: Workspace) -> FleetHolder:
+    """Return who took the lock last, whether it still holds it or not; to try the lock could keep a run out."""
+    path = workspace.fleet_lock_path
+    run_id, _, flow_run_id = (path.read_text() if path.exists() else "").strip().partition(" ")
+    return FleetHolder(run_id=run_id, flow_run_id=flow_run_id)
 
 
 def check_no_other_fleet(workspace: Workspace, run_id: str) -> None:

@@ -16,6 +16,9 @@ DAY_TAG = "heterps.day"
 DATA_TAG = "heterps.data"
 """Where the rows came from."""
 
+MADE_UP_DATA = "made-up click stream"
+"""Value of that tag where no data was given."""
+
 MODEL_TAG = "heterps.model"
 START_TAG = "heterps.start_version"
 """Version of the registered model whose weights training began with; missing where it began with new ones."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from urllib.parse import quote, urlencode
 
 from tasks.mlflow_names import KIND_TAG, KIND_TRAINING, NOTE_TAG
-from tasks.report_tables import gap_text
+from tasks.report_tables import gap_text, speed_text
 from tasks.run_report import PlanReport, RunReport
 from tasks.tracked_run import TrackedRun
 
@@ -123,7 +123,7 @@ def run_note(report: RunReport) -> str:
     price = " at list prices, nothing is charged" if report.provisioning.is_rehearsal else ""
     return (
         f"**{report.billed_usd:.6f} USD**{price}; "
-        f"**{report.training.undisturbed_throughput_samples_per_s:,.0f} samples/s**{comparison}; "
+        f"**{speed_text(report.training.undisturbed_throughput_samples_per_s)} samples/s**{comparison}; "
         f"**AUC {auc}**, log-loss {quality.log_loss:.4f}{missing}. "
         f"The plan is {gap_text(report)}. The whole report: `report.html` among the artifacts."
     )

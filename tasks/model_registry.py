@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import IntEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,15 @@ from heterps_core.serving.exported_files import exported_sha256
 from infra.workspace import Workspace
 from tasks import click_model
 from tasks.click_model import ClickModel, example_rows
-from tasks.mlflow_names import CHALLENGER_ALIAS, DAY_TAG, MODEL_TAG, REGISTERED_MODEL, RUN_ID_TAG
+from tasks.mlflow_names import (
+    CHALLENGER_ALIAS,
+    DATA_TAG,
+    DAY_TAG,
+    MADE_UP_DATA,
+    MODEL_TAG,
+    REGISTERED_MODEL,
+    RUN_ID_TAG,
+)
 from tasks.mlflow_store import answering_client, deliver_waiting, has_records, local_path, outbox
 from tasks.patient_client import is_passing
 from tasks.tracked_run import TrackedRun
@@ -38,6 +47,14 @@ SHA256_TAG = "heterps.model_sha256"
 _ARTIFACT_FOLDER = "model"
 _NEWEST = 5
 """Versions that an error names."""
+
+
+class DataKind(IntEnum):
+    """What a model was trained on: one of a lesser kind never takes the place of one of a greater."""
+
+    MADE_UP = 0
+    FILES = 1
+    DAYS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +78,13 @@ class RegisteredVersion:
     registered_at: datetime
     tags: Mapping[str, str]
 
+    @property
+    def data_kind(self) -> DataKind:
+        """What it was trained on."""
+        if self.day is not None:
+            return DataKind.DAYS
+        return DataKind.MADE_UP if self.tags.get(DATA_TAG) == MADE_UP_DATA else DataKind.FILES
+
 
 def register_model(
     workspace: Workspace,
@@ -69,6 +93,7 @@ def register_model(
     *,
     run_id: str,
     model: str,
+    data: str,
     day: str | None,
 ) -> str:
     """Register an exported model as the newest challenger; return its version.
@@ -81,6 +106,7 @@ def register_model(
         folder: What `export_model` wrote.
         run_id: Of the flow run.
         model: Its name.
+        data: Name of the source of its rows, as in the record.
         day: That it was trained on; None where the data is not cut into days.
 
     Raises:
@@ -93,7 +119,7 @@ def register_model(
             "start the store, then resume the run"
         )
     mlflow_run_id = outbox(workspace).created_runs().get(run.mlflow_run_id, run.mlflow_run_id)
-    tags = {RUN_ID_TAG: run_id, MODEL_TAG: model, SHA256_TAG: exported_sha256(folder)}
+    tags = {RUN_ID_TAG: run_id, MODEL_TAG: model, DATA_TAG: data, SHA256_TAG: exported_sha256(folder)}
     if day is not None:
         tags[DAY_TAG] = day
     with TemporaryDirectory(prefix="heterps-mlflow-") as name:

@@ -142,10 +142,12 @@ def recheck_prices(
     for problem in result.problems:
         logger.warning("a price could not be checked again and stays as planned: %s", problem)
     launch_plan = result.applied_to(provisioning.launch_plan)
-    change = launch_plan.price_usd_per_hour / provisioning.launch_plan.price_usd_per_hour
+    services_usd_per_hour = provisioning.services_usd_per_hour
+    price_usd_per_hour = launch_plan.price_usd_per_hour + services_usd_per_hour
+    change = price_usd_per_hour / (provisioning.launch_plan.price_usd_per_hour + services_usd_per_hour)
     predicted_cost_usd = provisioning.predicted_cost_usd * change
     check_caps(
-        price_usd_per_hour=launch_plan.price_usd_per_hour,
+        price_usd_per_hour=price_usd_per_hour,
         predicted_cost_usd=predicted_cost_usd,
         spent_this_month_usd=spent_this_month_usd,
         caps=caps,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -10,7 +11,14 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.data.dataset import PreparedDataset
 from infra.workspace import Workspace
 from tasks.champion import PromotionDecision, PromotionGates, apply_decision, champion_of, judge_challenger
-from tasks.model_registry import find_version, verified_folder
+from tasks.model_registry import DataKind, find_version, verified_folder
+
+
+@dataclass(frozen=True, slots=True)
+class NotJudged:
+    """A model that may not take the champion's place, however good it is."""
+
+    why: str
 
 
 @task(name="judge challenger", cache_policy=NO_CACHE)
@@ -23,11 +31,12 @@ def promote_if_better(
     dataset: PreparedDataset,
     usd_per_million_samples: float | None,
     gates: PromotionGates,
-) -> PromotionDecision | None:
+) -> PromotionDecision | NotJudged:
     """Let a new model become champion where it passes the gates; return the decision.
 
-    None where the champion has been trained on a later day, as in a back-fill: it has seen the rows, and a model of
-    yesterday shall not take its place.
+    A model is not judged where the champion has been trained on a later day, as in a back-fill: it has seen the rows,
+    and a model of yesterday shall not take its place. Nor is one of made-up rows where the champion is of real ones,
+    or one of rows without days where the champion is of days: a trial shall not end what serves.
 
     Args:
         workspace: Where models are registered.
@@ -43,9 +52,15 @@ def promote_if_better(
         ConfigurationError: The registry does not answer, or another model became champion meanwhile.
     """
     champion = champion_of(workspace)
+    registered = find_version(workspace, version)
+    if champion is not None and champion.data_kind > registered.data_kind:
+        of = {DataKind.FILES: "given data", DataKind.DAYS: "days"}[champion.data_kind]
+        return NotJudged(
+            f"the champion, version {champion.version}, has been trained on {of}, and this is not"
+        )
     if champion is not None and champion.day is not None and day is not None and champion.day > day:
-        return None
-    folder = verified_folder(workspace, find_version(workspace, version))
+        return NotJudged("the champion has been trained on later days")
+    folder = verified_folder(workspace, registered)
     decision = judge_challenger(
         workspace,
         run_id=run_id,

@@ -65,7 +65,7 @@ def judge_challenger(
     Both models predict the same rows: those that the data set holds out, or all of it where it holds out none. The
     champion may have other table sizes or another numeric transform: the rows are then read from their sources as it
     reads them. Without a champion, the challenger must be better than the mean click rate of these rows. A champion
-    whose predictions are not finite counts as none.
+    whose predictions are not finite counts as none, and so does one of a lesser kind of data.
 
     Args:
         workspace: Where models are registered.
@@ -104,7 +104,9 @@ def judge_challenger(
     challenger = case.figures(challenger_logits, usd)
 
     champion_logits = None
-    if champion is not None:
+    if champion is not None and champion.data_kind < registered.data_kind:
+        case.champion_counts_as_none = "which was trained on other data"
+    elif champion is not None:
         try:
             champion_logits = case.logits_of(champion.folder)
         except ConfigurationError as error:
@@ -112,6 +114,7 @@ def judge_challenger(
             return case.decision(verdicts, challenger=challenger)
         if not np.isfinite(champion_logits).all():
             logger.warning("the champion, version %s, predicts what is not finite", champion.version)
+            case.champion_counts_as_none = "whose predictions are not finite"
             champion_logits = None
     if champion is None or champion_logits is None:
         comparison = case.compare(challenger_logits, constant_logits(case.labels))
@@ -157,6 +160,8 @@ class _Case:
         self._champion_version = None if champion is None else champion.version
         self._dataset = dataset
         self._gates = gates
+        self.champion_counts_as_none = ""
+        """Why, for people; empty where it counts, or there is none."""
         self.labels = held_out_labels(dataset)
         self.num_clicks = int(self.labels.sum(dtype=np.int64))
 
@@ -232,7 +237,7 @@ class _Case:
             place = (
                 "is the first champion"
                 if before is None
-                else f"follows version {before}, whose predictions are not finite, as champion"
+                else f"follows version {before}, {self.champion_counts_as_none}, as champion"
             )
             return (
                 f"version {version} {place}: {rows} its log-loss is {-log_loss:.4f} below that of a constant"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from heterps_core.cost_model.evaluation import PlanEvaluation
 from heterps_core.device_types import get_device_type
+from heterps_core.errors import InfeasiblePlanError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
@@ -24,6 +27,9 @@ from infra.caps import Caps, check_caps
 from infra.catalogue.interruptions import NOTHING_COUNTED, CountedRate, with_interruptions
 from infra.catalogue.price_age import age_text, warn_of_old_prices
 from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
+from infra.providers import PROVIDERS
+from infra.providers.base import DEFAULT_LIFETIME_S
+from tasks.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS
 
 REGION = "us-east-1"
 """Of the bundled prices."""
@@ -47,10 +53,13 @@ class Provisioning:
     """The plan's stages with the replicas of `launch_plan`."""
 
     predicted_cost_usd: float
-    """The plan's, with all that it is charged for and the on-demand machine of the rendezvous store: what the caps
-    are held against."""
+    """The plan's, with all that it is charged for, the on-demand machine of the rendezvous store, disks and
+    addresses: what the caps are held against."""
 
     is_rehearsal: bool
+    services_usd_per_hour: float = 0.0
+    """Disks and addresses of the machines of `launch_plan`; a rehearsal has none."""
+
     price_files: tuple[Path, ...] = (BUNDLED_SNAPSHOT.path,)
     """Where the prices were read from."""
 
@@ -146,15 +155,20 @@ def provision(
     attempts = launch_attempts(plan.stages, offers, policy=FAILOVER)
     cloud_plan = attempts[0]
     hours = plan.cost_usd / plan.price_usd_per_hour
-    predicted_cost_usd = plan.cost_usd + cloud_plan.rendezvous_usd_per_hour * hours
+    billed_usd_per_hour = PROVIDERS[provider].billed_usd_per_hour
+    services_usd_per_hour = billed_usd_per_hour(cloud_plan) - cloud_plan.price_usd_per_hour
+    predicted_cost_usd = plan.cost_usd + (cloud_plan.rendezvous_usd_per_hour + services_usd_per_hour) * hours
     check_caps(
-        price_usd_per_hour=cloud_plan.price_usd_per_hour,
+        price_usd_per_hour=billed_usd_per_hour(cloud_plan),
         predicted_cost_usd=predicted_cost_usd,
         spent_this_month_usd=spent_this_month_usd,
         caps=caps,
     )
     cloud_plan, *fallbacks = _within_caps(
-        attempts, caps, hours=predicted_cost_usd / cloud_plan.price_usd_per_hour
+        attempts,
+        caps,
+        hours=predicted_cost_usd / billed_usd_per_hour(cloud_plan),
+        billed_usd_per_hour=billed_usd_per_hour,
     )
     warn_of_old_prices([group.offer for group in cloud_plan.groups], now=datetime.now(UTC))
     is_rehearsal = provider == LOCAL_PROVIDER
@@ -165,12 +179,41 @@ def provision(
         launch_stages=stages,
         predicted_cost_usd=predicted_cost_usd,
         is_rehearsal=is_rehearsal,
+        services_usd_per_hour=services_usd_per_hour,
         price_files=tuple(price_files),
         fallback_plans=() if is_rehearsal else tuple(fallbacks),
     )
 
 
-def _within_caps(plans: Sequence[ProvisioningPlan], caps: Caps, *, hours: float) -> list[ProvisioningPlan]:
+def check_lifetime(evaluation: PlanEvaluation, *, provider: str) -> None:
+    """Check that a night on rented machines is over before they end themselves.
+
+    A rehearsal trains for minutes, however long the night takes that it stands for.
+
+    Raises:
+        InfeasiblePlanError: It would be paid for until then and not come to its end; with the way out.
+    """
+    overhead_s = STARTUP_SECONDS + TEARDOWN_SECONDS
+    seconds = evaluation.run_seconds + overhead_s
+    if provider == LOCAL_PROVIDER or seconds <= DEFAULT_LIFETIME_S:
+        return
+    floor = evaluation.throughput_samples_per_s * evaluation.run_seconds / (DEFAULT_LIFETIME_S - overhead_s)
+    raise InfeasiblePlanError(
+        "lifetime of its machines",
+        f"rented machines end themselves after {DEFAULT_LIFETIME_S / SECONDS_PER_HOUR:.1f} hours, but the plan takes "
+        f"{seconds / SECONDS_PER_HOUR:.1f} hours with {overhead_s:.0f} s to start and end; nothing was launched. Set "
+        f"throughput_floor_samples_per_s to {math.ceil(floor):,} or more, or ready_by to an earlier time, or train "
+        f"on fewer samples or epochs",
+    )
+
+
+def _within_caps(
+    plans: Sequence[ProvisioningPlan],
+    caps: Caps,
+    *,
+    hours: float,
+    billed_usd_per_hour: Callable[[ProvisioningPlan], float],
+) -> list[ProvisioningPlan]:
     """Return purchases without those beyond a cap, and without alternatives that would bring them beyond it.
 
     The first one has been held against the caps already.
@@ -178,8 +221,12 @@ def _within_caps(plans: Sequence[ProvisioningPlan], caps: Caps, *, hours: float)
     limits = [caps.max_usd_per_hour, caps.max_usd_per_run and caps.max_usd_per_run / hours]
     limit = min((each for each in limits if each is not None), default=None)
     first, *others = plans
-    allowed = [plan for plan in others if limit is None or plan.price_usd_per_hour <= limit]
-    return [within_price(plan, limit) for plan in (first, *allowed)]
+    if limit is None:
+        return [first, *others]
+    allowed = [first, *(plan for plan in others if billed_usd_per_hour(plan) <= limit)]
+    return [
+        within_price(plan, limit - (billed_usd_per_hour(plan) - plan.price_usd_per_hour)) for plan in allowed
+    ]
 
 
 def _market_text(offer: InstanceOffer) -> str:

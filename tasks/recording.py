@@ -90,6 +90,7 @@ def register_model(
     report: RunReport,
     clicks: PreparedClicks,
     *,
+    data: str,
     day: str | None = None,
 ) -> str:
     """Register the trained model as the newest challenger; return its version.
@@ -101,6 +102,7 @@ def register_model(
         run_directory: Where the newest checkpoint is.
         report: Of the run.
         clicks: What it was trained on.
+        data: Name of their source.
         day: That the rows are of; None where the data is not cut into days.
 
     Raises:
@@ -114,7 +116,7 @@ def register_model(
         export_model(run_directory, clicks.open().manifest, folder)
         _wait_for_store(workspace)
         return model_registry.register_model(
-            workspace, report.tracked, folder, run_id=report.run_id, model=report.model, day=day
+            workspace, report.tracked, folder, run_id=report.run_id, model=report.model, data=data, day=day
         )
 
 

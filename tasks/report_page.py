@@ -22,6 +22,7 @@ from tasks.report_tables import (
     gap_text,
     search_rows,
     speed_rows,
+    speed_text,
     stage_rows,
 )
 from tasks.run_report import PlanReport, RunReport
@@ -90,7 +91,7 @@ def _run_facts(report: RunReport) -> list[tuple[str, str]]:
     charged = "list prices, nothing is charged" if report.provisioning.is_rehearsal else "charged"
     facts = [
         ("What did it cost?", f"{report.billed_usd:.6f} USD ({charged})"),
-        ("How fast was it?", f"{report.training.undisturbed_throughput_samples_per_s:,.0f} samples/s"),
+        ("How fast was it?", f"{speed_text(report.training.undisturbed_throughput_samples_per_s)} samples/s"),
     ]
     if error is not None:
         facts.append(("Against the prediction", f"{error:+.1%}"))
@@ -169,7 +170,7 @@ def _error_blocks(report: RunReport, nights: Sequence[Night]) -> list[Block]:
     blocks: list[Block] = [
         Text(
             text=f"Predicted {report.predicted_throughput_samples_per_s:,.0f} samples/s, measured "
-            f"{report.training.undisturbed_throughput_samples_per_s:,.0f}"
+            f"{speed_text(report.training.undisturbed_throughput_samples_per_s)}"
             + ("." if error is None else f" ({error:+.1%}).")
         ),
         Text(

@@ -88,6 +88,11 @@ def floor_text(report: PlanReport) -> str:
     return f"at least {floor:,.0f} were asked for" if floor > 0 else "no floor was set"
 
 
+def speed_text(samples_per_s: float | None) -> str:
+    """Return a speed for people; "-" where too few steps were trained to measure one."""
+    return "-" if samples_per_s is None else f"{samples_per_s:,.0f}"
+
+
 def gap_text(report: PlanReport) -> str:
     """Return what is proven of the plan's cost."""
     plan = report.chosen.plan

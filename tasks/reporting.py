@@ -24,6 +24,7 @@ from tasks.report_tables import (
     quality_rows,
     search_rows,
     speed_rows,
+    speed_text,
     stage_rows,
 )
 from tasks.run_report import PlanReport, RunReport
@@ -48,7 +49,7 @@ def training_summary(training: TrainingRun) -> str:
     """Return what a training run did in one line."""
     attempts = "" if training.num_attempts == 1 else f", {training.num_attempts} attempts"
     return (
-        f"{len(training.steps):,} steps, {training.throughput_samples_per_s:,.0f} samples/s, "
+        f"{len(training.steps):,} steps, {speed_text(training.throughput_samples_per_s)} samples/s, "
         f"log-loss {training.quality.log_loss:.4f} on held-out rows{attempts}"
     )
 
@@ -189,8 +190,8 @@ def _speed_lines(report: RunReport) -> list[str]:
     return [
         heading,
         f"  predicted  {report.predicted_throughput_samples_per_s:,.0f} samples/s",
-        f"  measured   {training.undisturbed_throughput_samples_per_s:,.0f} samples/s{comparison}; "
-        f"{training.throughput_samples_per_s:,.0f} over the whole time, with checkpoints",
+        f"  measured   {speed_text(training.undisturbed_throughput_samples_per_s)} samples/s{comparison}; "
+        f"{speed_text(training.throughput_samples_per_s)} over the whole time, with checkpoints",
         *restarted,
         *([f"  learnt     {report.correction.summary}"] if report.provisioning.is_rehearsal else []),
         *aligned_table(STAGE_SPEED_HEADER, speed_rows(report), left={1}),

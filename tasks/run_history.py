@@ -31,6 +31,8 @@ class RunLine:
     end_reason: str | None
     usd: float | None
     throughput_samples_per_s: float | None
+    """Of the median step, as in all that compares nights."""
+
     auc: float | None
     started_at: str
     """ISO 8601, UTC."""
@@ -65,7 +67,7 @@ def _line(run: PastRun, *, is_gone: bool) -> RunLine:
         status=run.status,
         end_reason=run.tags.get(END_REASON_TAG) or reason,
         usd=run.metrics.get("cost/billed_usd"),
-        throughput_samples_per_s=run.metrics.get("measured/throughput_samples_per_s"),
+        throughput_samples_per_s=run.metrics.get("measured/undisturbed_throughput_samples_per_s"),
         auc=run.metrics.get("quality/auc"),
         started_at=run.started_at.isoformat(),
     )

@@ -21,6 +21,7 @@ from infra.waste import WasteLine, waste_lines
 from tasks.baseline import Baseline
 from tasks.learning import Learning
 from tasks.provisioning import Provisioning
+from tasks.run_costs import four_digits
 from tasks.scheduling import Searches
 from tasks.stage_outcomes import StageOutcome, measured_step_seconds, seconds_by_stage, stage_outcomes
 from tasks.tracked_run import TrackedRun
@@ -231,7 +232,7 @@ class RunReport(PlanReport):
             "night/auc_gap": best.auc - auc if best and best.auc and auc else None,
             "night/plan_gap": self.chosen.plan.optimality_gap,
         }
-        return {name: None if value is None else float(f"{value:.4g}") for name, value in figures.items()}
+        return {name: four_digits(value) for name, value in figures.items()}
 
     def metrics(self) -> dict[str, float | None]:
         """Return the figures of the whole run under their stable names, beside those of its plan."""

@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
-from tasks.clusters import bills_of_run, end_machines_of, providers_of_run
+from tasks.clusters import end_machines_of
+from tasks.live_fleet import FleetHolder, last_fleet
 from tasks.mlflow_names import DATA_TAG, DAY_TAG, END_REASON_TAG, KIND_TRAINING, MODEL_TAG
 from tasks.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.past_runs import past_trainings
+from tasks.run_costs import cost_metrics
 from tasks.run_lifecycle import close_dead_run, open_run
 from tasks.start import CHAMPION
 from tasks.tracked_run import EndStatus, TrackedRun
@@ -58,9 +60,14 @@ def new_run_id(flow_run_id: str | None, *, now: datetime) -> str:
 
 
 def find_run_id(workspace: Workspace, flow_run_id: str, *, resume_run_id: str | None) -> str | None:
-    """Return the run of a flow run, or None where it never came so far as to have one."""
+    """Return the run that a flow run answers for, or None where it never came so far as to have one.
+
+    A run that it was asked to resume is another's until it has the fleet: while that one lives it is refused, and
+    must end nothing.
+    """
     if resume_run_id is not None:
-        return resume_run_id
+        is_its_own = last_fleet(workspace) == FleetHolder(run_id=resume_run_id, flow_run_id=flow_run_id)
+        return resume_run_id if is_its_own else None
     tail = flow_run_id.replace("-", "")[-ID_CHARACTERS:]
     return next((path.name for path in workspace.runs_directory.glob(f"*-{tail}")), None)
 
@@ -165,9 +172,6 @@ def clean_up_run(
     if run_id is None:
         return
     ended = end_machines_of(workspace, run_id)
-    provider = providers_of_run(workspace).get(run_id)
-    bills = () if provider is None else bills_of_run(workspace, provider, run_id)
-    usd = sum(bill.total_usd for bill in bills)
     try:
         with store_must_answer(workspace):
             closed = close_dead_run(
@@ -175,7 +179,7 @@ def clean_up_run(
                 run_id,
                 status=status,
                 reason=reason,
-                metrics={"cost/billed_usd": usd, "night/usd": usd},
+                metrics=cost_metrics(workspace, run_id),
             )
     except ConfigurationError as error:
         closed = 0

@@ -135,7 +135,7 @@ def seconds_by_stage(parts: Sequence[StageEvaluation], *, is_rehearsal: bool) ->
 def measured_step_seconds(training: TrainingRun, *, batch_size: int) -> float | None:
     """Return the time of the median step; None where too few were trained."""
     throughput = training.undisturbed_throughput_samples_per_s
-    return batch_size / throughput if throughput > 0 else None
+    return None if throughput is None else batch_size / throughput
 
 
 def _busy_seconds(step_seconds: float | None, idle_share: float | None) -> float | None:

@@ -12,6 +12,7 @@ from infra.workspace import Workspace
 from tasks.clusters import live_run_ids, run_of_launch, sweep_all_providers
 from tasks.mlflow_store import deliver_waiting
 from tasks.retries import REPEATABLE
+from tasks.run_costs import cost_metrics, runs_with_machines
 from tasks.run_lifecycle import close_dead_run, runs_without_process
 
 
@@ -26,7 +27,8 @@ def close_dead_records(workspace: Workspace, swept: Sequence[SweptMachine]) -> l
     """Deliver the records that wait, then close the MLflow runs whose flow is gone; return their ids.
 
     A run is dead where its process on this host is gone, or where the sweep ended its machines and left
-    it none. A run that died before its launch has no machine, so the process decides there.
+    it none. A run that died before its launch has no machine, so the process decides there. While the ledger has
+    rented machines of it, whose lease is not over, its record stays open, and is closed with its whole cost.
     """
     reasons = {
         run_of_launch(machine.run_id): f"machines swept: {machine.reason}"
@@ -36,12 +38,14 @@ def close_dead_records(workspace: Workspace, swept: Sequence[SweptMachine]) -> l
     if not deliver_waiting(workspace):
         # The true end of a run may be among what waits.
         return []
-    for run_id in live_run_ids(workspace):
-        reasons.pop(run_id, None)
     for run_id in runs_without_process(workspace):
         reasons.setdefault(run_id, "the process of the flow is gone")
+    for run_id in live_run_ids(workspace) | runs_with_machines(workspace):
+        reasons.pop(run_id, None)
     return [
         run_id
         for run_id, reason in sorted(reasons.items())
-        if close_dead_run(workspace, run_id, status="KILLED", reason=reason)
+        if close_dead_run(
+            workspace, run_id, status="KILLED", reason=reason, metrics=cost_metrics(workspace, run_id)
+        )
     ]

@@ -19,6 +19,7 @@ from infra.ledger import EntryState, Ledger, LedgerEntry
 from infra.workspace import Workspace
 from tasks.clusters import RENTING_PROVIDER, RUN_STORE_VARIABLE, STORAGE_FILE, run_location, run_of_launch
 from tasks.kept_explanation import EXPLANATION_FILE
+from tasks.live_fleet import last_fleet
 from tasks.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.record_outbox import first_line
 
@@ -154,7 +155,7 @@ def _why_kept(
         workspace.run_directory(run_id)
     except ConfigurationError:
         return "has a name that no run has"
-    if run_id == _last_fleet(workspace):
+    if run_id == last_fleet(workspace).run_id:
         return "the last that held the lock of the fleet, and may hold it now"
     if any(entry.state in _OPEN_STATES for entry in machines):
         return "has machines that the ledger does not know to be over; heterps sweep asks for them"
@@ -170,12 +171,6 @@ def _why_kept(
     if not ends:
         return "is known neither to the record of runs nor to the ledger"
     return None if max(ends) < ended_before else f"ended after {ended_before:%Y-%m-%d %H:%M} UTC"
-
-
-def _last_fleet(workspace: Workspace) -> str:
-    """Return the run that took the lock of the fleet last; to try the lock would keep a run out that begins now."""
-    path = workspace.fleet_lock_path
-    return path.read_text().strip() if path.exists() else ""
 
 
 def _kept_in(directory: RunDirectory) -> Sequence[str]:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from heterps_core.cluster import Cluster
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.errors import TrainingError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.microbatches import default_microbatches
@@ -42,6 +43,21 @@ def resume_summary(run: RunDirectory) -> str:
     if not complete:
         return "the run has no checkpoint yet: it begins at step 0"
     return f"from the checkpoint of step {int(complete[-1]):,}"
+
+
+def check_trained_to_its_end(training: TrainingRun, *, run_id: str) -> None:
+    """Check that all steps were trained: a model that was cut short is no night's model and is not judged.
+
+    Raises:
+        TrainingError: It was stopped, as `heterps stop` asks; the message names the way on.
+    """
+    if training.is_complete:
+        return
+    step = training.steps[-1].step if training.steps else 0
+    raise TrainingError(
+        f"run {run_id} was asked to stop: it wrote a checkpoint at step {step:,} and its model is not judged; set "
+        f"resume_run_id={run_id} to go on from there"
+    )
 
 
 def training_config(

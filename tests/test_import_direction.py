@@ -48,6 +48,7 @@ LIGHT = [
     "heterps_core.profiling.layer_profile",
     "heterps_core.problem.scheduling_problem",
     "heterps_core.cost_model.evaluation",
+    "heterps_core.simulation.rehearsed_workers",
     "heterps_core.cli",
 ]
 

@@ -185,10 +185,8 @@ def _open_records(workspace: Workspace) -> list[RunLine] | None:
 
 
 def _machines(workspace: Workspace, *, now: datetime) -> list[Machine]:
-    from heterps_core.units import SECONDS_PER_HOUR
-    from infra.billing import charged_seconds
     from infra.ledger import EntryState, Ledger
-    from tasks.clusters import provider_of
+    from tasks.budget import machines_usd
 
     if not workspace.ledger_path.exists():
         return []
@@ -200,11 +198,7 @@ def _machines(workspace: Workspace, *, now: datetime) -> list[Machine]:
             instance_type=entry.instance_type,
             market=entry.market,
             age_s=(now - entry.launched_at).total_seconds(),
-            usd=charged_seconds(
-                entry, now=now, minimum_billed_s=provider_of(workspace, entry.provider).minimum_billed_s
-            )
-            / SECONDS_PER_HOUR
-            * entry.price_usd_per_hour,
+            usd=machines_usd(entry.provider, [entry], now=now),
         )
         for entry in Ledger(workspace.ledger_path).entries()
         if entry.state is EntryState.LAUNCHED and entry.launched_at is not None

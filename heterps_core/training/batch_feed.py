@@ -7,11 +7,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import DataError
+
+if TYPE_CHECKING:
+    # It loads torch, which whoever only plans or serves does not need.
+    from heterps_core.data.batch import ClickBatch
 
 BATCHES_AHEAD = 2
 """One that waits and one that is read: a slow read is made up for while the next step runs."""

@@ -38,10 +38,10 @@ class TrainingRun:
     repeated_seconds: float
     """Of these, for steps that were done again later."""
 
-    throughput_samples_per_s: float
-    """Over the steps after the warm-up, by the clock; pauses for checkpoints count."""
+    throughput_samples_per_s: float | None
+    """Over the steps after the warm-up, by the clock; pauses for checkpoints count. None where these are too few."""
 
-    undisturbed_throughput_samples_per_s: float
+    undisturbed_throughput_samples_per_s: float | None
     """Of the median step after the warm-up: what a prediction of the step time should meet."""
 
     idle_shares: Mapping[int, float]
@@ -85,20 +85,20 @@ def read_training_run(run: RunDirectory) -> TrainingRun:
     )
 
 
-def clock_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float:
-    """Return the samples per second of an attempt after its warm-up; 0 where fewer than two steps are left."""
+def clock_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float | None:
+    """Return the samples per second of an attempt after its warm-up; None where fewer than two steps are left."""
     counted = _after_warmup(steps)
     if len(counted) < 2:
-        return 0.0
+        return None
     seconds = counted[-1].elapsed_s - counted[0].elapsed_s
     return sum(metrics.num_samples for metrics in counted[1:]) / seconds
 
 
-def median_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float:
-    """Return the samples per second of the median step after the warm-up; 0 where fewer than two steps are left."""
+def median_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float | None:
+    """Return the samples per second of the median step after the warm-up; None where fewer than two are left."""
     counted = _after_warmup(steps)
     if len(counted) < 2:
-        return 0.0
+        return None
     return statistics.median(
         after.num_samples / (after.elapsed_s - before.elapsed_s)
         for before, after in itertools.pairwise(counted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from heterps_core.errors import UnknownNameError
 from infra.providers.aws.provider import AwsEc2Provider
@@ -16,9 +15,9 @@ from infra.providers.base import (
 from infra.providers.local import LocalProvider
 from infra.workspace import Workspace
 
-PROVIDERS: dict[str, Callable[[ProviderSettings], Provider]] = {
-    "aws": AwsEc2Provider.from_settings,
-    "local": LocalProvider.from_settings,
+PROVIDERS: dict[str, type[AwsEc2Provider] | type[LocalProvider]] = {
+    "aws": AwsEc2Provider,
+    "local": LocalProvider,
 }
 
 __all__ = ["PROVIDERS", "Bootstrap", "Provider", "ProviderSettings", "get_provider", "provider_for"]
@@ -32,7 +31,7 @@ def get_provider(name: str, settings: ProviderSettings) -> Provider:
     """
     if name not in PROVIDERS:
         raise UnknownNameError("provider", name, PROVIDERS)
-    return PROVIDERS[name](settings)
+    return PROVIDERS[name].from_settings(settings)
 
 
 def provider_for(name: str, workspace: Workspace, *, region: str) -> Provider:

@@ -22,6 +22,7 @@ from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from infra.bootstrap.node_wheel import NodeWheel
 from infra.instances import Instance
 from infra.ledger import NO_MACHINE, EndReason, Ledger
+from infra.service_charges import usd_per_machine_hour
 
 BOOTSTRAP_SCRIPT = Path(__file__).parent.parent / "bootstrap" / "bootstrap.sh"
 
@@ -106,6 +107,17 @@ class Provider(ABC):
 
     disk_gb_each: ClassVar[float] = 0.0
     """Of the disk that an instance is given, in 1e9 bytes; 0 where it has none of its own."""
+
+    @classmethod
+    def services_usd_per_machine_hour(cls) -> float:
+        """Return what a machine is billed besides its own price; 0 where nothing is charged."""
+        return usd_per_machine_hour(disk_gb_each=cls.disk_gb_each) if cls.charges_money else 0.0
+
+    @classmethod
+    def billed_usd_per_hour(cls, plan: ProvisioningPlan) -> float:
+        """Return what all machines of a plan are billed, with their disks and addresses."""
+        num_machines = sum(group.count for group in plan.groups)
+        return plan.price_usd_per_hour + num_machines * cls.services_usd_per_machine_hour()
 
     @abstractmethod
     def launch(

@@ -44,12 +44,12 @@ class _Standing:
 
     @property
     def outcome(self) -> str:
-        from tasks.champion import ROLLED_BACK_TAG
+        from tasks.champion import is_rolled_back
         from tasks.mlflow_names import PROMOTED_TAG
 
         if self.is_champion:
             return "champion"
-        if ROLLED_BACK_TAG in self.registered.tags:
+        if is_rolled_back(self.registered):
             return "rolled back"
         promoted = self.registered.tags.get(PROMOTED_TAG)
         return {"true": "promoted", "false": "kept out", None: "not decided"}[promoted]

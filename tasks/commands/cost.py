@@ -15,7 +15,7 @@ Show what runs cost: seconds of every instance times the price that was frozen w
 
 Without RUN: one line a run, the newest last, and the sum of this month. With RUN: its bill line by line, all
 launches of it. With --export: our bill beside what the cloud charged, instance by instance, from an AWS cost and
-usage export (CSV, gzip or Parquet; the older report or CUR 2.0, with resource ids).
+usage export (CSV, gzip or Parquet; the older report or CUR 2.0, with resource ids); with RUN, of that run alone.
 
 examples:
   heterps cost
@@ -85,7 +85,7 @@ def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
                     "run_id": run_id,
                     "provider": providers[run_id],
                     "total_usd": sum(bill.total_usd for bill in launches),
-                    "waste_usd": sum(bill.waste_usd for bill in launches),
+                    "failed_launches_usd": sum(bill.failed_launches_usd for bill in launches),
                 }
                 for run_id, launches in bills.items()
             ],
@@ -104,7 +104,7 @@ def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
             str(len(launches)),
             f"{sum(line.instance_seconds for bill in launches for line in bill.lines):,.0f}",
             f"{sum(bill.total_usd for bill in launches):.6f}",
-            f"{sum(bill.waste_usd for bill in launches):.6f}",
+            f"{sum(bill.failed_launches_usd for bill in launches):.6f}",
         ]
         for run_id, launches in bills.items()
     ]
@@ -127,11 +127,18 @@ def _print_reconciliation(workspace: Workspace, export: Path, *, named: str | No
     run_id = (
         None if named is None else find_run(named, providers_of_run(workspace), family="run with machines")
     )
-    charged = read_cost_export(export)
     entries = [
         entry
         for entry in Ledger(workspace.ledger_path).entries()
         if entry.provider == "aws" and run_id in (None, run_of_launch(entry.run_id))
+    ]
+    own_ids = {entry.provider_instance_id for entry in entries}
+    charged = [
+        item
+        for item in read_cost_export(export)
+        if run_id is None
+        or item.resource_id in own_ids
+        or (item.run_id is not None and run_of_launch(item.run_id) == run_id)
     ]
     found = reconcile(
         entries,

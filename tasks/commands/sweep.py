@@ -23,7 +23,7 @@ the ledger was lost.
 examples:
   heterps sweep
   heterps sweep --provider aws --provider local --json
-  */5 * * * * cd /srv/heterps && .venv/bin/heterps sweep --provider aws --provider local     # in a crontab
+  */5 * * * * cd /srv/heterps && HETERPS_HOME=/var/lib/heterps .venv/bin/heterps sweep --provider aws --provider local
 
 exit status: 0, also when there was nothing to do; 5 where a provider could not be asked or a machine not be ended.
 """

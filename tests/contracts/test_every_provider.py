@@ -169,7 +169,11 @@ def test_a_cluster_is_ended_when_its_block_fails(bench):
 @pytest.mark.parametrize(
     ("caps", "complaint"),
     [
-        (Caps(max_usd_per_hour=0.2), r"within 0\.2 USD per hour, but takes 0\.26: 0\.06 \(30%\) too much"),
+        # By hand: machines of 0.09 and 0.17; on AWS each with 0.005 for an address and 40 GB at 0.08 USD a month.
+        (
+            Caps(max_usd_per_hour=0.2),
+            r"within 0\.2 USD per hour, but takes (0\.26: 0\.06 \(30%\)|0\.2788: 0\.07877 \(39%\)) too much",
+        ),
         (Caps(max_usd_per_run=0.5), r"within 0\.5 USD per run, but takes 1: 0\.5 \(100%\) too much"),
     ],
 )
@@ -217,7 +221,7 @@ def test_the_bill_is_seconds_times_the_frozen_price(bench):
     hours = [(later - at).total_seconds() / 3600 for at in launched]
     # Of the machines alone: a cloud's bill has their disks and traffic on lines of their own.
     assert sum(line.usd for line in bill.lines) == pytest.approx(0.09 * hours[0] + 0.17 * hours[1])
-    assert bill.waste_usd == 0.0
+    assert bill.failed_launches_usd == 0.0
     assert bill.is_rehearsal == (not bench.provider.charges_money)
 
 

@@ -7,11 +7,12 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.schedules import Cron
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.deployments import deployment, deployments
 from flows.schedule import NIGHTLY_TIME, TIMEZONE_VARIABLE, TRAIN_CTR
 from flows.train_ctr import train_ctr
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
 
 CHANGES = [
     ("Europe/Berlin", date(2026, 10, 25)),
@@ -20,12 +21,6 @@ CHANGES = [
     ("America/New_York", date(2027, 3, 14)),
 ]
 """The clocks go back in autumn and forward in spring, at 03:00 and 02:00 in Berlin, both at 02:00 in New York."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server():
-    with prefect_test_harness(server_startup_timeout=90):
-        yield
 
 
 def scheduled(nightly, *, zone, changed_on):

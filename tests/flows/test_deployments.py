@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.deployments import (
     deployments,
@@ -16,11 +15,7 @@ from infra.workspace import Workspace
 from tasks import mlflow_store, run_lifecycle
 from tasks.mlflow_names import PROCESS_TAG
 
-
-@pytest.fixture(scope="module", autouse=True)
-def server():
-    with prefect_test_harness(server_startup_timeout=60):
-        yield
+pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 def test_deployments_are_named_as_their_flows():
@@ -81,7 +76,7 @@ def test_a_sweep_closes_the_record_of_a_dead_run_and_a_second_finds_nothing(tmp_
 
 
 def test_the_nightly_run_has_the_parameters_that_the_environment_sets(monkeypatch):
-    nightly = {"data": "/comes/later", "ready_by": "06:00"}
+    nightly = {"data": "/comes/later", "ready_by": "06:00", "max_usd_per_run": "2"}
     monkeypatch.setenv("HETERPS_NIGHTLY", json.dumps(nightly))
 
     assert deployments()[0].parameters == nightly
@@ -92,6 +87,12 @@ def test_the_nightly_run_has_the_parameters_that_the_environment_sets(monkeypatc
     [
         ({"dat": "/clicks"}, "'dat' is not a known parameter of train-ctr in HETERPS_NIGHTLY"),
         ({"ready_by": "six"}, "ready_by must be a time of day"),
+        ({"ready_by": 6}, "ready_by in HETERPS_NIGHTLY must have the type of that parameter, got 6"),
+        ({"model": 5}, "model in HETERPS_NIGHTLY must have the type"),
+        ({"epochs": 1.5}, "epochs in HETERPS_NIGHTLY must have the type"),
+        ({"markets": "spot"}, "markets in HETERPS_NIGHTLY must have the type .* valid list"),
+        ({"promotion_confidence": 95}, r"confidence must be in \(0, 1\), got 95"),
+        ({"least_clicks": 0}, "least_clicks must be at least 2"),
     ],
 )
 def test_a_wrong_parameter_of_the_night_is_told_before_anything_is_served(nightly, message, monkeypatch):

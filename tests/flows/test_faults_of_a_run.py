@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_DATABASE_CONNECTION_URL
-from prefect.testing.utilities import prefect_test_harness
+from prefect.settings import PREFECT_API_URL
 
 from heterps_core.data.synthetic import write_click_stream
 from heterps_core.training.run_directory import RunDirectory
@@ -94,12 +93,6 @@ class Run:
             self.process.kill()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def prefect_database():
-    with prefect_test_harness(server_startup_timeout=90):
-        yield Path(str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value()).partition("///")[2])
-
-
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     return Workspace(root=tmp_path_factory.mktemp("faults") / "home").create()
@@ -111,7 +104,7 @@ def clicks(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def refused(tmp_path_factory, clicks, prefect_database):
+def refused(tmp_path_factory, clicks, prefect_server):
     """A run whose database is locked from its start on; it waits for 20 s, in which others run."""
     workspace = Workspace(root=tmp_path_factory.mktemp("refused") / "home").create()
     with locked(workspace.tracking_path):
@@ -214,11 +207,11 @@ def test_a_tracking_server_that_is_killed_in_mid_training_gets_every_figure_once
         server.stop()
 
 
-def test_databases_that_are_locked_in_mid_training_cost_no_figure(workspace, clicks, prefect_database):
+def test_databases_that_are_locked_in_mid_training_cost_no_figure(workspace, clicks, prefect_server):
     run = Run(workspace, clicks)
     try:
         run.wait_for_training()
-        with locked(workspace.tracking_path, prefect_database):
+        with locked(workspace.tracking_path, prefect_server):
             run.wait_for_word("trained")
             # The first writes after the training meet the lock.
             time.sleep(2)

@@ -6,12 +6,11 @@ from datetime import date
 
 import pytest
 from mlflow import MlflowClient
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.backfill_ctr import backfill_ctr
 from flows.train_ctr import train_ctr
 from heterps_core.data.click_days import Drift, write_click_days
-from heterps_core.errors import DataError, ProvisioningError
+from heterps_core.errors import ConfigurationError, DataError, ProvisioningError
 from infra.caps import Caps
 from infra.ledger import Ledger
 from infra.lifecycle import running_cluster
@@ -20,7 +19,7 @@ from tasks.champion import champion_of
 from tasks.clusters import provider_of
 from tests.infra.builders import bootstrap, offer, plan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 SETTINGS = {
     "scheduler": "exact",
@@ -28,12 +27,6 @@ SETTINGS = {
     "batch_size": 128,
     "device_types": ["cpu-c7i", "gpu-t4"],
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server():
-    with prefect_test_harness(server_startup_timeout=60):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +78,22 @@ def test_the_first_night_begins_from_scratch_and_its_model_becomes_champion(work
     assert run.data.metrics["quality/best_reachable_auc"] > run.data.metrics["quality/auc"] > 0.5
     champion = champion_of(workspace)
     assert (champion.run_id, champion.day) == (first_night, "2026-11-01")
+
+
+def test_a_finished_night_keeps_no_checkpoint_and_is_not_resumed(workspace, days, first_night):
+    left = {path.name for path in workspace.run_directory(first_night).iterdir()}
+    assert {"parameters.json", "explanation.json", "job.json", "steps", "result.json"} <= left
+    assert not left & {"checkpoints", "start_model", "reserve"}
+    before = records(workspace)[first_night]
+
+    with pytest.raises(ConfigurationError, match=rf"{first_night} finished at .* nothing is left to resume"):
+        train_ctr(data=str(days), day="2026-11-01", resume_run_id=first_night, **SETTINGS)
+
+    after = records(workspace)[first_night]
+    assert (after.info.to_proto(), after.data.to_dictionary()) == (
+        before.info.to_proto(),
+        before.data.to_dictionary(),
+    )
 
 
 def test_a_night_that_is_done_does_nothing_and_names_the_run_that_did_it(
@@ -140,3 +149,5 @@ def test_a_back_fill_skips_the_day_that_is_done_and_each_other_goes_on_from_the_
     ]
     assert job_of(workspace, run_ids[1])["start_model"]["run_id"] == first_night
     assert finished[run_ids[1]].data.tags["heterps.start_version"] == "1"
+    assert not list(workspace.runs_directory.glob("*/checkpoints"))
+    assert not list(workspace.runs_directory.glob("*/start_model"))

@@ -7,7 +7,6 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 from prefect.states import Pending, Running, Scheduled
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.deployments import deployments
 from flows.recovery import (
@@ -20,11 +19,7 @@ from flows.recovery import (
 )
 from flows.schedule import DEPLOYMENTS
 
-
-@pytest.fixture(scope="module", autouse=True)
-def server():
-    with prefect_test_harness(server_startup_timeout=60):
-        yield
+pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 @pytest.fixture

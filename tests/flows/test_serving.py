@@ -106,6 +106,9 @@ def test_the_sweep_ends_what_a_killed_flow_left_and_closes_its_record(service, c
             str(clicks),
             "--epochs",
             "500",
+            # As in the run before, for which the layers were measured.
+            "--batch-size",
+            "256",
             "--scheduler",
             "exact",
             # The searches that are only compared are not what is looked at here.

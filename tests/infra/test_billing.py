@@ -49,7 +49,7 @@ def test_each_line_is_seconds_times_price(local, ledger):
         (3, 0.0, 0.0, True),
     ]
     assert bill.total_usd == pytest.approx(0.041)
-    assert bill.waste_usd == pytest.approx(0.03)
+    assert bill.failed_launches_usd == pytest.approx(0.03)
 
 
 def test_a_cloud_charges_a_minute_at_least(ledger):
@@ -71,6 +71,15 @@ def test_a_machine_that_still_runs_is_charged_until_now(local, tmp_path):
 
     assert bill.total_usd == pytest.approx(0.005)
     assert bill.lines[0].ended_because == "still running"
+
+
+def test_a_machine_that_was_never_had_is_not_called_running(local, tmp_path):
+    ledger = Ledger(tmp_path / "other.sqlite")
+    ledger.intend("r", "local", plan(offer()).node_requests()[0], at=NOW)
+
+    (line,) = bill_for_run(local, "r", ledger=ledger, now=NOW + timedelta(seconds=50)).lines
+
+    assert (line.usd, line.ended_because) == (0.0, "not launched yet")
 
 
 def test_machines_of_one_kind_share_a_line(local, tmp_path):

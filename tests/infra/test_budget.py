@@ -100,8 +100,14 @@ def entries(tmp_path):
 
 
 def test_a_machine_that_ran_over_the_turn_of_the_month_counts_by_parts(entries):
-    all_of_it = spent_usd(entries, minimum_billed_s=60, now=NOW)
-    november = spent_usd(entries, minimum_billed_s=60, now=NOW, since=start_of_month(NOW))
+    all_of_it = spent_usd(entries, minimum_billed_s=60, services_usd_per_machine_hour=0.0, now=NOW)
+    november = spent_usd(
+        entries,
+        minimum_billed_s=60,
+        services_usd_per_machine_hour=0.0,
+        now=NOW,
+        since=start_of_month(NOW),
+    )
 
     assert (all_of_it, november) == (pytest.approx(7.2), pytest.approx(3.6))
 
@@ -109,4 +115,16 @@ def test_a_machine_that_ran_over_the_turn_of_the_month_counts_by_parts(entries):
 def test_what_ended_before_the_month_began_is_not_of_it(entries):
     december = start_of_month(datetime(2026, 12, 24, tzinfo=UTC))
 
-    assert spent_usd(entries, minimum_billed_s=60, now=december, since=december) == 0.0
+    assert (
+        spent_usd(
+            entries, minimum_billed_s=60, services_usd_per_machine_hour=1.0, now=december, since=december
+        )
+        == 0.0
+    )
+
+
+def test_each_hour_of_a_machine_has_its_disk_and_address_and_one_that_was_never_had_has_none(entries):
+    # By hand: two hours of one machine at 3.60 + 0.01 USD.
+    assert spent_usd(
+        entries, minimum_billed_s=60, services_usd_per_machine_hour=0.01, now=NOW
+    ) == pytest.approx(7.22)

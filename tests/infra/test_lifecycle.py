@@ -1,11 +1,12 @@
 import signal
 import threading
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from heterps_core.errors import ProvisioningError
+from heterps_core.errors import BudgetExceededError, ProvisioningError
 from infra.caps import Caps
 from infra.ledger import Ledger
 from infra.lifecycle import running_cluster, terminate_run
@@ -37,6 +38,13 @@ class InterruptedProvider(LocalProvider):
     def terminate(self, run_id):
         signal.raise_signal(signal.SIGTERM)
         return super().terminate(run_id)
+
+
+class ChargingProvider(LocalProvider):
+    """The local provider as if each machine had an address and a disk of 40 GB that are paid for."""
+
+    charges_money = True
+    disk_gb_each = 40.0
 
 
 @pytest.fixture
@@ -141,3 +149,26 @@ def test_a_lease_is_in_the_future_from_the_first_moment(ledger, tmp_path):
     with running(provider, ledger, tmp_path):
         (first, _) = provider.list_instances("r1")
         assert first.lease_until - first.launched_at > timedelta(seconds=provider.lease_s - 5)
+
+
+@pytest.mark.parametrize(("cap", "is_refused"), [(0.27, True), (0.28, False)])
+def test_disks_and_addresses_count_against_the_price_of_an_hour(ledger, tmp_path, cap, is_refused):
+    # By hand: machines of 0.09 and 0.17 USD/hour, each with 0.005 for an address and 40 GB at 0.08 USD a month.
+    assert pytest.approx(0.27877, abs=1e-5) == 0.09 + 0.17 + 2 * (0.005 + 40 * 0.08 / 730)
+    refused = pytest.raises(BudgetExceededError, match="USD per hour") if is_refused else nullcontext()
+
+    with (
+        refused,
+        running_cluster(
+            ChargingProvider(tmp_path / "leases"),
+            plan(),
+            run_id="r1",
+            bootstrap=bootstrap(tmp_path / "run"),
+            ledger=ledger,
+            caps=Caps(max_usd_per_hour=cap),
+            predicted_cost_usd=1.0,
+        ),
+    ):
+        pass
+
+    assert bool(ledger.entries()) is not is_refused

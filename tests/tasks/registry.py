@@ -61,7 +61,13 @@ def register_models(folder: Path) -> Workspace:
         run = run_lifecycle.open_run(workspace, run_id=run_id, run_name=run_id, tags={})
         exported = write_logistic(folder / f"exported-{version}", rows, values)
         registered = model_registry.register_model(
-            workspace, run, exported, run_id=run_id, model=LOGISTIC_MODEL, day=f"2026-11-{version:0>2}"
+            workspace,
+            run,
+            exported,
+            run_id=run_id,
+            model=LOGISTIC_MODEL,
+            data="clicks",
+            day=f"2026-11-{version:0>2}",
         )
         assert registered == version
     return workspace

@@ -1,15 +1,15 @@
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from heterps_core.errors import BudgetExceededError, TrainingError
 from heterps_core.training.run_directory import STOP, RunDirectory
 from infra.caps import Caps
-from infra.ledger import Ledger
+from infra.ledger import EndReason, Ledger
 from infra.lifecycle import running_cluster
 from infra.workspace import Workspace
 from tasks.budget import check_finished_within_budget, spending_of, within_budget
-from tasks.clusters import provider_of
+from tasks.clusters import bills_of_run, provider_of
 from tests.infra.builders import bootstrap, offer, plan
 from tests.waiting import wait_for
 
@@ -86,3 +86,23 @@ def test_the_launches_of_a_run_are_added_up(workspace):
     later = spending_of(workspace, "local", "r1", now=datetime.fromtimestamp(now.timestamp() + 10, UTC))
 
     assert (spending.run_usd, later.run_usd) == (0.0, pytest.approx(20.0))
+
+
+@pytest.mark.parametrize("provider", ["local", "aws"])
+def test_what_is_held_against_the_caps_is_what_the_bill_will_say(workspace, provider):
+    ledger = Ledger(workspace.ledger_path)
+    ended_at = datetime.now(UTC)
+    began_at = ended_at - timedelta(hours=1)
+    for request in plan(*[offer(price_usd_per_hour=0.0893)] * 10).node_requests():
+        ledger.intend("r1", provider, request, at=began_at)
+        ledger.launched("r1", request.node_id, provider_instance_id=request.node_id, at=began_at)
+        ledger.ended("r1", request.node_id, reason=EndReason.RUN_ENDED, at=ended_at)
+
+    spending = spending_of(workspace, provider, "r1", now=ended_at)
+
+    # By hand: ten hours at 0.0893 USD, on AWS with an address and 40 GB of disk at 0.08 USD a month of 730 h.
+    services_usd = {"local": 0.0, "aws": 10 * (0.005 + 40 * 0.08 / 730)}[provider]
+    assert spending.run_usd == pytest.approx(0.893 + services_usd)
+    assert spending.run_usd == pytest.approx(
+        sum(bill.total_usd for bill in bills_of_run(workspace, provider, "r1"))
+    )

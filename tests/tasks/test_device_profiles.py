@@ -138,6 +138,23 @@ def test_what_it_may_cost_is_held_against_the_cap_before_anything_is_launched(wo
     assert bills_of_run(workspace, "local", RUN_ID) == ()
 
 
+def test_its_disks_and_addresses_are_held_against_the_cap_too(workspace, tmp_path):
+    # By hand: 0.09 and 0.18 USD/hour, each with 0.005 for an address and 40 GB at 0.08 USD a month of 730 h: 0.2888.
+    renting = rented_for_measuring(
+        workspace,
+        "aws",
+        measuring_plan(("cpu-c7i", "cpu-r6in"), OFFERS, GRAPH),
+        profiled_for(SMALL),
+        run_id=RUN_ID,
+        run_directory=RunDirectory(str(tmp_path / "run")),
+        caps=Caps(max_usd_per_hour=0.28),
+        spent_this_month_usd=0.0,
+    )
+
+    with pytest.raises(BudgetExceededError, match=r"takes 0\.2888"), renting:
+        pass
+
+
 def test_a_host_of_a_card_does_not_pass_for_the_card():
     node = Cluster.from_json(CARD_CLUSTER).nodes[0]
 

@@ -6,13 +6,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from heterps_core.errors import ProvisioningError
+from heterps_core.errors import LiveFleetError, ProvisioningError
 from infra.caps import Caps
 from infra.ledger import EntryState, Ledger
 from infra.lifecycle import running_cluster
 from infra.workspace import Workspace
 from tasks.clusters import end_machines_of, provider_of
-from tasks.live_fleet import check_no_other_fleet, only_fleet
+from tasks.live_fleet import FleetHolder, check_no_other_fleet, last_fleet, only_fleet
 from tests.infra.builders import bootstrap, offer, plan
 
 LAUNCH_AND_DIE = """
@@ -139,6 +139,17 @@ def test_of_two_that_start_at_once_one_is_refused_until_the_other_is_gone(worksp
         holder.communicate()
     with only_fleet(workspace, "run-2"):
         pass
+
+
+def test_a_second_flow_run_of_one_run_is_refused_and_told_of_its_machines(workspace):
+    with (
+        only_fleet(workspace, "run-1", flow_run_id="first"),
+        fleet(workspace, "run-1.2"),
+        pytest.raises(LiveFleetError, match=r"run run-1 has 1 machines .*end it: heterps stop run-1$"),
+        only_fleet(workspace, "run-1", flow_run_id="second"),
+    ):
+        pass
+    assert last_fleet(workspace) == FleetHolder(run_id="run-1", flow_run_id="first")
 
 
 def test_machines_that_were_stopped_no_longer_refuse(workspace):

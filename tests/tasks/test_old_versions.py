@@ -50,7 +50,7 @@ def register(workspace, exported, number, *, model=LOGISTIC_MODEL):
     run = run_lifecycle.open_run(workspace, run_id=f"run-{number}", run_name=f"run-{number}", tags={})
     day = f"{NOW - timedelta(days=days_ago(number)):%Y-%m-%d}"
     version = model_registry.register_model(
-        workspace, run, exported, run_id=f"run-{number}", model=model, day=day
+        workspace, run, exported, run_id=f"run-{number}", model=model, data="clicks", day=day
     )
     run_lifecycle.close_run(workspace, run, status="FINISHED", reason="completed")
     return version

@@ -116,13 +116,14 @@ def test_before_renting_a_refresh_that_fails_is_told_and_borne(workspace, monkey
     assert "no credentials" in caplog.text
 
 
-def bought(*, usd_per_hour=0.08, cost_usd=0.8) -> Provisioning:
+def bought(*, usd_per_hour=0.08, cost_usd=0.8, services_usd_per_hour=0.0) -> Provisioning:
     purchase = plan(offer("c7i.large", price_usd_per_hour=usd_per_hour))
     return Provisioning(
         cloud_plan=purchase,
         launch_plan=purchase,
         launch_stages=(Stage(0, 0, "cpu-c7i", 1),),
         predicted_cost_usd=cost_usd,
+        services_usd_per_hour=services_usd_per_hour,
         is_rehearsal=False,
         price_files=(BUNDLED_SNAPSHOT.path,),
         fallback_plans=(purchase,),
@@ -147,6 +148,17 @@ def test_a_price_that_has_risen_beyond_a_cap_is_refused_before_anything_is_launc
 
     with pytest.raises(BudgetExceededError, match="nothing was launched"):
         recheck_prices.fn(bought(), caps=Caps(max_usd_per_hour=0.09))
+
+
+def test_disks_and_addresses_stay_as_they_were_and_count_against_the_caps(aws):
+    for _ in range(2):
+        will_give_products(aws[0], [product("c7i.large", "0.10")], region=REGION, name="c7i.large")
+    planned = bought(cost_usd=0.9, services_usd_per_hour=0.01)
+
+    # By hand: ten hours at 0.08 + 0.01 USD become ten at 0.10 + 0.01.
+    assert recheck_prices.fn(planned, caps=Caps()).predicted_cost_usd == pytest.approx(1.1)
+    with pytest.raises(BudgetExceededError, match="USD per hour"):
+        recheck_prices.fn(planned, caps=Caps(max_usd_per_hour=0.105))
 
 
 def test_prices_that_cannot_be_checked_again_stay_and_are_told(monkeypatch, caplog):

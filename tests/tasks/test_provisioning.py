@@ -1,15 +1,17 @@
+import math
 from dataclasses import replace
 
 import pytest
 
-from heterps_core.errors import BudgetExceededError
+from heterps_core.cost_model.evaluation import evaluate
+from heterps_core.errors import BudgetExceededError, InfeasiblePlanError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from infra.caps import Caps
 from infra.catalogue.interruptions import CountedRate
 from infra.catalogue.price_catalogue import PriceCatalogue
 from infra.catalogue.refreshed_prices import write_refreshed
-from tasks.provisioning import find_offers, provision, usd_for
+from tasks.provisioning import check_lifetime, find_offers, provision, usd_for
 from tests.infra.builders import offer
 from tests.infra.catalogue.aws_answers import NOW
 from tests.tasks.builders import make_problem, make_result
@@ -51,9 +53,10 @@ def planned(device_type: str = "cpu-c7i-spot", *, replicas: int = 2) -> Scheduli
 def test_the_machine_that_must_stay_is_in_price_cost_and_words():
     bought = provision.fn(planned(), OFFERS, provider="aws", caps=Caps())
 
-    # By hand: one unit at 0.10 in place of 0.03, for ten hours.
+    # By hand: one unit at 0.10 in place of 0.03, and two disks and addresses, for ten hours.
     assert bought.launch_plan.price_usd_per_hour == pytest.approx(0.13)
-    assert bought.predicted_cost_usd == pytest.approx(0.6 + 10 * 0.07)
+    assert bought.services_usd_per_hour == pytest.approx(2 * (40 * 0.08 / 730 + 0.005))
+    assert bought.predicted_cost_usd == pytest.approx(0.6 + 10 * 0.07 + 10 * bought.services_usd_per_hour)
     assert "1 x c7i.large + 1 x c7i.large on spot cost 0.1300 USD/hour" in bought.summary
     assert "0.0700 of it for the one machine on-demand, 0.5 interruptions an hour expected" in bought.summary
     assert "days old" in bought.summary
@@ -75,8 +78,8 @@ def test_what_cannot_be_had_is_tried_in_the_next_zone_and_then_on_demand():
 
 @pytest.mark.parametrize(
     ("caps", "num_fallbacks"),
-    # By hand: 1.30 USD in ten hours, so 1.45 USD are 0.145 USD/hour.
-    [(Caps(max_usd_per_hour=0.19), 1), (Caps(max_usd_per_run=1.45), 1), (Caps(max_usd_per_run=1.35), 0)],
+    # By hand: 1.30 USD in ten hours and 0.188 for disks and addresses; 0.01 USD/hour more in the next zone.
+    [(Caps(max_usd_per_hour=0.16), 1), (Caps(max_usd_per_run=1.60), 1), (Caps(max_usd_per_run=1.50), 0)],
 )
 def test_nothing_beyond_a_cap_is_tried(caps, num_fallbacks):
     bought = provision.fn(planned(), OFFERS, provider="aws", caps=caps)
@@ -87,6 +90,17 @@ def test_nothing_beyond_a_cap_is_tried(caps, num_fallbacks):
 def test_the_machine_that_must_stay_counts_against_a_cap():
     with pytest.raises(BudgetExceededError, match="must stay within 1 USD per run"):
         provision.fn(planned(), OFFERS, provider="aws", caps=Caps(max_usd_per_run=1.0))
+
+
+@pytest.mark.parametrize("caps", [Caps(max_usd_per_hour=0.14), Caps(max_usd_per_run=1.40)])
+def test_disks_and_addresses_count_against_the_caps_where_they_are_paid_for(caps):
+    # By hand: 0.13 USD/hour are within these caps, and 0.1488 are not.
+    with pytest.raises(BudgetExceededError, match=r"1\.488|0\.1488"):
+        provision.fn(planned(), OFFERS, provider="aws", caps=caps)
+
+    rehearsed = provision.fn(planned(), OFFERS, provider="local", caps=caps)
+    assert rehearsed.services_usd_per_hour == 0.0
+    assert rehearsed.predicted_cost_usd == pytest.approx(1.3)
 
 
 def test_a_rehearsal_has_nothing_to_turn_to():
@@ -136,3 +150,36 @@ def test_a_cap_is_held_against_the_plan_and_not_against_its_rehearsal():
 
 def test_price_over_time():
     assert usd_for(7.2, 500.0) == pytest.approx(1.0)
+
+
+def evaluation_of(hours):
+    """The builder's plan for as many samples as it trains in these hours."""
+    problem = make_problem()
+    stages = make_result(problem).plan.stages
+    samples = int(evaluate(problem, stages).throughput_samples_per_s * hours * 3600)
+    return evaluate(replace(problem, num_samples=samples, num_epochs=1), stages)
+
+
+def test_a_night_that_outlives_its_machines_is_refused_with_the_floor_that_it_would_take():
+    evaluation = evaluation_of(hours=7)
+    # By hand: 120 s to start and 30 s to end leave 21,450 s of six hours.
+    floor = math.ceil(evaluation.throughput_samples_per_s * 7 * 3600 / 21_450)
+
+    with pytest.raises(InfeasiblePlanError) as refused:
+        check_lifetime(evaluation, provider="aws")
+
+    text = str(refused.value)
+    assert "6.0 hours" in text
+    assert "7.0 hours" in text
+    assert f"throughput_floor_samples_per_s to {floor:,} or more" in text
+    assert "ready_by" in text
+
+
+@pytest.mark.parametrize(("hours", "provider"), [(5.95, "aws"), (7, "local")])
+def test_a_night_within_the_lifetime_and_every_rehearsal_may_start(hours, provider):
+    check_lifetime(evaluation_of(hours), provider=provider)
+
+
+def test_start_up_counts_against_the_lifetime():
+    with pytest.raises(InfeasiblePlanError):
+        check_lifetime(evaluation_of(hours=5.99), provider="aws")

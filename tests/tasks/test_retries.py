@@ -3,7 +3,6 @@ import pkgutil
 
 import pytest
 from prefect import Task, flow
-from prefect.testing.utilities import prefect_test_harness
 
 import tasks
 from heterps_core.errors import ProvisioningError
@@ -42,6 +41,7 @@ def test_what_costs_or_writes_twice_is_not(name):
     assert all_tasks()[name].retries == 0
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_task_that_fails_twice_ends_well_and_one_that_fails_on_is_told():
     attempts = []
 
@@ -57,9 +57,8 @@ def test_a_task_that_fails_twice_ends_well_and_one_that_fails_on_is_told():
         asked = Task(ask, **{**REPEATABLE, "retry_delay_seconds": 0.01})
         return asked(ends_after)
 
-    with prefect_test_harness(server_startup_timeout=60):
-        assert night(3) == "prices"
-        attempts.clear()
-        with pytest.raises(ProvisioningError, match="no answer"):
-            night(9)
+    assert night(3) == "prices"
+    attempts.clear()
+    with pytest.raises(ProvisioningError, match="no answer"):
+        night(9)
     assert len(attempts) == 3

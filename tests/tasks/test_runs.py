@@ -7,6 +7,7 @@ from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
 from tasks import run_lifecycle
 from tasks.clusters import launch_ids_of, next_launch_id
+from tasks.live_fleet import only_fleet
 from tasks.past_runs import past_trainings
 from tasks.runs import (
     COMPLETED,
@@ -45,8 +46,18 @@ def test_a_run_is_found_again_by_the_id_of_its_flow_run(workspace):
 
     assert run_id.startswith("20261121-0430-")
     assert find_run_id(workspace, FLOW_RUN_ID, resume_run_id=None) == run_id
-    assert find_run_id(workspace, FLOW_RUN_ID, resume_run_id="older") == "older"
     assert find_run_id(workspace, FLOW_RUN_ID.replace("ab", "ac"), resume_run_id=None) is None
+
+
+def test_a_resumed_run_is_its_flow_runs_own_once_that_has_had_the_fleet(workspace):
+    refused, resuming = FLOW_RUN_ID.replace("ab", "ac"), FLOW_RUN_ID
+    with only_fleet(workspace, "older", flow_run_id=resuming):
+        assert find_run_id(workspace, resuming, resume_run_id="older") == "older"
+        assert find_run_id(workspace, refused, resume_run_id="older") is None
+    assert find_run_id(workspace, resuming, resume_run_id="older") == "older"
+
+    with only_fleet(workspace, "newer", flow_run_id=refused):
+        assert find_run_id(workspace, resuming, resume_run_id="older") is None
 
 
 def test_a_resumed_run_keeps_the_parameters_it_began_with(workspace):

@@ -15,6 +15,7 @@ from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig
 from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.submission import submit_job
 from tasks.champion import Champion
+from tasks.model_registry import DataKind
 from tasks.start import check_start_name, choose_start, kept_start
 
 DAY = date(2026, 11, 9)
@@ -36,7 +37,9 @@ def champion(tmp_path):
     write_description(folder)
     (folder / "model.safetensors").write_bytes(b"weights")
     (folder / "optimizer.safetensors").write_bytes(b"state")
-    return Champion(version="7", run_id="run-7", folder=folder, model="ctrdnn", day="2026-11-08")
+    return Champion(
+        version="7", run_id="run-7", folder=folder, model="ctrdnn", day="2026-11-08", data_kind=DataKind.DAYS
+    )
 
 
 def write_description(folder, *, slot_rows=(2048,) * 26, state=STATE):

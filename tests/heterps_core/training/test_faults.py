@@ -10,6 +10,8 @@ import re
 import shutil
 import signal
 from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,11 +23,13 @@ from torch import nn
 
 from heterps_core.errors import ConfigurationError, DataError, TrainingError
 from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.training import monitor
 from heterps_core.training.checkpoint import complete_checkpoints
 from heterps_core.training.failures import root_cause
 from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.stage_runner import SILENCE_LIMIT_S
 from heterps_core.training.step_metrics import Progress
+from heterps_core.training.training_run import TrainingRun
 from tests.heterps_core.training.node_processes import (
     NUM_MICROBATCHES,
     NUM_STEPS,
@@ -62,8 +66,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare_clicks(tmp_path_factory.mktemp("clicks"))
 
 
-def test_a_worker_that_stands_still_is_named_and_replaced(dataset, tmp_path):
-    run = RunDirectory(str(tmp_path))
+@pytest.fixture(scope="module")
+def frozen_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return RunDirectory(str(tmp_path_factory.mktemp("frozen")))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen(dataset: Path, frozen_run: RunDirectory) -> Iterator[Future[TrainingRun]]:
+    """A run whose last stage stands still; the other waits for 20 s then, in which other tests run."""
 
     def freeze_the_last_stage(progress: Progress, nodes: list[psutil.Process]) -> bool:
         if progress.step < 13:
@@ -71,19 +81,8 @@ def test_a_worker_that_stands_still_is_named_and_replaced(dataset, tmp_path):
         worker_processes(nodes[1:])[0].send_signal(signal.SIGSTOP)
         return True
 
-    training_run = train(run, make_job(dataset, (2, 1)), freeze_the_last_stage)
-
-    message = str(root_cause(run))
-    assert training_run.is_complete
-    assert training_run.num_attempts == 2
-    assert len(training_run.steps) == NUM_STEPS
-    named = re.match(
-        r"worker \d \(stage 0, replica \d\) failed after step (\d+): worker \d \(stage 1, replica 0\)",
-        message,
-    )
-    assert named, message
-    assert int(named.group(1)) >= 12
-    assert f"must answer within {SILENCE_LIMIT_S:.0f} s, but it is silent" in message
+    with ThreadPoolExecutor(1) as beside:
+        yield beside.submit(train, frozen_run, make_job(dataset, (2, 1)), freeze_the_last_stage)
 
 
 def test_a_loss_that_is_no_number_ends_the_run_before_it_spoils_a_checkpoint(dataset, tmp_path):
@@ -115,7 +114,9 @@ def test_an_id_outside_of_its_table_is_named_before_it_is_looked_up(dataset, tmp
     assert failure.value.exit_status == DataError.exit_status
 
 
-def test_nodes_that_were_given_different_jobs_do_not_train(dataset, tmp_path):
+def test_nodes_that_were_given_different_jobs_do_not_train(dataset, tmp_path, monkeypatch):
+    # The node that is astray gives no sign of life here, and how fast workers start is not looked at.
+    monkeypatch.setattr(monitor, "SILENCE_LIMIT_S", 120.0)
     job = make_job(dataset, (1, 1))
     other = replace(job, config=replace(job.config, seed=4))
 
@@ -126,3 +127,19 @@ def test_nodes_that_were_given_different_jobs_do_not_train(dataset, tmp_path):
     assert {node for node, _ in fingerprints} == {"0", "1"}
     assert len({fingerprint for _, fingerprint in fingerprints}) == 2
     assert failure.value.exit_status == ConfigurationError.exit_status
+
+
+def test_a_worker_that_stands_still_is_named_and_replaced(frozen, frozen_run):
+    training_run = frozen.result()
+
+    message = str(root_cause(frozen_run))
+    assert training_run.is_complete
+    assert training_run.num_attempts == 2
+    assert len(training_run.steps) == NUM_STEPS
+    named = re.match(
+        r"worker \d \(stage 0, replica \d\) failed after step (\d+): worker \d \(stage 1, replica 0\)",
+        message,
+    )
+    assert named, message
+    assert int(named.group(1)) >= 12
+    assert f"must answer within {SILENCE_LIMIT_S:.0f} s, but it is silent" in message

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from heterps_core.training.failures import root_cause
+from heterps_core.training.failures import WorkerFailure, root_cause
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.run_directory import STALENESS, RunDirectory
 from heterps_core.training.stage_runner import SILENCE_LIMIT_S
@@ -78,6 +80,38 @@ class Fault:
         return True
 
 
+def cause_of_a_freeze(run: RunDirectory, dataset: Path, *, stage: int) -> tuple[WorkerFailure, float]:
+    """Let a process of a stage stand still; return what others say of it, and after how many seconds."""
+    freeze = Fault(signal.SIGSTOP, stage=stage)
+    with running_nodes(run, hybrid_job(dataset, (1, 1), bound=2)) as (_, nodes):
+        wait_for(
+            lambda: (progress := read_progress(run)) is not None and freeze(progress, nodes),
+            timeout_s=120,
+            what="the step of the fault",
+        )
+        wait_for(lambda: root_cause(run), timeout_s=30, what="the cause")
+    failure = root_cause(run)
+    assert failure is not None
+    return failure, failure.failed_at_s - freeze.at_s
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen(
+    dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[int, Future[tuple[WorkerFailure, float]]]]:
+    """By stage, a run in which it stands still; the other waits for 20 s then, in which other tests run."""
+    with ThreadPoolExecutor(1) as beside:
+        yield {
+            stage: beside.submit(
+                cause_of_a_freeze,
+                RunDirectory(str(tmp_path_factory.mktemp("frozen"))),
+                dataset,
+                stage=stage,
+            )
+            for stage in (0, 1)
+        }
+
+
 @pytest.mark.parametrize(
     ("stage", "replicas"), [(0, (2, 1)), (1, (1, 2))], ids=["a parameter server", "a worker"]
 )
@@ -110,27 +144,6 @@ def test_what_is_killed_comes_back_and_no_sample_is_lost_or_doubled(
     assert training_run.num_repeated_steps >= STEPS_BEFORE_A_FAULT - CHECKPOINT_INTERVAL_STEPS
     assert losses(training_run) == pytest.approx(plain.losses, abs=1e-6)
     assert training_run.quality.auc == pytest.approx(plain.quality.auc, abs=1e-5)
-
-
-@pytest.mark.parametrize("stage", [0, 1], ids=["a parameter server", "a worker"])
-def test_what_stands_still_is_named_within_half_a_minute(stage: int, dataset: Path, tmp_path: Path) -> None:
-    run = RunDirectory(str(tmp_path))
-    freeze = Fault(signal.SIGSTOP, stage=stage)
-
-    with running_nodes(run, hybrid_job(dataset, (1, 1), bound=2)) as (_, nodes):
-        wait_for(
-            lambda: (progress := read_progress(run)) is not None and freeze(progress, nodes),
-            timeout_s=120,
-            what="the step of the fault",
-        )
-        wait_for(lambda: root_cause(run), timeout_s=30, what="the cause")
-
-    failure = root_cause(run)
-    assert failure is not None
-    assert failure.lost is not None
-    assert failure.lost[1:] == (stage, 0)
-    assert f"must answer within {SILENCE_LIMIT_S:.0f} s, but it is silent" in failure.message
-    assert failure.failed_at_s - freeze.at_s < 30
 
 
 def test_a_stopped_run_goes_on_with_other_servers_and_then_without(
@@ -172,3 +185,15 @@ def test_a_synchronous_run_goes_on_with_servers_and_tells_how_stale_rows_were(
     # Each of two workers asks once for the rows of each of the last 20 steps.
     assert seen["num_pulls"] == 2 * (NUM_STEPS - 20)
     assert 0 < seen["mean_steps"] <= seen["max_steps"] <= 2
+
+
+@pytest.mark.parametrize("stage", [0, 1], ids=["a parameter server", "a worker"])
+def test_what_stands_still_is_named_within_half_a_minute(
+    stage: int, frozen: Mapping[int, Future[tuple[WorkerFailure, float]]]
+) -> None:
+    failure, after_s = frozen[stage].result()
+
+    assert failure.lost is not None
+    assert failure.lost[1:] == (stage, 0)
+    assert f"must answer within {SILENCE_LIMIT_S:.0f} s, but it is silent" in failure.message
+    assert after_s < 30

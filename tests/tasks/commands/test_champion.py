@@ -5,6 +5,8 @@ import json
 import pytest
 
 from flows.cli import main
+from tasks.champion import ROLLED_BACK_TAG
+from tasks.model_registry import tag_version
 from tests.tasks.registry import FITTED, OLD, SHIFTED
 
 
@@ -101,6 +103,21 @@ def test_a_roll_back_says_what_it_did_and_is_seen(heterps):
         0,
         json.dumps({"from_version": "1", "to_version": "2", "run_id": "run-2"}, indent=2) + "\n",
     )
+
+
+@pytest.mark.usefixtures("three_nights")
+def test_a_version_that_came_back_after_it_was_rolled_back_and_was_succeeded_is_called_promoted(
+    heterps, models
+):
+    # Version 1 is champion since now, so it was rolled back before that.
+    tag_version(models.workspace, "1", {ROLLED_BACK_TAG: "2020-01-01T00:00:00+00:00"})
+
+    outcomes = {
+        entry["version"]: entry["outcome"]
+        for entry in json.loads(heterps("champion", "--json")[1])["versions"]
+    }
+
+    assert (outcomes["2"], outcomes["1"]) == ("champion", "promoted")
 
 
 @pytest.mark.usefixtures("three_nights")

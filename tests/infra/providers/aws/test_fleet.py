@@ -163,7 +163,7 @@ def test_where_the_zone_of_the_first_part_is_full_all_goes_to_another(launch, wi
         (2, 1, EntryState.LAUNCHED),
     ]
     bill = bill_for_run(provider, "r1", ledger=ledger, now=datetime.now(UTC))
-    assert bill.waste_usd == pytest.approx(0.17 * 60 / 3600)  # a minute at least
+    assert bill.failed_launches_usd == pytest.approx(0.17 * 60 / 3600)  # a minute at least
 
 
 def test_a_plan_that_no_zone_can_serve_leaves_nothing_but_waste(launch, wire, provider, ledger):

@@ -18,6 +18,9 @@ from tests.infra.builders import offer, plan
 from tests.infra.faults import unlike_plan
 from tests.moto_server import REGION
 
+SERVICES_USD_PER_HOUR = 40 * 0.08 / 730 + 0.005
+"""Of a machine: 40 GB of disk at 0.08 USD a month of 730 h, and an address."""
+
 AFTER_LEASE = timedelta(minutes=11)
 
 
@@ -80,9 +83,10 @@ def test_a_lost_ledger_is_written_again_from_tags_alone(launch, provider, ledger
 
     assert of(found) == of(lost)
     assert {entry.reason for entry in found} == {EndReason.LEASE_EXPIRED}
-    # By hand: two cards and two processors, for as long as they lived.
+    # By hand: two cards and two processors, for as long as they lived, each with its disk and address.
     seconds = {entry.instance_type: (now - entry.launched_at).total_seconds() for entry in lost}
-    usd = 2 * (seconds["g4dn.xlarge"] * 0.526 + seconds["c7i.large"] * 0.09) / 3600
+    card_usd, processor_usd = 0.526 + SERVICES_USD_PER_HOUR, 0.09 + SERVICES_USD_PER_HOUR
+    usd = 2 * (seconds["g4dn.xlarge"] * card_usd + seconds["c7i.large"] * processor_usd) / 3600
     assert sum(machine.usd for machine in swept) == pytest.approx(usd, rel=1e-3)
 
 
@@ -111,7 +115,7 @@ def test_an_instance_that_went_by_itself_is_charged_until_it_went(launch, provid
     assert swept.reason is EndReason.GONE
     (entry,) = ledger.entries()
     assert abs(entry.ended_at - went_at) < timedelta(seconds=2)
-    assert swept.usd == pytest.approx(0.09 * 60 / 3600)  # a minute at least
+    assert swept.usd == pytest.approx((0.09 + SERVICES_USD_PER_HOUR) * 60 / 3600)  # a minute at least
 
 
 def test_a_machine_that_cannot_be_ended_is_told_and_left_to_the_next_sweep(launch, provider, client, ledger):
