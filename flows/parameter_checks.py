@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heterps_core.device_types import get_device_type
+from heterps_core.errors import ConfigurationError
 from heterps_core.problem.extra_costs import NO_EXTRA_COSTS
 from heterps_core.scheduling.schedulers import get_scheduler
 from heterps_core.training.job import check_update_mode_name
@@ -37,6 +38,8 @@ def check_parameters(
     day: str | None = None,
     start_from: str = CHAMPION,
     ready_by: str | None = None,
+    plan_only: bool = False,
+    resume_run_id: str | None = None,
     **numbers: Any,
 ) -> None:
     """Check the parameters in milliseconds, before any work or record begins.
@@ -54,6 +57,10 @@ def check_parameters(
     check_model_name(model)
     check_update_mode_name(update_mode)
     check_start_name(start_from)
+    if plan_only and resume_run_id is not None:
+        raise ConfigurationError(
+            f"plan_only says what a new run would buy, so resume_run_id must be left out, got {resume_run_id!r}"
+        )
     if ready_by is not None:
         parse_time_of_day(ready_by)
     for name in device_types:

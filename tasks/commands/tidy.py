@@ -29,7 +29,7 @@ examples:
   heterps tidy --dry-run
   heterps tidy --keep-days 90
   heterps tidy --json | jq '.kinds[] | [.kind, .removed_bytes]'
-  30 12 * * * cd /srv/heterps && .venv/bin/heterps tidy     # in a crontab
+  30 12 * * * HETERPS_HOME=/var/lib/heterps /srv/heterps/.venv/bin/heterps tidy     # in a crontab
 
 exit status: 0, also where there was nothing to do; 1 where something could not be deleted or looked at, the rest is
 done; 2 where the record of runs does not answer, and nothing was deleted.

@@ -72,6 +72,7 @@ def test_good_names_pass(good_names):
         ({"data": "no-such-file.tsv"}, DataError, "no-such-file.tsv"),
         ({"schema_file": "no-such-schema.json"}, ConfigurationError, "no-such-schema.json"),
         ({"provider": "aws"}, ConfigurationError, "HETERPS_RUN_STORE"),
+        ({"plan_only": True, "resume_run_id": "run-1"}, ConfigurationError, "resume_run_id must be left out"),
     ],
 )
 def test_a_wrong_name_is_told_before_any_work(good_names, monkeypatch, wrong, error, message):

@@ -11,7 +11,7 @@ def test_reasons_are_one_line_without_the_way_out():
     assert reason_in_one_line(ValueError("a\nb")) == "failed: ValueError: a b"
 
 
-@pytest.mark.parametrize("model", ["ctrdnn", "vgg-16", "my_models:build"])
+@pytest.mark.parametrize("model", ["ctrdnn", "vgg-16", "tests.builders:build"])
 def test_models_of_clicks_of_images_and_of_users_can_be_compared(model):
     check_compared_model(model)
 
