@@ -99,9 +99,12 @@ def run(*, seed: int = 0, num_cases: int = 20, keep: Path | None = None) -> list
 
 
 def run_nights(folder: Path, *, num_kills: int, random: random.Random) -> list[Outcome]:
-    """Serve a workspace and see the nights through; the first is left alone and says how long a night is."""
+    """Serve a workspace and see the nights through; the first two are left alone.
+
+    The second says how long a night is; the first also measures layers.
+    """
     num_nights = math.ceil(NIGHTS_PER_CASE * num_kills)
-    killed_nights = set(random.sample(range(2, num_nights + 1), num_kills))
+    killed_nights = set(random.sample(range(3, num_nights + 1), num_kills))
     days = ArrivingDays(
         folder, num_nights=num_nights, rows_per_day=ROWS_PER_DAY, seed=random.randrange(1_000)
     )
@@ -114,7 +117,7 @@ def run_nights(folder: Path, *, num_kills: int, random: random.Random) -> list[O
         for night in range(1, num_nights + 1):
             kill = None
             if night in killed_nights:
-                kill = Kill(random.choice(TARGETS), random.uniform(0, outcomes[0].ended_after_s))
+                kill = Kill(random.choice(TARGETS), random.uniform(0, outcomes[1].ended_after_s))
             outcomes.append(nights.see_through(night, kill))
     finally:
         served.stop()
