@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from prefect.settings import PREFECT_API_URL
 
 from heterps_core.data.click_days import write_click_days
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.training.checkpoint import complete_checkpoints
 from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.step_metrics import read_progress
 from infra.ledger import Ledger
@@ -27,21 +27,30 @@ pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).parents[2]
 LIMIT_S = 180.0
 SETTINGS = [
-    *("--epochs", "60", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
+    *("--epochs", "1000", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
     *("--device-types", "cpu-c7i", "gpu-t4"),
 ]
-DAY = date(2026, 11, 1)
+DAY = "2026-11-01"
 
 
-@pytest.fixture
-def workspace(tmp_path):
-    return Workspace(root=tmp_path / "home").create()
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory, prefect_server):
+    """All runs share it, so that layers are measured once."""
+    return Workspace(root=tmp_path_factory.mktemp("whole") / "home").create()
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory):
+    """A day to train on, and the one that it is judged on."""
+    folder = tmp_path_factory.mktemp("clicks")
+    write_click_days(folder, first_day=date.fromisoformat(DAY), num_days=2, rows_per_day=2_000, seed=0)
+    return str(folder)
 
 
 def start(workspace, *arguments):
     """Start a run as a person does."""
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.train_ctr", *arguments],
+        [sys.executable, "-m", "flows.train_ctr", *arguments, *SETTINGS],
         cwd=PROJECT,
         env={
             **os.environ,
@@ -61,69 +70,87 @@ def ended(process):
     return process.returncode, said, (errors.strip().splitlines() or [""])[-1]
 
 
-def test_a_run_that_plans_only_says_what_would_be_bought_and_trains_nothing(
-    tmp_path, workspace, prefect_server
-):
-    write_click_days(tmp_path / "clicks", first_day=DAY, num_days=2, rows_per_day=2_000, seed=0)
-    data = str(tmp_path / "clicks")
+def stop(workspace, run_id):
+    """Let a run write a checkpoint and end, as an operator does."""
+    subprocess.run(
+        [Path(sys.executable).with_name("heterps"), "stop", run_id],
+        env={**os.environ, HOME_VARIABLE: str(workspace.root)},
+        check=True,
+    )
 
-    status, said, _ = ended(start(workspace, "--data", data, "--plan-only", *SETTINGS))
+
+def record_of(workspace, run_id):
+    """Return MLflow's record of a run."""
+    [found] = [past for past in past_trainings(workspace, most=5) if past.run_id == run_id]
+    return found
+
+
+def is_done(workspace, clicks):
+    """Tell whether the day counts as trained."""
+    return finished_run(workspace, day=DAY, data=source_name(clicks, None), model="ctrdnn") is not None
+
+
+def test_a_run_that_plans_only_says_what_would_be_bought_and_trains_nothing(workspace, clicks):
+    status, said, _ = ended(start(workspace, "--data", clicks, "--plan-only"))
 
     assert status == 0
     assert re.search(r"would cost [0-9.]+ USD/hour", said)
     assert "optimal: no plan for this problem is cheaper" in said
-    [planned] = past_trainings(workspace, most=5)
+    [folder] = workspace.runs_directory.iterdir()
+    planned = record_of(workspace, folder.name)
     assert (planned.status, planned.tags["heterps.end_reason"]) == ("FINISHED", "plan only")
     assert not workspace.ledger_path.exists() or not Ledger(workspace.ledger_path).entries()
-    # Its day is still to be trained.
-    source = source_name(data, None)
-    assert finished_run(workspace, day=str(DAY), data=source, model="ctrdnn") is None
+    assert not is_done(workspace, clicks)
 
 
-def test_a_run_that_is_stopped_is_not_judged_and_goes_on_when_asked(tmp_path, workspace, prefect_server):
-    clicks = write_click_stream(tmp_path / "clicks.tsv", num_rows=4_000, seed=0).path
-    run = start(workspace, "--data", str(clicks), *SETTINGS)
+def test_a_run_that_is_asked_for_twice_and_then_stopped_is_not_judged_and_goes_on_when_asked(
+    workspace, clicks
+):
+    earlier = set(workspace.runs_directory.iterdir())
+    run = start(workspace, "--data", clicks)
     try:
 
         def step():
             assert run.poll() is None, f"it has ended with status {run.returncode}"
-            folders = list(workspace.runs_directory.glob("*"))
-            progress = read_progress(RunDirectory(str(*folders))) if folders else None
+            new = set(workspace.runs_directory.iterdir()) - earlier
+            progress = read_progress(RunDirectory(str(*new))) if new else None
             return progress.step if progress else None
 
         wait_for(step, timeout_s=LIMIT_S, what="the first training step")
-        [folder] = workspace.runs_directory.glob("*")
+        [folder] = set(workspace.runs_directory.iterdir()) - earlier
 
         # Asked for a second time while it lives, such as by a double click: refused, and the first trains on.
-        status, _, line = ended(start(workspace, "--resume-run-id", folder.name, *SETTINGS))
+        status, _, line = ended(start(workspace, "--resume-run-id", folder.name))
         assert status == 5
         assert re.search(rf"run {folder.name} has \d machines", line)
         assert line.endswith(f"heterps stop {folder.name}")
         step_then = step()
         wait_for(lambda: step() > step_then, timeout_s=LIMIT_S, what="a step after the refusal")
-        assert [past.status for past in past_trainings(workspace, most=5)] == ["RUNNING"]
+        assert record_of(workspace, folder.name).status == "RUNNING"
 
-        subprocess.run(
-            [Path(sys.executable).with_name("heterps"), "stop", folder.name],
-            env={**os.environ, HOME_VARIABLE: str(workspace.root)},
-            check=True,
-        )
+        stop(workspace, folder.name)
         status, _, line = ended(run)
     finally:
         with run:
             run.kill()
     assert status == 6
     assert line.endswith(f"set resume_run_id={folder.name} to go on from there")
-    [stopped] = past_trainings(workspace, most=5)
+    stopped = record_of(workspace, folder.name)
     assert stopped.status == "FAILED"
     assert stopped.metrics["night/usd"] > 0
     client = MlflowClient(workspace.tracking_uri)
     assert not client.search_registered_models()
+    assert not is_done(workspace, clicks)
+    [*_, newest] = complete_checkpoints(RunDirectory(str(folder)))
+    assert f"wrote a checkpoint at step {int(newest):,}" in line
 
-    status, _, _ = ended(start(workspace, "--resume-run-id", folder.name, *SETTINGS))
-
-    assert status == 0
-    [finished] = past_trainings(workspace, most=5)
-    assert (finished.run_id, finished.status) == (folder.name, "FINISHED")
-    [version] = client.search_model_versions("name = 'ctr'")
-    assert version.tags["heterps.run_id"] == folder.name
+    run = start(workspace, "--resume-run-id", folder.name)
+    try:
+        wait_for(lambda: step() > int(newest), timeout_s=LIMIT_S, what="a step behind the checkpoint")
+        stop(workspace, folder.name)
+        status, said, _ = ended(run)
+    finally:
+        with run:
+            run.kill()
+    assert status == 6
+    assert f"from the checkpoint of step {int(newest):,}" in said
