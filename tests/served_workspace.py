@@ -112,6 +112,8 @@ class ServedWorkspace:
                 if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
                     raise
                 return None
+            except TimeoutError:
+                return None
 
         return json.loads(wait_for(answer, timeout_s=30, what=f"an answer to {path}"))
 
