@@ -12,7 +12,8 @@ from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from infra.caps import Caps
 from infra.ledger import Ledger
 from infra.lifecycle import running_cluster
-from infra.providers.aws.errors import InsufficientCapacityError
+from infra.providers.aws.errors import InsufficientCapacityError, QuotaExceededError
+from infra.providers.aws.quotas import asks_less
 from infra.providers.base import Bootstrap, Provider
 
 logger = logging.getLogger(__name__)
@@ -31,8 +32,9 @@ def first_running_cluster(
 ) -> Iterator[Cluster]:
     """Try purchases in order until one can be had; see `infra.lifecycle.running_cluster`.
 
-    Only for want of capacity is the next one tried: a wrong credential is wrong in every zone. Each try has its own
-    launch id, so that what a failed one cost stays in the bill.
+    Only for want of capacity or of quota is another one tried: a wrong credential is wrong in every zone. Where a
+    quota stood in the way, those are left out that ask as much of it. Each try has its own launch id, so that what a
+    failed one cost stays in the bill.
 
     Args:
         provider: Where the machines come from.
@@ -48,8 +50,12 @@ def first_running_cluster(
         ProvisioningError: None could be had; says why the last one could not.
     """
     planned_usd_per_hour = provider.billed_usd_per_hour(plans[0])
+    left = list(plans)
+    num_tried = 0
     with ExitStack() as stack:
-        for number, plan in enumerate(plans, start=1):
+        while True:
+            plan = left.pop(0)
+            num_tried += 1
             try:
                 cluster = stack.enter_context(
                     running_cluster(
@@ -65,12 +71,16 @@ def first_running_cluster(
                     )
                 )
                 break
-            except InsufficientCapacityError as problem:
-                if number == len(plans):
-                    raise ProvisioningError(
-                        f"{number} purchases were tried for this plan and none could be had; the last: {problem}"
-                    ) from problem
-                logger.warning(
-                    "purchase %d of %d could not be had, trying the next: %s", number, len(plans), problem
-                )
+            except (InsufficientCapacityError, QuotaExceededError) as error:
+                problem = error
+            if isinstance(problem, QuotaExceededError):
+                left = [other for other in left if asks_less(other, plan, problem.quotas)]
+            if not left:
+                raise ProvisioningError(
+                    f"{num_tried} of {len(plans)} purchases were tried for this plan and none could be had; the "
+                    f"last: {problem}"
+                ) from problem
+            logger.warning(
+                "purchase %d could not be had, %d are left to try: %s", num_tried, len(left), problem
+            )
         yield cluster

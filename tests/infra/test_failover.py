@@ -1,13 +1,15 @@
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 
 import pytest
 
 from heterps_core.errors import BudgetExceededError, ProvisioningError
+from heterps_core.hardware import Market
 from infra.caps import Caps
 from infra.failover import first_running_cluster
 from infra.ledger import EntryState, Ledger
-from infra.providers.aws.errors import InsufficientCapacityError
+from infra.providers.aws.errors import InsufficientCapacityError, QuotaExceededError
 from infra.providers.local import LocalProvider
 from tests.infra.builders import bootstrap, offer, plan
 
@@ -52,8 +54,30 @@ def test_the_next_purchase_is_tried_where_the_first_cannot_be_had(tmp_path):
 
 def test_all_that_were_tried_are_counted_when_none_can_be_had(tmp_path):
     with (
-        pytest.raises(ProvisioningError, match=r"2 purchases were tried .* none left here"),
+        pytest.raises(ProvisioningError, match=r"2 of 2 purchases were tried .* none left here"),
         tried(tmp_path, [SCARCE, DEARER], refused=[0.1, 0.2]),
+    ):
+        pass
+
+
+def test_an_exhausted_spot_quota_sends_to_on_demand_past_the_other_zones_on_spot(tmp_path):
+    spot, spot_elsewhere = (
+        plan(replace(offer(price_usd_per_hour=usd, market=Market.SPOT), zone=zone))
+        for usd, zone in ((0.03, "us-east-1a"), (0.04, "us-east-1b"))
+    )
+    quotas = ("All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests",)
+
+    def no_quota(message):
+        return QuotaExceededError(message, quotas=quotas)
+
+    with tried(
+        tmp_path, [spot, spot_elsewhere, DEARER], refused=[0.03, 0.04], error=no_quota, cost_usd=0.03
+    ) as cluster:
+        assert (cluster.run_id, cluster.price_usd_per_hour) == ("run-1.2", pytest.approx(0.2))
+
+    with (
+        pytest.raises(ProvisioningError, match=r"1 of 2 purchases were tried .* none left here"),
+        tried(tmp_path / "again", [spot, spot_elsewhere], refused=[0.03], error=no_quota),
     ):
         pass
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from botocore.exceptions import (
@@ -24,8 +24,29 @@ from heterps_core.errors import ProvisioningError
 GONE_CODES = ("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed")
 
 _ANOTHER_POOL = "ask for another instance type or zone, or try again later"
+_NOT_SOLD_THERE = "take another zone or instance type: this one is not sold there"
 
 CAPACITY_WAYS_OUT = {
+    "InsufficientInstanceCapacity": _ANOTHER_POOL,
+    "InsufficientHostCapacity": _ANOTHER_POOL,
+    "InsufficientCapacity": _ANOTHER_POOL,
+    "UnfulfillableCapacity": _ANOTHER_POOL,
+    "InsufficientFreeAddressesInSubnet": "take a subnet with more free addresses",
+    "SpotMaxPriceTooLow": "take on-demand, or another instance type",
+    "Unsupported": _NOT_SOLD_THERE,
+    # A fleet's answer has this code for each pool whose type its zone does not sell.
+    "InvalidFleetConfiguration": _NOT_SOLD_THERE,
+}
+"""Codes that say nothing against another zone or instance type."""
+
+QUOTA_WAYS_OUT = {
+    "VcpuLimitExceeded": "ask for a higher vCPU quota in Service Quotas, or plan with fewer units",
+    "InstanceLimitExceeded": "ask for a higher quota in Service Quotas, or plan with fewer units",
+    "MaxSpotInstanceCountExceeded": "ask for a higher spot quota in Service Quotas, or take on-demand",
+}
+"""Codes of a region's quotas: no other zone helps, but the other market or fewer vCPUs do."""
+
+WAYS_OUT = {
     "InsufficientInstanceCapacity": _ANOTHER_POOL,
     "InsufficientHostCapacity": _ANOTHER_POOL,
     "InsufficientCapacity": _ANOTHER_POOL,
@@ -38,9 +59,7 @@ CAPACITY_WAYS_OUT = {
 
 WAYS_OUT = {
     **CAPACITY_WAYS_OUT,
-    "VcpuLimitExceeded": "ask for a higher vCPU quota in Service Quotas, or plan with fewer units",
-    "InstanceLimitExceeded": "ask for a higher quota in Service Quotas, or plan with fewer units",
-    "MaxSpotInstanceCountExceeded": "ask for a higher spot quota in Service Quotas, or take on-demand",
+    **QUOTA_WAYS_OUT,
     "UnauthorizedOperation": "allow this call in the IAM policy of the credentials in use, as in infra/iam",
     "AuthFailure": "renew the credentials (aws sts get-caller-identity must work), set this machine's clock, and "
     "check that the region is enabled for the account",
@@ -59,19 +78,51 @@ WAYS_OUT = {
 
 _UNKNOWN = "look the code up in the EC2 API reference, Error codes"
 
+_SAYS_NOTHING_OF_OTHERS = {"Unsupported", "InvalidFleetConfiguration"}
+"""Beside a quota: the pools that are sold there are those that the quota refused."""
+
 
 class InsufficientCapacityError(ProvisioningError):
     """The machines cannot be had there and now; another zone may have them."""
 
 
-def refusal(action: str, codes_and_messages: dict[str, str]) -> ProvisioningError:
-    """Return the error for what AWS answered, with a way out for each code."""
+class QuotaExceededError(ProvisioningError):
+    """The account's quota does not allow the machines; a purchase that asks less of it may be had.
+
+    Args:
+        message: What AWS answered, with a way out.
+        quotas: Names in Service Quotas, as far as they are known.
+    """
+
+    def __init__(self, message: str, *, quotas: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.quotas = quotas
+
+
+def refusal(action: str, codes_and_messages: Mapping[str, Sequence[str]]) -> ProvisioningError:
+    """Return the error for what AWS answered, with a way out for each code.
+
+    A fleet's answer has an error for each pool that was looked at. One that no other pool changes (a missing right)
+    decides. Else, where one pool lacked capacity, the request was good and another zone may have it; where quotas
+    alone stood in the way, no zone has.
+
+    Args:
+        action: What was asked for.
+        codes_and_messages: At least one code, each with all its messages.
+    """
+    codes = set(codes_and_messages)
     answers = "; ".join(
-        f"{code}: {message}; {WAYS_OUT.get(code, _UNKNOWN)}" for code, message in codes_and_messages.items()
+        f"{code}: {', '.join(dict.fromkeys(messages))}; {WAYS_OUT.get(code, _UNKNOWN)}"
+        for code, messages in codes_and_messages.items()
     )
-    is_about_capacity = set(codes_and_messages) <= set(CAPACITY_WAYS_OUT)
-    kind = InsufficientCapacityError if is_about_capacity else ProvisioningError
-    return kind(f"AWS refused to {action}: {answers}")
+    text = f"AWS refused to {action}: {answers}"
+    is_about_pools = bool(codes & set(CAPACITY_WAYS_OUT) - _SAYS_NOTHING_OF_OTHERS)
+    # A code that is not known does not outweigh a pool that only lacked capacity.
+    others = codes - {*CAPACITY_WAYS_OUT, *QUOTA_WAYS_OUT}
+    if others & set(WAYS_OUT) or (others and not is_about_pools):
+        return ProvisioningError(text)
+    is_about_quotas = bool(codes & set(QUOTA_WAYS_OUT)) and not is_about_pools
+    return QuotaExceededError(text) if is_about_quotas else InsufficientCapacityError(text)
 
 
 @contextmanager
@@ -81,7 +132,7 @@ def explained(action: str) -> Iterator[None]:
         yield
     except ClientError as problem:
         error = problem.response["Error"]
-        raise refusal(action, {error["Code"]: error.get("Message", "")}) from problem
+        raise refusal(action, {error["Code"]: [error.get("Message", "")]}) from problem
     except (NoCredentialsError, PartialCredentialsError) as problem:
         raise ProvisioningError(
             f"to {action}, AWS credentials are needed and none were found: run aws configure or aws sso login, "

@@ -156,7 +156,9 @@ def request_fleet(
     }
     answer = client.create_fleet(**request)
     ids = tuple(i for launched in answer.get("Instances", []) for i in launched["InstanceIds"])
-    codes = {error["ErrorCode"]: error.get("ErrorMessage", "") for error in answer.get("Errors", [])}
+    codes: dict[str, list[str]] = {}
+    for error in answer.get("Errors", []):
+        codes.setdefault(error["ErrorCode"], []).append(error.get("ErrorMessage", ""))
     if len(ids) == count:
         return FleetAnswer(instance_ids=ids, problem=None)
     problem = (

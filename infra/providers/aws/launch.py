@@ -14,11 +14,12 @@ from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import AWS
 from heterps_core.plans.provisioning_plan import NodeRequest
 from infra.ledger import Ledger
-from infra.providers.aws.errors import InsufficientCapacityError, explained
+from infra.providers.aws.errors import InsufficientCapacityError, QuotaExceededError, explained
 from infra.providers.aws.fleet import FleetGroup, request_fleet, zones_for
 from infra.providers.aws.instances import renew_lease_tags
 from infra.providers.aws.launch_template import make_template, template_data
 from infra.providers.aws.queries import Network, describe_when_known, find_image, find_network, is_ended
+from infra.providers.aws.quotas import quotas_of
 from infra.providers.aws.security_group import make_security_group
 from infra.providers.aws.tags import INTENDED_TAG, LEASE_TAG, group_of, owner_tags
 from infra.providers.base import DEFAULT_WORKSPACE
@@ -204,6 +205,9 @@ class RunLaunch:
             if zone is None or group.offers[0].zone is not None or not others:
                 raise
             raise ZoneFullError(str(problem), zone=zone) from problem
+        except QuotaExceededError as problem:
+            quotas = quotas_of(group.offers)
+            raise QuotaExceededError(f"{problem}; quota: {' or '.join(quotas)}", quotas=quotas) from problem
         with explained(f"look at {group}"):
             instances = describe_when_known(self.client, answer.instance_ids)
             if self._has_old_lease:

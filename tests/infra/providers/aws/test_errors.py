@@ -2,12 +2,20 @@
 
 import boto3
 import pytest
+from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError, CredentialRetrievalError, EndpointConnectionError
 
 from heterps_core.errors import ProvisioningError
 from infra.ledger import EntryState
 from infra.providers import ProviderSettings, get_provider
-from infra.providers.aws.errors import CAPACITY_WAYS_OUT, WAYS_OUT, explained
+from infra.providers.aws.errors import (
+    CAPACITY_WAYS_OUT,
+    WAYS_OUT,
+    InsufficientCapacityError,
+    QuotaExceededError,
+    explained,
+    refusal,
+)
 from infra.providers.aws.provider import AwsEc2Provider
 from tests.infra.builders import offer, plan
 from tests.infra.moto_ec2 import Wire
@@ -148,6 +156,89 @@ def test_a_plan_for_another_region_is_refused_before_any_call(launch, wire):
 def test_what_boto3_says_by_itself_is_explained_too(problem, way_out):
     with pytest.raises(ProvisioningError, match=way_out), explained("launch"):
         raise problem
+
+
+def answer_fleets(client, *answers):
+    """Let fleet requests be answered in order with the errors of pools and no machines; None asks EC2."""
+    left = list(answers)
+
+    def refuse(**_):
+        codes = left.pop(0) if left else None
+        if codes is None:
+            return None
+        errors = [{"ErrorCode": code, "ErrorMessage": "as the test wants it"} for code in codes]
+        return AWSResponse("http://ec2", 200, {}, None), {"Errors": errors, "Instances": []}
+
+    client.meta.events.register("before-call.ec2.CreateFleet", refuse)
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [
+        ("InvalidFleetConfiguration", "InsufficientInstanceCapacity"),
+        ("InsufficientInstanceCapacity", "InvalidFleetConfiguration"),
+        ("InvalidFleetConfiguration",),
+        ("VcpuLimitExceeded", "InsufficientInstanceCapacity"),
+        ("SomethingNew", "UnfulfillableCapacity"),
+    ],
+    ids="+".join,
+)
+def test_a_zone_where_one_pool_lacks_capacity_and_another_is_not_sold_is_left_for_the_next(
+    launch, client, provider, ledger, codes
+):
+    answer_fleets(client, None, codes)
+
+    cluster = launch()
+
+    assert len(cluster.nodes) == len(provider.list_instances("r1")) == 2
+    assert {(e.attempt, e.state) for e in ledger.entries()} == {
+        (1, EntryState.ENDED),
+        (1, EntryState.FAILED),
+        (2, EntryState.LAUNCHED),
+    }
+
+
+@pytest.mark.parametrize(
+    ("codes", "kind"),
+    [
+        (["UnfulfillableCapacity"], InsufficientCapacityError),
+        (["InvalidFleetConfiguration"], InsufficientCapacityError),
+        (["InvalidFleetConfiguration", "InsufficientInstanceCapacity"], InsufficientCapacityError),
+        (["SomethingNew", "InsufficientInstanceCapacity"], InsufficientCapacityError),
+        (["VcpuLimitExceeded", "InsufficientInstanceCapacity"], InsufficientCapacityError),
+        (["VcpuLimitExceeded"], QuotaExceededError),
+        (["InstanceLimitExceeded"], QuotaExceededError),
+        (["MaxSpotInstanceCountExceeded"], QuotaExceededError),
+        (["MaxSpotInstanceCountExceeded", "InvalidFleetConfiguration"], QuotaExceededError),
+        (["SomethingNew"], ProvisioningError),
+        (["SomethingNew", "InvalidFleetConfiguration"], ProvisioningError),
+        (["UnauthorizedOperation", "InsufficientInstanceCapacity"], ProvisioningError),
+        (["UnauthorizedOperation", "VcpuLimitExceeded"], ProvisioningError),
+    ],
+    ids=str,
+)
+def test_every_error_of_an_answer_counts_and_the_gravest_decides(codes, kind):
+    error = refusal("launch", {code: ["no"] for code in codes})
+
+    assert type(error) is kind
+    assert all(code in str(error) for code in codes)
+
+
+def test_an_error_of_each_pool_is_told_with_its_own_words():
+    error = refusal("launch", {"InvalidFleetConfiguration": ["not in 1a", "not in 1b", "not in 1a"]})
+
+    assert "InvalidFleetConfiguration: not in 1a, not in 1b; take another zone" in str(error)
+
+
+def test_a_quota_of_a_region_is_not_tried_in_each_of_its_zones(launch, client, ledger):
+    answer_fleets(client, None, ("VcpuLimitExceeded",))
+
+    with pytest.raises(
+        QuotaExceededError, match=r"quota: Running On-Demand Standard \(A, C, D,.*\) instances"
+    ):
+        launch()
+
+    assert {entry.attempt for entry in ledger.entries()} == {1}
 
 
 def test_only_codes_about_one_place_send_a_launch_elsewhere():
