@@ -43,7 +43,7 @@ class Instance:
     """None while it exists, and where the provider does not tell."""
 
     lease_until: datetime | None
-    """None where the lease cannot be read; it then counts as expired."""
+    """None where the lease cannot be read; it counts as expired once the machine is old enough to show it."""
 
     is_owner_dead: bool
     """Known to be so; a provider that cannot see the owner says False and trusts the lease."""

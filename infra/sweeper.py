@@ -103,12 +103,20 @@ def sweep(provider: Provider, *, now: datetime, ledger: Ledger) -> list[SweptMac
     return [machine for machine in swept if machine is not None] + gone
 
 
-def reason_to_end(instance: Instance, *, now: datetime) -> EndReason | None:
-    """Return why a machine should be ended, or None where it should live."""
+def reason_to_end(instance: Instance, *, now: datetime, tags_grace_s: float) -> EndReason | None:
+    """Return why a machine should be ended, or None where it should live.
+
+    Args:
+        instance: As the provider shows it.
+        now: With a time zone.
+        tags_grace_s: A machine whose lease cannot be read lives until it is so old: a provider may show a machine
+            before what it carries. One that seems launched later than that from now has a wrong clock against it.
+    """
     if instance.is_owner_dead:
         return EndReason.OWNER_DEAD
     if instance.lease_until is None:
-        return EndReason.LEASE_UNREADABLE
+        is_young = abs((now - instance.launched_at).total_seconds()) < tags_grace_s
+        return None if is_young else EndReason.LEASE_UNREADABLE
     return EndReason.LEASE_EXPIRED if instance.lease_until < now else None
 
 
@@ -120,7 +128,11 @@ def providers_in_use(ledger: Ledger) -> list[str]:
 
 def _look_at(provider: Provider, instance: Instance, *, now: datetime, ledger: Ledger) -> SweptMachine | None:
     """End a machine if it should be, or close its entry if it has ended; None where there is nothing to do."""
-    reason = EndReason.GONE if instance.is_ended else reason_to_end(instance, now=now)
+    reason = (
+        EndReason.GONE
+        if instance.is_ended
+        else reason_to_end(instance, now=now, tags_grace_s=provider.tags_grace_s)
+    )
     if reason is None:
         return None
     problem: str | None = None

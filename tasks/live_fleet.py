@@ -90,10 +90,12 @@ def check_no_other_fleet(workspace: Workspace, run_id: str) -> None:
         logger.warning("%s", problem)
     others = [entry for entry in _young_open_entries(workspace) if run_of_launch(entry.run_id) != run_id]
     for name in sorted({entry.provider for entry in others}):
+        provider = provider_of(workspace, name)
         live = [
             machine
-            for machine in provider_of(workspace, name).list_instances()
-            if run_of_launch(machine.run_id) != run_id and _is_alive(machine)
+            for machine in provider.list_instances()
+            if run_of_launch(machine.run_id) != run_id
+            and _is_alive(machine, tags_grace_s=provider.tags_grace_s)
         ]
         if live:
             raise LiveFleetError(_refusal(live))
@@ -111,8 +113,9 @@ def _young_open_entries(workspace: Workspace) -> list[LedgerEntry]:
     ]
 
 
-def _is_alive(machine: Instance) -> bool:
-    return not machine.is_ended and reason_to_end(machine, now=datetime.now(UTC)) is None
+def _is_alive(machine: Instance, *, tags_grace_s: float) -> bool:
+    reason = reason_to_end(machine, now=datetime.now(UTC), tags_grace_s=tags_grace_s)
+    return not machine.is_ended and reason is None
 
 
 def _refusal(live: list[Instance]) -> str:

@@ -105,6 +105,9 @@ class Provider(ABC):
     minimum_billed_s: ClassVar[float]
     """Shortest time that an instance is charged for."""
 
+    tags_grace_s: ClassVar[float] = 0.0
+    """How old a machine may be before what it carries can be read; 0 where it is there from the first moment."""
+
     disk_gb_each: ClassVar[float] = 0.0
     """Of the disk that an instance is given, in 1e9 bytes; 0 where it has none of its own."""
 

@@ -33,12 +33,25 @@ LIVE = Instance(
         (LIVE, None),
         (replace(LIVE, lease_until=NOW), None),
         (replace(LIVE, lease_until=NOW - timedelta(seconds=1)), EndReason.LEASE_EXPIRED),
-        (replace(LIVE, lease_until=None), EndReason.LEASE_UNREADABLE),
+        (replace(LIVE, lease_until=None), None),
+        (replace(LIVE, lease_until=None, launched_at=NOW - timedelta(seconds=299)), None),
+        (
+            replace(LIVE, lease_until=None, launched_at=NOW - timedelta(seconds=300)),
+            EndReason.LEASE_UNREADABLE,
+        ),
+        # By a clock that is two hours behind EC2's it would never be old.
+        (replace(LIVE, lease_until=None, launched_at=NOW + timedelta(hours=2)), EndReason.LEASE_UNREADABLE),
         (replace(LIVE, is_owner_dead=True), EndReason.OWNER_DEAD),
     ],
 )
 def test_why_a_machine_should_end(instance, reason):
-    assert reason_to_end(instance, now=NOW) == reason
+    assert reason_to_end(instance, now=NOW, tags_grace_s=300.0) == reason
+
+
+def test_a_provider_that_shows_leases_at_once_gives_no_grace():
+    unreadable = replace(LIVE, lease_until=None)
+
+    assert reason_to_end(unreadable, now=NOW, tags_grace_s=0.0) is EndReason.LEASE_UNREADABLE
 
 
 @pytest.fixture

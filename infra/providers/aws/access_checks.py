@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError
 
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.store_location import check_store_location
 from infra.checks import Check, CheckState
 from infra.providers.aws.errors import explained
 from infra.providers.aws.queries import find_image, find_network
@@ -111,6 +112,7 @@ def _instance_profile(machines: MachineSettings) -> Check:
 
 def _see_run_store() -> str:
     """Ask the run store for something that is not there, which takes the right to list it."""
+    check_store_location(os.environ.get(RUN_STORE_VARIABLE, ""))
     location, mark, options = os.environ.get(RUN_STORE_VARIABLE, "").partition("?")
     if "://" not in location:
         raise ConfigurationError(

@@ -64,6 +64,8 @@ class AwsEc2Provider(Provider):
     lease_s: ClassVar[float] = 600.0
     # Amazon EC2 pricing: Linux instances are billed by the second, at least 60.
     minimum_billed_s: ClassVar[float] = 60.0
+    # EC2 shows what it was told with a delay that it gives no bound for; minutes were never seen.
+    tags_grace_s: ClassVar[float] = 300.0
     disk_gb_each: ClassVar[float] = DISK_GB
 
     def __init__(self, client: EC2Client, machines: MachineSettings = DEFAULT_MACHINES) -> None:

@@ -22,6 +22,7 @@ SERVICES_USD_PER_HOUR = 40 * 0.08 / 730 + 0.005
 """Of a machine: 40 GB of disk at 0.08 USD a month of 730 h, and an address."""
 
 AFTER_LEASE = timedelta(minutes=11)
+TAGS_GRACE = timedelta(minutes=5, seconds=1)
 
 
 def test_one_instance_that_cannot_be_ended_does_not_keep_the_others(launch, provider, client):
@@ -59,7 +60,7 @@ def test_an_unreadable_lease_counts_as_expired(launch, provider, client, ledger,
     instance_id = launch(plan(offer())).nodes[0].provider_instance_id
     client.create_tags(Resources=[instance_id], Tags=[{"Key": "heterps:lease-until", "Value": lease}])
 
-    (swept,) = sweep(provider, now=datetime.now(UTC), ledger=ledger)
+    (swept,) = sweep(provider, now=datetime.now(UTC) + TAGS_GRACE, ledger=ledger)
 
     assert (swept.provider_instance_id, swept.reason) == (instance_id, EndReason.LEASE_UNREADABLE)
     assert provider.list_instances("r1") == ()
@@ -90,6 +91,22 @@ def test_a_lost_ledger_is_written_again_from_tags_alone(launch, provider, ledger
     assert sum(machine.usd for machine in swept) == pytest.approx(usd, rel=1e-3)
 
 
+def test_an_instance_whose_tags_come_late_lives_and_one_whose_tags_never_come_ends(
+    launch, provider, client, ledger
+):
+    """DescribeInstances shows an instance by its id before the tags that it was launched with."""
+    late, never = (node.provider_instance_id for node in launch().nodes)
+    tags = client.describe_instances(InstanceIds=[late])["Reservations"][0]["Instances"][0]["Tags"]
+    client.delete_tags(Resources=[late, never], Tags=[{"Key": tag["Key"]} for tag in tags])
+
+    assert sweep(provider, now=datetime.now(UTC), ledger=ledger) == []
+
+    client.create_tags(Resources=[late], Tags=[tag for tag in tags if not tag["Key"].startswith("aws:")])
+    (swept,) = sweep(provider, now=datetime.now(UTC) + TAGS_GRACE, ledger=ledger)
+    assert (swept.provider_instance_id, swept.reason) == (never, EndReason.LEASE_UNREADABLE)
+    assert [instance.provider_instance_id for instance in provider.list_instances("r1")] == [late]
+
+
 def test_an_instance_that_lost_its_tags_is_found_by_its_id_and_ended(launch, provider, client, ledger):
     """The tag index may lag or be wiped: what counts is the state of the instance."""
     instance_id = launch(plan(offer())).nodes[0].provider_instance_id
@@ -97,7 +114,7 @@ def test_an_instance_that_lost_its_tags_is_found_by_its_id_and_ended(launch, pro
     client.delete_tags(Resources=[instance_id], Tags=[{"Key": tag["Key"]} for tag in described["Tags"]])
     assert provider.list_instances() == ()
 
-    (swept,) = sweep(provider, now=datetime.now(UTC), ledger=ledger)
+    (swept,) = sweep(provider, now=datetime.now(UTC) + TAGS_GRACE, ledger=ledger)
 
     assert (swept.run_id, swept.reason) == ("r1", EndReason.LEASE_UNREADABLE)
     state = client.describe_instances(InstanceIds=[instance_id])["Reservations"][0]["Instances"][0]["State"]
