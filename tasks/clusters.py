@@ -16,6 +16,7 @@ from heterps_core.cluster import Cluster
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.storage_usage import StorageUsage
+from heterps_core.training.store_location import check_store_location
 from infra.billing import Bill, bill_for_run
 from infra.bootstrap.node_wheel import publish_node_wheel
 from infra.caps import Caps
@@ -61,10 +62,12 @@ def run_location(workspace: Workspace, provider: str, run_id: str) -> str:
     """Return where the flow's host and the nodes of a run meet: a folder here, or a URI in the store.
 
     Raises:
-        ConfigurationError: A rented node cannot reach a folder of this machine, and no store is set.
+        ConfigurationError: A rented node cannot reach a folder of this machine, and no store is set; or the store's
+            URI holds credentials.
     """
     if provider == LOCAL_PROVIDER:
         return str(workspace.run_directory(run_id))
+    check_store_location(os.environ.get(RUN_STORE_VARIABLE, ""))
     # What stands behind a question mark are options of the store, such as its region.
     store, mark, options = os.environ.get(RUN_STORE_VARIABLE, "").partition("?")
     if "://" not in store:

@@ -33,6 +33,7 @@ from pyarrow import fs
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.training.storage_usage import StorageUsage
+from heterps_core.training.store_location import check_store_location
 
 JOB = "job.json"
 CLUSTER = "cluster.json"
@@ -67,10 +68,11 @@ class RunDirectory:
         location: A local path, or a URI that Arrow's file systems know.
 
     Raises:
-        ConfigurationError: The location is of a kind that Arrow does not know.
+        ConfigurationError: The location is of a kind that Arrow does not know, or holds credentials.
     """
 
     def __init__(self, location: str) -> None:
+        check_store_location(location)
         self.location = location
         self.usage = StorageUsage()
         """What this process asked of a bucket; a local folder costs nothing."""

@@ -64,6 +64,13 @@ def accesses_to_ec2(server, tmp_path_factory):
 @pytest.fixture(scope="module")
 def accesses_to_store(server, recording, tmp_path_factory):
     """What a run directory in a bucket asks for."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            environment.setenv(name, "test")
+        yield _accesses_to_store(server, recording, tmp_path_factory)
+
+
+def _accesses_to_store(server, recording, tmp_path_factory):
     server.reset()
     boto3.client(
         "s3",
@@ -74,7 +81,7 @@ def accesses_to_store(server, recording, tmp_path_factory):
     ).create_bucket(Bucket="runs")
     start = len(recording.read_text().splitlines())
     host = server.url.removeprefix("http://")
-    location = f"s3://test:test@runs/heterps/night-1?region=us-east-1&scheme=http&endpoint_override={host}"
+    location = f"s3://runs/heterps/night-1?region=us-east-1&scheme=http&endpoint_override={host}"
     run = RunDirectory(location)
     source = tmp_path_factory.mktemp("data")
     (source / "part.bin").write_bytes(bytes(100_000))

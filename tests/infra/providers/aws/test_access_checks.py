@@ -5,6 +5,7 @@ from botocore.stub import Stubber
 from infra.checks import CheckState
 from infra.providers.aws.access_checks import access_checks
 from infra.providers.aws.launch import MachineSettings
+from tests.heterps_core.training.test_store_location import KEY, WITH_CREDENTIALS
 
 
 @pytest.fixture
@@ -42,6 +43,16 @@ def test_each_thing_that_is_missing_says_what_mends_it(client, monkeypatch):
     assert found["AWS image"].mend
     assert "HETERPS_AWS_INSTANCE_PROFILE" in found["instance profile"].mend
     assert found["run store"].mend == "export HETERPS_RUN_STORE=s3://your-bucket/heterps"
+
+
+def test_a_run_store_with_credentials_is_found_and_they_are_not_shown(client, monkeypatch):
+    monkeypatch.setenv("HETERPS_RUN_STORE", WITH_CREDENTIALS[0])
+
+    found = by_name(client)["run store"]
+
+    assert found.state is CheckState.MISSING
+    assert "must hold no credentials" in found.found
+    assert not [part for part in (KEY, "hush") if part in str(found)]
 
 
 def refusing_client(code):

@@ -1,0 +1,47 @@
+"""What a store's URI must not hold: it stands in the user data of every rented machine, which many can read."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+from heterps_core.errors import ConfigurationError
+
+_SECRET_OPTION = re.compile(r"key|secret|token|password|signature", re.IGNORECASE)
+_NAMES_BEFORE_AT = {"abfs": r"[^:]*", "abfss": r"[^:]*", "gs": "anonymous", "gcs": "anonymous"}
+"""Schemes that write a container, or that there are no credentials, where others write credentials."""
+
+
+def check_store_location(location: str) -> None:
+    """Check that a store's URI, or what was given for one, holds no credentials; a message never repeats them.
+
+    Args:
+        location: For instance s3://bucket/heterps?region=us-east-1; a local path holds none.
+
+    Raises:
+        ConfigurationError: It has a user or a key before the bucket, or an option that names one.
+    """
+    scheme, mark, rest = location.partition("://")
+    if not mark:
+        scheme, rest = "", location
+    if not mark and location.startswith(("/", ".")):
+        return
+    place, _, options = rest.partition("?")
+    authority = place.partition("/")[0]
+    # A secret may hold an unescaped slash; a bucket's name holds no colon.
+    before_at = place if ":" in authority and "@" in place else authority
+    user, at, _ = before_at.rpartition("@")
+    if at and not re.fullmatch(_NAMES_BEFORE_AT.get(scheme, "(?!)"), user):
+        raise _refusal(f"{scheme}{mark}", "a user or a key before '@'")
+    names = [unquote(option.partition("=")[0]) for option in options.split("&")]
+    secret = next((name for name in names if _SECRET_OPTION.search(name)), None)
+    if secret is not None:
+        raise _refusal(f"{scheme}{mark}", f"the option {secret!r}")
+
+
+def _refusal(start: str, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"a store's URI must hold no credentials, since every rented machine is told it, but the one that starts "
+        f"with {start!r} holds {what}; write it without, as in s3://bucket/prefix: this machine finds credentials as "
+        f"boto3 does (aws configure, AWS_PROFILE), and nodes have their instance profile"
+    )
