@@ -151,8 +151,12 @@ class TrainingLoop:
         if saved_step != cursor.step:
             save_checkpoint(self.run, self.model, cursor, group=self.group)
         if self.metrics is not None:
-            self.metrics.flush("evaluating")
+            self.metrics.flush("evaluating" if self.is_complete(cursor) else "stopped")
         return cursor
+
+    def is_complete(self, end: TrainingCursor) -> bool:
+        """Tell whether training came to its end, rather than to a stop that was asked for."""
+        return end.epoch >= self.config.num_epochs
 
     def predict_held_out(self) -> npt.NDArray[np.float32] | None:
         """Return the logits of all held-out rows in order, on the reporting worker; None elsewhere."""

@@ -36,7 +36,7 @@ class Progress:
     """Where a run is right now."""
 
     phase: str
-    """"training" or "evaluating"."""
+    """"training", "evaluating", or "stopped" where a stop was asked for."""
 
     step: int
     num_steps: int

@@ -50,8 +50,8 @@ class TrainingRun:
     storage: StorageUsage
     """What all processes but this one asked of the bucket."""
 
-    quality: ClickQuality
-    """Of the trained model on the held-out rows."""
+    quality: ClickQuality | None
+    """Of the trained model on the held-out rows; None after a stop, which leaves no time to evaluate."""
 
 
 def read_training_run(run: RunDirectory) -> TrainingRun:
@@ -81,7 +81,7 @@ def read_training_run(run: RunDirectory) -> TrainingRun:
         ),
         idle_shares=idle_shares(reports),
         storage=storage_of(reports),
-        quality=ClickQuality(**result["quality"]),
+        quality=ClickQuality(**result["quality"]) if result["quality"] else None,
     )
 
 

@@ -114,12 +114,14 @@ class Worker:
             device,
             cursor.step,
         )
-        end = loop.train(cursor)
-        logits = loop.predict_held_out()
-        if logits is not None:
-            quality = measure_quality(loop.dataset.eval_labels, logits)
-            is_complete = end.epoch >= job.config.num_epochs
-            self.run.write_json(RESULT, {"is_complete": is_complete, "quality": asdict(quality)})
+        is_complete = loop.is_complete(loop.train(cursor))
+        # Who asks for a stop waits for the checkpoint alone: a machine that is preempted has two minutes.
+        logits = loop.predict_held_out() if is_complete else None
+        if loop.metrics is not None:
+            quality = None if logits is None else measure_quality(loop.dataset.eval_labels, logits)
+            self.run.write_json(
+                RESULT, {"is_complete": is_complete, "quality": None if quality is None else asdict(quality)}
+            )
         loop.close()
         self._report(loop.runner)
         dist.barrier()
