@@ -29,6 +29,15 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun, gat
         CheckpointError: The run's checkpoint, or the champion's files, cannot be used.
         ConfigurationError: MLflow's store does not answer.
     """
+    # First, so that whatever fails below does not lose the model.
+    version = register_model(
+        run.workspace,
+        run.directory,
+        plan.report,
+        run.clicks,
+        data=source_name(run.asked.data, run.asked.schema_file),
+        day=run.asked.day,
+    )
     # Not before the launch: what is compared, drawn and recorded takes seconds that the training need not wait for.
     planned = plan.compared()
     report = RunReport.of(
@@ -44,23 +53,17 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun, gat
     text = report_text(report, run.workspace)
     pictures = record_plan(run.workspace, planned, num_microbatches=plan.config.num_microbatches)
     record_run(run.workspace, report, text=text)
-    decision = _judged(run, report, gates)
+    decision = _judged(run, report, version, gates)
     publish_report(run.workspace, report, pictures, decision=decision)
     close_run(run.workspace, run.tracked, status="FINISHED", reason=COMPLETED)
     drop_what_resuming_needs(run.directory)
     tell_block(text)
 
 
-def _judged(run: OpenedRun, report: RunReport, gates: PromotionGates) -> PromotionDecision | None:
-    """Register the model and decide; None where it is not judged."""
-    version = register_model(
-        run.workspace,
-        run.directory,
-        report,
-        run.clicks,
-        data=source_name(run.asked.data, run.asked.schema_file),
-        day=run.asked.day,
-    )
+def _judged(
+    run: OpenedRun, report: RunReport, version: str, gates: PromotionGates
+) -> PromotionDecision | None:
+    """Decide what the registered model becomes; None where it is not judged."""
     decision = promote_if_better(
         run.workspace,
         run_id=run.run_id,
@@ -69,6 +72,7 @@ def _judged(run: OpenedRun, report: RunReport, gates: PromotionGates) -> Promoti
         dataset=run.dataset,
         usd_per_million_samples=report.billed_usd_per_million_samples,
         gates=gates,
+        baseline=report.baseline,
     )
     if isinstance(decision, NotJudged):
         tell("champion", f"version {version} is not judged: {decision.why}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -34,8 +34,10 @@ __all__ = [
     "apply_decision",
     "champion_before",
     "champion_of",
+    "champions_by_day",
     "is_rolled_back",
     "judge_challenger",
+    "opponent_of",
     "roll_back",
 ]
 
@@ -84,8 +86,9 @@ def champion_before(workspace: Workspace, day: date) -> Champion | None:
     """Return whom a night of `day` goes on from: the newest champion that knows only days before.
 
     So a day that is trained once more, since its run was killed after it had made its model the champion, and one
-    that is back-filled, go on from where the day began, and no weights see a day twice. A version that was rolled
-    back is passed over. Where none fits, the champion of now is returned, and None where there is none.
+    that is back-filled, go on from where the day began, and no weights see a day twice. A back-filled version that
+    passed its gates counts as a champion here. Where none fits, the champion of now is returned, and None where there
+    is none.
 
     Raises:
         CheckpointError: The files of the version are not those that were registered.
@@ -94,22 +97,57 @@ def champion_before(workspace: Workspace, day: date) -> Champion | None:
     current = model_registry.version_called(workspace, CHAMPION_ALIAS)
     if current is None:
         return None
-    if not _knows_only_days_before(current, day):
-        names = {*_earlier_champions(workspace, current)}
+    if current.day is None or current.day >= day.isoformat():
         earlier = [
-            registered
-            for registered in model_registry.registered_versions(workspace)
-            if registered.version in names
-            and registered.model == current.model
-            and not is_rolled_back(registered)
-            and _knows_only_days_before(registered, day)
+            each
+            for each in champions_by_day(model_registry.registered_versions(workspace))
+            if each.model == current.model and (each.day or "") < day.isoformat()
         ]
-        current = max(earlier, key=lambda registered: registered.day or "", default=current)
+        current = earlier[-1] if earlier else current
     return _verified(workspace, current)
 
 
-def _knows_only_days_before(registered: RegisteredVersion, day: date) -> bool:
-    return registered.day is not None and registered.day < day.isoformat()
+def opponent_of(workspace: Workspace, challenger: RegisteredVersion) -> Champion | None:
+    """Return whom a back-filled model is judged against: the newest champion that knows no day after its own.
+
+    The rows that judge are of the day after, so that neither has seen them. A back-filled version that passed its
+    gates counts as a champion here. None where there is none.
+
+    Raises:
+        CheckpointError: The files of the version are not those that were registered.
+        ConfigurationError: MLflow's store does not answer.
+    """
+    known = [
+        each
+        for each in champions_by_day(model_registry.registered_versions(workspace))
+        if (each.day or "") <= (challenger.day or "") and each.version != challenger.version
+    ]
+    return _verified(workspace, known[-1]) if known else None
+
+
+def champions_by_day(versions: Sequence[RegisteredVersion]) -> list[RegisteredVersion]:
+    """Return the versions that a day may go on from, by the day that they know, the newest last.
+
+    They were champion, or passed their gates in a back-fill; those that were rolled back are left out. Of one day the
+    version that was registered last stands last.
+
+    Args:
+        versions: The newest first.
+    """
+    known = [
+        registered
+        for registered in reversed(versions)
+        if registered.day is not None and _counts_as_champion(registered) and not is_rolled_back(registered)
+    ]
+    return sorted(known, key=lambda registered: registered.day or "")
+
+
+def _counts_as_champion(registered: RegisteredVersion) -> bool:
+    """Tell whether a version was champion, or passed its gates in a back-fill."""
+    if registered.tags.get(PROMOTED_TAG) == "true":
+        return True
+    decision = decision_of(registered)
+    return decision is not None and decision.passed_beside_champion
 
 
 def is_rolled_back(registered: RegisteredVersion) -> bool:

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from infra.workspace import Workspace
 from tasks import model_registry
-from tasks.champion import ROLLED_BACK_TAG, SINCE_TAG, alone_with_champion, is_rolled_back
+from tasks.champion import ROLLED_BACK_TAG, SINCE_TAG, alone_with_champion, champions_by_day
 from tasks.mlflow_names import (
     CHAMPION_ALIAS,
     KIND_TAG,
     KIND_TRAINING,
-    PROMOTED_TAG,
     REGISTERED_MODEL,
     START_TAG,
 )
@@ -167,17 +166,8 @@ def _last_old_champions(
     versions: Sequence[RegisteredVersion], registered_before: datetime
 ) -> list[RegisteredVersion]:
     """Return of each model the old champion of the latest day, from which `champion_before` would go on."""
-    last: dict[str, RegisteredVersion] = {}
-    for registered in versions:
-        if (
-            registered.registered_at < registered_before
-            and registered.day is not None
-            and registered.tags.get(PROMOTED_TAG) == "true"
-            and not is_rolled_back(registered)
-            and registered.day > (last[registered.model].day or "" if registered.model in last else "")
-        ):
-            last[registered.model] = registered
-    return list(last.values())
+    old = [registered for registered in versions if registered.registered_at < registered_before]
+    return list({registered.model: registered for registered in champions_by_day(old)}.values())
 
 
 def _time_of(registered: RegisteredVersion, tag: str) -> datetime | None:

@@ -10,7 +10,15 @@ from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
 from infra.workspace import Workspace
-from tasks.champion import PromotionDecision, PromotionGates, apply_decision, champion_of, judge_challenger
+from tasks.baseline import Baseline, NoBaseline
+from tasks.champion import (
+    PromotionDecision,
+    PromotionGates,
+    apply_decision,
+    champion_of,
+    judge_challenger,
+    opponent_of,
+)
 from tasks.model_registry import DataKind, find_version, verified_folder
 
 
@@ -31,12 +39,16 @@ def promote_if_better(
     dataset: PreparedDataset,
     usd_per_million_samples: float | None,
     gates: PromotionGates,
+    baseline: Baseline | NoBaseline,
 ) -> PromotionDecision | NotJudged:
     """Let a new model become champion where it passes the gates; return the decision.
 
-    A model is not judged where the champion has been trained on a later day, as in a back-fill: it has seen the rows,
-    and a model of yesterday shall not take its place. Nor is one of made-up rows where the champion is of real ones,
-    or one of rows without days where the champion is of days: a trial shall not end what serves.
+    Where the champion has been trained on a later day, as in a back-fill, it has seen the rows: the model is judged
+    against the newest champion that had not, see `opponent_of`. Its decision is written down, and a later day that is
+    back-filled goes on from it where it passed, but the champion stays: it knows days that this model does not.
+
+    A model of synthetic rows is not judged where the champion is of real ones, nor one of rows without days where the
+    champion is of days: a trial shall not end what serves.
 
     Args:
         workspace: Where models are registered.
@@ -46,6 +58,7 @@ def promote_if_better(
         dataset: Whose held-out rows decide.
         usd_per_million_samples: What the training cost; None where nobody knows.
         gates: What the model must show.
+        baseline: Of the same rows; a first champion must not be proven worse.
 
     Raises:
         CheckpointError: Files of a model are not those that were registered.
@@ -58,8 +71,9 @@ def promote_if_better(
         return NotJudged(
             f"the champion, version {champion.version}, has been trained on {of}, and this is not"
         )
+    stays_champion = None
     if champion is not None and champion.day is not None and day is not None and champion.day > day:
-        return NotJudged("the champion has been trained on later days")
+        stays_champion, champion = champion.version, opponent_of(workspace, registered)
     folder = verified_folder(workspace, registered)
     decision = judge_challenger(
         workspace,
@@ -72,6 +86,10 @@ def promote_if_better(
         if usd_per_million_samples is None
         else usd_per_million_samples,
         gates=gates,
+        baseline_logits=baseline.logits
+        if isinstance(baseline, Baseline)
+        else f"there is none: {baseline.why}",
+        stays_champion=stays_champion,
     )
     apply_decision(workspace, decision)
     return decision

@@ -1,8 +1,10 @@
 """What a challenger must show to become champion: gates, what each of them found, and the decision.
 
 The gates are for a champion that is trained again every night while the data drifts. There the larger risk is a model
-that grows old, not one that is hardly better: a challenger need not prove a gain, but that it loses no more than a
-margin (non-inferiority). What it may not be without a proven gain is dearer.
+that grows old, not one that is hardly better: a challenger that knows a newer day need not prove a gain, but that it
+loses no more than a margin (non-inferiority). Without a proven gain it may not cost more; and one that knows no newer
+day than the champion, such as a retrained one, must prove a gain in any case. Where there is no champion to compare
+with, a challenger must be better than the mean click rate, and must not be proven worse than a logistic regression.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ SCHEMA_VERSION = 1
 
 AUC_GATE = "AUC difference, lower end"
 LOG_LOSS_GATE = "log-loss difference, upper end"
+BASELINE_GATE = "AUC less the logistic regression's, upper end"
 MARGIN_GATES = (AUC_GATE, LOG_LOSS_GATE)
 """That more rows make easier to keep."""
 
@@ -50,6 +53,9 @@ class PromotionGates:
     """Of the two-sided intervals, in (0, 1)."""
 
     def __post_init__(self) -> None:
+        for name, bound in asdict(self).items():
+            if math.isnan(bound):
+                raise ConfigurationError(f"{name} must be a number, got {bound}")
         if not 0.0 < self.confidence < 1.0:
             raise ConfigurationError(f"confidence must be in (0, 1), got {self.confidence}")
         if self.least_clicks < 2:
@@ -71,7 +77,7 @@ class GateVerdict:
 
     bound: float | str
     rule: str
-    """How the value must stand to the bound: "at least", "at most", "below" or "equal to"."""
+    """How the value must stand to the bound: "at least", "at most", "above", "below" or "equal to"."""
 
     is_met: bool
     remark: str = ""
@@ -129,6 +135,11 @@ class PromotionDecision:
     log_loss_difference: Estimate | None
     """The challenger's less the champion's, or less that of the rows' mean click rate where there was none."""
 
+    @property
+    def passed_beside_champion(self) -> bool:
+        """It passed all gates, and is not champion only because the champion knows later days."""
+        return not self.is_promoted and bool(self.gates) and all(gate.is_met for gate in self.gates)
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {"schema_version": SCHEMA_VERSION, **asdict(self)}
@@ -159,19 +170,22 @@ def gates_against_champion(
     *,
     challenger: ModelFigures,
     champion: ModelFigures,
+    knows_newer_day: bool,
 ) -> tuple[GateVerdict, ...]:
-    """Return what the gates find where there is a champion to compare with."""
+    """Return what the gates find where there is a champion to compare with.
+
+    Args:
+        gates: Bounds.
+        comparison: Of the two models on the same rows.
+        challenger: Its figures.
+        champion: Its figures.
+        knows_newer_day: The challenger was trained on a later day than the champion; otherwise, also where the data
+            has no days, it must be proven better.
+    """
     auc, log_loss = comparison.auc_difference, comparison.log_loss_difference
     errors = [abs(figures.calibration_ratio - 1.0) for figures in (challenger, champion)]
     return (
-        GateVerdict(
-            name=AUC_GATE,
-            value=auc.low,
-            bound=gates.least_auc_gain,
-            rule="at least",
-            is_met=auc.low >= gates.least_auc_gain,
-            remark=f"difference {auc.value:+.5f}, {gates.confidence:.0%} interval to {auc.high:+.5f}",
-        ),
+        _auc_gate(gates, auc, knows_newer_day=knows_newer_day),
         GateVerdict(
             name=LOG_LOSS_GATE,
             value=log_loss.high,
@@ -205,6 +219,32 @@ def gate_against_mean_rate(difference: Estimate, *, confidence: float) -> GateVe
     )
 
 
+def gate_against_baseline(difference: Estimate | str, *, confidence: float) -> GateVerdict:
+    """Return whether a first champion is no worse than a logistic regression: missed where it is proven worse.
+
+    A model that is worse on these rows, though that is not proven, passes with that as the remark: where rows are
+    few, there would otherwise be no champion from which the next day could go on.
+
+    Args:
+        difference: AUC of the challenger less that of the logistic regression, or why there is none.
+        confidence: Of its interval.
+    """
+    if isinstance(difference, str):
+        return GateVerdict(
+            name=BASELINE_GATE, value=None, bound=0.0, rule="at least", is_met=False, remark=difference
+        )
+    is_below = difference.value < 0.0 <= difference.high
+    return GateVerdict(
+        name=BASELINE_GATE,
+        value=difference.high,
+        bound=0.0,
+        rule="at least",
+        is_met=difference.high >= 0.0,
+        remark=f"difference {difference.value:+.5f}, {confidence:.0%} interval from {difference.low:+.5f}"
+        + (", below it but not proven so" if is_below else ""),
+    )
+
+
 def gate_of_rows(gates: PromotionGates, *, num_rows: int, num_clicks: int) -> GateVerdict:
     """Return whether there are rows enough to decide by."""
     fewer = min(num_clicks, num_rows - num_clicks)
@@ -216,6 +256,17 @@ def gate_of_rows(gates: PromotionGates, *, num_rows: int, num_clicks: int) -> Ga
         is_met=fewer >= gates.least_clicks,
         remark=f"{num_clicks:,} clicks in {num_rows:,} rows",
     )
+
+
+def _auc_gate(gates: PromotionGates, auc: Estimate, *, knows_newer_day: bool) -> GateVerdict:
+    remark = f"difference {auc.value:+.5f}, {gates.confidence:.0%} interval to {auc.high:+.5f}"
+    if knows_newer_day:
+        bound, rule, is_met = gates.least_auc_gain, "at least", auc.low >= gates.least_auc_gain
+    else:
+        bound, rule = max(gates.least_auc_gain, 0.0), "above"
+        is_met = auc.low > bound
+        remark += "; it knows no newer day than the champion, so it must be proven better"
+    return GateVerdict(name=AUC_GATE, value=auc.low, bound=bound, rule=rule, is_met=is_met, remark=remark)
 
 
 def _cost_gate(

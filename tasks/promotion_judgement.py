@@ -17,6 +17,7 @@ from heterps_core.data.quality import measure_quality
 from heterps_core.errors import CheckpointError, ConfigurationError
 from heterps_core.quality.comparison import (
     PairedComparison,
+    auc_difference,
     calibration_ratio,
     compare_models,
     constant_logits,
@@ -30,6 +31,7 @@ from tasks.promotion_gates import (
     ModelFigures,
     PromotionDecision,
     PromotionGates,
+    gate_against_baseline,
     gate_against_mean_rate,
     gate_of_rows,
     gates_against_champion,
@@ -59,13 +61,16 @@ def judge_challenger(
     champion: Champion | None,
     challenger_usd_per_million_samples: float,
     gates: PromotionGates,
+    baseline_logits: Logits | str,
+    stays_champion: str | None = None,
 ) -> PromotionDecision:
     """Decide whether a version should become champion; nothing is changed yet, `apply_decision` does that.
 
     Both models predict the same rows: those that the data set holds out, or all of it where it holds out none. The
     champion may have other table sizes or another numeric transform: the rows are then read from their sources as it
-    reads them. Without a champion, the challenger must be better than the mean click rate of these rows. A champion
-    whose predictions are not finite counts as none, and so does one of a lesser kind of data.
+    reads them. Without a champion, the challenger must be better than the mean click rate of these rows, and not
+    proven worse than the logistic regression. A champion whose predictions are not finite counts as none, and so does
+    one of a lesser kind of data.
 
     Args:
         workspace: Where models are registered.
@@ -73,9 +78,11 @@ def judge_challenger(
         version: Of the challenger.
         eval_dataset: Rows of the day after those that it was trained on.
         challenger_folder: Its exported model.
-        champion: Of now; None where there is none.
+        champion: To judge against: the one of now, or of the day that is back-filled; None where there is none.
         challenger_usd_per_million_samples: What its training cost; not finite where nobody knows.
         gates: What it must show.
+        baseline_logits: [N] of the logistic regression on the same rows, or why there are none.
+        stays_champion: Version that stays champion whatever the gates find, since it knows later days.
 
     Returns:
         The decision; the one of before where the version is champion already.
@@ -89,7 +96,7 @@ def judge_challenger(
     earlier = decision_of(registered)
     if earlier is not None and champion is not None and champion.version == version:
         return earlier
-    case = _Case(registered, run_id, champion, eval_dataset, gates)
+    case = _Case(registered, run_id, champion, eval_dataset, gates, stays_champion)
     usd = known_usd(challenger_usd_per_million_samples)
     verdicts = [
         _gate_of_files(registered, challenger_folder),
@@ -119,12 +126,19 @@ def judge_challenger(
     if champion is None or champion_logits is None:
         comparison = case.compare(challenger_logits, constant_logits(case.labels))
         verdicts.append(gate_against_mean_rate(comparison.log_loss_difference, confidence=gates.confidence))
+        verdicts.append(case.gate_of_baseline(challenger_logits, baseline_logits))
         return case.decision(verdicts, challenger=challenger, comparison=comparison)
     kept = decision_of(find_version(workspace, champion.version))
     champion_usd = kept.challenger.usd_per_million_samples if kept and kept.challenger else None
     champion_figures = case.figures(champion_logits, champion_usd)
     comparison = case.compare(challenger_logits, champion_logits)
-    verdicts += gates_against_champion(gates, comparison, challenger=challenger, champion=champion_figures)
+    verdicts += gates_against_champion(
+        gates,
+        comparison,
+        challenger=challenger,
+        champion=champion_figures,
+        knows_newer_day=(registered.day or "") > (champion.day or ""),
+    )
     return case.decision(verdicts, challenger=challenger, champion=champion_figures, comparison=comparison)
 
 
@@ -143,6 +157,7 @@ class _Case:
         champion: Of now.
         dataset: Whose rows decide.
         gates: Bounds and confidence.
+        stays_champion: See `judge_challenger`.
     """
 
     def __init__(
@@ -152,6 +167,7 @@ class _Case:
         champion: Champion | None,
         dataset: PreparedDataset,
         gates: PromotionGates,
+        stays_champion: str | None,
     ) -> None:
         from heterps_core.serving.held_out_rows import held_out_labels
 
@@ -160,6 +176,7 @@ class _Case:
         self._champion_version = None if champion is None else champion.version
         self._dataset = dataset
         self._gates = gates
+        self._stays_champion = stays_champion
         self.champion_counts_as_none = ""
         """Why, for people; empty where it counts, or there is none."""
         self.labels = held_out_labels(dataset)
@@ -188,6 +205,14 @@ class _Case:
         """Return differences with intervals of the gates' confidence."""
         return compare_models(self.labels, challenger, champion, confidence=self._gates.confidence)
 
+    def gate_of_baseline(self, challenger: Logits, baseline: Logits | str) -> GateVerdict:
+        """Return whether the challenger is no worse than the logistic regression, or that nobody can tell."""
+        confidence = self._gates.confidence
+        if isinstance(baseline, str):
+            return gate_against_baseline(baseline, confidence=confidence)
+        difference = auc_difference(self.labels, challenger, baseline, confidence=confidence)
+        return gate_against_baseline(difference, confidence=confidence)
+
     def decision(
         self,
         verdicts: Sequence[GateVerdict],
@@ -201,7 +226,7 @@ class _Case:
             version=self._registered.version,
             run_id=self._run_id,
             champion_version=self._champion_version,
-            is_promoted=all(verdict.is_met for verdict in verdicts),
+            is_promoted=self._stays_champion is None and all(verdict.is_met for verdict in verdicts),
             why=self._why(verdicts, champion, comparison),
             gates=tuple(verdicts),
             decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -222,8 +247,9 @@ class _Case:
     ) -> str:
         version, before = self._registered.version, self._champion_version
         missed = [str(verdict) for verdict in verdicts if not verdict.is_met]
+        stays = self._stays_champion or before
         if missed:
-            kept = "there is still no champion" if before is None else f"version {before} stays champion"
+            kept = "there is still no champion" if stays is None else f"version {stays} stays champion"
             undecided = (
                 "; more rows might tell them apart"
                 if champion is not None and comparison is not None and _is_undecided(verdicts, comparison)
@@ -234,26 +260,37 @@ class _Case:
         log_loss = comparison.log_loss_difference.value
         rows = f"on {len(self.labels):,} rows that it has not seen"
         if champion is None:
-            place = (
-                "is the first champion"
-                if before is None
-                else f"follows version {before}, {self.champion_counts_as_none}, as champion"
-            )
+            if self._stays_champion is not None:
+                place = f"passed its gates, {self._beside}"
+            elif before is None:
+                place = "is the first champion"
+            else:
+                place = f"follows version {before}, {self.champion_counts_as_none}, as champion"
             return (
-                f"version {version} {place}: {rows} its log-loss is {-log_loss:.4f} below that of a constant"
+                f"version {version} {place}: {rows} its log-loss is {-log_loss:.4f} below that of a constant; AUC "
+                f"beside the logistic regression's: {verdicts[-1].remark}"
             )
         auc = comparison.auc_difference
+        place = (
+            f"follows version {before} as champion"
+            if self._stays_champion is None
+            else f"passed its gates against version {before}, {self._beside}"
+        )
         return (
-            f"version {version} follows version {before} as champion: {rows} its AUC differs by {auc.value:+.4f} "
+            f"version {version} {place}: {rows} its AUC differs by {auc.value:+.4f} "
             f"({auc.low:+.4f} to {auc.high:+.4f}) and its log-loss by {log_loss:+.4f}"
         )
+
+    @property
+    def _beside(self) -> str:
+        return f"while version {self._stays_champion}, which knows later days, stays champion"
 
 
 def _is_undecided(verdicts: Sequence[GateVerdict], comparison: PairedComparison) -> bool:
     """Tell whether all that was missed is a margin, by models that may be equally good for all that the rows say."""
     auc, log_loss = comparison.auc_difference, comparison.log_loss_difference
     only_margins = all(verdict.is_met or verdict.name in MARGIN_GATES for verdict in verdicts)
-    return only_margins and auc.high >= 0.0 and log_loss.low <= 0.0
+    return only_margins and auc.high > 0.0 and log_loss.low <= 0.0
 
 
 def _gate_of_files(registered: RegisteredVersion, folder: Path) -> GateVerdict:

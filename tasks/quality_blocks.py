@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tasks.pages import Block, Table, Text
 from tasks.promotion_gates import GateVerdict, ModelFigures, PromotionDecision
-from tasks.report_tables import QUALITY_HEADER, quality_rows
+from tasks.report_tables import QUALITY_HEADER, baseline_lines, quality_rows
 from tasks.run_report import RunReport
 
 JUDGED_HEADER = ["model", "AUC", "log-loss", "predicted over observed clicks", "USD per million samples"]
@@ -18,7 +18,8 @@ def quality_blocks(report: RunReport, decision: PromotionDecision | None) -> lis
             caption=f"On the {report.num_eval_rows:,} latest rows, which no model was trained on",
             header=QUALITY_HEADER,
             rows=quality_rows(report),
-        )
+        ),
+        *(Text(text=line) for line in baseline_lines(report)),
     ]
     if decision is None:
         return blocks

@@ -87,7 +87,7 @@ def record_run(workspace: Workspace, report: RunReport, *, text: str) -> None:
 def register_model(
     workspace: Workspace,
     run_directory: RunDirectory,
-    report: RunReport,
+    report: PlanReport,
     clicks: PreparedClicks,
     *,
     data: str,
@@ -100,7 +100,7 @@ def register_model(
     Args:
         workspace: Where runs are recorded.
         run_directory: Where the newest checkpoint is.
-        report: Of the run.
+        report: Of the run's plan.
         clicks: What it was trained on.
         data: Name of their source.
         day: That the rows are of; None where the data is not cut into days.

@@ -6,6 +6,7 @@ from heterps_core.cost_model.evaluation import StageEvaluation
 from heterps_core.data.quality import ClickQuality
 from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.units import MS_PER_S
+from tasks.baseline import Baseline
 from tasks.run_report import PlanReport, RunReport
 from tasks.stage_outcomes import StageOutcome
 
@@ -75,11 +76,23 @@ def speed_rows(report: RunReport) -> list[list[str]]:
 def quality_rows(report: RunReport) -> list[list[str]]:
     """Return the trained model beside what it is compared with, under `QUALITY_HEADER`."""
     rows = [[report.model, *_quality_cells(report.training.quality)]]
-    if report.baseline is not None:
+    if isinstance(report.baseline, Baseline):
         rows.append(["logistic regression", *_quality_cells(report.baseline.quality)])
     if report.best_reachable is not None:
         rows.append(["best reachable", *_quality_cells(report.best_reachable)])
     return rows
+
+
+def baseline_lines(report: RunReport) -> list[str]:
+    """Return what must be known of the logistic regression: that there is none, or that it saw a sample."""
+    if not isinstance(report.baseline, Baseline):
+        return [f"There is no logistic regression to compare with: {report.baseline.why}."]
+    if report.baseline.num_train_rows < report.num_train_rows:
+        return [
+            f"The logistic regression was fitted on {report.baseline.num_train_rows:,} of these training rows, "
+            f"evenly over them."
+        ]
+    return []
 
 
 def floor_text(report: PlanReport) -> str:

@@ -18,6 +18,7 @@ from tasks.report_tables import (
     SEARCH_HEADER,
     STAGE_HEADER,
     STAGE_SPEED_HEADER,
+    baseline_lines,
     failed_search_lines,
     floor_text,
     gap_text,
@@ -202,6 +203,7 @@ def _quality_lines(report: RunReport) -> list[str]:
     return [
         f"Quality on the {report.num_eval_rows:,} latest rows, trained on the {report.num_train_rows:,} before",
         *aligned_table(QUALITY_HEADER, quality_rows(report), left={0}),
+        *(f"  {line}" for line in baseline_lines(report)),
     ]
 
 

@@ -18,7 +18,7 @@ from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import SAMPLES_PER_MILLION
 from infra.billing import Bill
 from infra.waste import WasteLine, waste_lines
-from tasks.baseline import Baseline
+from tasks.baseline import Baseline, NoBaseline
 from tasks.learning import Learning
 from tasks.provisioning import Provisioning
 from tasks.run_costs import four_digits
@@ -94,7 +94,7 @@ class RunReport(PlanReport):
     """Of a rehearsal's prediction; rented runs are planned with corrected times instead."""
 
     training: TrainingRun
-    baseline: Baseline | None
+    baseline: Baseline | NoBaseline
     best_reachable: ClickQuality | None
     bills: Sequence[Bill]
 
@@ -236,7 +236,8 @@ class RunReport(PlanReport):
 
     def metrics(self) -> dict[str, float | None]:
         """Return the figures of the whole run under their stable names, beside those of its plan."""
-        quality, baseline, best = self.training.quality, self.baseline, self.best_reachable
+        quality, best = self.training.quality, self.best_reachable
+        baseline = self.baseline.quality if isinstance(self.baseline, Baseline) else None
         samples = sum(step.num_samples for step in self.training.steps)
         return {
             **self.night_metrics(),
@@ -257,8 +258,8 @@ class RunReport(PlanReport):
             "cost/waste_usd": sum(line.usd for line in self.waste),
             "quality/auc": quality.auc,
             "quality/log_loss": quality.log_loss,
-            "quality/baseline_auc": baseline.quality.auc if baseline else None,
-            "quality/baseline_log_loss": baseline.quality.log_loss if baseline else None,
+            "quality/baseline_auc": baseline.auc if baseline else None,
+            "quality/baseline_log_loss": baseline.log_loss if baseline else None,
             "quality/best_reachable_auc": best.auc if best else None,
             "quality/best_reachable_log_loss": best.log_loss if best else None,
         }

@@ -51,6 +51,8 @@ class _Standing:
             return "champion"
         if is_rolled_back(self.registered):
             return "rolled back"
+        if self.decision is not None and self.decision.passed_beside_champion:
+            return "back-filled"
         promoted = self.registered.tags.get(PROMOTED_TAG)
         return {"true": "promoted", "false": "kept out", None: "not decided"}[promoted]
 

@@ -97,6 +97,7 @@ class Models:
             "champion": champion_of(self.workspace),
             "challenger_usd_per_million_samples": usd,
             "gates": gates or PromotionGates(),
+            "baseline_logits": np.zeros(self.dataset.num_eval_rows),
             **changes,
         }
         return judge_challenger(self.workspace, **parameters)

@@ -11,6 +11,7 @@ from heterps_core.training.storage_usage import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.billing import Bill, BillLine
 from infra.caps import Caps
+from tasks.baseline import NoBaseline
 from tasks.learning import NOTHING_LEARNT
 from tasks.nights import Night
 from tasks.provisioning import find_offers, provision
@@ -66,6 +67,9 @@ def make_training(*, step_seconds=STEP_SECONDS, idle_shares=None):
     )
 
 
+NO_BASELINE = NoBaseline("the training rows are all of one class")
+
+
 def make_bill(*, run_id=RUN_ID):
     """Half a minute on one machine a stage, at 0.36 and 0.72 USD/hour."""
     lines = tuple(
@@ -97,7 +101,14 @@ def make_bill(*, run_id=RUN_ID):
     )
 
 
-def make_run_report(*, planned=None, learning=NOTHING_LEARNT, training=None, predicted_step_seconds=0.020):
+def make_run_report(
+    *,
+    planned=None,
+    learning=NOTHING_LEARNT,
+    training=None,
+    predicted_step_seconds=0.020,
+    baseline=NO_BASELINE,
+):
     planned = planned or make_plan_report()
     return RunReport.of(
         planned,
@@ -109,7 +120,7 @@ def make_run_report(*, planned=None, learning=NOTHING_LEARNT, training=None, pre
             batch_size=ROWS,
         ),
         training=training or make_training(),
-        baseline=None,
+        baseline=baseline,
         best_reachable=ClickQuality(auc=0.7500, log_loss=0.4900, num_rows=500),
         bills=(make_bill(run_id=planned.run_id),),
     )

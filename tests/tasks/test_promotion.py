@@ -1,15 +1,48 @@
 """What a night's model becomes, over a real registry; the gates themselves are tests/tasks/test_champion.py."""
 
+import json
+from datetime import date
+
+import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from tasks.champion import champion_of
+from heterps_core.data.quality import measure_quality
+from tasks import model_registry
+from tasks.baseline import Baseline, NoBaseline
+from tasks.champion import champion_before, champion_of, roll_back
 from tasks.promotion import NotJudged, promote_if_better
-from tasks.promotion_gates import PromotionGates
-from tests.tasks.registry import FITTED, OLD, SHIFTED
+from tasks.promotion_gates import BASELINE_GATE, PromotionGates
+from tests.tasks.registry import EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED
 
 
-def promote(models, version, *, day="2026-11-30", usd=1.0):
+def baseline_of(models, logits):
+    return Baseline(
+        quality=measure_quality(models.dataset.eval_labels, logits),
+        inverse_penalty=0.1,
+        num_train_rows=models.dataset.num_train_rows,
+        logits=logits,
+    )
+
+
+def guesses(models):
+    """A regression that has learnt nothing."""
+    return baseline_of(models, np.zeros(models.dataset.num_eval_rows))
+
+
+def logits_of(models, version):
+    """A version's logits of the held-out rows, added up by hand."""
+    from safetensors.numpy import load_file
+
+    dataset = models.dataset
+    tensors = load_file(models.folder_of(version) / "model.safetensors")
+    ids = dataset.ids[dataset.num_train_rows :] + np.asarray(dataset.features.slot_offsets)
+    slots = tensors["embedding.weight"][:, 0][ids].sum(axis=1, dtype=np.float64)
+    dense = dataset.dense[dataset.num_train_rows :] @ tensors["output.weight"][0, 26:]
+    return slots + dense + tensors["output.bias"][0]
+
+
+def promote(models, version, *, day="2026-11-30", usd=1.0, baseline=None):
     return promote_if_better.fn(
         models.workspace,
         run_id=f"run-{version}",
@@ -18,6 +51,7 @@ def promote(models, version, *, day="2026-11-30", usd=1.0):
         dataset=models.dataset,
         usd_per_million_samples=usd,
         gates=PromotionGates(),
+        baseline=baseline or guesses(models),
     )
 
 
@@ -30,11 +64,124 @@ def test_a_better_model_becomes_champion_and_a_worse_one_does_not(models):
     assert champion_of(models.workspace).version == FITTED
 
 
-def test_a_model_of_an_earlier_day_than_the_champions_is_not_judged(models):
-    models.crown(FITTED)  # Of 2026-11-02.
+def missed(decision):
+    return [verdict.name for verdict in decision.gates if not verdict.is_met]
 
-    assert promote(models, OLD, day="2026-11-01") == NotJudged("the champion has been trained on later days")
+
+def is_of_day(models, version, day):
+    """Let a version have been trained on another day."""
+    MlflowClient(models.workspace.tracking_uri).set_model_version_tag("ctr", version, "heterps.day", day)
+
+
+def test_a_back_filled_model_is_judged_against_the_champion_of_its_day_and_does_not_follow_the_one_of_now(
+    models,
+):
+    models.crown(OLD, FITTED)
+    is_of_day(models, FITTED, "2026-11-20")
+    is_of_day(models, EQUAL, "2026-11-03")
+
+    decision = promote(models, EQUAL, day="2026-11-03")
+
+    assert not decision.is_promoted
+    assert missed(decision) == []
+    assert decision.champion_version == OLD
+    assert decision.auc_difference.low > 0
+    assert "passed its gates against version 1, while version 2, which knows later days," in decision.why
     assert champion_of(models.workspace).version == FITTED
+    kept = model_registry.find_version(models.workspace, EQUAL).tags
+    assert json.loads(kept["heterps.decision"])["auc_difference"]["low"] == decision.auc_difference.low
+    assert kept["heterps.promoted"] == "false"
+
+
+def test_a_back_filled_day_goes_on_from_the_one_before_that_passed_and_not_from_one_that_did_not(models):
+    models.crown(OLD, FITTED)
+    is_of_day(models, FITTED, "2026-11-20")
+    promote(models, EQUAL, day="2026-11-03")
+    worse = promote(models, SHIFTED, day="2026-11-04")
+    assert worse.champion_version == EQUAL
+    assert "log-loss difference, upper end" in missed(worse)
+    assert worse.why.startswith("version 2 stays champion, as of version 4 the log-loss")
+
+    assert champion_before(models.workspace, date(2026, 11, 3)).version == OLD
+    assert champion_before(models.workspace, date(2026, 11, 5)).version == EQUAL
+    assert champion_before(models.workspace, date(2026, 11, 21)).version == FITTED
+    assert roll_back(models.workspace).to.version == OLD
+
+
+def test_a_back_filled_model_without_a_champion_of_its_day_is_judged_against_the_baseline(models):
+    """As where the first night has trained the latest day, and the days before are back-filled then."""
+    models.crown(OTHER_TABLES)
+    is_of_day(models, OTHER_TABLES, "2026-11-20")
+
+    better = promote(models, FITTED, day="2026-11-02")
+    worse = promote(models, OLD, day="2026-11-01", baseline=baseline_of(models, logits_of(models, FITTED)))
+
+    assert (better.champion_version, better.champion, missed(better)) == (None, None, [])
+    assert "version 2 passed its gates, while version 6, which knows later days, stays" in better.why
+    assert missed(worse) == [BASELINE_GATE]
+    assert champion_of(models.workspace).version == OTHER_TABLES
+    assert champion_before(models.workspace, date(2026, 11, 3)).version == FITTED
+
+
+@pytest.mark.parametrize(("day", "is_promoted"), [("2026-11-03", True), ("2026-11-02", False), (None, False)])
+def test_a_retrained_model_follows_only_where_it_knows_a_newer_day(models, day, is_promoted):
+    """Versions 2 and 3 have the same weights: the difference is 0 and so is the interval around it."""
+    models.crown(FITTED)
+    if day is None:
+        is_of_undated(models, FITTED, "/srv/clicks.tsv")
+        is_of_undated(models, EQUAL, "/srv/clicks.tsv")
+    else:
+        is_of_day(models, EQUAL, day)
+
+    decision = promote(models, EQUAL, day=day)
+
+    assert (decision.auc_difference.low, decision.auc_difference.high) == (0.0, 0.0)
+    assert decision.is_promoted is is_promoted
+    assert champion_of(models.workspace).version == (EQUAL if is_promoted else FITTED)
+    if not is_promoted:
+        assert missed(decision) == ["AUC difference, lower end"]
+        assert "must be above 0, but is 0" in decision.why
+        assert "it knows no newer day than the champion" in decision.why
+        assert "more rows" not in decision.why
+
+
+def test_a_retrained_model_that_is_proven_better_follows(models):
+    models.crown(OLD)
+    is_of_day(models, FITTED, "2026-11-01")
+
+    assert promote(models, FITTED, day="2026-11-01").is_promoted
+
+
+def test_a_first_model_that_is_proven_worse_than_the_logistic_regression_stays_out(models):
+    fitted = logits_of(models, FITTED)
+
+    decision = promote(models, OLD, baseline=baseline_of(models, fitted))
+
+    labels = models.dataset.eval_labels
+    difference = measure_quality(labels, logits_of(models, OLD)).auc - measure_quality(labels, fitted).auc
+    assert not decision.is_promoted
+    assert missed(decision) == [BASELINE_GATE]
+    assert f"difference {difference:+.5f}" in decision.why
+    assert champion_of(models.workspace) is None
+
+
+def test_a_first_model_that_is_worse_without_proof_becomes_champion_and_says_so(models):
+    logits = logits_of(models, FITTED)
+    # Two clicks that the regression ranks higher: too few to prove anything.
+    better = logits.copy()
+    better[np.flatnonzero(models.dataset.eval_labels)[:2]] += 1.0
+
+    decision = promote(models, FITTED, baseline=baseline_of(models, better))
+
+    assert decision.is_promoted
+    assert "below it but not proven so" in decision.why
+
+
+def test_without_a_baseline_there_is_no_first_champion_and_the_reason_is_told(models):
+    decision = promote(models, FITTED, baseline=NoBaseline("it failed with MemoryError: no room"))
+
+    assert missed(decision) == [BASELINE_GATE]
+    assert "but is not known (there is none: it failed with MemoryError: no room)" in decision.why
 
 
 def is_of_undated(models, version, data):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from heterps_core.quality.comparison import Estimate, PairedComparison
 from tasks.promotion_gates import (
     ModelFigures,
     PromotionGates,
+    gate_against_baseline,
     gate_against_mean_rate,
     gate_of_rows,
     gates_against_champion,
@@ -31,12 +34,13 @@ def figures(*, calibration_ratio=1.0, usd=1.0):
     )
 
 
-def missed(*, auc=0.0, log_loss=0.0, challenger=None, champion=None):
+def missed(*, auc=0.0, log_loss=0.0, challenger=None, champion=None, knows_newer_day=True, gates=GATES):
     verdicts = gates_against_champion(
-        GATES,
+        gates,
         PairedComparison(auc_difference=around(auc), log_loss_difference=around(log_loss)),
         challenger=challenger or figures(),
         champion=champion or figures(),
+        knows_newer_day=knows_newer_day,
     )
     return [verdict.name.partition(",")[0] for verdict in verdicts if not verdict.is_met]
 
@@ -48,6 +52,42 @@ def test_an_equal_model_passes():
 @pytest.mark.parametrize(("auc", "expected"), [(-0.0004, []), (-0.0006, ["AUC difference"])])
 def test_the_lower_end_of_the_auc_difference_counts(auc, expected):
     assert missed(auc=auc) == expected
+
+
+@pytest.mark.parametrize(
+    ("auc", "least_auc_gain", "expected"),
+    [
+        (0.0006, -0.001, []),
+        (0.0005, -0.001, ["AUC difference"]),  # The lower end is 0.
+        (0.0016, 0.001, []),
+        (0.0014, 0.001, ["AUC difference"]),
+    ],
+)
+def test_a_model_that_knows_no_newer_day_must_be_proven_better(auc, least_auc_gain, expected):
+    gates = replace(GATES, least_auc_gain=least_auc_gain)
+
+    assert missed(auc=auc, knows_newer_day=False, gates=gates) == expected
+
+
+@pytest.mark.parametrize(
+    ("difference", "is_met", "remark"),
+    [
+        (0.0006, True, "difference +0.00060, 95% interval from +0.00010"),
+        (-0.0004, True, "difference -0.00040, 95% interval from -0.00090, below it but not proven so"),
+        (-0.0006, False, "difference -0.00060, 95% interval from -0.00110"),
+    ],
+)
+def test_a_first_champion_must_not_be_proven_worse_than_the_logistic_regression(difference, is_met, remark):
+    verdict = gate_against_baseline(around(difference), confidence=0.95)
+
+    assert (verdict.is_met, verdict.remark) == (is_met, remark)
+
+
+def test_a_baseline_that_is_not_known_proves_nothing():
+    verdict = gate_against_baseline("there is none", confidence=0.95)
+
+    assert not verdict.is_met
+    assert str(verdict).endswith("must be at least 0, but is not known (there is none)")
 
 
 @pytest.mark.parametrize(("log_loss", "expected"), [(0.0014, []), (0.0016, ["log-loss difference"])])

@@ -31,7 +31,7 @@ def build_logistic(features: FeatureSpec) -> nn.Sequential:
 
 def fit_logistic(dataset: PreparedDataset) -> np.ndarray:
     """Fit on the training rows; the weights are those of the dense columns, of all rows, and the intercept."""
-    rows = design_matrix(dataset, 0, dataset.num_train_rows)
+    rows = design_matrix(dataset, np.arange(dataset.num_train_rows))
     fitted = LogisticRegression(C=0.1, max_iter=300, tol=1e-3)
     fitted.fit(rows, dataset.labels[: dataset.num_train_rows])
     return np.concatenate([fitted.coef_[0], fitted.intercept_])
