@@ -80,14 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Print what runs.
+def run(options: argparse.Namespace, *, now: datetime | None = None) -> None:
+    """Print what runs at a time, by default now.
 
     Raises:
         ConfigurationError: The ledger cannot be read.
     """
-    now = datetime.now(UTC)
-    status = gather(Workspace.locate(), now=now)
+    status = gather(Workspace.locate(), now=now or datetime.now(UTC))
     print(json.dumps(asdict(status), indent=1) if options.json else as_text(status))
 
 

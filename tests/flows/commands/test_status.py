@@ -1,3 +1,4 @@
+import argparse
 import json
 import os
 from datetime import UTC, datetime, timedelta
@@ -5,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flows.cli import main
+from flows.commands.status import run
 from heterps_core.errors import ConfigurationError
 from infra.ledger import Ledger
 from infra.workspace import ServiceAddresses, Workspace
@@ -23,11 +25,11 @@ def workspace(tmp_path, monkeypatch):
 
 @pytest.fixture
 def status(monkeypatch, capsys):
-    def run(*arguments):
+    def ask(*arguments):
         monkeypatch.setattr("sys.argv", ["heterps", "status", *arguments])
         return main(), capsys.readouterr()
 
-    return run
+    return ask
 
 
 @pytest.mark.usefixtures("workspace")
@@ -41,7 +43,19 @@ def test_an_empty_workspace_has_nothing_and_stays_empty(status, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_machines_runs_and_waiting_records_show_while_every_server_is_down(workspace, status):
+@pytest.mark.parametrize(
+    ("now", "month_usd"),
+    [
+        (datetime(2026, 7, 15, 12, tzinfo=UTC), 1.0),
+        (datetime(2026, 12, 31, 23, 59, 59, tzinfo=UTC), 1.0),
+        # By hand: of its 1,000 seconds 60 fall into the month that has just begun.
+        (datetime(2026, 8, 1, 0, 1, tzinfo=UTC), 0.06),
+        (datetime(2027, 1, 1, 0, 1, tzinfo=UTC), 0.06),
+        (datetime(2026, 8, 1, tzinfo=UTC), 0.0),
+    ],
+    ids=["amid a month", "at its end", "at its start", "at the start of a year", "at its first instant"],
+)
+def test_machines_runs_and_waiting_records_show_while_every_server_is_down(workspace, capsys, now, month_usd):
     workspace.create()
     # What a supervisor that was killed leaves behind.
     addresses = ServiceAddresses(
@@ -49,29 +63,29 @@ def test_machines_runs_and_waiting_records_show_while_every_server_is_down(works
     )
     workspace.write_services(addresses)
     ledger, (request,) = Ledger(workspace.ledger_path), plan(offer(price_usd_per_hour=3.6)).node_requests()
-    launched_at = datetime.now(UTC) - timedelta(seconds=1_000)
+    launched_at = now - timedelta(seconds=1_000)
     ledger.intend("r1", "local", request, at=launched_at)
     ledger.launched("r1", request.node_id, provider_instance_id="i-1", at=launched_at)
     run_lifecycle.open_run(workspace, run_id="r1", run_name="ctrdnn exact r1", tags={})
     mlflow_store.outbox(workspace).keep(Write(call="set_tag", run_id="x"))
 
-    code, printed = status("--json")
+    run(argparse.Namespace(json=True), now=now)
 
-    found = json.loads(printed.out)
-    assert code == 0
+    found = json.loads(capsys.readouterr().out)
     [machine] = found["machines"]
     assert (machine["run_id"], machine["provider"]) == ("r1", "local")
     # 3.6 USD an hour are 0.001 a second.
-    assert machine["usd"] == pytest.approx(1.0, abs=0.05)
-    assert found["month_usd"]["local"] == pytest.approx(machine["usd"], abs=0.01)
-    assert [run["run_id"] for run in found["open_records"]] == ["r1"]
+    assert machine["usd"] == pytest.approx(1.0)
+    assert found["month_usd"]["local"] == pytest.approx(month_usd)
+    assert [record["run_id"] for record in found["open_records"]] == ["r1"]
     assert found["flow_runs"] is None
     assert found["caps"] is None
     assert found["num_waiting_records"] == 1
-    _, text = status()
-    assert "16 min" in text.out
-    assert "not known from Prefect, whose server does not answer" in text.out
-    assert "1 wait for MLflow to answer" in text.out
+    run(argparse.Namespace(json=False), now=now)
+    text = capsys.readouterr().out
+    assert "16 min 40 s" in text
+    assert "not known from Prefect, whose server does not answer" in text
+    assert "1 wait for MLflow to answer" in text
 
 
 def test_a_store_that_does_not_answer_is_said_and_the_rest_is_shown(workspace, status, monkeypatch):

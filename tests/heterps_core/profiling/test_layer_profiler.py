@@ -92,8 +92,8 @@ def test_layers_with_parameters_are_updated_and_others_are_not(measured):
 
 
 def test_the_layers_together_are_compared_with_a_whole_step(measured):
-    # How well they agree is a matter of speed, and no test's; here only that both are of one kind.
-    assert 0.3 < measured.sum_over_step < 3
+    # How well they agree is a matter of speed, and no test's; here only that both are in one unit of time.
+    assert 0.01 < measured.sum_over_step < 100
 
 
 def test_exchanged_bytes_are_those_of_the_distinct_rows(measured, dataset):

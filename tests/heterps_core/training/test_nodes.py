@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections import OrderedDict
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -92,8 +93,10 @@ def test_an_undisturbed_run_trains_every_step_and_measures_itself(undisturbed, d
     assert undisturbed.num_attempts == 1
     assert undisturbed.quality.num_rows == 320
     assert undisturbed.quality.auc > 0.55
-    # Two micro-batches that each sleep 20 ms on one worker: no more than 64 samples in 40 ms.
-    assert 100 < undisturbed.throughput_samples_per_s < 64 / 0.04
+    # Two micro-batches that each sleep 20 ms on one worker: no more than 64 samples in 40 ms, however many in all.
+    assert 0 < undisturbed.throughput_samples_per_s < 64 / 0.04
+    longest_s = max(after.elapsed_s - before.elapsed_s for before, after in pairwise(undisturbed.steps))
+    assert undisturbed.throughput_samples_per_s >= 64 / longest_s
 
 
 def test_a_killed_worker_comes_back_and_no_sample_is_lost_or_doubled(
