@@ -47,6 +47,7 @@ from flows.schedule import (
 from flows.sweep_orphans import sweep_orphans
 from flows.train_ctr import train_ctr
 from heterps_core.errors import ConfigurationError, HeterpsError, UnknownNameError
+from tasks.profiling import check_model_name
 
 # A sweep that hangs must not pile up. tasks/live_fleet.py has why runs that train keep one another out by themselves.
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
@@ -117,7 +118,8 @@ def deployment(
 def checked_nightly_parameters() -> dict[str, Any]:
     """Return the parameters of the nightly training that the environment sets.
 
-    The data is looked for by each night and not here, as a folder may come later than the service.
+    The data is looked for by each night and not here, as a folder may come later than the service. A model of one's
+    own is built by each night too, for the columns of its data.
 
     Raises:
         UnknownNameError: train-ctr has no such parameter.
@@ -138,7 +140,9 @@ def checked_nightly_parameters() -> dict[str, Any]:
             raise ConfigurationError(
                 f"{name} in {NIGHTLY_VARIABLE} must have the type of that parameter, got {value!r}: {said}"
             ) from error
-    check_parameters(**(known | typed | {"data": None, "schema_file": None, "day": None}))
+    check_model_name(typed.get("model", known["model"]))
+    of_the_night = {name: known[name] for name in ("data", "schema_file", "day", "model")}
+    check_parameters(**(known | typed | of_the_night))
     return parameters
 
 

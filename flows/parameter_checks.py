@@ -12,12 +12,12 @@ from heterps_core.scheduling.schedulers import get_scheduler
 from heterps_core.training.job import check_update_mode_name
 from infra.workspace import Workspace
 from tasks.clusters import check_provider
-from tasks.data import check_source
+from tasks.data import check_source, schema_of
 from tasks.deadline import parse_time_of_day
 from tasks.markets import check_markets
 from tasks.parameter_ranges import check_numbers
 from tasks.prices import price_files
-from tasks.profiling import check_model_name
+from tasks.profiling import check_model_name, check_own_model
 from tasks.promotion_gates import PromotionGates
 from tasks.start import CHAMPION, check_start_name
 
@@ -42,12 +42,12 @@ def check_parameters(
     resume_run_id: str | None = None,
     **numbers: Any,
 ) -> None:
-    """Check the parameters in milliseconds, before any work or record begins.
+    """Check the parameters before any work or record begins: in milliseconds, and a model of one's own in seconds.
 
     Raises:
         UnknownNameError: A name is in no registry; the message lists the known ones.
-        DataError, ConfigurationError: A file or day is not there, the provider lacks what it needs, or a number is
-            out of its range.
+        DataError, ConfigurationError: A file or day is not there, the provider lacks what it needs, a number is
+            out of its range, or a model of one's own cannot be trained.
     """
     check_numbers(numbers)
     if "promotion_confidence" in numbers:
@@ -69,6 +69,7 @@ def check_parameters(
     price_files(Workspace.locate(), catalogue)
     NO_EXTRA_COSTS.without(leave_out_costs)
     check_source(data, schema_file=schema_file, day=day)
+    check_own_model(model, schema_of(schema_file))
 
 
 def gates_of(parameters: Mapping[str, Any]) -> PromotionGates:

@@ -13,6 +13,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.features import MIN_SLOT_ROWS, FeatureSpec
+from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.graph.model_graph import ModelGraph
 from heterps_core.models import CTR_MODELS
@@ -99,6 +101,27 @@ def check_model_name(model: str) -> None:
             f"the model {model!r} must name a function as package.module:function, but there is no {package!r}; "
             "is its folder on PYTHONPATH?"
         )
+
+
+def check_own_model(model: str, schema: DataSchema) -> None:
+    """Check that a user's own model can be built for the columns of a schema, before rows are read or layers timed.
+
+    Registered models pass: their own tests build them, and loading torch takes seconds.
+
+    Raises:
+        ConfigurationError: It cannot; see `check_chain`.
+    """
+    if model in CTR_MODELS:
+        return
+    from heterps_core.models.chain import build_chain
+
+    features = FeatureSpec(
+        num_dense=len(schema.numeric_columns),
+        slot_rows=(MIN_SLOT_ROWS,) * len(schema.categorical_columns),
+        slot_names=schema.categorical_columns,
+        dense_names=schema.numeric_columns,
+    )
+    build_chain(model, features, seed=0)
 
 
 @task(name="profile layers", cache_policy=NO_CACHE)

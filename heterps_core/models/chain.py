@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
@@ -16,6 +17,15 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 
 ModelBuilder: TypeAlias = Callable[[FeatureSpec], nn.Sequential]
 """Builds the chain for given features. The last layer returns logits [B, 1]."""
+
+_RESHAPES = (
+    "ViewBackward",
+    "UnsafeViewBackward",
+    "ReshapeAliasBackward",
+    "UnsqueezeBackward",
+    "SqueezeBackward",
+)
+"""Names of autograd's operations that leave values as they are."""
 
 
 def run_layers(layers: Iterable[nn.Module], batch: ClickBatch, activation: Tensor | None) -> Tensor:
@@ -40,8 +50,8 @@ def build_chain(model: str, features: FeatureSpec, *, seed: int) -> nn.Sequentia
 
     Raises:
         UnknownNameError: The name is in no registry and has no colon.
-        ConfigurationError: The import path cannot be imported, or what it builds is not a chain that starts
-            with an embedding and ends with one logit.
+        ConfigurationError: The import path cannot be imported, or what it builds cannot be trained; see
+            `check_chain`.
     """
     builder = load_builder(model)
     with torch.random.fork_rng(devices=[]):
@@ -84,11 +94,13 @@ def load_builder(model: str) -> ModelBuilder:
 
 
 def check_chain(model: str, chain: object, features: FeatureSpec) -> None:
-    """Check that a chain can be trained, by one forward pass over two made-up rows.
+    """Check that a chain can be trained, by one forward pass over two synthetic rows.
+
+    Layers run in evaluation mode, so that they learn nothing from these rows; the chain is left in training mode.
 
     Raises:
-        ConfigurationError: It is no `nn.Sequential`, does not start with an embedding, or does not end with
-            one logit per row.
+        ConfigurationError: It is no `nn.Sequential`, does not start with an embedding, a layer fails or returns
+            anything but a tensor of as many rows, or the last one does not give one logit per row.
     """
     if not isinstance(chain, nn.Sequential) or len(chain) == 0:
         raise ConfigurationError(
@@ -98,29 +110,58 @@ def check_chain(model: str, chain: object, features: FeatureSpec) -> None:
         raise ConfigurationError(
             f"the first layer of the model {model!r} must be a SlotEmbedding, got {type(chain[0]).__name__}"
         )
-    width: tuple[int, ...] = ()
-    activation: Tensor | None = None
-    with torch.no_grad():
-        for name, layer in chain.named_children():
-            try:
-                if isinstance(layer, SlotEmbedding):
-                    got = 0 if activation is None else activation.shape[1]
-                    if got != layer.input_width:
-                        raise ConfigurationError(
-                            f"layer {name!r} of the model {model!r} must have input_width {got}, "
-                            f"the width of the layer before it, got {layer.input_width}"
-                        )
-                    activation = torch.zeros(2, layer.output_width)
-                else:
-                    activation = layer(activation)
-            except RuntimeError as error:
-                raise ConfigurationError(
-                    f"layer {name!r} of the model {model!r} cannot take an input of shape "
-                    f"(rows, {', '.join(map(str, width))}): {error}"
-                ) from error
-            width = tuple(activation.shape[1:])
+    chain.eval()
+    activation = torch.empty(2, 0)
+    for name, layer in chain.named_children():
+        activation = _run_checked(f"layer {name!r} of the model {model!r}", layer, activation)
+    chain.train()
+    width = tuple(activation.shape[1:])
     if width != (1,):
         raise ConfigurationError(
             f"the last layer of the model {model!r} must give one logit per row, shape (rows, 1), "
             f"got (rows, {', '.join(map(str, width))})"
         )
+    if _is_sigmoid(activation):
+        raise ConfigurationError(
+            f"the last layer of the model {model!r} must give logits, got probabilities: it ends with a sigmoid, "
+            f"which the loss and the predictions apply by themselves; remove that sigmoid"
+        )
+
+
+def _run_checked(what: str, layer: nn.Module, activation: Tensor) -> Tensor:
+    """Return the output of a layer for the output of the one before; a message about it begins with `what`."""
+    if isinstance(layer, SlotEmbedding):
+        got = math.prod(activation.shape[1:])
+        if got != layer.input_width:
+            raise ConfigurationError(
+                f"{what} must have input_width {got}, the width of the layer before it, got {layer.input_width}"
+            )
+        # Not a leaf of autograd, which a layer behind could not change in place.
+        return torch.zeros(len(activation), layer.output_width, requires_grad=True).clone()
+    width = ", ".join(map(str, activation.shape[1:]))
+    try:
+        output: object = layer(activation)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"{what} cannot take an input of shape (rows, {width}): {type(error).__name__}: {reason}"
+        ) from error
+    if not isinstance(output, Tensor):
+        raise ConfigurationError(
+            f"{what} must return one tensor, but {type(layer).__name__} returns a {type(output).__name__}; "
+            f"wrap it in a torch.nn.Module whose forward returns the tensor that the next layer takes"
+        )
+    if output.shape[:1] != activation.shape[:1]:
+        raise ConfigurationError(
+            f"{what} must return a tensor with one row for each row that enters, shape "
+            f"({len(activation)}, ...) here, got {tuple(output.shape)}"
+        )
+    return output
+
+
+def _is_sigmoid(output: Tensor) -> bool:
+    """Tell whether a tensor was made by a sigmoid, whatever module or function applied it, and then only reshaped."""
+    operation = output.grad_fn
+    while operation is not None and operation.name().startswith(_RESHAPES):
+        operation = operation.next_functions[0][0]
+    return operation is not None and operation.name().startswith("SigmoidBackward")

@@ -120,4 +120,4 @@ def _load_layers(model: str, features: FeatureSpec, weights: Mapping[str, Tensor
             layer.attach_table(table)
         else:
             layer.load_state_dict(own)
-    return list(chain.children())
+    return list(chain.eval().children())

@@ -29,8 +29,10 @@ from heterps_core.training.checkpoint import save_checkpoint
 from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.finite_gradients import check_gradients
 from heterps_core.training.job import TrainingConfig
+from heterps_core.training.noise import noise_seed
 from heterps_core.training.parameter_server import ParameterServer
 from heterps_core.training.parameter_server_client import PulledTable
+from heterps_core.training.replica_buffers import take_buffers_of_first_replica
 from heterps_core.training.run_directory import STOP, RunDirectory
 from heterps_core.training.stage_exchange import RowSlice
 from heterps_core.training.stage_model import StageModel
@@ -118,7 +120,7 @@ class TrainingLoop:
         )
         for at, microbatches in feed:
             cursor = at.after_batch(batches_per_epoch)
-            losses = self._train_step(microbatches, following=cursor)
+            losses = self._train_step(microbatches, step=at.step, following=cursor)
             check_losses(losses, step=cursor.step, config=self.config)
             check_gradients(self.model.layers, step=cursor.step, config=self.config)
             share = remaining_share(at.step, num_steps)
@@ -138,7 +140,7 @@ class TrainingLoop:
                     )
                 )
             if cursor.step % self.config.checkpoint_interval_steps == 0:
-                save_checkpoint(self.run, self.model, cursor, group=self.group)
+                self._save_checkpoint(cursor)
                 saved_step = cursor.step
             if cursor.step % CONTROL_INTERVAL_STEPS == 0 and self._stop_is_asked_for():
                 break
@@ -149,7 +151,7 @@ class TrainingLoop:
             cursor.step,
         )
         if saved_step != cursor.step:
-            save_checkpoint(self.run, self.model, cursor, group=self.group)
+            self._save_checkpoint(cursor)
         if self.metrics is not None:
             self.metrics.flush("evaluating" if self.is_complete(cursor) else "stopped")
         return cursor
@@ -214,9 +216,13 @@ class TrainingLoop:
             for (size, _), part, exchanges_of_part in zip(slices, parts, exchanges, strict=True)
         ]
 
-    def _train_step(self, microbatches: Sequence[MicroBatch], *, following: TrainingCursor) -> list[float]:
+    def _train_step(
+        self, microbatches: Sequence[MicroBatch], *, step: int, following: TrainingCursor
+    ) -> list[float]:
         if isinstance(self.runner, ParameterServer):
             return self.runner.train_step(microbatches)
+        seed, stage, replica = self.config.seed, self.runner.stage, self.runner.replica
+        torch.manual_seed(noise_seed(seed, step=step, stage=stage, replica=replica))
         # Behind a checkpoint or a look at whether to stop, a message may be long in coming or never come.
         is_followed_at_once = (
             following.epoch < self.config.num_epochs
@@ -225,6 +231,10 @@ class TrainingLoop:
         )
         row_counts = [microbatch.num_rows for microbatch in microbatches] if is_followed_at_once else []
         return self.runner.train_step(microbatches, next_row_counts=row_counts)
+
+    def _save_checkpoint(self, cursor: TrainingCursor) -> None:
+        take_buffers_of_first_replica(self.model.layers.values(), group=self.group)
+        save_checkpoint(self.run, self.model, cursor, group=self.group)
 
     def _exchanges(self, parts: Sequence[ClickBatch], step: int) -> list[list[tuple[LookupTable[Any], Any]]]:
         """Tell the owners of rows what each micro-batch will look up.

@@ -100,6 +100,8 @@ class StageRunner:
         device: torch.device = CPU,
     ) -> None:
         self.device = device
+        # Dropout and batch normalization work otherwise in training than in predictions.
+        self._modules = nn.ModuleList(layers).train()
         self._run_layers = StageLayers(layers, precision=precision, puts_off=layout.num_stages > 1)
         self.stage = stage
         self.replica = replica
@@ -172,6 +174,7 @@ class StageRunner:
         arriving = self._arriving
         to_receive = iter([microbatch.num_rows for microbatch in microbatches][len(arriving) :])
         returning: deque[Receiving | ArrivingRows] = deque()
+        self._set_mode(is_training=True)
         live: dict[int, tuple[Tensor | None, Tensor]] = {}
         losses: list[Tensor] = []
 
@@ -229,7 +232,7 @@ class StageRunner:
         return shares
 
     def predict(self, microbatches: Sequence[MicroBatch]) -> Tensor:
-        """Run forward passes only.
+        """Run forward passes only, in evaluation mode.
 
         Returns:
             On the last stage the logits of this replica's rows, in the order of micro-batches, on the host; else
@@ -237,6 +240,7 @@ class StageRunner:
         """
         logits = []
         arriving: deque[Receiving | ArrivingRows] = deque()
+        self._set_mode(is_training=False)
         with torch.no_grad():
             if self._before is not None:
                 arriving.extend(self._before.receive(microbatch.num_rows) for microbatch in microbatches)
@@ -251,6 +255,10 @@ class StageRunner:
             found = torch.cat(logits).cpu() if logits else torch.empty(0, device=CPU)
             self._wait_until_sent()
         return found
+
+    def _set_mode(self, *, is_training: bool) -> None:
+        if self._modules.training != is_training:
+            self._modules.train(is_training)
 
     def _boundary(self, layout: RankLayout, neighbour: int, width: int) -> Boundary:
         side = StageSide(layout=layout, stage=self.stage, replica=self.replica, neighbour=neighbour)

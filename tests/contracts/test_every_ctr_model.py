@@ -1,4 +1,4 @@
-"""What holds for every model in the registry."""
+"""What holds for every model in the registry, and for models of a user's own with dropout and batch normalization."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
 from heterps_core.graph.model_graph import LayerKind, ModelGraph
 from heterps_core.graph.tracing import trace_chain
 from heterps_core.models import CTR_MODELS
-from heterps_core.models.chain import build_chain, run_layers
+from heterps_core.models.chain import build_chain, load_builder, run_layers
 from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.training.rank_layout import RankLayout
+from heterps_core.training.stage_runner import MicroBatch, StageRunner
+from tests.contracts.own_models import OWN_MODELS
+from tests.heterps_core.training.cut_models import take
 
 FEATURES = FeatureSpec(num_dense=13, slot_rows=(50,) * 26)
+MODELS = (*CTR_MODELS, *OWN_MODELS)
 
 
 def make_batch(num_rows: int = 64) -> ClickBatch:
@@ -46,7 +51,7 @@ def initial_values(model: str, *, seed: int) -> dict[str, torch.Tensor]:
     return {**chain.state_dict(), **tables}
 
 
-@pytest.mark.parametrize("model", CTR_MODELS)
+@pytest.mark.parametrize("model", MODELS)
 def test_a_model_becomes_a_graph_with_its_own_sizes(model):
     chain = build_chain(model, FEATURES, seed=1)
 
@@ -63,9 +68,9 @@ def test_a_model_becomes_a_graph_with_its_own_sizes(model):
     assert ModelGraph.from_json(graph.to_json()) == graph
 
 
-@pytest.mark.parametrize("model", CTR_MODELS)
+@pytest.mark.parametrize("model", MODELS)
 def test_a_cut_anywhere_gives_the_same_output(model):
-    chain, batch = build_with_tables(model), make_batch()
+    chain, batch = build_with_tables(model).eval(), make_batch()
     whole = run_layers(chain, batch, None)
 
     for cut in range(1, len(chain)):
@@ -74,11 +79,12 @@ def test_a_cut_anywhere_gives_the_same_output(model):
         assert torch.equal(run_layers(list(chain)[cut:], batch, crossing), whole)
 
 
-@pytest.mark.parametrize("model", CTR_MODELS)
+@pytest.mark.parametrize("model", MODELS)
 def test_the_loss_falls_on_a_learnable_signal(model):
     chain, batch = build_with_tables(model), make_batch()
     optimizer = torch.optim.Adam(chain.parameters(), lr=1e-3)
     losses = []
+    torch.manual_seed(0)
     for _ in range(30):
         loss = F.binary_cross_entropy_with_logits(run_layers(chain, batch, None).squeeze(1), batch.labels)
         optimizer.zero_grad()
@@ -92,9 +98,36 @@ def test_the_loss_falls_on_a_learnable_signal(model):
     assert losses[-1] < 0.5 * losses[0]
 
 
-@pytest.mark.parametrize("model", CTR_MODELS)
+@pytest.mark.parametrize("model", MODELS)
 def test_a_seed_fixes_the_initial_values(model):
     first, again, other = (initial_values(model, seed=seed) for seed in (1, 1, 2))
 
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_building_teaches_a_model_nothing(model):
+    fresh = load_builder(model)(FEATURES).state_dict()
+    built = build_chain(model, FEATURES, seed=1)
+
+    assert built.training
+    for name, buffer in built.named_buffers():
+        if name in fresh:
+            assert torch.equal(buffer, fresh[name])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_row_is_predicted_alike_every_time_alone_and_among_others(model):
+    batch = make_batch()
+    chain = build_with_tables(model)
+    runner = StageRunner(
+        list(chain), layout=RankLayout(((0,),)), stage=0, replica=0, input_width=0, output_width=1, group=None
+    )
+    runner.train_step([MicroBatch(batch.num_rows, batch)])
+
+    first, again = (runner.predict([MicroBatch(batch.num_rows, batch)]) for _ in range(2))
+    alone = [runner.predict([MicroBatch(1, take(batch, row, row + 1))]) for row in range(4)]
+
+    assert torch.equal(first, again)
+    torch.testing.assert_close(torch.cat(alone), first[:4])

@@ -1,5 +1,6 @@
 import inspect
 import os
+import re
 import subprocess
 import sys
 
@@ -80,6 +81,44 @@ def test_a_wrong_name_is_told_before_any_work(good_names, monkeypatch, wrong, er
 
     with pytest.raises(error, match=message):
         check_parameters(**{**good_names, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("own_layers", "message"),
+    [
+        (
+            "nn.Linear(embedding.output_width, 1), nn.Sigmoid()",
+            r"must give logits, .* remove that sigmoid\n$",
+        ),
+        (
+            "nn.LSTM(embedding.output_width, 1)",
+            r"layer '1' .* must return one tensor, but LSTM returns a tuple",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_told_in_one_line_before_any_work(
+    tmp_path, monkeypatch, capsys, own_layers, message
+):
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
+    module = f"own_model_of_{len(own_layers)}_characters"
+    (tmp_path / f"{module}.py").write_text(
+        "from torch import nn\n"
+        "from heterps_core.models.slot_embedding import SlotEmbedding\n"
+        "def build(features):\n"
+        "    embedding = SlotEmbedding(features, dimension=4)\n"
+        f"    return nn.Sequential(embedding, {own_layers})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    status = main(
+        train_ctr, program="train", check=check_parameters, arguments=["--model", f"{module}:build"]
+    )
+
+    said = capsys.readouterr().err
+    assert status == 2
+    assert said.count("\n") == 1
+    assert re.search(message, said)
+    assert not (tmp_path / "home").exists()
 
 
 def test_an_error_is_one_line_and_leaves_no_workspace(tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 
 import pytest
+import torch
 from torch import nn
 
 from heterps_core.data.features import FeatureSpec
@@ -37,6 +38,44 @@ def build_late_embedding_of_wrong_width(features):
     return nn.Sequential(first, SlotEmbedding(features, dimension=4, input_width=3), nn.Linear(1, 1))
 
 
+def build_lstm(features):
+    embedding = SlotEmbedding(features, dimension=4)
+    return nn.Sequential(
+        OrderedDict(embedding=embedding, lstm=nn.LSTM(embedding.output_width, 8), output=nn.Linear(8, 1))
+    )
+
+
+class RaisesValueError(nn.Module):
+    def forward(self, activation):
+        raise ValueError("no such\nthing")
+
+
+class MeanOfRows(nn.Module):
+    def forward(self, activation):
+        return activation.mean(0, keepdim=True)
+
+
+def build_that_ends_with(*ends):
+    def build(features):
+        embedding = SlotEmbedding(features, dimension=4)
+        return nn.Sequential(embedding, nn.ReLU(inplace=True), nn.Linear(embedding.output_width, 1), *ends)
+
+    return build
+
+
+class SigmoidAsFunction(nn.Module):
+    def forward(self, activation):
+        return torch.sigmoid(activation.squeeze(1)).unsqueeze(1)
+
+
+build_failing_layer = build_that_ends_with(RaisesValueError())
+build_mean_of_rows = build_that_ends_with(MeanOfRows())
+build_sigmoid = build_that_ends_with(nn.Sigmoid())
+build_nested_sigmoid = build_that_ends_with(nn.Sequential(nn.Identity(), nn.Sigmoid(), nn.Dropout()))
+build_sigmoid_function = build_that_ends_with(SigmoidAsFunction())
+build_sigmoid_within = build_that_ends_with(nn.Sigmoid(), nn.Linear(1, 1))
+
+
 def build_list(features):
     return [nn.Linear(1, 1)]
 
@@ -58,6 +97,15 @@ def test_a_model_by_import_path_is_built():
         (f"{HERE}:build_two_logits", r"one logit per row, shape \(rows, 1\), got \(rows, 2\)"),
         (f"{HERE}:build_misfit", r"layer '1' .* cannot take an input of shape \(rows, 14\)"),
         (f"{HERE}:build_late_embedding_of_wrong_width", "must have input_width 14.* got 3"),
+        (
+            f"{HERE}:build_lstm",
+            r"^layer 'lstm' .* must return one tensor, but LSTM returns a tuple; wrap it in",
+        ),
+        (f"{HERE}:build_failing_layer", "^layer '3' .* shape .rows, 1.: ValueError: no such thing$"),
+        (
+            f"{HERE}:build_mean_of_rows",
+            r"one row for each row that enters, shape \(2, ...\) here, got \(1, 1\)",
+        ),
         (f"{HERE}:build_list", r"must be a torch\.nn\.Sequential of named layers, got list"),
         (f"{HERE}:NOT_A_FUNCTION", "must name a function, got int"),
         (f"{HERE}:missing", "cannot be imported"),
@@ -67,6 +115,18 @@ def test_a_model_by_import_path_is_built():
 def test_an_unusable_model_says_what_is_wrong_with_it(path, message):
     with pytest.raises(ConfigurationError, match=message):
         build_chain(path, FEATURES, seed=0)
+
+
+@pytest.mark.parametrize("end", ["sigmoid", "nested_sigmoid", "sigmoid_function"])
+def test_a_model_that_ends_with_a_sigmoid_is_refused_as_the_loss_takes_logits(end):
+    with pytest.raises(
+        ConfigurationError, match=r"must give logits, got probabilities: .* remove that sigmoid$"
+    ):
+        build_chain(f"{HERE}:build_{end}", FEATURES, seed=0)
+
+
+def test_a_sigmoid_within_a_model_is_a_layer_like_any_other():
+    assert len(build_chain(f"{HERE}:build_sigmoid_within", FEATURES, seed=0)) == 5
 
 
 def test_an_unknown_name_lists_the_known_ones_and_the_nearest():

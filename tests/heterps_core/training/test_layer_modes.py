@@ -1,0 +1,258 @@
+"""Dropout and batch normalization train in a pipeline with replicas, and predict alike wherever they predict."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from heterps_core.compute_device import CPU
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.features import FeatureSpec
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic import write_click_stream
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.serving.export import export_model
+from heterps_core.serving.exported_model import ClickPredictor
+from heterps_core.serving.held_out_rows import held_out_logits
+from heterps_core.training.checkpoint import complete_checkpoints
+from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
+from heterps_core.training.node import DATASET_VARIABLE
+from heterps_core.training.rank_layout import RankLayout
+from heterps_core.training.run_directory import CHECKPOINTS, JOB, RunDirectory
+from heterps_core.training.start_model import begin
+from heterps_core.training.submission import submit_job
+from heterps_core.training.worker import Worker
+from tests.contracts.own_models import WITH_BATCH_NORM, build_with_dropout
+from tests.heterps_core.training.reference import plain_model, train_plainly
+from tests.heterps_core.training.test_start_model import make_start
+from tests.worker_processes import run_in_processes
+
+SEEN_DROPOUT = f"{__name__}:build_with_seen_dropout"
+CHECKPOINT_INTERVAL_STEPS = 6
+PIPELINE = (Stage(0, 1, "cpu", 1), Stage(2, 6, "cpu", 2))
+"""Its second stage begins with dropout, or with batch normalization."""
+
+ALONE = (Stage(0, 6, "cpu", 1),)
+
+
+class SeenDropout(nn.Dropout):
+    """Dropout that keeps what it dropped."""
+
+    def __init__(self) -> None:
+        super().__init__(0.5)
+        self.dropped: list[bytes] = []
+        """A bit for each value, in the order of forward passes."""
+
+    def forward(self, activation: Tensor) -> Tensor:
+        mask = super().forward(torch.ones_like(activation))
+        if self.training:
+            self.dropped.append(np.packbits((mask == 0).numpy()).tobytes())
+        return activation * mask
+
+
+def build_with_seen_dropout(features: FeatureSpec) -> nn.Sequential:
+    chain = build_with_dropout(features)
+    chain.dropout = SeenDropout()
+    return chain
+
+
+def make_job(
+    dataset: PreparedDataset,
+    model: str,
+    stages: tuple[Stage, ...] = PIPELINE,
+    *,
+    start_model: StartModel | None = None,
+    num_microbatches: int = 2,
+) -> TrainingJob:
+    return TrainingJob(
+        run_id="r",
+        model=model,
+        dataset=str(dataset.directory),
+        stages=stages,
+        config=TrainingConfig(
+            batch_size=64,
+            num_microbatches=num_microbatches,
+            num_epochs=1,
+            seed=3,
+            dense_optimizer="sgd",
+            embedding_optimizer="sgd",
+            dense_learning_rate=0.1,
+            embedding_learning_rate=1.0,
+            checkpoint_interval_steps=CHECKPOINT_INTERVAL_STEPS,
+        ),
+        start_model=start_model,
+    )
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    folder = tmp_path_factory.mktemp("modes")
+    stream = write_click_stream(folder / "clicks.tsv", num_rows=1100, seed=1)
+    return prepare_dataset(
+        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=97, out_dir=folder / "prepared"
+    )
+
+
+def train_part(rank: int, run_folder: str) -> dict[str, Any]:
+    """Train one worker's part of a job to its end; returns what it predicts, its buffers, and what it dropped."""
+    run = RunDirectory(run_folder)
+    job = TrainingJob.from_json(run.require_json(JOB))
+    os.environ |= {"RANK": str(rank), DATASET_VARIABLE: job.dataset}
+    counts = job.replicas_per_stage
+    firsts = [sum(counts[:stage]) for stage in range(len(counts))]
+    layout = RankLayout(
+        tuple(tuple(range(first, first + count)) for first, count in zip(firsts, counts, strict=True))
+    )
+    groups = [dist.new_group(list(members)) for members in layout.ranks]
+    worker = Worker(run)
+    worker.stage, worker.replica = layout.position(rank)
+    group = groups[worker.stage] if counts[worker.stage] > 1 else None
+    loop = worker._build_loop(
+        job, layout, device=CPU, group=group, device_group=group, ids_group=None, link=None
+    )
+    cursor = begin(run, job, loop.model, group=group)
+    buffers_at_start = buffers_of(loop.model.layers)
+    loop.train(cursor)
+    logits = loop.predict_held_out()
+    dropout = loop.model.layers.get("dropout")
+    return {
+        "first_step": cursor.step,
+        "logits": None if logits is None else logits.tolist(),
+        "buffers_at_start": buffers_at_start,
+        "buffers": buffers_of(loop.model.layers),
+        "dropped": dropout.dropped if isinstance(dropout, SeenDropout) else [],
+    }
+
+
+def buffers_of(layers: dict[str, nn.Module]) -> dict[str, list[float]]:
+    layer = layers.get("batch_norm")
+    return {} if layer is None else {name: value.tolist() for name, value in layer.named_buffers()}
+
+
+def train_and_export(
+    dataset: PreparedDataset, run_folder: Path, job: TrainingJob, start_folder: Path | None = None
+) -> list[dict[str, Any]]:
+    """Train all parts of a job and export the model beside the run; returns what the workers say."""
+    run = RunDirectory(str(run_folder))
+    submit_job(run, job, start_folder=start_folder)
+    parts = run_in_processes(train_part, sum(job.replicas_per_stage), str(run_folder))
+    export_model(run, dataset.manifest, run_folder / "exported")
+    return parts
+
+
+class Trained:
+    """A model that a pipeline has trained and exported."""
+
+    def __init__(self, dataset: PreparedDataset, folder: Path, model: str) -> None:
+        self.folder = folder
+        self.parts = train_and_export(dataset, folder, make_job(dataset, model))
+        self.exported = folder / "exported"
+        (self.logits,) = [np.array(part["logits"]) for part in self.parts if part["logits"] is not None]
+
+
+@pytest.fixture(scope="module")
+def trained(dataset: PreparedDataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+    return {
+        model: Trained(dataset, tmp_path_factory.mktemp("run"), model)
+        for model in (SEEN_DROPOUT, WITH_BATCH_NORM)
+    }
+
+
+@pytest.mark.parametrize("model", [SEEN_DROPOUT, WITH_BATCH_NORM])
+def test_an_exported_model_predicts_what_the_trained_one_predicted(model, trained, dataset):
+    exported, expected = trained[model].exported, trained[model].logits
+    predictor = ClickPredictor(exported)
+
+    first, again = (held_out_logits(predictor, dataset) for _ in range(2))
+    row_by_row = [
+        predictor.prepared_logits(dataset, first=row, stop=row + 1)[0]
+        for row in range(dataset.num_train_rows, dataset.manifest.num_rows)
+    ]
+
+    np.testing.assert_allclose(first, expected, atol=1e-5)
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_allclose(row_by_row, expected, atol=1e-5)
+    assert expected.std() > 0.01
+
+
+def test_replicas_of_a_stage_predict_with_the_same_running_statistics(trained):
+    alone, first, second = (part["buffers"] for part in trained[WITH_BATCH_NORM].parts)
+    exported = load_file(trained[WITH_BATCH_NORM].exported / "model.safetensors")
+
+    assert alone == {}
+    assert first == second
+    assert {name: exported[f"batch_norm.{name}"].tolist() for name in first} == first
+
+
+def test_the_next_run_begins_with_the_running_statistics_of_the_last(trained, dataset, tmp_path):
+    last = trained[WITH_BATCH_NORM]
+
+    job = make_job(dataset, WITH_BATCH_NORM, start_model=make_start(last.exported))
+    parts = train_and_export(dataset, tmp_path, job, last.exported)
+
+    for part in parts[1:]:
+        assert part["buffers_at_start"] == last.parts[1]["buffers"]
+        assert part["buffers"]["num_batches_tracked"] == 2 * last.parts[1]["buffers"]["num_batches_tracked"]
+
+
+def test_batch_normalization_in_one_process_learns_and_predicts_what_plain_torch_does(dataset, tmp_path):
+    job = make_job(dataset, WITH_BATCH_NORM, ALONE, num_microbatches=1)
+    config = job.config
+    plain = plain_model(WITH_BATCH_NORM, dataset.features, seed=config.seed)
+    batches = [
+        dataset.train_batch(dataset.batch_rows(0, index, batch_size=config.batch_size, seed=config.seed))
+        for index in range(dataset.num_batches(config.batch_size))
+    ]
+    train_plainly(
+        plain,
+        batches,
+        dense_learning_rate=config.dense_learning_rate,
+        embedding_learning_rate=config.embedding_learning_rate,
+        last_share=1 / len(batches),
+    )
+    with torch.no_grad():
+        expected = plain.eval()(dataset.eval_batch(0, dataset.num_eval_rows)).numpy()
+
+    (part,) = train_and_export(dataset, tmp_path, job)
+
+    np.testing.assert_allclose(part["logits"], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", [SEEN_DROPOUT, WITH_BATCH_NORM])
+def test_a_run_resumed_at_a_checkpoint_learns_bit_for_bit_what_the_unbroken_one_learned(
+    model, trained, dataset, tmp_path
+):
+    unbroken = trained[model]
+    shutil.copytree(unbroken.folder, tmp_path / "run")
+    run = RunDirectory(str(tmp_path / "run"))
+    shutil.rmtree(run.path(f"{CHECKPOINTS}/{complete_checkpoints(run)[-1]}"))
+
+    parts = run_in_processes(train_part, 3, str(tmp_path / "run"))
+    export_model(run, dataset.manifest, tmp_path / "exported")
+
+    assert {part["first_step"] for part in parts} == {2 * CHECKPOINT_INTERVAL_STEPS}
+    expected = load_file(unbroken.exported / "model.safetensors")
+    found = load_file(tmp_path / "exported" / "model.safetensors")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert parts[1]["logits"] == unbroken.logits.tolist()
+
+
+def test_dropout_draws_other_masks_for_each_step_microbatch_and_replica(trained):
+    dropped = [mask for part in trained[SEEN_DROPOUT].parts for mask in part["dropped"]]
+
+    num_steps = 880 // 64
+    assert len(dropped) == 2 * 2 * num_steps
+    assert len(set(dropped)) == len(dropped)
+    assert np.unpackbits(np.frombuffer(b"".join(dropped), dtype=np.uint8)).mean() == pytest.approx(
+        0.5, abs=0.01
+    )
