@@ -18,7 +18,10 @@ from heterps_core.cost_model.partition_sums import sums_over_changes, sums_over_
 from heterps_core.scheduling.chain_partition import cheapest_partitions, completion_prices
 
 MAX_PARTIAL_PLANS = 200_000
-"""Partial plans kept before the search gives up and returns the bound alone (seconds, tens of MB)."""
+"""Partial plans kept before the search gives up its proof (seconds, tens of MB)."""
+
+_KEPT_WITHOUT_PROOF = 256
+"""Cheapest partial plans of the same end that are still extended then, so that a plan is met where one exists."""
 
 _MAX_PRICE_STEPS = 40
 """Rounds of the ascent on unit prices; each tries `_STEP_SIZES` of one direction at once."""
@@ -78,9 +81,10 @@ def cheapest_capped_partition(
     search = _PartialPlanSearch(problem, ascent.scarcity_prices)
     rows = search.run(ascent.lower_bound, min(cutoff_price, ascent.best_price))
     if search.gave_up:
-        return CappedPartition(rows=ascent.best_rows, lower_bound=ascent.lower_bound, is_settled=False)
-    if rows is None:
-        rows = ascent.best_rows
+        rows = ascent.best_rows if rows is None else rows
+        return CappedPartition(rows=rows, lower_bound=ascent.lower_bound, is_settled=False)
+    if rows is None and ascent.best_price < cutoff_price:
+        rows = ascent.best_rows  # nothing is below its price
     if rows is None:
         bound = np.inf if cutoff_price == everything else cutoff_price
         return CappedPartition(rows=None, lower_bound=bound, is_settled=True)
@@ -187,7 +191,7 @@ def used_units(replicas: Floats, rows: Ints, num_types: int) -> Floats:
 
 
 class _PartialPlanSearch:
-    """Extends partial plans layer by layer; exact unless it gives up.
+    """Extends partial plans layer by layer; exact unless it gives up, and then a beam search.
 
     A partial plan ends before some layer, its last stage is on some type, and what matters of it are the units
     it uses per type and its price: with fewer or equal of all of them it is at least as good. Both stand in
@@ -214,8 +218,10 @@ class _PartialPlanSearch:
         for reach in _REACHES:
             near_target = min(lower_bound * (1 + reach), target)
             rows = self._cheapest_below(near_target)
-            if rows is not None or near_target == target or self.gave_up:
+            if rows is not None or near_target == target:
                 return rows
+            if self.gave_up:
+                break
         return self._cheapest_below(target)
 
     def _cheapest_below(self, target: float) -> Ints | None:
@@ -232,11 +238,11 @@ class _PartialPlanSearch:
                 if batch is None:
                     continue
                 spent, origins = self._not_dominated(batch)
+                self.gave_up |= num_kept + len(spent) > MAX_PARTIAL_PLANS
+                if self.gave_up:
+                    spent, origins = spent[:_KEPT_WITHOUT_PROOF], origins[:_KEPT_WITHOUT_PROOF]
                 kept_origins.append(origins)
                 offset, num_kept = num_kept, num_kept + len(spent)
-                if num_kept > MAX_PARTIAL_PLANS:
-                    self.gave_up = True
-                    return None
                 self._extend(spent, offset, first, last_type, limit, waiting)
         finished = [batch for key in sorted(waiting) for batch in waiting[key]]
         if not finished:

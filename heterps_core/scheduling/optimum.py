@@ -52,7 +52,8 @@ def find_optimum(problem: SchedulingProblem) -> Optimum:
     """Return the cheapest plan and the proven lower bound on the cost of any plan.
 
     Raises:
-        InfeasiblePlanError: No plan keeps all constraints; names the one that cannot be kept.
+        InfeasiblePlanError: No plan keeps all constraints; names the one that cannot be kept. Or none was met, and
+            the message says that none is proven impossible.
     """
     objective = objective_of(problem)
     solver = ChainSolver(segment_table(problem), objective)
@@ -64,7 +65,8 @@ def find_optimum(problem: SchedulingProblem) -> Optimum:
         batch_size=_POINTS_PER_ROUND,
     )
     if found.plan is None:
-        raise explain_infeasibility(problem)
+        is_impossible = math.isinf(found.lower_bound)
+        raise explain_infeasibility(problem) if is_impossible else _nothing_met()
     stages = _as_stages(problem, found.plan)
     cost_usd = evaluate(problem, stages).cost_usd
     # A bound that misses the optimum by rounding alone is the optimum.
@@ -78,7 +80,10 @@ def find_optimum(problem: SchedulingProblem) -> Optimum:
 
 
 def highest_throughput(problem: SchedulingProblem) -> float:
-    """Return the highest throughput in samples/s that memory and caps allow, 0 where no plan exists."""
+    """Return the highest throughput in samples/s that memory and caps allow, 0 where no plan was met.
+
+    Where the search over caps gives up, it is the highest that was met.
+    """
     table = segment_table(problem)
     low_seconds, high_seconds = stage_time_range(problem, table)
     solver = ChainSolver(table, objective_of(problem))
@@ -95,7 +100,8 @@ def explain_infeasibility(problem: SchedulingProblem) -> InfeasiblePlanError:
     """
     table = segment_table(problem)
     if _has_plan(problem, table):
-        return floor_missed(problem, problem.batch_size / highest_throughput(problem))
+        highest = highest_throughput(problem)
+        return floor_missed(problem, problem.batch_size / highest) if highest else _nothing_met()
     if _has_plan(problem, _with_scaled_caps(table, _UNLIMITED)):
         factor = _least_factor(lambda scale: _has_plan(problem, _with_scaled_caps(table, scale)))
         return InfeasiblePlanError(
@@ -108,6 +114,14 @@ def explain_infeasibility(problem: SchedulingProblem) -> InfeasiblePlanError:
         "memory",
         f"the state of the layers fits on no chain of device types; {factor:.3g} times the memory_bytes of "
         f"every device type would be enough{_largest_misfit(problem, table)}",
+    )
+
+
+def _nothing_met() -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        "constraints",
+        "the search over the caps gave up before it met one, though none is proven impossible; raise max_units, "
+        "lower the floor, join layers, or use the scheduler 'genetic'",
     )
 
 

@@ -22,6 +22,9 @@ from heterps_core.scheduling.search_result import HistoryPoint, SearchResult
 Proposals = Generator[Assignments, Ratings, None]
 """Yields plans to rate (ask) and is sent their ratings (tell)."""
 
+_SUMMATION_TOLERANCE = 1e-9
+"""The same plan summed in another order differs in the last digits, relatively; more is a wrong proof."""
+
 
 class Scheduler(ABC):
     """A search for the cheapest plan of a problem.
@@ -160,9 +163,18 @@ def result_with_bound(
     search_seconds: float,
     certificate_seconds: float,
 ) -> SearchResult:
-    """Return a plan together with the lower bound of an optimum that is known already."""
+    """Return a plan together with the lower bound of an optimum that is known already.
+
+    Raises:
+        AssertionError: The plan costs less than the bound, so the proof is wrong: a defect of the planner.
+    """
     evaluation = evaluate(problem, stages)
-    # The same plan summed in another order differs in the last digits; a bound is never above a cost.
+    if evaluation.cost_usd < optimum.cost_lower_bound_usd * (1 - _SUMMATION_TOLERANCE):
+        raise AssertionError(
+            f"no plan of {problem.model!r} may cost less than its proven bound of "
+            f"{optimum.cost_lower_bound_usd:.9g} USD, but {scheduler} found one of {evaluation.cost_usd:.9g} USD; "
+            f"this is a defect of the planner, please report it with the problem file"
+        )
     bound_usd = min(optimum.cost_lower_bound_usd, evaluation.cost_usd)
     plan = SchedulingPlan(
         scheduler=scheduler,

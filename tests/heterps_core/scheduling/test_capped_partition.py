@@ -77,15 +77,22 @@ def test_equals_trying_all_partitions_where_units_are_sold_in_pairs_and_changes_
         assert price_within_caps(replicas, prices, found.rows, caps, changes) == pytest.approx(expected)
 
 
-def test_proves_that_nothing_is_below_the_cutoff():
-    replicas, caps = draw_replicas(1), np.array([9.0, 3.0, 2.0])
-    prices = replicas * UNIT_PRICES
-    expected = min(price_within_caps(replicas, prices, rows, caps) for rows in ALL_PARTITIONS)
+@pytest.mark.parametrize("max_units", CAPS)
+def test_proves_that_nothing_is_below_the_cutoff(max_units):
+    caps = np.array(max_units, dtype=float)
+    for seed in range(40):
+        replicas = draw_replicas(seed)
+        prices = replicas * UNIT_PRICES
+        expected = min(price_within_caps(replicas, prices, rows, caps) for rows in ALL_PARTITIONS)
+        if not np.isfinite(expected):
+            continue
+        cutoff = expected * 0.99
 
-    found = cheapest_capped_partition(replicas, stage_prices=prices, max_units=caps, cutoff=expected * 0.99)
+        found = cheapest_capped_partition(replicas, stage_prices=prices, max_units=caps, cutoff=cutoff)
 
-    assert found.is_settled
-    assert expected * 0.99 <= found.lower_bound <= expected * (1 + 1e-9)
+        assert found.is_settled
+        assert found.rows is None
+        assert cutoff <= found.lower_bound <= expected * (1 + 1e-9), f"seed {seed}"
 
 
 def test_keeps_a_valid_bound_when_it_gives_up(monkeypatch):

@@ -10,7 +10,7 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas
 from heterps_core.scheduling import capped_partition
-from heterps_core.scheduling.optimum import find_optimum
+from heterps_core.scheduling.optimum import find_optimum, highest_throughput
 from tests.builders import make_problem
 
 PROBLEMS = Path(__file__).parents[2] / "golden" / "problems"
@@ -76,6 +76,38 @@ def test_bound_stays_valid_where_the_capped_search_gives_up(monkeypatch):
         assert optimum.cost_lower_bound_usd <= cost_usd * (1 + 1e-12)
         assert optimum.cost_usd >= cost_usd * (1 - 1e-12)
     assert any(optimum.cost_lower_bound_usd < optimum.cost_usd for optimum in found)
+
+
+def nearly_out_of_reach(seed):
+    problem = make_problem(seed, num_layers=8, num_types=3, scarce=True, floor_samples_per_s=0)
+    return replace(problem, throughput_floor_samples_per_s=0.97 * highest_throughput(problem))
+
+
+def test_a_capped_search_that_gives_up_still_finds_a_plan(monkeypatch):
+    problems = [nearly_out_of_reach(seed) for seed in range(3, 19)]
+    proven = [find_optimum(problem).cost_usd for problem in problems]
+    monkeypatch.setattr(capped_partition, "MAX_PARTIAL_PLANS", 1)
+
+    found = [find_optimum(problem) for problem in problems]
+
+    assert [optimum.cost_usd for optimum in found] == pytest.approx(proven, rel=0.01)
+    assert sum(optimum.cost_lower_bound_usd < optimum.cost_usd for optimum in found) > 8
+
+
+def test_a_search_that_met_no_plan_does_not_say_that_there_is_none(monkeypatch):
+    problems = [nearly_out_of_reach(seed) for seed in range(20)]
+    monkeypatch.setattr(capped_partition, "MAX_PARTIAL_PLANS", 1)
+    monkeypatch.setattr(capped_partition, "_KEPT_WITHOUT_PROOF", 1)
+
+    messages = []
+    for problem in problems:
+        try:
+            find_optimum(problem)
+        except InfeasiblePlanError as error:
+            messages.append(str(error))
+
+    assert messages
+    assert all("none is proven impossible" in message for message in messages)
 
 
 def test_without_a_floor_the_cheapest_plan_may_be_slow():
