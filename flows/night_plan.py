@@ -22,7 +22,7 @@ from tasks.profiling import ProfiledModel, profile_layers
 from tasks.provisioning import check_lifetime, find_offers, provision
 from tasks.publishing import publish_plan
 from tasks.recording import record_plan
-from tasks.reporting import plan_summary, plan_text
+from tasks.reporting import plan_summary, plan_text, taken_text
 from tasks.run_lifecycle import close_run
 from tasks.run_report import PlanReport
 from tasks.runs import utc_now
@@ -132,9 +132,11 @@ def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
             scheduler=terms.scheduler,
             budget_evaluations=terms.budget_evaluations,
             seed=run.asked.seed,
+            update_mode=terms.update_mode,
         )
-    chosen = searches.results[terms.scheduler]
-    tell("plan", plan_summary(chosen.plan) + floor_text(deadline, terms.throughput_floor_samples_per_s))
+    chosen = searches.chosen
+    floor = floor_text(deadline, terms.throughput_floor_samples_per_s)
+    tell("plan", plan_summary(chosen.plan) + floor + taken_text(searches, terms.scheduler))
     if not run.is_resumed:
         check_lifetime(chosen.evaluation, provider=run.provider)
     explanation = explain_choice(problem, chosen)

@@ -105,7 +105,7 @@ def train_ctr(
         again: Train a day once more that has been trained on with the same data and model.
         start_from: What a day begins with: champion goes on with its weights, scratch draws new ones.
         model: Name of a model (ctrdnn, ctrdnn-16, 2emb, matchnet, nce), or your own as package.module:function.
-        scheduler: Search method whose plan is used; exact proves every plan.
+        scheduler: Search method of the plan; exact proves every plan, and its own is taken where it is cheaper.
         provider: Where machines come from: local rehearses the plan on this machine, aws rents.
         device_types: What layers may be placed on.
         markets: How machines may be bought: on-demand, spot, or both; one machine is always on-demand.

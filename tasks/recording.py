@@ -44,9 +44,9 @@ def record_plan(workspace: Workspace, report: PlanReport, *, num_microbatches: i
     tracking.name_run(workspace, run, run_name(report))
     for name, result in report.searches.results.items():
         tracking.record_search(
-            workspace, run, result, _settings(report, name), is_chosen=name == report.scheduler
+            workspace, run, result, _settings(report, name), is_chosen=name == report.searches.taken
         )
-    tracking.record_settings(workspace, run, _settings(report, report.scheduler))
+    tracking.record_settings(workspace, run, _settings(report, report.searches.taken))
     tracking.record_metrics(workspace, run, {**tracking.plan_metrics(chosen), **report.plan_metrics()})
     tracking.record_document(workspace, run, "plan.json", chosen.plan.to_json())
     tracking.record_document(workspace, run, "problem.json", report.problem.to_json())

@@ -36,7 +36,7 @@ def stages_picture(report: PlanReport, *, num_microbatches: int) -> Picture:
             report.problem,
             evaluation,
             num_microbatches=num_microbatches,
-            title=f"{report.problem.model}: plan of {report.scheduler} over time",
+            title=f"{report.problem.model}: plan of {report.searches.taken} over time",
         ),
         name=STAGES_PICTURE,
         caption="The planned stages within one training step",
@@ -50,11 +50,11 @@ def searches_picture(report: PlanReport) -> Picture:
     results = report.searches.results
     cheapest = min(results, key=lambda name: results[name].plan.cost_usd)
     return Picture.of(
-        cost_figure(report.problem, results, chosen=report.scheduler),
+        cost_figure(report.problem, results, chosen=report.searches.taken),
         name=SEARCHES_PICTURE,
         caption="The best plan of each search method, and the proven bound on cost",
         alt=f"A point for each of {len(results)} search methods, cost against throughput. The cheapest plan is that "
-        f"of {cheapest}, the chosen one that of {report.scheduler}. The table beside it holds the figures.",
+        f"of {cheapest}, the chosen one that of {report.searches.taken}. The table beside it holds the figures.",
     )
 
 

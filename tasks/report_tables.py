@@ -51,7 +51,7 @@ def search_rows(report: PlanReport) -> list[list[str]]:
     """Return what each search method found, the cheapest first, under `SEARCH_HEADER`."""
     return [
         [
-            f"{name} (chosen)" if name == report.scheduler else name,
+            _method_text(report, name),
             f"{result.plan.cost_usd:.6f}",
             f"{result.plan.throughput_samples_per_s:,.0f}",
             f"{result.plan.optimality_gap:.2%}",
@@ -60,6 +60,12 @@ def search_rows(report: PlanReport) -> list[list[str]]:
         ]
         for name, result in sorted(report.searches.results.items(), key=lambda item: item[1].plan.cost_usd)
     ]
+
+
+def _method_text(report: PlanReport, name: str) -> str:
+    if name == report.searches.taken:
+        return f"{name} (chosen)"
+    return f"{name} (asked for)" if name == report.scheduler else name
 
 
 def failed_search_lines(report: PlanReport) -> list[str]:

@@ -29,6 +29,7 @@ from tasks.report_tables import (
     stage_rows,
 )
 from tasks.run_report import PlanReport, RunReport
+from tasks.scheduling import Searches
 from tasks.tables import aligned_table
 
 DEFAULT_MLFLOW_URL = "http://127.0.0.1:5000"
@@ -44,6 +45,16 @@ def plan_summary(plan: SchedulingPlan) -> str:
         else f"at most {plan.optimality_gap:.2%} dearer than the cheapest plan"
     )
     return f"{plan.scheduler}: {stages}; {plan.throughput_samples_per_s:,.0f} samples/s, {gap}"
+
+
+def taken_text(searches: Searches, asked: str) -> str:
+    """Return why a plan is not that of the method that was asked for; nothing where it is."""
+    if searches.taken == asked:
+        return ""
+    if asked in searches.without_plan:
+        return f"; {asked}, which was asked for, found no plan"
+    extra = searches.results[asked].plan.cost_usd / searches.chosen.plan.cost_usd - 1
+    return f"; the plan of {asked}, which was asked for, costs {extra:.2%} more"
 
 
 def training_summary(training: TrainingRun) -> str:
@@ -114,7 +125,7 @@ def _plan_lines(report: PlanReport) -> list[str]:
     plan = report.chosen.plan
     cloud = report.provisioning.cloud_plan
     return [
-        f"Plan by {plan.scheduler} for {_job_text(report)}",
+        f"Plan by {plan.scheduler} for {_job_text(report)}{taken_text(report.searches, report.scheduler)}",
         *aligned_table(STAGE_HEADER, stage_rows(report), left={1, 2}),
         f"  predicted  {plan.throughput_samples_per_s:,.0f} samples/s "
         f"({floor_text(report)}), {plan.price_usd_per_hour:.4f} USD/hour, {plan.cost_usd:.6f} USD for the run",

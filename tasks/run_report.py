@@ -39,6 +39,8 @@ class PlanReport:
     problem: SchedulingProblem
     searches: Searches
     scheduler: str
+    """The method that was asked for; `searches.taken` found the plan."""
+
     explanation: PlanExplanation
     simulation: PlanSimulation
     provisioning: Provisioning
@@ -56,8 +58,8 @@ class PlanReport:
 
     @property
     def chosen(self) -> SearchResult:
-        """Result of the scheduler whose plan was taken."""
-        return self.searches.results[self.scheduler]
+        """The plan that was taken, with its search."""
+        return self.searches.chosen
 
     @property
     def simulated_cost_usd(self) -> float:

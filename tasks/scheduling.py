@@ -42,6 +42,9 @@ PROVING_SCHEDULER = "exact"
 COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")
 """Searched for every report beside the chosen one."""
 
+SAME_COST = 1e-9
+"""Relative difference of two costs that is rounding."""
+
 SIMULATED_STEPS = 20
 
 MAX_UNITS = 64
@@ -127,7 +130,15 @@ class Searches:
 
     results: Mapping[str, SearchResult]
     without_plan: Mapping[str, InfeasiblePlanError]
-    """Methods that found none, with the reason; never the chosen one."""
+    """Methods that found none, with the reason; never the one whose plan is taken."""
+
+    taken: str
+    """The method whose plan is taken: of those searched before a launch the one with the cheapest plan."""
+
+    @property
+    def chosen(self) -> SearchResult:
+        """The plan that is taken."""
+        return self.results[self.taken]
 
 
 @task(name="search plan", task_run_name="search plan with {scheduler}", cache_policy=NO_CACHE)
@@ -145,21 +156,38 @@ def search_plan(
 
 
 def search_chosen(
-    problem: SchedulingProblem, *, scheduler: str, budget_evaluations: int, seed: int
+    problem: SchedulingProblem,
+    *,
+    scheduler: str,
+    budget_evaluations: int,
+    seed: int,
+    update_mode: str = "sync",
 ) -> Searches:
-    """Search with the method whose plan is used, and with the one that proves how good a plan can be.
+    """Search with the method that is asked for and with the one that proves, and take the cheaper plan.
+
+    Where both cost the same, the plan of the method that is asked for is taken. So it is with hybrid updates: they
+    need a cut behind the embeddings, of which the cost model knows nothing.
 
     Raises:
-        InfeasiblePlanError: There is no plan at all, or the chosen method found none; names the constraint
-            and by how far it is missed.
+        InfeasiblePlanError: There is no plan, or none of the method that hybrid updates ask for; names the
+            constraint and by how far it is missed.
     """
-    results: dict[str, SearchResult] = {}
-    for name in dict.fromkeys((PROVING_SCHEDULER, scheduler)):
-        found = search_plan(problem, scheduler=name, budget_evaluations=budget_evaluations, seed=seed)
-        if not isinstance(found, SearchResult):
-            raise found
-        results[name] = found
-    return Searches(results=results, without_plan={})
+    proven = search_plan(
+        problem, scheduler=PROVING_SCHEDULER, budget_evaluations=budget_evaluations, seed=seed
+    )
+    if not isinstance(proven, SearchResult):
+        raise proven
+    results = {PROVING_SCHEDULER: proven}
+    if scheduler == PROVING_SCHEDULER:
+        return Searches(results=results, without_plan={}, taken=scheduler)
+    asked = search_plan(problem, scheduler=scheduler, budget_evaluations=budget_evaluations, seed=seed)
+    if not isinstance(asked, SearchResult):
+        if update_mode != "sync":
+            raise asked
+        return Searches(results=results, without_plan={scheduler: asked}, taken=PROVING_SCHEDULER)
+    results[scheduler] = asked
+    is_taken = update_mode != "sync" or asked.plan.cost_usd <= proven.plan.cost_usd * (1 + SAME_COST)
+    return Searches(results=results, without_plan={}, taken=scheduler if is_taken else PROVING_SCHEDULER)
 
 
 def with_compared(
@@ -170,10 +198,9 @@ def with_compared(
     Each may rate as many plans as the chosen one, but no more than its own default: a Bayesian search of 2,000 plans
     takes longer than many a night's training.
     """
-    results = dict(searches.results)
-    without_plan: dict[str, InfeasiblePlanError] = {}
+    results, without_plan = dict(searches.results), dict(searches.without_plan)
     for name in COMPARED_SCHEDULERS:
-        if name in results:
+        if name in results or name in without_plan:
             continue
         most = min(budget_evaluations, get_scheduler(name).default_budget_evaluations)
         found = search_plan(problem, scheduler=name, budget_evaluations=most, seed=seed)
@@ -181,7 +208,7 @@ def with_compared(
             results[name] = found
         else:
             without_plan[name] = found
-    return Searches(results=results, without_plan=without_plan)
+    return replace(searches, results=results, without_plan=without_plan)
 
 
 @task(name="explain plan", cache_policy=NO_CACHE)

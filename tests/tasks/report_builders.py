@@ -34,7 +34,7 @@ def make_plan_report(*, run_id=RUN_ID, tracked=None, provider="local", data="cli
         num_train_rows=NUM_STEPS * ROWS,
         num_eval_rows=500,
         problem=problem,
-        searches=Searches(results={"exact": result}, without_plan={}),
+        searches=Searches(results={"exact": result}, without_plan={}, taken="exact"),
         scheduler="exact",
         explanation=explain_choice.fn(problem, result),
         simulation=simulate_choice.fn(problem, result),

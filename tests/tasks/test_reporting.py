@@ -2,12 +2,13 @@ from dataclasses import replace
 
 import pytest
 
+from heterps_core.plans.scheduling_plan import Stage
 from infra.workspace import Workspace
 from tasks.mlflow_views import run_note
-from tasks.reporting import explanation_markdown, report_text, training_summary
-from tasks.scheduling import explain_choice
+from tasks.reporting import explanation_markdown, plan_text, report_text, training_summary
+from tasks.scheduling import Searches, explain_choice
 from tests.tasks.builders import make_problem, make_result
-from tests.tasks.report_builders import make_run_report, make_training
+from tests.tasks.report_builders import make_plan_report, make_run_report, make_training
 
 
 def test_markdown_keeps_the_lines_aligned():
@@ -49,3 +50,20 @@ def test_a_speed_that_was_not_measured_has_no_figure(one_step):
         "measured/step_seconds",
     )
     assert {name: metrics[name] for name in speeds} == dict.fromkeys(speeds)
+
+
+def test_a_plan_that_is_not_of_the_method_that_was_asked_for_says_so(tmp_path):
+    problem = make_problem()
+    exact, asked = (
+        make_result(problem),
+        make_result(problem, stages=(Stage(0, 2, "gpu-t4", 8),), scheduler="genetic"),
+    )
+    searches = Searches(results={"exact": exact, "genetic": asked}, without_plan={}, taken="exact")
+    report = replace(make_plan_report(), searches=searches, scheduler="genetic")
+
+    text = plan_text(report, Workspace(root=tmp_path))
+
+    extra = asked.plan.cost_usd / exact.plan.cost_usd - 1
+    assert f"the plan of genetic, which was asked for, costs {extra:.2%} more" in text
+    assert "exact (chosen)" in text
+    assert "genetic (asked for)" in text

@@ -47,3 +47,49 @@ def test_before_a_launch_only_the_chosen_method_and_the_proof_are_searched(monke
     found = search_chosen(make_problem(), scheduler="genetic", budget_evaluations=64, seed=0)
 
     assert set(found.results) == {"exact", "genetic"}
+
+
+def search_before_launch(monkeypatch, *, scheduler, budget_evaluations=64, **problem):
+    from tasks import scheduling
+
+    monkeypatch.setattr(scheduling, "search_plan", scheduling.search_plan.fn)
+    asked = make_problem(**problem)
+    return search_chosen(asked, scheduler=scheduler, budget_evaluations=budget_evaluations, seed=0)
+
+
+def test_the_cheaper_plan_of_the_proof_is_taken_and_the_other_stays_in_the_record(monkeypatch):
+    found = search_before_launch(monkeypatch, scheduler="gpu-only")
+
+    assert set(found.results) == {"exact", "gpu-only"}
+    assert found.results["gpu-only"].plan.cost_usd > found.results["exact"].plan.cost_usd
+    assert found.taken == "exact"
+    assert found.chosen.plan.scheduler == "exact"
+    assert with_compared(found, make_problem(), budget_evaluations=64, seed=0).taken == "exact"
+
+
+def test_where_both_cost_the_same_the_plan_of_the_method_that_was_asked_for_is_taken(monkeypatch):
+    found = search_before_launch(monkeypatch, scheduler="genetic")
+
+    assert found.results["genetic"].plan.cost_usd == pytest.approx(found.results["exact"].plan.cost_usd)
+    assert found.chosen.plan.scheduler == "genetic"
+
+
+def test_a_method_that_finds_no_plan_does_not_keep_a_proven_one_from_being_taken(monkeypatch):
+    # By hand: 8 gpu units reach 9,091 samples/s, 8 cpu units 10,000.
+    found = search_before_launch(monkeypatch, scheduler="gpu-only", throughput_floor_samples_per_s=9_500.0)
+
+    assert set(found.without_plan) == {"gpu-only"}
+    assert found.chosen.plan.scheduler == "exact"
+
+
+def test_with_hybrid_updates_the_plan_of_the_method_that_was_asked_for_is_taken(monkeypatch):
+    from tasks import scheduling
+
+    monkeypatch.setattr(scheduling, "search_plan", scheduling.search_plan.fn)
+
+    found = search_chosen(
+        make_problem(), scheduler="gpu-only", budget_evaluations=64, seed=0, update_mode="hybrid"
+    )
+
+    assert found.results["gpu-only"].plan.cost_usd > found.results["exact"].plan.cost_usd
+    assert found.chosen.plan.scheduler == "gpu-only"
