@@ -187,7 +187,8 @@ def evaluate_stage(problem: SchedulingProblem, stage: Stage) -> StageEvaluation:
     """Return time, memory and price of one stage of layers a..b on type t with k replicas.
 
     OCT, ODT are the sums of the layers' compute and communication seconds; ODT also holds the time of
-    both boundaries. CT(k) = OCT * B/B_o * (1 - alpha + alpha/k), DT(k) likewise with ODT and beta.
+    both boundaries. CT(k) = OCT * B/B_o * (1 - alpha + alpha/k), DT(k) likewise with ODT and beta. Where a single
+    replica does not communicate, ODT of k = 1 is the time of the boundaries alone.
 
     Raises:
         ConfigurationError: The problem has no such device type.
@@ -200,7 +201,9 @@ def evaluate_stage(problem: SchedulingProblem, stage: Stage) -> StageEvaluation:
     is_first = stage.first_layer == 0
     is_last = stage.last_layer == problem.num_layers - 1
     compute_seconds = sum(layer.compute_seconds[stage.device_type] for layer in layers)
-    communication_seconds = sum(layer.communication_seconds[stage.device_type] for layer in layers)
+    communication_seconds = 0.0
+    if stage.num_replicas > 1 or problem.single_replica_communicates:
+        communication_seconds = sum(layer.communication_seconds[stage.device_type] for layer in layers)
     communication_seconds += boundary_seconds(
         0 if is_first else problem.layers[stage.first_layer - 1].output_bytes_per_sample,
         0 if is_last else layers[-1].output_bytes_per_sample,

@@ -53,18 +53,38 @@ class StageTable:
     """Of one unit; 0 where interruptions cost nothing."""
 
     type_indices: Ints
+    single_communication_seconds: Floats | None = None
+    """On one unit where it is the only replica; None where that makes no difference."""
+
     covers: Mapping[int, Floats]
     """Type index -> price of 0..max_units units, for types that are sold in whole instances."""
 
     def seconds(self, num_replicas: Floats) -> Floats:
         """Return ET(k) = max(CT(k), DT(k)), elementwise."""
+        communication = replicated_seconds(
+            self.communication_seconds, self.communication_parallel_fraction, num_replicas
+        )
+        if self.single_communication_seconds is not None:
+            alone = replicated_seconds(
+                self.single_communication_seconds, self.communication_parallel_fraction, 1
+            )
+            communication = np.where(num_replicas == 1, alone, communication)
         slower: Floats = np.maximum(
             replicated_seconds(self.compute_seconds, self.compute_parallel_fraction, num_replicas),
-            replicated_seconds(
-                self.communication_seconds, self.communication_parallel_fraction, num_replicas
-            ),
+            communication,
         )
         return slower
+
+    def fastest_seconds(self) -> Floats:
+        """Return the least ET(k) over the counts that memory and the cap allow, where there are any; elementwise.
+
+        From two replicas on, more are never slower; one alone may be the fastest, as it does not communicate.
+        """
+        seconds = self.seconds(self.max_units)
+        if self.single_communication_seconds is not None:
+            alone = self.seconds(np.ones_like(self.memory_replicas))
+            seconds = np.where(self.memory_replicas <= 1, np.minimum(seconds, alone), seconds)
+        return np.asarray(seconds)
 
     def usd_per_hour(self, num_replicas: Floats) -> Floats:
         """Return what k replicas are charged, elementwise; infinite where k is."""
@@ -102,6 +122,9 @@ class StageTable:
             rounded = nearest[where]
             too_slow = self._at(where[1:]).seconds(rounded) > stage_seconds[where[0]]
             replicas[where] = rounded + too_slow
+        if self.single_communication_seconds is not None:
+            alone = self.seconds(np.ones_like(self.memory_replicas))
+            replicas[(alone <= x) & (self.memory_replicas <= 1)] = 1.0
         replicas[replicas > self.max_units] = np.inf
         return replicas
 
@@ -117,7 +140,7 @@ class StageTable:
             **{
                 field.name: np.broadcast_to(getattr(self, field.name), shape)[index]
                 for field in fields(StageTable)
-                if field.name != "covers"
+                if field.name != "covers" and getattr(self, field.name) is not None
             },
         )
 
@@ -159,7 +182,7 @@ def _stage_table(
     """Return a table of runs; `sums` adds a value of each layer up over each run."""
     units = tuple(problem.device_types.values())
     shape = (last.size, len(units))
-    compute_seconds, communication_seconds, memory_replicas = (np.empty(shape) for _ in range(3))
+    compute_seconds, communication_seconds, boundaries, memory_replicas = (np.empty(shape) for _ in range(4))
     replicated_bytes = sums([layer.state_bytes * (not layer.is_sharded) for layer in problem.layers])
     sharded_bytes = sums([layer.state_bytes * layer.is_sharded for layer in problem.layers])
     cut_bytes = np.array([0.0, *(layer.output_bytes_per_sample for layer in problem.layers[:-1]), 0.0])
@@ -167,18 +190,20 @@ def _stage_table(
     for index, (name, unit) in enumerate(problem.device_types.items()):
         work = sums([layer.compute_seconds[name] for layer in problem.layers])
         traffic = sums([layer.communication_seconds[name] for layer in problem.layers])
-        traffic += boundary_seconds(
+        across = boundary_seconds(
             cut_bytes[first],
             cut_bytes[last + 1],
             profile_batch_size=problem.profile_batch_size,
             bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s,
         )
         compute_seconds[:, index] = scaled_seconds(work, **sizes)
-        communication_seconds[:, index] = scaled_seconds(traffic, **sizes)
+        communication_seconds[:, index] = scaled_seconds(traffic + across, **sizes)
+        boundaries[:, index] = scaled_seconds(across, **sizes)
         memory_replicas[:, index] = least_memory_replicas(replicated_bytes, sharded_bytes, unit.memory_bytes)
     return StageTable(
         compute_seconds=compute_seconds,
         communication_seconds=communication_seconds,
+        single_communication_seconds=None if problem.single_replica_communicates else boundaries,
         memory_replicas=memory_replicas,
         compute_parallel_fraction=np.array([unit.compute_parallel_fraction for unit in units]),
         communication_parallel_fraction=np.array([unit.communication_parallel_fraction for unit in units]),

@@ -49,6 +49,16 @@ def check_text(path: str, value: object) -> None:
         raise MalformedProblemError(path, f"must be a text that is not empty, got {shown(value)}")
 
 
+def check_flag(path: str, value: object) -> None:
+    """Check that a field is a boolean.
+
+    Raises:
+        MalformedProblemError: It is not.
+    """
+    if not isinstance(value, bool):
+        raise MalformedProblemError(path, f"must be true or false, got {shown(value)}")
+
+
 def check_number(path: str, value: object) -> float:
     """Check that a value is a finite number within the limits, and return it."""
     if isinstance(value, bool) or not isinstance(value, int | float):

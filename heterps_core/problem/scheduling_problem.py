@@ -19,6 +19,7 @@ from heterps_core.problem.field_checks import (
     LARGEST_NUMBER,
     as_object,
     check_count,
+    check_flag,
     check_fraction,
     check_not_negative,
     check_positive,
@@ -135,6 +136,11 @@ class SchedulingProblem:
     extra_costs: ExtraCosts = NO_EXTRA_COSTS
     """What is charged besides the units' time; nothing by default, which is the plain contract."""
 
+    single_replica_communicates: bool = True
+    """Whether a stage of one replica takes its layers' `communication_seconds` too, as the papers' model has it.
+    False where they are exchange and all-reduce among replicas: one replica then only moves what crosses the
+    stage's boundaries, and more than one pay as ever."""
+
     def __post_init__(self) -> None:
         check_text("model", self.model)
         check_count("batch_size", self.batch_size, at_most=int(LARGEST_NUMBER))
@@ -142,6 +148,7 @@ class SchedulingProblem:
         check_positive("num_samples", self.num_samples)
         check_positive("num_epochs", self.num_epochs)
         check_not_negative("throughput_floor_samples_per_s", self.throughput_floor_samples_per_s)
+        check_flag("single_replica_communicates", self.single_replica_communicates)
         _check_device_types(self.device_types)
         _check_layers(self.layers, tuple(self.device_types))
         _check_size(len(self.layers), len(self.device_types))
@@ -188,6 +195,7 @@ class SchedulingProblem:
             ],
             "device_types": {name: _unit_type_to_json(unit) for name, unit in self.device_types.items()},
             **({"extra_costs": asdict(self.extra_costs)} if self.extra_costs != NO_EXTRA_COSTS else {}),
+            **({} if self.single_replica_communicates else {"single_replica_communicates": False}),
         }
 
     @classmethod
@@ -214,6 +222,7 @@ class SchedulingProblem:
                 for name, unit in device_types.items()
             },
             extra_costs=ExtraCosts.from_json("extra_costs", fields.get("extra_costs", {})),
+            single_replica_communicates=fields.get("single_replica_communicates", True),
         )
 
     @classmethod
@@ -329,10 +338,7 @@ def _check_layers(layers: Sequence[LayerCosts], device_types: Sequence[str]) -> 
         path = f"layers[{index}]"
         check_text(f"{path}.name", layer.name)
         check_text(f"{path}.kind", layer.kind)
-        if not isinstance(layer.is_sharded, bool):
-            raise MalformedProblemError(
-                f"{path}.is_sharded", f"must be true or false, got {shown(layer.is_sharded)}"
-            )
+        check_flag(f"{path}.is_sharded", layer.is_sharded)
         check_not_negative(f"{path}.state_bytes", layer.state_bytes)
         check_not_negative(f"{path}.output_bytes_per_sample", layer.output_bytes_per_sample)
         _check_seconds(f"{path}.compute_seconds", layer.compute_seconds, device_types)

@@ -148,7 +148,7 @@ class FixedStages:
     def _range(self, limit_seconds: float) -> tuple[float, float]:
         if not np.isfinite(self.table.memory_replicas).all():
             return np.inf, 0.0
-        low_seconds = float(self.table.seconds(self.table.max_units).max())
+        low_seconds = float(self.table.fastest_seconds().max())
         high_seconds = float(self.table.seconds(self.table.memory_replicas).max())
         return low_seconds, min(high_seconds, limit_seconds * (1 + COMPARISON_TOLERANCE))
 

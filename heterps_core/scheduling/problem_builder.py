@@ -130,6 +130,7 @@ def build_problem(
             for name, unit in terms.items()
         },
         extra_costs=extra_costs,
+        single_replica_communicates=False,
     )
 
 
@@ -159,8 +160,8 @@ def in_stage_seconds(profile: LayerProfile, layer: int, *, batch_size: int) -> f
     An embedding exchanges its distinct rows: row numbers out, rows in, gradients out, in four messages. A dense
     layer all-reduces its gradients, 2 |W| bytes over a ring, once a training batch, of which B_o of B samples
     bear B_o / B. Among k replicas only (k - 1) / k of either crosses a link, so this errs on the slow side:
-    two-fold for two replicas, and wholly for one, which has nobody to talk to. Compare `rehearsal.py`, where k
-    is known.
+    two-fold for two replicas. One replica takes none of it (`single_replica_communicates`). Compare `rehearsal.py`,
+    where k is known.
     """
     timing = profile.timings[layer]
     if timing.is_sharded:

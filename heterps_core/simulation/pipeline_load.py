@@ -161,6 +161,8 @@ def _stage_load(
         sum(layer.communication_seconds[stage.device_type] for layer in layers if layer.is_sharded is sharded)
         for sharded in (True, False)
     )
+    if stage.num_replicas == 1 and not problem.single_replica_communicates:
+        exchange_odt = all_reduce_odt = 0.0
     total_odt = input_odt + output_odt + exchange_odt + all_reduce_odt
     scale = evaluation.communication_seconds / total_odt if total_odt else 0.0
     compute_seconds = evaluation.compute_seconds / num_microbatches

@@ -55,7 +55,8 @@ class CandidateStages:
             for column, (name, unit) in enumerate(problem.device_types.items()):
                 work = sum(layer.compute_seconds[name] for layer in inside)
                 traffic = sum(layer.communication_seconds[name] for layer in inside)
-                traffic += 2 * problem.profile_batch_size * cut / unit.bandwidth_bytes_per_s
+                traffic = traffic * ((counts > 1) | problem.single_replica_communicates)
+                traffic = traffic + 2 * problem.profile_batch_size * cut / unit.bandwidth_bytes_per_s
                 alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
                 times = np.maximum(
                     work * scale * (1 - alpha + alpha / counts),

@@ -103,7 +103,13 @@ def draw_capped(*, seed: int) -> SchedulingProblem:
     }
     # A third of the builder's tables, or most problems would fit into no caps of this size.
     layers = tuple(replace(layer, state_bytes=layer.state_bytes // 3) for layer in problem.layers)
-    problem = replace(problem, layers=layers, device_types=units, throughput_floor_samples_per_s=0)
+    problem = replace(
+        problem,
+        layers=layers,
+        device_types=units,
+        throughput_floor_samples_per_s=0,
+        single_replica_communicates=seed % 3 != 0,
+    )
     if seed % CHARGED_EVERY == 0:
         problem = _charged(problem, random)
     return replace(problem, throughput_floor_samples_per_s=_draw_floor(problem, random))

@@ -11,6 +11,7 @@ from heterps_core.errors import ConfigurationError, InfeasiblePlanError, Unknown
 from heterps_core.plans.scheduling_plan import SchedulingPlan
 from heterps_core.scheduling.optimum import find_optimum
 from heterps_core.scheduling.schedulers import SCHEDULERS, get_scheduler
+from tests.benchmarks.independent_planner import CandidateStages
 from tests.builders import make_problem
 
 BUDGET = 400
@@ -139,3 +140,24 @@ def test_plans_do_not_depend_on_the_process_or_its_threads():
     }
 
     assert len(outputs) == 1
+
+
+def test_a_single_replica_that_does_not_communicate_is_planned_as_it_is_evaluated(name):
+    # Slow links: what one replica saves decides. A floor that one type alone meets, as all searches need.
+    layers = tuple(
+        replace(
+            layer,
+            communication_seconds={key: 20 * value for key, value in layer.communication_seconds.items()},
+        )
+        for layer in PROBLEM.layers
+    )
+    problem = replace(
+        PROBLEM, layers=layers, single_replica_communicates=False, throughput_floor_samples_per_s=100.0
+    )
+    best_usd = CandidateStages.of(problem).brute_force_usd()
+
+    plan = get_scheduler(name).search(problem, budget_evaluations=BUDGET, seed=3).plan
+
+    assert best_usd < find_optimum(replace(problem, single_replica_communicates=True)).cost_usd
+    assert plan.cost_usd == evaluate(problem, plan.stages).cost_usd >= best_usd * (1 - 1e-12)
+    assert plan.cost_lower_bound_usd == pytest.approx(best_usd, rel=1e-12)

@@ -104,3 +104,14 @@ def test_units_are_counted_over_the_whole_plan(problem):
 def test_rejects_stages_that_are_no_plan(problem, stages, message):
     with pytest.raises(ConfigurationError, match=message):
         evaluate(problem, stages)
+
+
+def test_one_replica_that_does_not_communicate_only_moves_what_crosses_its_boundaries(problem):
+    problem = replace(problem, single_replica_communicates=False)
+
+    alone = evaluate(problem, [Stage(0, 1, "cpu", 1)]).stages[0]
+    first, last = evaluate(problem, [Stage(0, 0, "cpu", 2), Stage(1, 1, "gpu", 1)]).stages
+
+    assert (alone.compute_seconds, alone.communication_seconds) == (4.0, 0.0)
+    # Two replicas as ever; one: 2 * 10 * 50 / 1000 of the input cut, times 20/10.
+    assert (first.communication_seconds, last.communication_seconds) == (3.0, 2.0)

@@ -90,3 +90,24 @@ def test_one_replica_is_enough_for_exactly_its_own_time(problem, fraction):
 
     for row, index in np.ndindex(15, 3):
         assert table.least_replicas(own_seconds[row, index : index + 1])[0, row, index] == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_least_replicas_are_the_first_count_that_is_fast_enough_where_one_does_not_communicate(seed):
+    problem = make_problem(seed, num_layers=4, num_types=3, max_units=40)
+    layers = tuple(
+        replace(layer, communication_seconds=dict.fromkeys(problem.device_types, 0.1))
+        for layer in problem.layers
+    )
+    problem = replace(problem, layers=layers, single_replica_communicates=False)
+    table = segment_table(problem)
+    counts = np.arange(1.0, 41.0)
+    seconds = np.array([table.seconds(np.full_like(table.memory_replicas, count)) for count in counts])
+    assert (seconds[1] > seconds[0]).any()  # two replicas talk to each other, one to none
+    seconds[counts[:, None, None] < table.memory_replicas] = np.inf
+
+    for x in np.quantile(seconds[np.isfinite(seconds)], [0.02, 0.2, 0.5, 0.8, 0.99]):
+        is_enough = seconds <= x
+        expected = np.where(is_enough.any(axis=0), is_enough.argmax(axis=0) + 1.0, np.inf)
+        assert (table.least_replicas(np.array([x]))[0] == expected).all()
+    assert (table.fastest_seconds() == seconds.min(axis=0))[np.isfinite(seconds).any(axis=0)].all()

@@ -62,6 +62,7 @@ MISSING = object()
         ("throughput_floor_samples_per_s", float("nan"), "must be a finite number"),
         ("throughput_floor_samples_per_s", float("inf"), "must be a finite number"),
         ("throughput_floor_samples_per_s", 10**400, "must be at most 1e"),
+        ("single_replica_communicates", 0, "must be true or false, got 0"),
         ("layers", [], "1 to 1000 layers, got 0"),
         ("layers", {}, "must be a list"),
         ("layers[1]", 7, "must be a JSON object, got 7"),
@@ -141,3 +142,13 @@ def test_files_that_are_no_problem_are_refused(tmp_path, text, message):
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"cannot read the problem file .*missing\.json"):
         SchedulingProblem.load(tmp_path / "missing.json")
+
+
+def test_whether_a_single_replica_communicates_is_said_in_the_file_only_where_it_does_not(document):
+    assert "single_replica_communicates" not in SchedulingProblem.from_json(document).to_json()
+
+    document["single_replica_communicates"] = False
+    problem = SchedulingProblem.from_json(document)
+
+    assert problem.to_json()["single_replica_communicates"] is False
+    assert SchedulingProblem.from_json(problem.to_json()) == problem

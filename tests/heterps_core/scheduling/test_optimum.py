@@ -11,6 +11,7 @@ from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas
 from heterps_core.scheduling import capped_partition
 from heterps_core.scheduling.optimum import find_optimum, highest_throughput
+from tests.benchmarks.independent_planner import CandidateStages
 from tests.builders import make_problem
 
 PROBLEMS = Path(__file__).parents[2] / "golden" / "problems"
@@ -171,3 +172,17 @@ def test_one_layer_on_one_type_is_a_plan():
     problem = make_problem(0, num_layers=1, num_types=1, floor_samples_per_s=1_000)
 
     assert len(find_optimum(problem).stages) == 1
+
+
+@pytest.mark.parametrize("scarce", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_trying_all_plans_where_a_single_replica_does_not_communicate(seed, scarce):
+    problem = make_problem(
+        seed, num_layers=4, num_types=3, scarce=scarce, floor_samples_per_s=[0, 30_000][seed % 2]
+    )
+    problem = replace(problem, single_replica_communicates=False)
+
+    found = find_optimum(problem)
+
+    assert found.cost_usd == pytest.approx(CandidateStages.of(problem).brute_force_usd(), rel=1e-12)
+    assert found.cost_lower_bound_usd == found.cost_usd

@@ -184,3 +184,15 @@ def test_a_profile_does_not_serve_another_dense_layer():
             measured=GRAPH,
             planned=replace(GRAPH, layers=(GRAPH.layers[0], dense)),
         )
+
+
+def test_one_unit_is_planned_at_what_it_computes_as_it_talks_to_no_other():
+    slow_link = replace(
+        make_profile(), exchange_link=replace(make_profile().exchange_link, bandwidth_bytes_per_s=1.0)
+    )
+    problem = build({"local-cpu": slow_link})
+
+    one, two = (evaluate(problem, [Stage(0, 1, "local-cpu", count)]).stages[0] for count in (1, 2))
+
+    assert one.seconds == one.compute_seconds == pytest.approx(16.4)
+    assert two.seconds == two.communication_seconds > 1_000

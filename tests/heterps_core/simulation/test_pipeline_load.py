@@ -114,3 +114,17 @@ def test_a_third_of_fully_connected_layers_is_put_off():
     assert embedding.weight_gradient_seconds == 0
     total_seconds = dense.forward_seconds + dense.backward_seconds + dense.weight_gradient_seconds
     assert dense.weight_gradient_seconds / total_seconds == pytest.approx((0.2 + 0.4) / 0.7 / 3)
+
+
+def test_one_replica_that_does_not_communicate_has_its_boundaries_alone():
+    problem = replace(make_problem(1, num_layers=6, num_types=2), single_replica_communicates=False)
+
+    alone, two = pipeline_load(
+        problem, (Stage(0, 2, "cpu", 1), Stage(3, 5, "gpu_a", 2)), num_microbatches=2
+    ).stages
+
+    assert alone.exchange_seconds == alone.all_reduce_seconds == 0
+    assert 2 * alone.output_seconds == pytest.approx(
+        evaluate_stage(problem, Stage(0, 2, "cpu", 1)).communication_seconds
+    )
+    assert two.exchange_seconds + two.all_reduce_seconds > 0
