@@ -21,7 +21,8 @@ TRANSFER_USD_PER_GB = 0.02
 """Between zones of a region: 0.01 for each direction (aws.amazon.com/ec2/pricing/on-demand, data transfer)."""
 
 CHECKPOINT_SECONDS = 5.0
-"""Assumed pause of all workers for one checkpoint; it is written beside the training, after a copy in memory."""
+"""Assumed pause of all workers for one checkpoint, which is written before the next step begins. It is charged where
+machines may be interrupted, at the interval that then costs least, and not on on-demand machines."""
 
 RESTART_SECONDS = STARTUP_SECONDS + 10.0
 """Assumed, from an interruption to the next step: a new machine starts as the first did, then all meet again

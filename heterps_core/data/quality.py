@@ -17,6 +17,12 @@ from heterps_core.errors import TrainingError
 LOGIT_LIMIT = 40.0
 """Logits are clipped to +-40 (a probability of 4e-18), so one row adds at most 40 to the sum of the log-loss."""
 
+WHERE_DIVERGED = (
+    "look for values in the data that are not finite or very large (count_columns of the schema enter as "
+    "logarithms), choose a larger batch_size, or begin with start_from=scratch"
+)
+"""What can be done about it by whoever trains; learning rates are no parameters of a run."""
+
 FloatArray = npt.NDArray[np.floating[Any]]
 
 
@@ -96,5 +102,5 @@ def _check(labels: npt.NDArray[Any], scores: FloatArray) -> None:
     if num_bad:
         raise TrainingError(
             f"predictions must be finite, but {num_bad} of {len(scores)} are not: the training has diverged; "
-            f"lower the learning rate"
+            f"{WHERE_DIVERGED}"
         )

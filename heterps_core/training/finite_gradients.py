@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from heterps_core.data.quality import WHERE_DIVERGED
 from heterps_core.training.failures import SpoiledGradientsError
 from heterps_core.training.job import TrainingConfig
 
@@ -43,7 +44,7 @@ def check_gradients(layers: Mapping[str, nn.Module], *, step: int, config: Train
         dict.fromkeys(name for name, total in zip(names, sums, strict=True) if not total.isfinite())
     )
     raise SpoiledGradientsError(
-        f"parameters and gradients must be finite numbers, but in step {step} they are not in {found or 'the sum'}; "
-        f"checkpoints from before stay; lower the learning rates (dense {config.dense_learning_rate}, embeddings "
-        f"{config.embedding_learning_rate}), or look for values that are not finite in the data"
+        f"parameters and gradients must be finite numbers, but in step {step} they are not in {found or 'the sum'} "
+        f"(learning rates: dense {config.dense_learning_rate}, embeddings {config.embedding_learning_rate}); "
+        f"checkpoints from before stay; {WHERE_DIVERGED}"
     )

@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.quality import WHERE_DIVERGED
 from heterps_core.embeddings.lookup_table import LookupTable
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import TrainingError
@@ -69,9 +70,8 @@ def check_losses(losses: Sequence[float], *, step: int, config: TrainingConfig) 
         if not math.isfinite(loss):
             raise TrainingError(
                 f"the loss must be a finite number, but is {loss} in micro-batch {number} of {len(losses)} of step "
-                f"{step}; checkpoints from before stay; lower the learning rates (dense "
-                f"{config.dense_learning_rate}, embeddings {config.embedding_learning_rate}), or look for values "
-                f"that are not finite in the data"
+                f"{step} (learning rates: dense {config.dense_learning_rate}, embeddings "
+                f"{config.embedding_learning_rate}); checkpoints from before stay; {WHERE_DIVERGED}"
             )
 
 

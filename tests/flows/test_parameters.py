@@ -4,6 +4,8 @@ import pytest
 from prefect.utilities.callables import parameter_schema
 
 from flows.train_ctr import train_ctr
+from heterps_core.data.quality import WHERE_DIVERGED
+from heterps_core.data.schema import DataSchema
 from heterps_core.scheduling.schedulers import SCHEDULERS
 from infra.providers import PROVIDERS
 
@@ -65,3 +67,13 @@ def test_numbers_have_their_bounds(form, name, bound):
     field = part(form["properties"][name])
 
     assert {key: field.get(key) for key in bound} == bound
+
+
+def test_what_is_advised_where_a_training_diverges_can_be_given(form):
+    assert "learning rate" not in WHERE_DIVERGED
+    for name in ("batch_size", "start_from"):
+        assert name in WHERE_DIVERGED
+        assert name in form["properties"]
+    assert "scratch" in form["properties"]["start_from"]["enum"]
+    assert "count_columns" in WHERE_DIVERGED
+    assert "count_columns" in DataSchema.__dataclass_fields__

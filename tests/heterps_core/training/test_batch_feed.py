@@ -6,6 +6,7 @@ import torch
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
+from heterps_core.data.quality import WHERE_DIVERGED
 from heterps_core.errors import DataError, TrainingError
 from heterps_core.training.batch_feed import BATCHES_AHEAD, BatchFeed, check_ids
 from heterps_core.training.job import TrainingConfig
@@ -96,5 +97,9 @@ def test_the_micro_batch_whose_loss_is_no_number_is_named():
     check_losses([0.3, 0.4], step=1, config=config)
     check_losses([], step=1, config=config)
 
-    with pytest.raises(TrainingError, match=r"is inf in micro-batch 2 of 2 of step 7;.*dense 0.001"):
+    with pytest.raises(
+        TrainingError, match=r"is inf in micro-batch 2 of 2 of step 7 .*dense 0.001"
+    ) as caught:
         check_losses([0.3, float("inf")], step=7, config=config)
+
+    assert str(caught.value).endswith(WHERE_DIVERGED)
