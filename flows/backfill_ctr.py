@@ -13,7 +13,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.parameter_checks import check_parameters
+from flows.parameter_checks import check_parameters, check_types
 from flows.schedule import BACKFILL_CTR
 from flows.train_ctr import train_ctr
 from heterps_core.data.days import parse_day
@@ -39,7 +39,7 @@ def check(
 
     Raises:
         ConfigurationError: A day is no date, the range is empty, or a setting is none of train-ctr's.
-        UnknownNameError, DataError: See `flows.parameter_checks.check_parameters`.
+        UnknownNameError, DataError, ProvisioningError: See `flows.parameter_checks.check_parameters`.
     """
     first, last = parse_day(first_day), parse_day(last_day)
     if last < first:
@@ -51,8 +51,9 @@ def check(
             raise UnknownNameError(
                 "setting of a back-fill", name, [known for known in defaults if known not in OWN_PARAMETERS]
             )
-    given = {name: value for name, value in (defaults | settings).items() if name not in OWN_PARAMETERS}
-    # A day that is missing fails in its turn, so that those before it are trained.
+    typed = check_types(train_ctr.fn, settings, place="settings")
+    given = {name: value for name, value in (defaults | typed).items() if name not in OWN_PARAMETERS}
+    # A day that is missing or damaged fails in its turn, so that those before it are trained.
     check_parameters(**given, data=data)
     return [first + timedelta(days=number) for number in range((last - first).days + 1)]
 

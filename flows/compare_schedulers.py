@@ -14,11 +14,12 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run as current_flow_run
 
+from flows.parameter_checks import check_device_types
 from flows.parameters import DEFAULT_DEVICE_TYPES
 from flows.schedule import COMPARE_SCHEDULERS
-from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError
 from heterps_core.scheduling.schedulers import SCHEDULERS, get_scheduler
+from infra.catalogue.price_catalogue import PriceCatalogue
 from infra.workspace import Workspace
 from tasks.compared_problems import (
     check_compared_model,
@@ -37,7 +38,7 @@ from tasks.comparison_report import (
 )
 from tasks.data import prepare_data
 from tasks.parameter_ranges import check_numbers
-from tasks.provisioning import find_offers
+from tasks.provisioning import REGION, check_offers, find_offers
 from tasks.reporting import DEFAULT_MLFLOW_URL
 from tasks.runs import new_run_id, utc_now
 from tasks.story import tell, tell_block
@@ -57,16 +58,17 @@ def check_parameters(
     Raises:
         UnknownNameError: A name is in no registry; the message lists the known ones.
         ConfigurationError: A file cannot be read or written, or a number is out of its range.
+        ProvisioningError: A device type is not sold at the prices at hand.
     """
     check_numbers(numbers)
     for model in models or []:
         check_compared_model(model)
     for method in methods or []:
         get_scheduler(method)
-    for name in device_types:
-        get_device_type(name)
+    check_device_types(device_types)
+    check_offers(device_types, catalogue=PriceCatalogue(), region=REGION)
     load_problems(problem or [])
-    if output is not None and not Path(output).absolute().parent.is_dir():
+    if output is not None and (Path(output).is_dir() or not Path(output).absolute().parent.is_dir()):
         raise ConfigurationError(f"output must be a file in a folder that is there, got {output}")
 
 

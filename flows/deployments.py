@@ -11,7 +11,7 @@ import argparse
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import Any, get_type_hints
+from typing import Any
 
 from prefect import serve
 from prefect.client.schemas.objects import (
@@ -22,11 +22,10 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.flows import EntrypointType, Flow
 from prefect.schedules import Cron, Interval
 from prefect.settings import PREFECT_API_URL
-from pydantic import TypeAdapter, ValidationError
 
 from flows.backfill_ctr import backfill_ctr
 from flows.compare_schedulers import compare_schedulers
-from flows.parameter_checks import check_parameters
+from flows.parameter_checks import check_parameters, check_types
 from flows.prefect_api import wait_for_server
 from flows.profile_devices import profile_devices
 from flows.recovery import end_gone_runs, install_crash_automations, skip_missed_runs, start_again
@@ -46,8 +45,7 @@ from flows.schedule import (
 )
 from flows.sweep_orphans import sweep_orphans
 from flows.train_ctr import train_ctr
-from heterps_core.errors import ConfigurationError, HeterpsError, UnknownNameError
-from tasks.profiling import check_model_name
+from heterps_core.errors import HeterpsError, UnknownNameError
 
 # A sweep that hangs must not pile up. tasks/live_fleet.py has why runs that train keep one another out by themselves.
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
@@ -125,24 +123,13 @@ def checked_nightly_parameters() -> dict[str, Any]:
         UnknownNameError: train-ctr has no such parameter.
         ConfigurationError: A value is of another type, or see `flows.parameter_checks.check_parameters`.
     """
-    types = get_type_hints(train_ctr.fn, include_extras=True)
     known = {name: each.default for name, each in inspect.signature(train_ctr.fn).parameters.items()}
     parameters = nightly_parameters()
-    typed = {}
-    for name, value in parameters.items():
+    for name in parameters:
         if name not in known:
             raise UnknownNameError(f"parameter of train-ctr in {NIGHTLY_VARIABLE}", name, known)
-        try:
-            # As Prefect does with each run, so that "2" is a number here where it is one there.
-            typed[name] = TypeAdapter(types[name]).validate_python(value)
-        except ValidationError as error:
-            said = error.errors()[0]["msg"].lower()
-            raise ConfigurationError(
-                f"{name} in {NIGHTLY_VARIABLE} must have the type of that parameter, got {value!r}: {said}"
-            ) from error
-    check_model_name(typed.get("model", known["model"]))
-    of_the_night = {name: known[name] for name in ("data", "schema_file", "day", "model")}
-    check_parameters(**(known | typed | of_the_night))
+    typed = check_types(train_ctr.fn, parameters, place=NIGHTLY_VARIABLE)
+    check_parameters(**(known | typed | {"data": None, "schema_file": None, "day": None}))
     return parameters
 
 

@@ -91,6 +91,7 @@ def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
         planned_samples=terms.planned_samples,
         planned_rows_per_slot=terms.planned_rows_per_slot,
     )
+    deadline = _deadline(run, terms, job)
     device_types = device_types_to_buy(run.workspace, terms.device_types, terms.markets, run_id=run.run_id)
     profiled = profile_layers(
         run.workspace,
@@ -111,7 +112,6 @@ def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
         region=terms.region,
         counted_interruptions=read_counted(price_folder(run.workspace)),
     )
-    deadline = _deadline(run, terms, job)
     with explained_by(deadline):
         problem = make_problem(
             profiled,

@@ -12,7 +12,7 @@ from prefect import flow
 from prefect.runtime import flow_run as current_flow_run
 
 from flows.clean_up import clean_up_after
-from flows.parameter_checks import check_parameters
+from flows.parameter_checks import check_run
 from flows.parameters import DEFAULT_DEVICE_TYPES
 from flows.schedule import PROFILE_DEVICES
 from heterps_core.hardware import Market
@@ -61,10 +61,10 @@ def check(
     """Check the parameters in milliseconds, as those of train-ctr are.
 
     Raises:
-        UnknownNameError, DataError, ConfigurationError: See `flows.parameter_checks.check_parameters`.
+        UnknownNameError, DataError, ConfigurationError: See `flows.parameter_checks.check_run`.
     """
     check_numbers(numbers)
-    check_parameters(
+    check_run(
         data=data,
         schema_file=schema_file,
         model=model,

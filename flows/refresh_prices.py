@@ -12,6 +12,7 @@ from prefect import flow
 
 from flows.schedule import REFRESH_PRICES
 from heterps_core.errors import ConfigurationError
+from infra.catalogue.aws_prices import check_regions
 from infra.workspace import Workspace
 from tasks.prices import DEFAULT_HISTORY_DAYS, refresh_prices_of
 from tasks.provisioning import REGION
@@ -26,10 +27,12 @@ def check_parameters(*, regions: list[str], history_days: int) -> None:
     """Check the parameters before AWS is asked.
 
     Raises:
+        UnknownNameError: AWS has no such region.
         ConfigurationError: There is no region, or the history is too long.
     """
     if not regions:
         raise ConfigurationError("regions must name at least one region, for instance us-east-1")
+    check_regions(regions)
     if not 1 <= history_days <= LONGEST_HISTORY_DAYS:
         raise ConfigurationError(
             f"history_days must be 1 to {LONGEST_HISTORY_DAYS}, as EC2 keeps spot prices, got {history_days}"

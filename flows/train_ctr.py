@@ -17,7 +17,7 @@ from flows.night_outcome import judge_and_record
 from flows.night_plan import PlanningTerms, end_with_plan, plan_night
 from flows.night_training import train_night
 from flows.opened_run import begin_run
-from flows.parameter_checks import check_parameters, gates_of
+from flows.parameter_checks import check_run, gates_of
 from flows.parameters import (
     DEFAULT_DEVICE_TYPES,
     BatchSize,
@@ -144,7 +144,7 @@ def train_ctr(
         The run's id; where the day is done already, that of the run that did it.
     """
     parameters = locals()
-    check_parameters(**parameters)
+    check_run(**parameters)
     started_at = utc_now()
     terms = PlanningTerms(
         scheduler=scheduler,
@@ -220,4 +220,4 @@ def train_ctr(
 if __name__ == "__main__":
     from flows.command_line import main
 
-    sys.exit(main(train_ctr, program="python -m flows.train_ctr", check=check_parameters))
+    sys.exit(main(train_ctr, program="python -m flows.train_ctr", check=check_run))

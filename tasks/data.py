@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from heterps_core.data.manifest import MANIFEST_NAME
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.quality import ClickQuality
-from heterps_core.data.readers import list_source_files
+from heterps_core.data.readers import check_columns, list_source_files
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.data.synthetic import best_reachable_quality, probabilities_beside, write_click_stream
 from heterps_core.errors import ConfigurationError, DataError
@@ -88,6 +89,24 @@ def check_source(data: str | None, *, schema_file: str | None, day: str | None =
         DataSchema.load(Path(schema_file))
     if find_night_of(data, day) is None and data is not None:
         list_source_files(str(_source_path(data)))
+
+
+def check_source_columns(data: str | None, *, schema_file: str | None, day: str | None = None) -> None:
+    """Check by the first file of a source, or of each of both days, that it has the columns of the schema.
+
+    Raises:
+        DataError: It has not; names day, file and line.
+        ConfigurationError: The schema cannot be used.
+    """
+    if data is None:
+        return
+    schema, night = schema_of(schema_file), find_night_of(data, day)
+    if night is None:
+        check_columns(list_source_files(str(_source_path(data)))[0], schema)
+        return
+    with _damage_of(night):
+        for files in (night.train_files, night.eval_files):
+            check_columns(files[0], schema)
 
 
 def find_night_of(data: str | None, day: str | None) -> Night | None:
@@ -193,7 +212,7 @@ def _prepare_night(
 ) -> PreparedClicks:
     """Prepare the rows of two days, in a folder of their own, so that no other night takes their place."""
     way = _short_hash(f"{buckets_per_slot} {numeric_transform}")
-    try:
+    with _damage_of(night):
         dataset = prepare_dataset(
             night.train_files,
             schema=schema,
@@ -202,15 +221,6 @@ def _prepare_night(
             numeric_transform=numeric_transform,
             out_dir=workspace.data_directory / f"{name}-{night.day}-{way}",
         )
-    except DataError as error:
-        day = night.day_of(error.path)
-        if day is None:
-            raise
-        raise DataError(
-            f"day {day}, {error.path}",
-            f"{error.problem}; nothing was launched, and the champion stays: mend that day, or choose another",
-            line=error.line,
-        ) from error
     _forget_old_nights(workspace, name, keep=dataset.directory)
     return PreparedClicks(
         directory=str(dataset.directory),
@@ -218,6 +228,22 @@ def _prepare_night(
         best_reachable=_best_reachable(dataset, [probabilities_beside(file) for file in night.eval_files]),
         profiled_as=f"{name} in {night.day:%G-W%V}",
     )
+
+
+@contextmanager
+def _damage_of(night: Night) -> Iterator[None]:
+    """Name the day where a file of a night cannot be read."""
+    try:
+        yield
+    except DataError as error:
+        day = night.day_of(error.path)
+        if day is None:
+            raise
+        raise DataError(
+            f"day {day}, {error.path}",
+            f"{error.problem}; nothing was launched, and the champion stays: fix that day, or choose another",
+            line=error.line,
+        ) from error
 
 
 def _forget_old_nights(workspace: Workspace, name: str, *, keep: Path) -> None:

@@ -103,23 +103,19 @@ def check_model_name(model: str) -> None:
         )
 
 
-def check_own_model(model: str, schema: DataSchema) -> None:
-    """Check that a user's own model can be built for the columns of a schema, before rows are read or layers timed.
-
-    Registered models pass: their own tests build them, and loading torch takes seconds.
+def check_model(model: str, schema: DataSchema) -> None:
+    """Check that a model can be built for the columns of the data, with small tables; loads torch.
 
     Raises:
-        ConfigurationError: It cannot; see `check_chain`.
+        UnknownNameError, ConfigurationError: It cannot; see `heterps_core.models.chain.build_chain`.
     """
-    if model in CTR_MODELS:
-        return
     from heterps_core.models.chain import build_chain
 
     features = FeatureSpec(
         num_dense=len(schema.numeric_columns),
-        slot_rows=(MIN_SLOT_ROWS,) * len(schema.categorical_columns),
-        slot_names=schema.categorical_columns,
         dense_names=schema.numeric_columns,
+        slot_names=schema.categorical_columns,
+        slot_rows=(MIN_SLOT_ROWS,) * len(schema.categorical_columns),
     )
     build_chain(model, features, seed=0)
 

@@ -20,7 +20,7 @@ from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from heterps_core.profiling.machine import num_cores
 from heterps_core.provisioning.alternatives import within_price
 from heterps_core.provisioning.failover import FailoverPolicy, launch_attempts
-from heterps_core.provisioning.offer_choice import choose_instances
+from heterps_core.provisioning.offer_choice import choose_instances, instance_sizes
 from heterps_core.provisioning.rehearsed_stages import rehearsal_stages
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.caps import Caps, check_caps
@@ -95,6 +95,18 @@ class Provisioning:
         steady = plan.rendezvous_usd_per_hour
         kept = f", {steady:.4f} of it for the one machine on-demand" if steady > 0 else ""
         return f"{kept}, {plan.interruptions_per_hour:.2g} interruptions an hour expected"
+
+
+def check_offers(device_types: Sequence[str], *, catalogue: PriceCatalogue, region: str) -> None:
+    """Check that each device type is sold in its market of a region, before anything is measured for it.
+
+    Raises:
+        UnknownNameError: There are no prices for the region, or there is no such device type.
+        ProvisioningError: There are no prices for a market, or a device type is not sold.
+    """
+    offers = find_offers.fn(device_types, catalogue=catalogue, region=region)
+    for name in device_types:
+        instance_sizes(name, offers)
 
 
 @task(name="find offers", cache_policy=NO_CACHE)

@@ -86,6 +86,16 @@ def keep_parameters(
         path.write_text(json.dumps(asdict(parameters), indent=1) + "\n")
         return parameters
     _check_not_finished(workspace, run_id)
+    return kept_parameters(workspace, run_id)
+
+
+def kept_parameters(workspace: Workspace, run_id: str) -> TrainingParameters:
+    """Return what a run began with.
+
+    Raises:
+        ConfigurationError: There is no such run to resume, or what was written beside it is damaged.
+    """
+    path = workspace.run_directory(run_id) / PARAMETERS_FILE
     try:
         document: dict[str, object] = json.loads(path.read_text())
         return TrainingParameters(**document)  # type: ignore[arg-type]

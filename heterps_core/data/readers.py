@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from heterps_core.data.parquet_reader import read_parquet
+from heterps_core.data.parquet_reader import check_parquet_columns, read_parquet
 from heterps_core.data.row_batch import RowBatch
 from heterps_core.data.schema import DataSchema
-from heterps_core.data.text_reader import GZIP_MAGIC, read_text
+from heterps_core.data.text_reader import GZIP_MAGIC, check_text_columns, read_text
 from heterps_core.errors import DataError
 
 Source = str | Path | Sequence[str | Path]
@@ -70,7 +70,28 @@ def read_rows(files: Sequence[Path], schema: DataSchema) -> Iterator[RowBatch]:
             raise DataError(file, f"must hold at least one row of {schema.name} data, got none")
 
 
+def check_columns(file: Path, schema: DataSchema) -> None:
+    """Check that a file has the columns of a schema, by its first line or its footer alone.
+
+    Raises:
+        DataError: It cannot be read, or lacks a column; with what was expected.
+    """
+    if _is_parquet(file, schema):
+        check_parquet_columns(file, schema)
+    else:
+        check_text_columns(file, schema)
+
+
 def _read_file(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
+    return read_parquet(path, schema) if _is_parquet(path, schema) else read_text(path, schema)
+
+
+def _is_parquet(path: Path, schema: DataSchema) -> bool:
+    """Tell whether a file is Parquet, else text.
+
+    Raises:
+        DataError: It cannot be read, is empty, or is no gzip file though its name says so.
+    """
     try:
         with path.open("rb") as file:
             magic = file.read(len(_PARQUET_MAGIC))
@@ -79,10 +100,10 @@ def _read_file(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
     if not magic:
         raise DataError(path, f"must hold at least one row of {schema.name} data, but is empty")
     if magic == _PARQUET_MAGIC:
-        return read_parquet(path, schema)
+        return True
     if path.suffix == ".gz" and not magic.startswith(GZIP_MAGIC):
         raise DataError(path, "must be a gzip file, as its name ends in .gz; rename it or get it anew")
-    return read_text(path, schema)
+    return False
 
 
 def _name_with_numbers(file: Path) -> list[tuple[int, str]]:

@@ -68,6 +68,21 @@ def read_text(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
         raise _unreadable(path, error) from error
 
 
+def check_text_columns(path: Path, schema: DataSchema) -> None:
+    """Check by its first line that a text file has the columns of a schema.
+
+    Raises:
+        DataError: It cannot be read, lacks a column, or its first line breaks the schema.
+    """
+    layout = _find_layout(path, schema)
+    if layout.num_lines_before_rows > 0:
+        return
+    number, line = _first_line(path, schema)
+    problem = _line_problem(line, layout, schema)
+    if problem:
+        raise DataError(path, problem, line=number)
+
+
 def _arrow_options(layout: _TextLayout, schema: DataSchema) -> dict[str, Any]:
     # Padded numbers are read as text first: Arrow compares missing markers before it drops blanks.
     number_type = pa.string() if layout.is_padded else pa.float64()

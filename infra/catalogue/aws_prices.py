@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import boto3
 from botocore.config import Config
 
+from heterps_core.errors import UnknownNameError
 from heterps_core.hardware import InstanceType
 from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
 from infra.providers.aws.errors import explained
@@ -67,6 +68,18 @@ class SpotHistory:
         moments = [*self.times, max(until, self.times[-1])]
         seconds = [(moment - self.times[0]).total_seconds() for moment in moments]
         return seconds, [*self.prices_usd_per_hour, self.last_usd_per_hour]
+
+
+def check_regions(names: Sequence[str]) -> None:
+    """Check that AWS has regions of these names, without asking it.
+
+    Raises:
+        UnknownNameError: boto3 knows of no such region.
+    """
+    known = boto3.session.Session().get_available_regions("ec2")
+    for name in names:
+        if name not in known:
+            raise UnknownNameError("region of AWS", name, known)
 
 
 class AwsPrices:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from flows.command_line import main, parameter_helps, parser_for
-from flows.parameter_checks import check_parameters
+from flows.parameter_checks import check_parameters, check_run
 from flows.prefect_connection import LOGGERS_IN_FLOW_LOG
 from flows.train_ctr import train_ctr
 from heterps_core.errors import ConfigurationError, DataError, UnknownNameError
@@ -110,9 +110,7 @@ def test_a_model_that_cannot_be_trained_is_told_in_one_line_before_any_work(
     )
     monkeypatch.syspath_prepend(tmp_path)
 
-    status = main(
-        train_ctr, program="train", check=check_parameters, arguments=["--model", f"{module}:build"]
-    )
+    status = main(train_ctr, program="train", check=check_run, arguments=["--model", f"{module}:build"])
 
     said = capsys.readouterr().err
     assert status == 2

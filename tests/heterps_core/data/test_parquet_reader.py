@@ -3,7 +3,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from heterps_core.data.readers import read_rows
+from heterps_core.data.readers import check_columns, read_rows
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
@@ -86,6 +86,16 @@ def test_counts_rows_across_batches(tmp_path):
 
     with pytest.raises(DataError, match="row 34568: the label"):
         list(read_rows([write_parquet(tmp_path, **columns)], CLICKS))
+
+
+def test_columns_are_checked_without_reading_a_row(tmp_path):
+    path = write_parquet(tmp_path, click=["what", "is", "this"])
+
+    check_columns(path, CLICKS)
+
+    pq.write_table(pa.table({"click": [1], "age": [30]}), path)
+    with pytest.raises(DataError, match="must have the columns visits, site, hour; has click, age"):
+        check_columns(path, CLICKS)
 
 
 def test_names_missing_columns(tmp_path):

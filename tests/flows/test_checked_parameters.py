@@ -1,0 +1,213 @@
+"""A parameter that cannot be used ends a flow in one line, before anything is recorded, prepared or measured.
+
+The flows are called as Prefect calls them; what the command line checks before is the same.
+"""
+
+import inspect
+import json
+import re
+from datetime import date
+
+import pytest
+
+from flows.backfill_ctr import backfill_ctr
+from flows.command_line import main
+from flows.compare_schedulers import compare_schedulers
+from flows.parameter_checks import check_run
+from flows.profile_devices import profile_devices
+from flows.refresh_prices import refresh_prices
+from flows.train_ctr import train_ctr
+from heterps_core.data.click_days import write_click_days
+from heterps_core.data.synthetic import write_click_stream
+from heterps_core.errors import HeterpsError
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+NAN = float("nan")
+MODELS = f"{__name__}:"
+
+
+def build_nothing(features):
+    """No model."""
+    return
+
+
+def build_for_many_slots(features):
+    """A model of people who know their data."""
+    raise KeyError(f"slot 30 of {features.num_slots}")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """What names in the parameters stand for."""
+    folder = tmp_path_factory.mktemp("inputs")
+    write_click_stream(folder / "clicks.tsv", num_rows=40, seed=0)
+    (folder / "people.csv").write_text("label,age,town\n1,30,Bonn\n0,40,Jena\n")
+    write_click_days(folder / "days", first_day=date(2026, 11, 1), num_days=2, rows_per_day=20, seed=0)
+    for name, categories in (("people", ["town"]), ("typo", ["twon"])):
+        schema = {"schema_version": 1, "name": name, "label_column": "label", "numeric_columns": ["age"]}
+        (folder / f"{name}.json").write_text(json.dumps({**schema, "categorical_columns": categories}))
+    (folder / "gcp_vms_2026-05-20.csv").write_text(
+        "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region\n"
+        "c3-standard-4,,,4,16,0.2,us-central1\n"
+    )
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    monkeypatch.setenv("HETERPS_HOME", str(home))
+    monkeypatch.delenv("HETERPS_RUN_STORE", raising=False)
+    return home
+
+
+def placed(parameters, inputs):
+    """Replace FILE:name by the path of an input."""
+    text = json.dumps(parameters).replace("FILE:", f"{inputs}/")
+    return json.loads(text)
+
+
+def refused(flow, parameters, home, inputs):
+    """Return what a flow says that refuses its parameters, and check that it has left nothing."""
+    with pytest.raises(HeterpsError) as caught:
+        flow(**placed(parameters, inputs))
+    left = sorted(path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file())
+    assert left == []
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+TRAINING = [
+    ({"data": "/nowhere"}, "there is no such file or folder"),
+    ({"data": "FILE:people.csv"}, "line 1: the header must name the columns I1"),
+    ({"schema_file": "FILE:people.json"}, "there is no data beside"),
+    ({"data": "FILE:people.csv", "schema_file": "FILE:none.json"}, "cannot read the data schema"),
+    ({"data": "FILE:people.csv", "schema_file": "FILE:typo.json"}, "header must name the columns twon"),
+    ({"data": "FILE:days", "schema_file": "FILE:people.json"}, "day 2026-11-01, .*header"),
+    ({"data": "FILE:days", "day": "yesterday"}, "a day must be a date"),
+    ({"data": "FILE:days", "day": "2026-11-02"}, "must have a folder day=2026-11-03"),
+    ({"data": "FILE:clicks.tsv", "day": "2026-11-01"}, "can be chosen only where the data is cut"),
+    ({"start_from": "zero"}, "not a known start"),
+    ({"model": "ctrdn"}, "Did you mean 'ctrdnn'"),
+    ({"model": "no_such_package:build"}, "there is no 'no_such_package'"),
+    ({"model": f"{MODELS}bild_nothing"}, "cannot be imported: .*bild_nothing"),
+    ({"model": f"{MODELS}build_nothing"}, "must be a torch.nn.Sequential of named layers, got NoneType"),
+    ({"model": f"{MODELS}build_for_many_slots"}, "that raised KeyError: 'slot 30 of 26'"),
+    (
+        {"model": "matchnet", "data": "FILE:people.csv", "schema_file": "FILE:people.json"},
+        "matchnet needs at least 2 slots",
+    ),
+    ({"scheduler": "exakt"}, "Did you mean 'exact'"),
+    ({"provider": "gcp"}, "not a known provider"),
+    ({"provider": "aws"}, "HETERPS_RUN_STORE"),
+    ({"device_types": []}, "device_types must name at least one of"),
+    ({"device_types": ["tpu"]}, "'tpu' is not a known device type"),
+    ({"device_types": ["cpu-c3"]}, "no offer carries device type cpu-c3"),
+    ({"markets": []}, "markets must name at least one"),
+    ({"markets": ["auction"]}, "not a known market"),
+    ({"markets": ["spot"]}, "no price file has spot prices for us-east-1"),
+    ({"catalogue": "FILE:none.csv"}, "none.csv cannot be read"),
+    ({"catalogue": "FILE:gcp_vms_2026-05-20.csv"}, "'us-east-1' is not a known region .*us-central1"),
+    ({"region": "mars"}, "'mars' is not a known region with prices; known are: us-east-1"),
+    (
+        {"throughput_floor_samples_per_s": -1.0},
+        "throughput_floor_samples_per_s must be a number of at least 0",
+    ),
+    ({"ready_by": "6"}, "ready_by must be a time of day"),
+    ({"planned_samples": 0}, "planned_samples must be"),
+    ({"planned_rows_per_slot": 1}, "planned_rows_per_slot must be"),
+    ({"epochs": 0}, "epochs must be"),
+    ({"batch_size": 2}, "batch_size must be"),
+    ({"update_mode": "async"}, "not a known update mode"),
+    ({"max_usd_per_hour": 0.0}, "max_usd_per_hour must be a positive number"),
+    ({"max_usd_per_run": -1.0}, "max_usd_per_run must be a positive number"),
+    ({"max_usd_per_month": NAN}, "max_usd_per_month must be a positive number"),
+    ({"plan_only": True, "resume_run_id": "20261101-0430-00000000"}, "resume_run_id must be left out"),
+    ({"leave_out_costs": ["electricity"]}, "not a known cost term"),
+    ({"budget_evaluations": 0}, "budget_evaluations must be"),
+    ({"seed": -1}, "seed must be"),
+    ({"seed": 2**32}, "seed must be at most"),
+    ({"least_auc_gain": NAN}, "least_auc_gain must be a number"),
+    ({"most_log_loss_rise": NAN}, "most_log_loss_rise must be a number"),
+    ({"most_calibration_rise": NAN}, "most_calibration_rise must be a number"),
+    ({"most_usd_per_million_samples_ratio": 0.0}, "most_usd_per_million_samples_ratio must be above 0"),
+    ({"least_clicks": 1}, "least_clicks must be at least 2"),
+    ({"promotion_confidence": 95.0}, r"confidence must be in \(0, 1\)"),
+    ({"resume_run_id": "20261101-0430-00000000"}, "resume_run_id must be a run in"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), TRAINING, ids=[str(case[0])[:60] for case in TRAINING])
+def test_a_training_with_a_wrong_parameter_leaves_nothing(wrong, message, home, inputs):
+    assert re.search(message, refused(train_ctr, wrong, home, inputs))
+
+
+def test_every_parameter_of_a_training_that_can_be_wrong_is_tried_here():
+    cannot_be_wrong = {"again"}
+
+    tried = {name for wrong, _ in TRAINING for name in wrong}
+    assert tried | cannot_be_wrong == set(inspect.signature(train_ctr.fn).parameters)
+
+
+def test_a_time_zone_that_is_none_is_told_before_the_deadline_is_needed(home, inputs, monkeypatch):
+    monkeypatch.setenv("HETERPS_TIMEZONE", "Europe/Berlln")
+
+    said = refused(train_ctr, {"ready_by": "06:00"}, home, inputs)
+
+    assert "HETERPS_TIMEZONE must be a name" in said
+
+
+OTHERS = [
+    (profile_devices, {"region": "mars"}, "'mars' is not a known region"),
+    (profile_devices, {"device_types": []}, "device_types must name at least one"),
+    (profile_devices, {"model": f"{MODELS}bild"}, "cannot be imported"),
+    (profile_devices, {"data": "FILE:people.csv"}, "the header must name the columns I1"),
+    (profile_devices, {"nights": 0}, "nights must be"),
+    (profile_devices, {"catalogue": "FILE:none.csv"}, "none.csv cannot be read"),
+    (compare_schedulers, {"device_types": []}, "device_types must name at least one"),
+    (compare_schedulers, {"device_types": ["cpu-c3"]}, "no offer carries device type cpu-c3"),
+    (compare_schedulers, {"device_types": ["gpu-t4-spot"]}, "no price file has spot prices"),
+    (compare_schedulers, {"output": "FILE:days"}, "output must be a file"),
+    (refresh_prices, {"regions": []}, "at least one region"),
+    (refresh_prices, {"regions": ["us-east-1", "us-east1"]}, "Did you mean 'us-east-1'"),
+    (refresh_prices, {"history_days": 0}, "history_days must be 1 to 90"),
+    (backfill_ctr, {"settings": {"epochs": "two"}}, "epochs in settings must have the type"),
+    (backfill_ctr, {"settings": {"region": "mars"}}, "'mars' is not a known region"),
+    (backfill_ctr, {"settings": {"model": f"{MODELS}bild"}}, "cannot be imported"),
+    (backfill_ctr, {"settings": {"least_auc_gain": NAN}}, "least_auc_gain must be a number"),
+]
+
+
+@pytest.mark.parametrize(
+    ("flow", "wrong", "message"), OTHERS, ids=[f"{case[0].name} {case[1]}"[:60] for case in OTHERS]
+)
+def test_another_flow_with_a_wrong_parameter_leaves_nothing(flow, wrong, message, home, inputs):
+    of_days = {"first_day": "2026-11-01", "last_day": "2026-11-01", "data": "FILE:days"}
+
+    said = refused(flow, {**(of_days if flow is backfill_ctr else {}), **wrong}, home, inputs)
+
+    assert re.search(message, said)
+
+
+@pytest.mark.parametrize("arguments", [["--region", "mars"], ["--model", f"{MODELS}bild_nothing"]])
+def test_the_command_line_refuses_in_one_line_before_prefect_is_asked(arguments, home, capsys):
+    status = main(train_ctr, program="train", check=check_run, arguments=arguments)
+
+    assert status == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not home.exists()
+
+
+def test_good_parameters_of_own_data_and_an_own_model_pass(home, inputs):
+    defaults = {name: each.default for name, each in inspect.signature(train_ctr.fn).parameters.items()}
+    own = {
+        "data": "FILE:people.csv",
+        "schema_file": "FILE:people.json",
+        "model": "heterps_core.models.ctr_dnn:build",
+        "catalogue": "FILE:gcp_vms_2026-05-20.csv",
+        "region": "us-central1",
+        "device_types": ["cpu-c3"],
+    }
+
+    check_run(**{**defaults, **placed(own, inputs)})
