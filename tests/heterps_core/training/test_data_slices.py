@@ -1,5 +1,7 @@
 """What a node copies of a data set: all rows that its replicas ever read, and few others."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from heterps_core.cluster import Cluster, Node
 from heterps_core.data.array_files import ARRAY_NAMES
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.hardware import Market
+from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training import data_slices
 from heterps_core.training.data_slices import download_slices, held_out_regions, training_regions
 from heterps_core.training.job import TrainingConfig
@@ -145,3 +148,40 @@ def test_a_node_reads_its_own_copy_as_if_it_were_whole(dataset, tmp_path, node_i
             assert not np.any(ours)
     if stage == 1:
         assert np.array_equal(copy.eval_labels, dataset.eval_labels)
+
+
+def held_out_rows_read(dataset, config, num_replicas, replica):
+    """Walk over all held-out batches as a worker does."""
+    rows = set()
+    for start in range(0, dataset.num_eval_rows, config.batch_size):
+        num_rows = min(config.batch_size, dataset.num_eval_rows - start)
+        for index in range(config.num_microbatches):
+            part = replica_slice(num_rows, config.num_microbatches, index)
+            mine = replica_slice(part.num_rows, num_replicas, replica)
+            first = dataset.num_train_rows + start + part.first
+            rows |= set(range(first + mine.first, first + mine.stop))
+    return rows
+
+
+@pytest.mark.usefixtures("no_gaps")
+@pytest.mark.parametrize("replica", [0, 1])
+def test_each_replica_of_the_last_stage_has_its_features_and_all_held_out_labels(dataset, tmp_path, replica):
+    """One of them measures quality with all labels, but predicts its own rows only."""
+    job = make_job(dataset.directory, (1, 1))
+    job = replace(job, stages=(Stage(0, 2, "cpu", 2),))
+    run = RunDirectory(str(tmp_path / "run"))
+    run.upload_folder(dataset.directory, DATA)
+    cluster = make_cluster(1, 1, stages=[0, 0])
+
+    download_slices(run, job, cluster, cluster.nodes[replica], tmp_path / "copy")
+
+    copy = PreparedDataset.open(tmp_path / "copy")
+    trained = np.array(sorted(rows_read(dataset, job.config, 2, replica)))
+    predicted = held_out_rows_read(dataset, job.config, 2, replica)
+    others = np.array(sorted(held_out_rows_read(dataset, job.config, 2, 1 - replica) - predicted))
+    rows = np.concatenate([trained, sorted(predicted)])
+    assert np.array_equal(copy.labels[trained], dataset.labels[trained])
+    assert np.array_equal(copy.eval_labels, dataset.eval_labels)
+    assert np.array_equal(copy.ids[rows], dataset.ids[rows])
+    assert np.array_equal(copy.dense[rows], dataset.dense[rows])
+    assert not np.any(copy.ids[others])
