@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from heterps_core.cluster import Cluster
+from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError, TrainingError
-from heterps_core.profiling.device_profile import DeviceProfile
+from heterps_core.profiling.device_profile import DeviceProfile, hardware_name
 from heterps_core.profiling.profiling_node import profile_key
 from heterps_core.training.monitor import (
     BOOT_LIMIT_S,
@@ -38,13 +38,14 @@ def follow_profiling(run: RunDirectory, cluster: Cluster, *, time_limit_s: float
     deadline_s = time.monotonic() + time_limit_s
     measured: dict[str, DeviceProfile] = {}
     problems: dict[str, str] = {}
-    waiting = {node.node_id for node in cluster.nodes}
+    nodes = {node.node_id: node for node in cluster.nodes}
+    waiting = set(nodes)
     while waiting:
         stamps = run.stamps("nodes")
         for node_id in sorted(waiting):
             try:
                 if node_key(node_id, EXIT) in stamps:
-                    measured[node_id] = _result_of(run, node_id)
+                    measured[node_id] = _result_of(run, nodes[node_id])
                 elif time.monotonic() > deadline_s:
                     raise TrainingError(f"it has not ended within {time_limit_s:.0f} s")
                 else:
@@ -58,10 +59,16 @@ def follow_profiling(run: RunDirectory, cluster: Cluster, *, time_limit_s: float
     return ProfilingResults(measured=measured, problems=problems)
 
 
-def _result_of(run: RunDirectory, node_id: str) -> DeviceProfile:
-    end = run.require_json(node_key(node_id, EXIT))
+def _result_of(run: RunDirectory, node: Node) -> DeviceProfile:
+    end = run.require_json(node_key(node.node_id, EXIT))
     if end["exit_status"] != 0:
         # Of a traceback only what it says in the end; the whole of it is in the file.
         said = end["log_tail"].strip().splitlines()[-1:]
         raise TrainingError(f"it ended with status {end['exit_status']}: {' '.join(said)}")
-    return DeviceProfile.from_json(run.require_json(profile_key(node_id)))
+    result = DeviceProfile.from_json(run.require_json(profile_key(node.node_id)))
+    # Files are named after it, and plans rest on it: a rented machine does not choose it.
+    if result.device_type != hardware_name(node.device_type):
+        raise TrainingError(
+            f"it must have measured a {node.device_type}, but says that it measured {result.device_type!r}"
+        )
+    return result

@@ -8,15 +8,17 @@ from datetime import UTC, datetime
 import boto3
 import pytest
 
-from heterps_core.cluster import Cluster
+from heterps_core.cluster import Cluster, Node
 from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import BudgetExceededError, ConfigurationError, TrainingError
+from heterps_core.hardware import Market
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.device_profile import DeviceProfile
 from heterps_core.profiling.device_profile_cache import DeviceProfileCache
 from heterps_core.profiling.machine import software_versions
 from heterps_core.profiling.measuring_process import ProfileRequest
+from heterps_core.profiling.profiling_monitor import follow_profiling
 from heterps_core.profiling.profiling_node import PROFILE_JOB, measure_node, profile_key
 from heterps_core.training.node_life import EXIT, HEARTBEAT, node_key
 from heterps_core.training.run_directory import CLUSTER, RunDirectory
@@ -282,6 +284,42 @@ def test_a_rented_machine_that_fails_is_named_and_borne_by_what_was_measured(wor
     kept = measured_device_types(workspace, REQUEST, GRAPH, ["cpu-c7i", "cpu-r6in"])
     assert set(kept) == {"cpu-c7i"}
     assert kept["cpu-c7i"].cost_usd == pytest.approx(devices.cost_usd)
+
+
+def test_a_machine_that_says_it_was_another_device_type_is_not_believed(tmp_path):
+    """Files are named after the device type, also with a path in it."""
+    run = RunDirectory(str(tmp_path))
+    cluster = Cluster(
+        run_id="r",
+        provider="aws",
+        nodes=(
+            Node(
+                node_id="stage0-node0",
+                address="127.0.0.1",
+                device_type="cpu-c7i",
+                instance_type="c7i.large",
+                market=Market.ON_DEMAND,
+                stage=0,
+                num_workers=1,
+                price_usd_per_hour=0.1,
+                provider_instance_id="i-1",
+            ),
+        ),
+        rendezvous="127.0.0.1:1",
+        created_at="2026-11-21T00:00:00+00:00",
+    )
+    said = DeviceProfile(
+        device_type="../../other", instance_type="c7i.large", is_rehearsal=False, profile=make_profile()
+    )
+    run.write_json(profile_key("stage0-node0"), said.to_json())
+    run.write_json(node_key("stage0-node0", EXIT), {"exit_status": 0, "log_tail": ""})
+
+    results = follow_profiling(run, cluster, time_limit_s=10)
+
+    assert results.measured == {}
+    assert results.problems == {
+        "stage0-node0": "it must have measured a cpu-c7i, but says that it measured '../../other'"
+    }
 
 
 def test_a_damaged_measurement_counts_as_missing(workspace):
