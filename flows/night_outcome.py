@@ -57,6 +57,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun, gat
     publish_report(run.workspace, report, pictures, decision=decision)
     close_run(run.workspace, run.tracked, status="FINISHED", reason=COMPLETED)
     drop_what_resuming_needs(run.directory)
+    run.workspace.forget_run_key(run.run_id)
     tell_block(text)
 
 

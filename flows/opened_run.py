@@ -12,7 +12,7 @@ from heterps_core.training.job import default_batch_size
 from heterps_core.training.run_directory import RunDirectory
 from infra.caps import Caps
 from infra.workspace import Workspace
-from tasks.clusters import run_location
+from tasks.clusters import directory_of_run
 from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, source_name
 from tasks.mlflow_names import START_TAG
 from tasks.provisioning import LOCAL_PROVIDER
@@ -53,7 +53,7 @@ class OpenedRun:
     @property
     def directory(self) -> RunDirectory:
         """Where the flow's host and the nodes meet."""
-        return RunDirectory(run_location(self.workspace, self.provider, self.run_id))
+        return directory_of_run(self.workspace, self.provider, self.run_id)
 
 
 def begin_run(
@@ -100,7 +100,7 @@ def begin_run(
     )
     start = start_of_run(
         workspace,
-        RunDirectory(run_location(workspace, provider, run_id)) if is_resumed else None,
+        directory_of_run(workspace, provider, run_id) if is_resumed else None,
         start_from=asked.start_from,
         day=None if night is None else night.day,
         model=asked.model,

@@ -6,9 +6,12 @@ machine sees what a dead flow left, and that deleting one folder undoes everythi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import secrets
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -28,6 +31,9 @@ DEFAULT_FOLDER_NAME = ".heterps"
 
 SERVICE_TIMEOUT_S = 10.0
 """A server on a busy machine may take seconds to answer; where there is none, its port refuses at once."""
+
+RUN_KEY_BYTES = 32
+"""As long as the tags of HMAC-SHA256 (RFC 2104, section 3)."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -138,6 +144,36 @@ class Workspace:
                 f"or digit, got {run_id!r}"
             )
         return self.runs_directory / run_id
+
+    def run_key(self, run_id: str) -> bytes:
+        """Return the key that authenticates what the nodes of a run write; drawn at the first call.
+
+        Only this user can read it, nodes see none of its folder, and it stays the same when the run is resumed.
+
+        Raises:
+            ConfigurationError: The id is no plain name.
+            OSError: The workspace cannot be written.
+        """
+        name = self.run_directory(run_id).name
+        folder = self.root / "keys"
+        try:
+            return (folder / name).read_bytes()
+        except FileNotFoundError:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, draft = tempfile.mkstemp(dir=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(RUN_KEY_BYTES))
+            # Whole or not at all, and of two processes the first one's.
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, folder / name)
+        finally:
+            Path(draft).unlink()
+        return (folder / name).read_bytes()
+
+    def forget_run_key(self, run_id: str) -> None:
+        """Delete the key of a run that cannot be resumed any more; a missing one is no error."""
+        (self.root / "keys" / self.run_directory(run_id).name).unlink(missing_ok=True)
 
     @property
     def ledger_path(self) -> Path:

@@ -78,6 +78,15 @@ def run_location(workspace: Workspace, provider: str, run_id: str) -> str:
     return f"{store.rstrip('/')}/{run_id}{mark}{options}"
 
 
+def directory_of_run(workspace: Workspace, provider: str, run_id: str) -> RunDirectory:
+    """Return the run directory of a run that is trained, with its key.
+
+    Raises:
+        ConfigurationError: See `run_location`.
+    """
+    return RunDirectory(run_location(workspace, provider, run_id), secret=workspace.run_key(run_id))
+
+
 @contextmanager
 def rented_cluster(
     workspace: Workspace,
@@ -113,6 +122,7 @@ def node_bootstrap(provider: str, run_directory: RunDirectory, *, model: str) ->
     return Bootstrap(
         run_directory=run_directory.location,
         python=sys.executable if is_local else NODE_PYTHON,
+        run_key=run_directory.secret,
         wheel=None if is_local else publish_node_wheel(run_directory, model),
     )
 

@@ -113,7 +113,7 @@ def register_model(
 
     with TemporaryDirectory(prefix="heterps-model-") as name:
         folder = Path(name) / "click_model"
-        export_model(run_directory, clicks.open().manifest, folder)
+        export_model(run_directory, clicks.open().manifest, folder, model=report.model)
         _wait_for_store(workspace)
         return model_registry.register_model(
             workspace, report.tracked, folder, run_id=report.run_id, model=report.model, data=data, day=day

@@ -97,6 +97,8 @@ def tidy_runs(workspace: Workspace, *, ended_before: datetime, is_trial: bool = 
             num_bytes = sum(_bytes_to_delete(directory) for directory in directories)
             for directory in () if is_trial else directories:
                 directory.clear(kept=_kept_in(directory))
+            if not is_trial:
+                workspace.forget_run_key(run_id)
         except Exception as problem:
             # Of whatever kind the disk or the bucket has; the other runs are tidied all the same.
             problems.append(f"run {run_id}: {first_line(problem)}")

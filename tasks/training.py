@@ -36,13 +36,17 @@ logger = logging.getLogger(__name__)
 
 
 def resume_summary(run: RunDirectory) -> str:
-    """Return from where a resumed run goes on, in one line."""
-    from heterps_core.training.checkpoint import complete_checkpoints
+    """Return from where a resumed run goes on, in one line.
 
-    complete = complete_checkpoints(run)
-    if not complete:
+    Raises:
+        CheckpointError: It has checkpoints, but none that can be read.
+    """
+    from heterps_core.training.checkpoint import step_to_resume_from
+
+    step = step_to_resume_from(run)
+    if not step:
         return "the run has no checkpoint yet: it begins at step 0"
-    return f"from the checkpoint of step {int(complete[-1]):,}"
+    return f"from the checkpoint of step {step:,}"
 
 
 def check_trained_to_its_end(training: TrainingRun, *, run_id: str) -> None:

@@ -7,7 +7,6 @@ run directory it reads profile_job.json, a `ProfileRequest`, and writes profiles
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from dataclasses import replace
 
@@ -18,14 +17,13 @@ from heterps_core.hardware import DeviceKind
 from heterps_core.profiling.device_profile import DeviceProfile, hardware_name
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.training.node_life import (
-    RUN_DIRECTORY_VARIABLE,
     heartbeat,
     own_node,
+    own_run_directory,
     runs_here_for_rehearsal,
     wait_for_cluster,
     write_end,
 )
-from heterps_core.training.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +43,7 @@ def can_be_measured(device_type: str) -> bool:
 def main() -> int:
     """Measure on this node; returns its exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    run = RunDirectory(os.environ[RUN_DIRECTORY_VARIABLE])
+    run = own_run_directory()
     try:
         node = own_node(wait_for_cluster(run))
     except HeterpsError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -20,35 +20,44 @@ from heterps_core.serving.exported_files import (
     WEIGHTS,
     file_sha256,
 )
-from heterps_core.training.checkpoint import load_latest_checkpoint
+from heterps_core.training.checkpoint import complete_checkpoints, load_latest_checkpoint
 from heterps_core.training.job import OptimizerState, TrainingJob
 from heterps_core.training.named_tensors import dense_optimizer_state, row_optimizer_state, weights_of
 from heterps_core.training.run_directory import JOB, RunDirectory
 from heterps_core.training.stage_model import build_stage_model
 
 
-def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path) -> None:
+def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path, *, model: str) -> None:
     """Write the newest checkpoint of a run as an exported model.
 
     Args:
         run: Where the job and the checkpoint are.
         manifest: Of the data set that it was trained on.
         folder: Where to; made if missing.
+        model: That was trained, by the flow's own word: it is imported and called here, and rented machines could
+            have changed the name in the job.
 
     Raises:
-        CheckpointError: The run has no complete checkpoint.
+        CheckpointError: The run has no complete checkpoint, or the newest is damaged.
     """
-    job = TrainingJob.from_json(run.require_json(JOB))
+    job = replace(TrainingJob.from_json(run.require_json(JOB)), model=model)
     num_layers = job.stages[-1].last_layer + 1
     whole = (Stage(0, num_layers - 1, job.stages[0].device_type, 1),)
-    model = build_stage_model(job.model, manifest.features, job.config, whole, 0, None)
-    if load_latest_checkpoint(run, model, group=None) is None:
+    trained = build_stage_model(job.model, manifest.features, job.config, whole, 0, None)
+    cursor = load_latest_checkpoint(run, trained)
+    if cursor is None:
         raise CheckpointError(
             f"a run must have a complete checkpoint to be exported, {run.location} has none"
         )
+    newest = int(complete_checkpoints(run)[-1])
+    if cursor.step != newest:
+        raise CheckpointError(
+            f"the newest checkpoint of a run must be whole to be exported, but that of step {newest} in "
+            f"{run.location} is damaged; resume the run, which trains again from step {cursor.step}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    _save(weights_of(model), folder / WEIGHTS)
-    _save(row_optimizer_state(model) | dense_optimizer_state(model), folder / OPTIMIZER_STATE)
+    _save(weights_of(trained), folder / WEIGHTS)
+    _save(row_optimizer_state(trained) | dense_optimizer_state(trained), folder / OPTIMIZER_STATE)
     state = OptimizerState(
         sha256=file_sha256(folder / OPTIMIZER_STATE),
         dense_optimizer=job.config.dense_optimizer,

@@ -1,48 +1,54 @@
 """Checkpoints that do not depend on the plan: tensors by layer name, tables in the global order of rows.
 
-Tensors go through torch.distributed.checkpoint, each shard written by its owner; tables are DTensors cut by
-rows, so another number of replicas, or another cut into stages, reads the rows that it needs. A checkpoint
-counts only when its manifest is there, which is written last; what fails half-way is removed, and the
-complete ones before it stay.
+Each worker writes one file: its rows of the tables, and if it is the first replica of its stage the other tensors too
+(`stored_tensors.py`). So another number of replicas, or another cut into stages, reads the rows that it needs. The
+manifest lists all of it, bears a tag made with the run's key, and is written last; what fails half-way is removed.
+The newest two are kept, and where one is damaged all workers go back to the one before it.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
-from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import CheckpointError
 from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.named_tensors import (
     dense_optimizer_state,
+    fill_tensors,
     row_optimizer_state,
+    rows_on_host,
     tables_by_tensor,
     weights_of,
 )
 from heterps_core.training.run_directory import CHECKPOINTS, RunDirectory
+from heterps_core.training.signed_json import DamagedFileError, read_signed_json, write_signed_json
 from heterps_core.training.stage_model import StageModel
+from heterps_core.training.stored_tensors import TensorManifest, TensorRows, write_tensors
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1 was that of torch.distributed.checkpoint, which unpickles."""
+
 MANIFEST = "manifest.json"
 KEPT_CHECKPOINTS = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """What the manifest of a checkpoint says."""
+
+    cursor: TrainingCursor
+    """The batch that comes next."""
+
+    tensors: TensorManifest
 
 
 def save_checkpoint(
@@ -60,68 +66,121 @@ def save_checkpoint(
         CheckpointError: It could not be written, for instance because the disk is full.
     """
     key = f"{CHECKPOINTS}/{cursor.step:08d}"
-    is_coordinator = dist.get_rank() == 0
+    own: TensorManifest | str
     try:
-        with _local_folder(run, key) as folder:
-            on_host = {name: tensor.cpu() for name, tensor in _tensors(model).items()}
-            save(_state(on_host, model, group), checkpoint_id=folder)
-            if not run.is_local:
-                run.upload_folder(folder, key)
-    except (CheckpointException, OSError, RuntimeError) as error:
-        reason = _why_not_written(error, run, cursor)
-        if is_coordinator:
-            run.delete_folder(key)
-        raise CheckpointError(reason) from error
-    # The manifest says that all parts are there, so it waits for the last of them.
-    dist.barrier()
-    if is_coordinator:
-        run.write_json(f"{key}/{MANIFEST}", _manifest(cursor, run.file_sizes(key)))
-        _delete_old(run)
-        logger.info("checkpoint at step %d written to %s/%s", cursor.step, run.location, key)
-    # Nobody goes on before the manifest is there, or a crash right now could lose a checkpoint that others count on.
-    dist.barrier()
+        own = write_tensors(run, key, f"rank-{dist.get_rank():05d}.bin", _owned(model, group))
+    except OSError as error:
+        own = str(error)
+    # The manifest says that all parts are there, so it waits for the last of them, and all wait for the manifest: a
+    # crash right now could lose a checkpoint that others count on.
+    is_coordinator = dist.get_rank() == 0
+    parts: list[TensorManifest | str | None] = [None] * dist.get_world_size()
+    dist.gather_object(own, parts if is_coordinator else None)
+    outcome: list[str | None] = [_complete(run, key, cursor, parts) if is_coordinator else None]
+    dist.broadcast_object_list(outcome)
+    if outcome[0] is not None:
+        raise CheckpointError(outcome[0])
 
 
-def load_latest_checkpoint(
-    run: RunDirectory, model: StageModel, *, group: ProcessGroup | None
-) -> TrainingCursor | None:
-    """Load the newest complete checkpoint into this replica's layers, in place.
+def load_latest_checkpoint(run: RunDirectory, model: StageModel) -> TrainingCursor | None:
+    """Load the newest checkpoint that is whole into this replica's layers, in place.
+
+    Every process of the world takes part, where there is one: they all load the same, so that what is damaged for one
+    counts for none.
+
+    Args:
+        run: Where checkpoints are.
+        model: This replica's layers.
 
     Returns:
-        The batch that comes next, or None where there is no complete checkpoint.
+        The batch that comes next, or None where there is no checkpoint.
 
     Raises:
-        CheckpointError: It belongs to a model with other layers or sizes, or files of it are damaged.
+        CheckpointError: All are damaged or of an earlier version, or hold other layers or sizes.
     """
     complete = complete_checkpoints(run)
-    if not complete:
-        return None
-    key = f"{CHECKPOINTS}/{complete[-1]}"
-    manifest = run.require_json(f"{key}/{MANIFEST}")
-    _check_files(run, key, manifest)
-    try:
-        with _local_folder(run, key) as folder, warnings.catch_warnings():
-            if not run.is_local:
-                run.download_folder(key, folder)
-            # Outside of torchrun one process reads the whole checkpoint, and means to.
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            tensors = _tensors(model)
-            on_host = {name: tensor.cpu() for name, tensor in tensors.items()}
-            load(_state(on_host, model, group), checkpoint_id=folder)
-            for name, tensor in tensors.items():
-                if tensor.device.type != "cpu":
-                    tensor.copy_(on_host[name])
-    except (CheckpointException, OSError, RuntimeError) as error:
-        raise CheckpointError(
-            f"the checkpoint {key} in {run.location} must hold this model's layers with the same sizes: {error}; "
-            f"train from the start in a new run, or use the model that wrote it"
-        ) from error
-    return TrainingCursor.from_json(manifest["cursor"])
+    problem = ""
+    for name in reversed(complete):
+        found: Checkpoint | CheckpointError
+        try:
+            found = read_checkpoint(run, name)
+            fill_tensors(run, f"{CHECKPOINTS}/{name}", found.tensors, model, _tensors(model))
+        except CheckpointError as error:
+            found = error
+        problem = _problem_of_any(found)
+        if not problem and isinstance(found, Checkpoint):
+            return found.cursor
+        logger.warning("the checkpoint of step %d is not used: %s", int(name), problem)
+    if complete:
+        raise _none_is_usable(complete, problem)
+    return None
+
+
+def step_to_resume_from(run: RunDirectory) -> int:
+    """Return the step of the newest checkpoint whose manifest is whole, or 0 where there is no checkpoint.
+
+    Needs no model, so that a run that cannot be resumed is refused before machines are rented for it.
+
+    Raises:
+        CheckpointError: There are checkpoints, but none whose manifest is whole and of this version.
+    """
+    complete = complete_checkpoints(run)
+    problem = ""
+    for name in reversed(complete):
+        try:
+            return read_checkpoint(run, name).cursor.step
+        except DamagedFileError as error:
+            problem = str(error)
+            logger.warning("the checkpoint of step %d is not used: %s", int(name), problem)
+    if complete:
+        raise _none_is_usable(complete, problem)
+    return 0
 
 
 def complete_checkpoints(run: RunDirectory) -> list[str]:
-    """Return the names of complete checkpoints, oldest first."""
-    return [name for name in run.names(CHECKPOINTS) if run.exists(f"{CHECKPOINTS}/{name}/{MANIFEST}")]
+    """Return the names of checkpoints that have a manifest, oldest first."""
+    names = [name for name in run.names(CHECKPOINTS) if name.isdecimal()]
+    return [name for name in names if run.exists(f"{CHECKPOINTS}/{name}/{MANIFEST}")]
+
+
+def read_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
+    """Return what the manifest of a checkpoint says.
+
+    Raises:
+        DamagedFileError: It is damaged, not authentic, or of an earlier version.
+    """
+    key = f"{CHECKPOINTS}/{name}/{MANIFEST}"
+    document = read_signed_json(run, key)
+    try:
+        if document["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(
+                f"the schema_version must be {SCHEMA_VERSION}, got {document['schema_version']!r}"
+            )
+        return Checkpoint(
+            cursor=TrainingCursor.from_json(document["cursor"]),
+            tensors=TensorManifest.from_json(document["tensors"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFileError(f"{key} in {run.location} cannot be understood: {error!r}") from error
+
+
+def _none_is_usable(complete: Sequence[str], problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"one of the checkpoints {', '.join(complete)} must be whole and of this model, but none is: {problem}; "
+        f"start a new run"
+    )
+
+
+def _owned(model: StageModel, group: ProcessGroup | None) -> dict[str, TensorRows]:
+    """Return what this replica writes: its rows of shared tables, and what all replicas have alike if it is first."""
+    is_first = group is None or dist.get_rank(group) == 0
+    tables = tables_by_tensor(model)
+    own = {
+        name: tensor
+        for name, tensor in _tensors(model).items()
+        if is_first or (name in tables and tables[name].num_shards > 1)
+    }
+    return rows_on_host(model, own)
 
 
 def _tensors(model: StageModel) -> dict[str, Tensor]:
@@ -129,50 +188,45 @@ def _tensors(model: StageModel) -> dict[str, Tensor]:
     return weights_of(model) | row_optimizer_state(model) | dense_optimizer_state(model)
 
 
-def _state(
-    on_host: Mapping[str, Tensor], model: StageModel, group: ProcessGroup | None
-) -> dict[str, DTensor | Tensor]:
-    """Return what a checkpoint holds of a replica, shards as parts of whole tables; loading fills it in place."""
-    table_of = tables_by_tensor(model)
-    return {
-        name: _as_whole(tensor, table_of[name], group) if name in table_of else tensor
-        for name, tensor in on_host.items()
-    }
-
-
-def _as_whole(tensor: Tensor, table: ShardedTable, group: ProcessGroup | None) -> DTensor | Tensor:
-    """Return a shard as the whole tensor that it is part of."""
-    if group is None or table.num_shards == 1:
-        return tensor
-    mesh = DeviceMesh.from_group(group, "cpu")
-    shape = (table.num_rows, *tensor.shape[1:])
-    stride = (table.dimension, 1) if len(shape) == 2 else (1,)
-    return DTensor.from_local(tensor, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)  # type: ignore[arg-type]
-
-
-@contextmanager
-def _local_folder(run: RunDirectory, key: str) -> Iterator[Path]:
-    """Yield the folder of a checkpoint, or a temporary one of this process where the run is not on this disk."""
-    if run.is_local:
-        yield run.path(key)
-        return
-    with tempfile.TemporaryDirectory(prefix="heterps-checkpoint-") as folder:
-        yield Path(folder)
-
-
-def _manifest(cursor: TrainingCursor, bytes_per_file: dict[str, int]) -> dict[str, Any]:
-    return {"schema_version": SCHEMA_VERSION, "cursor": cursor.to_json(), "bytes_per_file": bytes_per_file}
-
-
-def _check_files(run: RunDirectory, key: str, manifest: Mapping[str, Any]) -> None:
-    found = run.file_sizes(key)
-    for name, size in manifest["bytes_per_file"].items():
-        if found.get(name) != size:
-            raise CheckpointError(
-                f"{name} of the checkpoint {key} in {run.location} must have {size} bytes, but "
-                f"{f'has {found[name]}' if name in found else 'is missing'}; delete that folder to go on from the "
-                f"checkpoint before it"
+def _complete(
+    run: RunDirectory, key: str, cursor: TrainingCursor, parts: Sequence[TensorManifest | str | None]
+) -> str | None:
+    """Write the manifest of what all workers have written, or return why there is no checkpoint."""
+    tensors, problem = TensorManifest(), None
+    for part in parts:
+        if isinstance(part, TensorManifest):
+            tensors += part
+        else:
+            problem = problem or part
+    if problem is None:
+        try:
+            write_signed_json(
+                run,
+                f"{key}/{MANIFEST}",
+                {
+                    "schema_version": SCHEMA_VERSION,
+                    "cursor": cursor.to_json(),
+                    "tensors": tensors.to_json(),
+                },
             )
+        except OSError as error:
+            problem = str(error)
+    if problem is not None:
+        run.delete_folder(key)
+        return _why_not_written(problem, run, cursor)
+    _delete_old(run)
+    logger.info("checkpoint at step %d written to %s/%s", cursor.step, run.location, key)
+    return None
+
+
+def _problem_of_any(found: Checkpoint | CheckpointError) -> str:
+    """Return why some process of the world cannot load a checkpoint; empty where all can."""
+    own = str(found) if isinstance(found, CheckpointError) else ""
+    if not dist.is_initialized():
+        return own
+    problems = [own] * dist.get_world_size()
+    dist.all_gather_object(problems, own)
+    return next((problem for problem in problems if problem), "")
 
 
 def _delete_old(run: RunDirectory) -> None:
@@ -183,11 +237,8 @@ def _delete_old(run: RunDirectory) -> None:
             run.delete_folder(f"{CHECKPOINTS}/{name}")
 
 
-def _why_not_written(error: BaseException, run: RunDirectory, cursor: TrainingCursor) -> str:
-    causes = list(error.failures.values()) if isinstance(error, CheckpointException) else [error]
-    cause = causes[0][0] if causes and isinstance(causes[0], tuple) else causes[0] if causes else error
+def _why_not_written(cause: str, run: RunDirectory, cursor: TrainingCursor) -> str:
     complete = complete_checkpoints(run)
-    # What torch's writer raises on a full disk does not say so.
     free = f", with {shutil.disk_usage(run.path('')).free:,} bytes free there" if run.is_local else ""
     kept = f"the checkpoint of step {int(complete[-1])} stays" if complete else "there is none before it"
     return (

@@ -6,10 +6,15 @@ replicas, finds its own. A tensor of a table is this replica's rows of it; all o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
+from heterps_core.compute_device import CPU
 from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.stage_model import StageModel
+from heterps_core.training.stored_tensors import TensorManifest, TensorRows, read_tensors
 
 
 def weights_of(model: StageModel) -> dict[str, Tensor]:
@@ -46,3 +51,36 @@ def tables_by_tensor(model: StageModel) -> dict[str, ShardedTable]:
     return {
         f"{layer_name}.{key}": table for layer_name, table in model.tables.items() for key in table.tensors()
     }
+
+
+def rows_on_host(model: StageModel, tensors: Mapping[str, Tensor]) -> dict[str, TensorRows]:
+    """Return which rows some tensors of a replica are, themselves where they are on the host, else copies."""
+    tables = tables_by_tensor(model)
+    found = {}
+    for name, tensor in tensors.items():
+        on_host = tensor.to(CPU).contiguous()
+        if name in tables:
+            table = tables[name]
+            found[name] = TensorRows(tensor=on_host, rows=table.rows, num_rows=table.num_rows)
+        else:
+            found[name] = TensorRows.whole(on_host)
+    return found
+
+
+def fill_tensors(
+    run: RunDirectory,
+    folder: str,
+    manifest: TensorManifest,
+    model: StageModel,
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Fill tensors of a replica in place with what stands under their names in a folder, tables with their own rows.
+
+    Raises:
+        CheckpointError: See `read_tensors`.
+    """
+    on_host = rows_on_host(model, tensors)
+    read_tensors(run, folder, manifest, on_host)
+    for name, tensor in tensors.items():
+        if on_host[name].tensor is not tensor:
+            tensor.copy_(on_host[name].tensor)

@@ -26,10 +26,10 @@ from heterps_core.training.job import TrainingJob
 from heterps_core.training.leaving import watch_notices
 from heterps_core.training.node_life import (
     NODE_ID_VARIABLE,
-    RUN_DIRECTORY_VARIABLE,
     heartbeat,
     node_key,
     own_node,
+    own_run_directory,
     runs_here_for_rehearsal,
     wait_for_cluster,
     write_end,
@@ -50,7 +50,7 @@ SHUTDOWN_LIMIT_S = 5
 def main() -> int:
     """Run one node to its end; returns the exit status of its workers."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    run = RunDirectory(os.environ[RUN_DIRECTORY_VARIABLE])
+    run = own_run_directory()
     try:
         cluster = wait_for_cluster(run)
         node = own_node(cluster)

@@ -22,6 +22,9 @@ from heterps_core.training.run_directory import CLUSTER, RunDirectory
 logger = logging.getLogger(__name__)
 
 RUN_DIRECTORY_VARIABLE = "HETERPS_RUN_DIR"
+RUN_KEY_VARIABLE = "HETERPS_RUN_KEY"
+"""The run's key in hexadecimal digits; not set on nodes that neither write nor read checkpoints."""
+
 NODE_ID_VARIABLE = "HETERPS_NODE_ID"
 PROVIDER_VARIABLE = "HETERPS_PROVIDER"
 LOCAL_PROVIDER = "local"
@@ -43,6 +46,12 @@ BUCKET_CLUSTER_POLL_S = 2.0
 def node_key(node_id: str, name: str) -> str:
     """Return the key of a node's file in the run directory."""
     return f"nodes/{node_id}/{name}"
+
+
+def own_run_directory() -> RunDirectory:
+    """Return where this node meets the flow's host, with the run's key."""
+    secret = bytes.fromhex(os.environ.get(RUN_KEY_VARIABLE, ""))
+    return RunDirectory(os.environ[RUN_DIRECTORY_VARIABLE], secret=secret)
 
 
 def wait_for_cluster(run: RunDirectory) -> Cluster:

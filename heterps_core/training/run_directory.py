@@ -9,26 +9,32 @@ folder is a local path or, with the same code, a bucket ("s3://bucket/prefix", t
     progress.json                 where training is; replaced every second or so
     steps/<first step>.json       metrics of consecutive steps, written once
     staleness/<server>.json       how old the rows were that a parameter server handed out
-    checkpoints/<step>/           complete where it has a manifest.json
+    checkpoints/<step>/           rank-<rank>.bin and their hashes; complete where it has a manifest.json
     nodes/<node id>/heartbeat.json, exit.json, workers.log
     failures/rank-<rank>.json     what a worker died of
     result.json                   quality and counts; written at the good end
     reserve                       room for the last words of nodes on a full disk
     usage/<process>.json          what a process asked of the bucket, written at its end
     data/                         the prepared data set, where nodes do not see the flow's disk
-    start_model/                  the exported model that training goes on from
+    start_model/                  the exported model that training goes on from, with hashes and a manifest.json
+
+Nothing here is a pickle, and no name that stands in a file leads out of the run's folder: the flow's host reads what
+machines have written that it does not trust.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyarrow import fs
 
 from heterps_core.errors import ConfigurationError
@@ -66,14 +72,17 @@ class RunDirectory:
 
     Args:
         location: A local path, or a URI that Arrow's file systems know.
+        secret: The run's key, which authenticates manifests (`signed_json.py`); never stored here. Without one a
+            manifest is protected against damage, but not against forgery.
 
     Raises:
         ConfigurationError: The location is of a kind that Arrow does not know, or holds credentials.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, *, secret: bytes = b"") -> None:
         check_store_location(location)
         self.location = location
+        self.secret = secret
         self.usage = StorageUsage()
         """What this process asked of a bucket; a local folder costs nothing."""
         try:
@@ -94,8 +103,14 @@ class RunDirectory:
             raise ConfigurationError(f"{self.location} is not a folder of this machine")
         return Path(self._root) / key
 
-    def write_bytes(self, key: str, content: bytes) -> None:
-        """Write a whole file; a reader sees the old one or the new one, never a part."""
+    def write_bytes(self, key: str, content: bytes, *, is_durable: bool = False) -> None:
+        """Write a whole file; a reader sees the old one or the new one, never a part.
+
+        Args:
+            key: Of the file.
+            content: Of the file.
+            is_durable: Return only when it would survive a power failure; a bucket always does so.
+        """
         target = f"{self._root}/{key}"
         if not self.is_local:
             with self._files.open_output_stream(target) as stream:
@@ -106,10 +121,47 @@ class RunDirectory:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f".{uuid.uuid4().hex}.part"
         try:
-            temporary.write_bytes(content)
+            with temporary.open("wb") as file:
+                file.write(content)
+                if is_durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             temporary.replace(target)
+            if is_durable:
+                _sync_folder(folder)
         finally:
             temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def appending(self, key: str) -> Iterator[Callable[[memoryview], object]]:
+        """Yield a function that appends to a new file, which is durable at the end of the block.
+
+        A reader may see a part of it: what names the file must be written afterwards.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        target = f"{self._root}/{key}"
+        num_bytes = 0
+
+        def append(content: memoryview) -> None:
+            nonlocal num_bytes
+            file.write(content)
+            num_bytes += content.nbytes
+
+        if not self.is_local:
+            with self._files.open_output_stream(target) as file:
+                yield append
+            self._count_write(num_bytes)
+            return
+        folder = Path(target).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with Path(target).open("wb") as file:
+            yield append
+            file.flush()
+            os.fsync(file.fileno())
+        for changed in (folder, folder.parent):
+            _sync_folder(changed)
 
     def reserve_space(self) -> None:
         """Put a file there that `write_last_words` may give up; a bucket does not need it."""
@@ -242,26 +294,33 @@ class RunDirectory:
             fs.copy_files(str(path), target, local, self._files, chunk_size=_BLOCK_BYTES)
             self._count_write(path.stat().st_size)
 
-    def download_folder(self, key: str, target: Path) -> None:
-        """Copy the files directly in a folder of the run to a folder of this machine."""
-        target.mkdir(parents=True, exist_ok=True)
-        for name, size in self.file_sizes(key).items():
-            source, local = f"{self._root}/{key}/{name}", fs.LocalFileSystem()
-            fs.copy_files(source, str(target / name), self._files, local, chunk_size=_BLOCK_BYTES)
-            self._count(get_requests=2 + max(-(-size // _BLOCK_BYTES), 1), bytes_read=size)
+    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+        """Yield the given (first, stop) bytes of a file, in parts of at most 16 MiB, each with where it begins.
+
+        A part is shorter where the file ends before it.
+
+        Raises:
+            OSError: There is no such file, or it cannot be read.
+        """
+        with self._files.open_input_file(f"{self._root}/{key}") as source:
+            self._count(get_requests=1)
+            yield from self._parts(source, ranges)
 
     def download_ranges(self, key: str, target: Path, ranges: Sequence[tuple[int, int]]) -> None:
         """Make a file of the same size, and fill the given (first, stop) bytes of it; the rest are holes."""
         with self._files.open_input_file(f"{self._root}/{key}") as source, target.open("wb") as file:
             file.truncate(source.size())
             self._count(get_requests=1)
-            for first, stop in ranges:
-                source.seek(first)
-                file.seek(first)
-                for start in range(first, stop, _BLOCK_BYTES):
-                    file.write(source.read(min(_BLOCK_BYTES, stop - start)))
-                    self._count(get_requests=1)
-                self._count(bytes_read=stop - first)
+            for start, content in self._parts(source, ranges):
+                file.seek(start)
+                file.write(content)
+
+    def _parts(self, source: pa.NativeFile, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+        for first, stop in ranges:
+            for start in range(first, stop, _BLOCK_BYTES):
+                content = source.read_at(min(_BLOCK_BYTES, stop - start), start)
+                self._count(get_requests=1, bytes_read=len(content))
+                yield start, content
 
     def delete_file(self, key: str) -> None:
         """Delete a file; a missing one is no error."""
@@ -300,6 +359,15 @@ class RunDirectory:
     def _count(self, **more: int) -> None:
         if not self.is_local:
             self.usage += StorageUsage(**more)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Return once the names of a folder's files are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _tag(metadata: Mapping[bytes, bytes]) -> str:

@@ -4,57 +4,47 @@ Each worker reads its own layers and its own rows of the tables, so any cut into
 begins with the same model, and goes on as if there had been no break.
 
 The files are in the safetensors format (github.com/huggingface/safetensors): 8 bytes with the length of a header, the
-header as JSON (type, shape and place of each tensor), then the tensors. They are read here without that package,
-which rented nodes do not have.
+header as JSON (type, shape and place of each tensor), then the tensors. The flow's host, which has them on its disk,
+lists their tensors and hashes in a manifest; workers read ranges by it, and need neither that package nor the header.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-import mmap
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import struct
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import CheckpointError
-from heterps_core.serving.exported_files import OPTIMIZER_STATE, WEIGHTS, file_sha256
+from heterps_core.serving.exported_files import OPTIMIZER_STATE, WEIGHTS
 from heterps_core.training.checkpoint import load_latest_checkpoint
 from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.hashed_files import BlockHasher, write_hashes
 from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.named_tensors import (
     dense_optimizer_state,
+    fill_tensors,
     row_optimizer_state,
-    tables_by_tensor,
     weights_of,
 )
 from heterps_core.training.run_directory import START_MODEL, RunDirectory
+from heterps_core.training.signed_json import DamagedFileError, read_signed_json, write_signed_json
 from heterps_core.training.stage_model import StageModel
+from heterps_core.training.stored_tensors import StoredRows, TensorManifest
 
-_LENGTH_BYTES = 8
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+_LENGTH_OF_HEADER = struct.Struct("<Q")
+_READ_BYTES = 16 * 1024**2
 
 logger = logging.getLogger(__name__)
 
 
-def begin(
-    run: RunDirectory, job: TrainingJob, model: StageModel, *, group: ProcessGroup | None
-) -> TrainingCursor:
+def begin(run: RunDirectory, job: TrainingJob, model: StageModel) -> TrainingCursor:
     """Load what training goes on from: the run's own newest checkpoint, else the job's start model, else nothing.
 
     Returns:
@@ -63,12 +53,38 @@ def begin(
     Raises:
         CheckpointError: What is there cannot be loaded into this replica's layers.
     """
-    cursor = load_latest_checkpoint(run, model, group=group)
+    cursor = load_latest_checkpoint(run, model)
     if cursor is not None:
         return cursor
     if job.start_model is not None:
         load_start_model(run, job.start_model, model, config=job.config)
     return TrainingCursor()
+
+
+def publish_start_model(run: RunDirectory, start: StartModel, folder: Path) -> None:
+    """Copy an exported model into a run directory, with the manifest that workers read it by.
+
+    Args:
+        run: Where to; what stands there of another start model is removed.
+        start: The model, of which the hashes of the files are checked.
+        folder: That has the files.
+
+    Raises:
+        CheckpointError: A file is not the one of `start`.
+        OSError: A file cannot be read or written.
+    """
+    # What a launch that was cut short left there may be a part, or of another model.
+    run.delete_folder(START_MODEL)
+    run.upload_folder(folder, START_MODEL)
+    tensors = TensorManifest()
+    for name, sha256 in _sha256_by_file(start).items():
+        tensors += _published(run, folder / name, sha256)
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "sha256": _sha256_by_file(start),
+        "tensors": tensors.to_json(),
+    }
+    write_signed_json(run, f"{START_MODEL}/{MANIFEST}", document)
 
 
 def load_start_model(
@@ -81,9 +97,8 @@ def load_start_model(
     Raises:
         CheckpointError: A file is not the one of the job, or has other layers or sizes than this model.
     """
-    tables = tables_by_tensor(model)
-    with _verified_file(run, start, WEIGHTS, start.weights_sha256) as file:
-        _fill(weights_of(model), tables, file)
+    tensors = _read_manifest(run, start)
+    _fill(run, tensors, model, weights_of(model))
     logger.info("begins with the weights of version %s, trained by run %s", start.version, start.run_id)
     state = start.optimizer_state
     if state is None:
@@ -94,8 +109,7 @@ def load_start_model(
         goes_on |= dense_optimizer_state(model)
     if state.embedding_optimizer == config.embedding_optimizer:
         goes_on |= row_optimizer_state(model)
-    with _verified_file(run, start, OPTIMIZER_STATE, state.sha256) as file:
-        _fill(goes_on, tables, file)
+    _fill(run, tensors, model, goes_on)
     for name, tensor in goes_on.items():
         if name.endswith(".accumulator"):
             tensor.mul_(start.accumulators_kept)
@@ -105,74 +119,69 @@ def load_start_model(
         logger.info("%s", change)
 
 
-def _fill(tensors: Mapping[str, Tensor], tables: Mapping[str, ShardedTable], file: _TensorFile) -> None:
-    """Fill tensors of a replica with those of the same name, those of tables with their own rows."""
-    for name, tensor in tensors.items():
-        # No view may have a name here: an error would keep it, and the file then could not be closed.
-        if name in tables:
-            table = tables[name]
-            tensor.copy_(
-                file.read(name, (table.num_rows, *tensor.shape[1:]))[table.rows.first : table.rows.stop]
-            )
-        else:
-            tensor.copy_(file.read(name, tuple(tensor.shape)))
+def _fill(run: RunDirectory, manifest: TensorManifest, model: StageModel, tensors: dict[str, Tensor]) -> None:
+    try:
+        fill_tensors(run, START_MODEL, manifest, model, tensors)
+    except DamagedFileError as error:
+        raise CheckpointError(f"{error}; start a new run") from error
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the start model must have the layers and sizes of this run: {error}; train from scratch, or with the "
+            f"model and table sizes that it was made with"
+        ) from error
 
 
-class _TensorFile:
-    """The tensors of a mapped file; they are views and must not outlive it."""
+def _read_manifest(run: RunDirectory, start: StartModel) -> TensorManifest:
+    key = f"{START_MODEL}/{MANIFEST}"
+    try:
+        document = read_signed_json(run, key)
+        if document["sha256"] != _sha256_by_file(start):
+            raise ValueError(f"it is not that of version {start.version}")
+        return TensorManifest.from_json(document["tensors"])
+    except DamagedFileError as error:
+        raise CheckpointError(f"{error}; start a new run") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{key} in {run.location} must be that of the job's start model, but is not: {error}; start a new run"
+        ) from error
 
-    def __init__(self, mapped: mmap.mmap) -> None:
-        length = int.from_bytes(mapped[:_LENGTH_BYTES], "little")
-        self._first = _LENGTH_BYTES + length
-        self._header: Mapping[str, Any] = json.loads(mapped[_LENGTH_BYTES : self._first])
-        self._mapped = mapped
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a tensor, which must have the shape.
+def _sha256_by_file(start: StartModel) -> dict[str, str]:
+    state = start.optimizer_state
+    return {WEIGHTS: start.weights_sha256, **({} if state is None else {OPTIMIZER_STATE: state.sha256})}
 
-        Raises:
-            CheckpointError: There is none, or it has another.
-        """
-        entry = self._header.get(name, {})
-        sizes = entry.get("shape", "none")
-        if sizes != list(shape):
+
+def _published(run: RunDirectory, path: Path, sha256: str) -> TensorManifest:
+    """Write the hashes of a file of the start model, and return what stands in it.
+
+    Raises:
+        CheckpointError: It is not the file of this hash.
+    """
+    whole, hasher = hashlib.sha256(), BlockHasher()
+    with path.open("rb") as file:
+        while content := memoryview(file.read(_READ_BYTES)):
+            whole.update(content)
+            hasher.update(content)
+        if whole.hexdigest() != sha256:
             raise CheckpointError(
-                f"the start model must hold {name} with the sizes {list(shape)} of the model that is trained, got "
-                f"{sizes}; train from scratch, or with the model and table sizes that it was made with"
+                f"{path} must have the SHA-256 {sha256}, got {whole.hexdigest()}; it was changed or damaged: train "
+                f"from scratch, or go back with heterps rollback"
             )
-        first, stop = entry["data_offsets"]
-        if first == stop:
-            return torch.empty(shape)
-        dtype = _DTYPES[entry["dtype"]]
-        count = (stop - first) // dtype.itemsize
-        flat = torch.frombuffer(self._mapped, dtype=dtype, count=count, offset=self._first + first)
-        return flat.view(shape)
-
-
-@contextmanager
-def _verified_file(run: RunDirectory, start: StartModel, name: str, sha256: str) -> Iterator[_TensorFile]:
-    """Yield a file of the start model after checking it, fetched where the run is not on this disk."""
-    with _local_file(run, name) as path:
-        found = file_sha256(path)
-        if found != sha256:
-            raise CheckpointError(
-                f"{START_MODEL}/{name} of the run directory must have the SHA-256 {sha256} of version "
-                f"{start.version}, got {found}; it was changed or damaged: start the run anew"
-            )
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
-            yield _TensorFile(mapped)
-
-
-@contextmanager
-def _local_file(run: RunDirectory, name: str) -> Iterator[Path]:
-    """Yield a file of the start model as one of this machine."""
-    key = f"{START_MODEL}/{name}"
-    if run.is_local:
-        yield run.path(key)
-        return
-    with tempfile.TemporaryDirectory(prefix="heterps-start-") as folder:
-        path = Path(folder) / name
-        size = run.file_sizes(START_MODEL).get(name, 0)
-        if size:
-            run.download_ranges(key, path, [(0, size)])
-        yield path
+        file.seek(0)
+        (header_bytes,) = _LENGTH_OF_HEADER.unpack(file.read(_LENGTH_OF_HEADER.size))
+        header: dict[str, Any] = json.loads(file.read(header_bytes))
+    first = _LENGTH_OF_HEADER.size + header_bytes
+    rows = tuple(
+        StoredRows(
+            tensor=name,
+            dtype=entry["dtype"],
+            shape=tuple(entry["shape"]),
+            first_row=0,
+            num_rows=entry["shape"][0] if entry["shape"] else 1,
+            file=path.name,
+            offset=first + entry["data_offsets"][0],
+        )
+        for name, entry in header.items()
+        if name != "__metadata__"
+    )
+    return TensorManifest(files=(write_hashes(run, START_MODEL, path.name, hasher),), rows=rows)

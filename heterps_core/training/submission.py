@@ -13,7 +13,6 @@ from heterps_core.training.run_directory import (
     FAILURES,
     JOB,
     RESULT,
-    START_MODEL,
     STOP,
     USAGE,
     RunDirectory,
@@ -41,9 +40,11 @@ def submit_job(run: RunDirectory, job: TrainingJob, *, start_folder: Path | None
     if not run.is_local and not run.exists(f"{DATA}/{MANIFEST_NAME}"):
         run.upload_folder(Path(job.dataset), DATA)
     if start_folder is not None:
-        # What a launch that was cut short left there may be a part, or of another model.
-        run.delete_folder(START_MODEL)
-        run.upload_folder(start_folder, START_MODEL)
+        # Not above: what only watches a run need not wait for torch.
+        from heterps_core.training.start_model import publish_start_model
+
+        assert job.start_model is not None
+        publish_start_model(run, job.start_model, start_folder)
     run.reserve_space()
     run.write_json(JOB, job.to_json())
 

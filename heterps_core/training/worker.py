@@ -28,8 +28,8 @@ from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.node import DATASET_VARIABLE
 from heterps_core.training.node_life import (
     NODE_ID_VARIABLE,
-    RUN_DIRECTORY_VARIABLE,
     own_node,
+    own_run_directory,
     runs_here_for_rehearsal,
 )
 from heterps_core.training.parameter_server import ParameterServer
@@ -99,7 +99,7 @@ class Worker:
             ids_group=ids_groups[self.stage] if asks_ahead else None,
             link=link,
         )
-        cursor = begin(self.run, job, loop.model, group=group)
+        cursor = begin(self.run, job, loop.model)
         self.step = cursor.step
         if loop.model.tables or loop.model.pulled_tables:
             # The first worker of a machine compiles them, which takes seconds that nobody waits for later on.
@@ -260,7 +260,7 @@ def _next_attempt(run: RunDirectory) -> int:
 def main() -> int:
     """Run one worker; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    worker = Worker(RunDirectory(os.environ[RUN_DIRECTORY_VARIABLE]))
+    worker = Worker(own_run_directory())
     earlier = root_cause(worker.run) if worker.attempt else None
     if earlier is not None and earlier.is_final:
         logger.error("not tried again, since it would end the same way: %s", earlier)

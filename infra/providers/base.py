@@ -11,7 +11,7 @@ import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
@@ -53,6 +53,9 @@ class Bootstrap:
     """Arguments of Python."""
 
     lifetime_s: int = DEFAULT_LIFETIME_S
+    run_key: bytes = field(default=b"", repr=False)
+    """Authenticates the checkpoints of the run; empty where nodes write none."""
+
     wheel: NodeWheel | None = None
     """The code that the node takes from the run directory; None takes what is installed on it."""
 
@@ -245,6 +248,8 @@ def node_environment(*, provider: str, run_id: str, bootstrap: Bootstrap) -> dic
         "HETERPS_PYTHON": bootstrap.python,
         "HETERPS_LIFETIME_S": str(bootstrap.lifetime_s),
     }
+    if bootstrap.run_key:
+        variables["HETERPS_RUN_KEY"] = bootstrap.run_key.hex()
     if bootstrap.wheel is None:
         return variables
     return {

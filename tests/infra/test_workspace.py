@@ -1,6 +1,8 @@
 import http.server
 import os
+import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -51,6 +53,38 @@ def test_says_which_folder_cannot_be_made(tmp_path):
 def test_refuses_a_run_id_that_could_lead_out(tmp_path, run_id):
     with pytest.raises(ConfigurationError, match="run id"):
         Workspace(root=tmp_path).run_directory(run_id)
+
+
+def test_the_key_of_a_run_stays_the_same_and_only_its_owner_may_read_it(tmp_path):
+    workspace = Workspace(root=tmp_path / "home")
+
+    keys = [workspace.run_key("r1"), Workspace(root=tmp_path / "home").run_key("r1"), workspace.run_key("r2")]
+
+    assert keys[0] == keys[1] != keys[2]
+    assert {len(key) for key in keys} == {32}
+    files = [path for path in workspace.root.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert {stat.S_IMODE(path.parent.stat().st_mode) for path in files} == {0o700}
+    # Nodes read and write the folder of their run.
+    assert not any(path.is_relative_to(workspace.runs_directory) for path in files)
+
+
+def test_processes_that_draw_the_key_of_a_run_at_once_get_the_same(tmp_path):
+    with ThreadPoolExecutor(8) as at_once:
+        keys = set(at_once.map(lambda _: Workspace(root=tmp_path).run_key("r1"), range(8)))
+
+    assert len(keys) == 1
+    assert [path.name for path in (tmp_path / "keys").iterdir()] == ["r1"]
+
+
+def test_a_forgotten_key_is_drawn_again(tmp_path):
+    workspace = Workspace(root=tmp_path)
+    first = workspace.run_key("r1")
+
+    workspace.forget_run_key("r1")
+    workspace.forget_run_key("r1")
+
+    assert workspace.run_key("r1") != first
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def trained(clicks) -> tuple[Path, np.ndarray]:
     folder = clicks.parent
     dataset = prepare_dataset(clicks, schema=CRITEO_SCHEMA, buckets_per_slot=97, out_dir=folder / "prepared")
     (logits,) = run_in_processes(train_and_save, 1, str(dataset.directory), str(folder / "run"))
-    export_model(RunDirectory(str(folder / "run")), dataset.manifest, folder / "exported")
+    export_model(RunDirectory(str(folder / "run")), dataset.manifest, folder / "exported", model="ctrdnn")
     return folder / "exported", torch.tensor(logits).double().sigmoid().numpy()
 
 

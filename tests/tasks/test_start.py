@@ -19,9 +19,12 @@ from tasks.model_registry import DataKind
 from tasks.start import check_start_name, choose_start, kept_start
 
 DAY = date(2026, 11, 9)
-SHA256 = hashlib.sha256(b"weights").hexdigest()
+WEIGHTS = b"\x02\0\0\0\0\0\0\0{}"
+"""A file in the safetensors format, with no tensor in it."""
+
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 STATE = OptimizerState(
-    sha256=hashlib.sha256(b"state").hexdigest(),
+    sha256=SHA256,
     dense_optimizer="adam",
     embedding_optimizer="rowwise-adagrad",
 )
@@ -35,8 +38,8 @@ def champion(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     write_description(folder)
-    (folder / "model.safetensors").write_bytes(b"weights")
-    (folder / "optimizer.safetensors").write_bytes(b"state")
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    (folder / "optimizer.safetensors").write_bytes(WEIGHTS)
     return Champion(
         version="7", run_id="run-7", folder=folder, model="ctrdnn", day="2026-11-08", data_kind=DataKind.DAYS
     )
@@ -193,7 +196,7 @@ def test_a_resumed_run_keeps_what_it_began_with_whoever_is_champion_by_then(cham
 
     assert (kept.model, kept.buckets_per_slot, kept.numeric_transform) == (chosen.model, 2048, TRANSFORM)
     assert kept.folder is None
-    assert (Path(run.location) / "start_model" / "model.safetensors").read_bytes() == b"weights"
+    assert (Path(run.location) / "start_model" / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_a_resumed_run_that_began_from_scratch_stays_so(tmp_path):

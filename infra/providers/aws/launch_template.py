@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from mypy_boto3_ec2.type_defs import ImageTypeDef, RequestLaunchTemplateDataTypeDef
 
 DISK_GB = 40
-"""Room for the system, the environment and a slice of the data; tables live in memory."""
+"""Room for the system, the environment and a slice of the data. Tables live in memory, and no shard of a checkpoint
+or of a start model touches the disk: workers write and read them in the bucket, by ranges."""
 
 _EXISTS_CODE = "InvalidLaunchTemplateName.AlreadyExistsException"
 _GONE_CODES = (

@@ -80,7 +80,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, np.n
     logits = run_in_processes(train_one_step_and_save, 3, str(dataset.directory), str(folder / "run"))[2]
     job = make_job(dataset, str(folder / "run"))
     submit_job(RunDirectory(str(folder / "run")), job)
-    export_model(RunDirectory(str(folder / "run")), dataset.manifest, folder / "model")
+    export_model(RunDirectory(str(folder / "run")), dataset.manifest, folder / "model", model=job.model)
     return folder / "model", stream.path, torch.tensor(logits).double().sigmoid().numpy()
 
 

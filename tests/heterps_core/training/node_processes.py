@@ -28,7 +28,7 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import follow_training
-from heterps_core.training.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE
+from heterps_core.training.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE, RUN_KEY_VARIABLE
 from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.step_metrics import REPORT_INTERVAL_S, Progress
 from heterps_core.training.submission import publish_cluster, submit_job
@@ -148,7 +148,12 @@ def running_nodes(
     processes = [
         psutil.Popen(
             [sys.executable, "-m", "heterps_core.training.node"],
-            env={**os.environ, RUN_DIRECTORY_VARIABLE: own.location, NODE_ID_VARIABLE: node.node_id},
+            env={
+                **os.environ,
+                RUN_DIRECTORY_VARIABLE: own.location,
+                RUN_KEY_VARIABLE: own.secret.hex(),
+                NODE_ID_VARIABLE: node.node_id,
+            },
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

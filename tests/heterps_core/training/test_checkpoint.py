@@ -49,7 +49,7 @@ def test_state_saved_by_two_replicas_is_read_by_one(optimizer: str, tmp_path: Pa
     shards = run_in_processes(train_and_save, 2, optimizer, str(tmp_path))
     stage = make_stage(optimizer, 1, seed=2)
 
-    cursor = load_latest_checkpoint(RunDirectory(str(tmp_path)), stage, group=None)
+    cursor = load_latest_checkpoint(RunDirectory(str(tmp_path)), stage)
 
     assert cursor == TrainingCursor()
     tensors = stage.tables["embedding"].tensors()
@@ -95,7 +95,7 @@ def test_what_one_device_saved_another_reads(
     run_in_processes(save_alone, 1, optimizer, str(tmp_path), devices[0])
     stage = make_stage(optimizer, 1, seed=2, device=devices[1])
 
-    load_latest_checkpoint(RunDirectory(str(tmp_path)), stage, group=None)
+    load_latest_checkpoint(RunDirectory(str(tmp_path)), stage)
 
     saved = torch.load(tmp_path / "saved.pt")
     found = tensors_of(stage)

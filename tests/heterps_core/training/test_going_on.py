@@ -116,7 +116,7 @@ def train_parts(rank: int, run_folders: list[str]) -> None:
         loop = worker._build_loop(
             job, layout, device=CPU, group=group, device_group=group, ids_group=None, link=None
         )
-        loop.train(begin(run, job, loop.model, group=group))
+        loop.train(begin(run, job, loop.model))
         loop.close()
 
 
@@ -128,7 +128,7 @@ def train_night(jobs: dict[Path, TrainingJob], starts: list[Path] | None = None)
     run_in_processes(train_parts, world_size, [str(run_folder) for run_folder in jobs])
     for run_folder, job in jobs.items():
         manifest = PreparedDataset.open(job.dataset).manifest
-        export_model(RunDirectory(str(run_folder)), manifest, run_folder / "exported")
+        export_model(RunDirectory(str(run_folder)), manifest, run_folder / "exported", model=job.model)
     return [run_folder / "exported" for run_folder in jobs]
 
 

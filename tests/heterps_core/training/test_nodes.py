@@ -192,7 +192,7 @@ def test_a_full_disk_ends_the_run_and_the_last_good_checkpoint_stays(dataset, tm
 def test_nodes_that_share_no_disk_train_through_a_bucket(undisturbed, dataset, monkeypatch):
     """Data, checkpoints, metrics and logs go through S3 (moto over HTTP); each node has a folder of its own."""
     with bucket_location(monkeypatch) as location:
-        run = RunDirectory(location)
+        run = RunDirectory(location, secret=b"the key of this run")
         training_run = train(run, make_job(dataset, (2, 1)))
         kept = complete_checkpoints(run)
         stopped_early = [name for name in run.names("nodes") if not run.exists(f"nodes/{name}/workers.log")]

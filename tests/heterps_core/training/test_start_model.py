@@ -6,6 +6,7 @@ What two nights learn together is in `test_going_on`.
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.job import UPDATE_MODES, OptimizerState, StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.run_directory import START_MODEL, RunDirectory
 from heterps_core.training.stage_model import StageModel, build_stage_model
-from heterps_core.training.start_model import begin, load_start_model
+from heterps_core.training.start_model import begin, load_start_model, publish_start_model
 from heterps_core.training.submission import submit_job
 from tests.heterps_core.training.node_processes import TINY, make_job, train
 from tests.s3_server import bucket_location
@@ -90,8 +91,33 @@ def save_drawn_tensors(rank: int, dataset_folder: str, run_folder: str) -> None:
 def exported(dataset, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
     run_in_processes(save_drawn_tensors, 1, str(dataset.directory), str(folder / "run"))
-    export_model(RunDirectory(str(folder / "run")), dataset.manifest, folder / "model")
+    export_model(RunDirectory(str(folder / "run")), dataset.manifest, folder / "model", model=TINY)
     return folder / "model"
+
+
+def test_an_older_checkpoint_is_not_exported_for_a_damaged_newest_one(dataset, exported, tmp_path):
+    shutil.copytree(exported.parent / "run", tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    # Its manifest bears the tag of another place.
+    shutil.copytree(checkpoints / "00000001", checkpoints / "00000002")
+
+    with pytest.raises(CheckpointError, match=r"that of step 2 .* is damaged; .* again from step 1$"):
+        export_model(RunDirectory(str(tmp_path / "run")), dataset.manifest, tmp_path / "model", model=TINY)
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_name_of_a_model_in_the_run_directory_is_not_imported(dataset, exported, tmp_path):
+    """A rented machine can write there, and what it names would be called by the flow."""
+    shutil.copytree(exported.parent / "run", tmp_path / "run")
+    job = tmp_path / "run" / "job.json"
+    (tmp_path / "imported.py").write_text("raise RuntimeError('imported')")
+    job.write_text(job.read_text().replace(TINY, "imported:build"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        export_model(RunDirectory(str(tmp_path / "run")), dataset.manifest, tmp_path / "model", model=TINY)
+
+    assert (tmp_path / "model" / "model.json").read_bytes() == (exported / "model.json").read_bytes()
 
 
 def start_job(dataset: PreparedDataset, exported: Path, replicas: tuple[int, int]) -> TrainingJob:
@@ -123,7 +149,7 @@ def test_the_loss_of_the_first_step_is_that_of_the_exported_model(dataset, expor
 @pytest.mark.parametrize("last_layers", [(2,), (0, 2), (1, 2), (0, 1, 2)], ids=str)
 def test_the_stages_of_every_cut_begin_with_their_own_layers(dataset, exported, tmp_path, last_layers):
     run = RunDirectory(str(tmp_path))
-    run.upload_folder(exported, START_MODEL)
+    publish_start_model(run, make_start(exported), exported)
     job = make_job(dataset.directory, (1, 1))
     first_layers = (0, *(last + 1 for last in last_layers[:-1]))
     stages = [Stage(first, last, "cpu", 1) for first, last in zip(first_layers, last_layers, strict=True)]
@@ -164,9 +190,9 @@ def test_a_checkpoint_of_the_run_itself_comes_before_the_start_model(dataset, ex
     submit_job(run, job, start_folder=exported)
     drawn, from_start, from_checkpoint = build(job), build(job), build(job)
 
-    assert begin(run, job, from_start, group=None) == TrainingCursor()
+    assert begin(run, job, from_start) == TrainingCursor()
     run_in_processes(save_fresh_weights, 1, str(dataset.directory), str(tmp_path))
-    assert begin(run, job, from_checkpoint, group=None) == TrainingCursor(step=7)
+    assert begin(run, job, from_checkpoint) == TrainingCursor(step=7)
 
     biases = [model.layers["output"].bias for model in (drawn, from_start, from_checkpoint)]
     assert torch.equal(biases[0], biases[2])
@@ -183,8 +209,8 @@ def test_weights_and_optimizer_state_are_read_alike_from_a_bucket(dataset, expor
     model = build(job)
 
     with bucket_location(monkeypatch) as location:
-        run = RunDirectory(location)
-        run.upload_folder(exported, START_MODEL)
+        run = RunDirectory(location, secret=b"key")
+        publish_start_model(run, make_start(exported), exported)
         load_start_model(run, make_start(exported), model, config=job.config)
 
     weights = load_file(exported / WEIGHTS)
@@ -217,7 +243,7 @@ def test_the_state_of_another_optimizer_is_left_aside_and_said(
     dataset, exported, tmp_path, caplog, optimizers, said, kept
 ):
     run = RunDirectory(str(tmp_path))
-    run.upload_folder(exported, START_MODEL)
+    publish_start_model(run, make_start(exported), exported)
     job = with_optimizers(make_job(dataset.directory, (1, 1)), *optimizers)
     model, fresh = build(job), build(job)
 
@@ -242,7 +268,7 @@ def dense_state(model: StageModel):
 
 def test_a_learning_rate_may_change_between_nights(dataset, exported, tmp_path):
     run = RunDirectory(str(tmp_path))
-    run.upload_folder(exported, START_MODEL)
+    publish_start_model(run, make_start(exported), exported)
     job = with_optimizers(make_job(dataset.directory, (1, 1)), "adam", "rowwise-adagrad")
     job = replace(job, config=replace(job.config, dense_learning_rate=0.5, embedding_learning_rate=7.0))
     model = build(job)
@@ -255,7 +281,7 @@ def test_a_learning_rate_may_change_between_nights(dataset, exported, tmp_path):
 
 def test_adagrad_forgets_a_share_between_nights_and_adam_forgets_by_itself(dataset, exported, tmp_path):
     run = RunDirectory(str(tmp_path))
-    run.upload_folder(exported, START_MODEL)
+    publish_start_model(run, make_start(exported), exported)
     job = with_optimizers(make_job(dataset.directory, (1, 1)), "adam", "rowwise-adagrad")
     model = build(job)
 
@@ -271,13 +297,13 @@ def test_a_model_that_was_exported_without_state_goes_on_with_new_optimizers_and
     dataset, exported, tmp_path, caplog
 ):
     run = RunDirectory(str(tmp_path))
-    run.upload_folder(exported, START_MODEL)
-    run.delete_file(f"{START_MODEL}/{OPTIMIZER_STATE}")
+    start = replace(make_start(exported), optimizer_state=None)
+    publish_start_model(run, start, exported)
     job = with_optimizers(make_job(dataset.directory, (1, 1)), "adam", "rowwise-adagrad")
     model, fresh = build(job), build(job)
 
     with caplog.at_level("INFO"):
-        load_start_model(run, replace(make_start(exported), optimizer_state=None), model, config=job.config)
+        load_start_model(run, start, model, config=job.config)
 
     assert "the optimizers start anew: version 4 holds no state of theirs" in caplog.messages
     assert not has_changed(model.tables["embedding"].state, fresh.tables["embedding"].state)
@@ -287,13 +313,13 @@ def test_a_model_that_was_exported_without_state_goes_on_with_new_optimizers_and
 
 def test_a_flipped_byte_of_the_optimizer_state_is_refused(dataset, exported, tmp_path):
     run = RunDirectory(str(tmp_path))
-    run.upload_folder(exported, START_MODEL)
+    publish_start_model(run, make_start(exported), exported)
     flip_last_byte(run.path(f"{START_MODEL}/{OPTIMIZER_STATE}"))
-    job = make_job(dataset.directory, (1, 1))
+    job = with_optimizers(make_job(dataset.directory, (1, 1)), "adam", "rowwise-adagrad")
 
     with pytest.raises(
         CheckpointError,
-        match=r"^start_model/optimizer.safetensors .* changed or damaged: start the run anew$",
+        match=r"^start_model/optimizer.safetensors .* has other bytes .* were written; start a new run$",
     ):
         load_start_model(run, make_start(exported), build(job), config=job.config)
 
@@ -319,31 +345,41 @@ def test_a_start_model_of_an_older_job_has_no_optimizer_state(dataset, exported)
     assert TrainingJob.from_json(document).start_model.optimizer_state is None
 
 
-def test_changed_weights_are_refused(dataset, exported, tmp_path):
+def test_weights_that_are_not_the_registered_ones_are_refused_before_anything_is_rented(
+    dataset, exported, tmp_path
+):
+    start = replace(make_start(exported), weights_sha256="0" * 64)
+
+    with pytest.raises(CheckpointError, match="changed or damaged: train from scratch, or go back"):
+        publish_start_model(RunDirectory(str(tmp_path)), start, exported)
+
+
+def test_the_start_model_of_another_job_is_refused(dataset, exported, tmp_path):
     run = RunDirectory(str(tmp_path))
-    run.upload_folder(exported, START_MODEL)
+    publish_start_model(run, make_start(exported), exported)
     start = replace(make_start(exported), weights_sha256="0" * 64)
     job = make_job(dataset.directory, (1, 1))
 
-    with pytest.raises(CheckpointError, match="it was changed or damaged: start the run anew"):
+    with pytest.raises(CheckpointError, match=r"must be that of the job's start model, .* start a new run"):
         load_start_model(run, start, build(job), config=job.config)
 
 
-def test_missing_weights_are_told(dataset, exported, tmp_path):
+def test_a_missing_start_model_is_told(dataset, exported, tmp_path):
     job = make_job(dataset.directory, (1, 1))
 
-    with pytest.raises(CheckpointError, match="an exported model must have the file"):
+    with pytest.raises(CheckpointError, match=r"^start_model/manifest.json .* is missing; start a new run$"):
         load_start_model(RunDirectory(str(tmp_path)), make_start(exported), build(job), config=job.config)
 
 
 def test_another_model_is_refused_with_the_layer_that_differs(dataset, exported, tmp_path):
     run = RunDirectory(str(tmp_path))
-    run.upload_folder(exported, START_MODEL)
+    publish_start_model(run, make_start(exported), exported)
     config = TrainingConfig(batch_size=BATCH_SIZE, num_microbatches=1, num_epochs=1, seed=0)
     wider = build_stage_model("ctrdnn", dataset.features, config, (Stage(0, 7, "cpu", 1),), 0, None)
 
     with pytest.raises(
-        CheckpointError, match=r"must hold embedding.weight with the sizes \[1300, \d+\] .* got \[1300, 4\]"
+        CheckpointError,
+        match=r"embedding.weight must be stored as F32 with the sizes \[1300, \d+\] .* got F32 \[1300, 4\]",
     ):
         load_start_model(run, make_start(exported), wider, config=config)
 

@@ -42,6 +42,12 @@ def write_files(folder, *sizes):
     return folder
 
 
+def append_parts(run, *sizes):
+    with run.appending("checkpoints/1/a") as append:
+        for size in sizes:
+            append(memoryview(bytes(size)))
+
+
 CALLS = {
     "a small file": lambda run, tmp: run.write_bytes("progress.json", bytes(300)),
     "a file in parts": lambda run, tmp: run.write_bytes("big", bytes(12 * MB)),
@@ -53,7 +59,8 @@ CALLS = {
     "sizes": lambda run, tmp: run.file_sizes("there"),
     "stamps of all nodes": lambda run, tmp: run.stamps("there"),
     "an uploaded folder": lambda run, tmp: run.upload_folder(write_files(tmp / "up", 10, 12 * MB), "data"),
-    "a downloaded folder": lambda run, tmp: run.download_folder("there", tmp / "down"),
+    "a file that is appended to": lambda run, tmp: append_parts(run, 3, 12 * MB),
+    "ranges that are read": lambda run, tmp: list(run.read_ranges("there/1", [(0, 9), (MB, 18 * MB)])),
     "ranges of a file": lambda run, tmp: run.download_ranges(
         "there/1", tmp / "part", [(0, 9), (MB, 18 * MB)]
     ),
@@ -75,11 +82,12 @@ def test_every_call_counts_the_requests_that_the_server_answers(run, answered, t
 
 def test_bytes_are_those_of_the_files(run, tmp_path):
     run.upload_folder(write_files(tmp_path / "there", 100, 2 * MB), "there")
-    run.download_folder("there", tmp_path / "down")
+    append_parts(run, 7)
+    list(run.read_ranges("there/0", [(90, 120)]))
     run.download_ranges("there/1", tmp_path / "part", [(5, 9)])
 
-    assert run.usage.bytes_written == 2 * MB + 100
-    assert run.usage.bytes_read == 2 * MB + 104
+    assert run.usage.bytes_written == 2 * MB + 107
+    assert run.usage.bytes_read == 10 + 4
 
 
 def test_a_folder_of_this_machine_costs_nothing(tmp_path):

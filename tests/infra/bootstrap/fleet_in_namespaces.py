@@ -168,7 +168,7 @@ def main(folder: Path) -> None:
         client = boto3.client("ec2")
         client.register_image(Name="heterps-node-1", Architecture="x86_64", RootDeviceName="/dev/sda1")
         boto3.client("s3").create_bucket(Bucket="runs")
-        run_directory = RunDirectory(f"s3://runs/nightly?region={REGION}")
+        run_directory = RunDirectory(f"s3://runs/nightly?region={REGION}", secret=b"the key of this run")
         # Two machines for the embeddings, one for the dense layers; each with a worker.
         purchase = ProvisioningPlan(
             replicas=(2, 1),
@@ -190,6 +190,7 @@ def main(folder: Path) -> None:
             bootstrap=Bootstrap(
                 run_directory=run_directory.location,
                 python=sys.executable,
+                run_key=run_directory.secret,
                 wheel=publish_node_wheel(run_directory, job.model),
                 lifetime_s=3600,
             ),

@@ -87,7 +87,9 @@ def _accesses_to_store(server, recording, tmp_path_factory):
     (source / "part.bin").write_bytes(bytes(100_000))
     (source / "large.bin").write_bytes(bytes(30_000_000))
     run.upload_folder(source, "data")
-    run.download_folder("data", tmp_path_factory.mktemp("copy"))
+    with run.appending("checkpoints/1/rank-00000.bin") as append:
+        append(memoryview(bytes(30_000_000)))
+    list(run.read_ranges("data/large.bin", [(0, 20_000_000)]))
     run.write_json("job.json", {})
     run.require_json("job.json")
     run.read_json("none.json")

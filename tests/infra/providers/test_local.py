@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -74,7 +75,8 @@ def wait_until(condition, timeout_s=10.0):
 
 def test_the_node_sees_its_run_and_runs_in_the_run_directory(provider, ledger, tmp_path):
     program = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if 'HETERPS_' in k}))"
-    cluster = launch(provider, ledger, bootstrap(tmp_path / "run", ("-c", program)))
+    told = replace(bootstrap(tmp_path / "run", ("-c", program)), run_key=b"key")
+    cluster = launch(provider, ledger, told)
     provider.wait_until_ready(cluster, timeout_s=20.0)
     console = tmp_path / "run" / "nodes" / "stage1-node0" / "console.log"
     wait_until(lambda: console.read_text().endswith("}\n"))
@@ -85,6 +87,8 @@ def test_the_node_sees_its_run_and_runs_in_the_run_directory(provider, ledger, t
     assert variables["HETERPS_NODE_ID"] == "stage1-node0"
     assert variables["HETERPS_PROVIDER"] == "local"
     assert variables["HETERPS_RUN_DIR"] == str(tmp_path / "run")
+    assert bytes.fromhex(variables["HETERPS_RUN_KEY"]) == b"key"
+    assert "key" not in repr(told).replace("run_key", "")
 
 
 def test_ends_children_that_left_the_session_and_children_that_dropped_the_tag(provider, ledger, tmp_path):
