@@ -37,6 +37,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
         stages=provisioning.launch_stages,
         config=plan.config,
         start=run.start,
+        is_rehearsal=run.is_rehearsal,
     )
     with (
         rented_cluster(

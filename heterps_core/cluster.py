@@ -6,6 +6,7 @@ that a node needs nothing but that file to know its neighbours. It starts and en
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -66,6 +67,16 @@ class Cluster:
     def price_usd_per_hour(self) -> float:
         """Of all nodes together."""
         return sum(node.price_usd_per_hour for node in self.nodes)
+
+    def replicas_of(self, node: Node) -> range:
+        """Return the replicas that a node runs: they are numbered over the nodes of its stage, in order."""
+        before = itertools.takewhile(lambda other: other is not node, self.nodes)
+        first = sum(other.num_workers for other in before if other.stage == node.stage)
+        return range(first, first + node.num_workers)
+
+    def node_of(self, stage: int, replica: int) -> Node:
+        """Return the node that runs a replica of a stage."""
+        return next(node for node in self.nodes if node.stage == stage and replica in self.replicas_of(node))
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""

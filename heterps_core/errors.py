@@ -123,5 +123,20 @@ class TrainingError(HeterpsError):
     exit_status = 6
 
 
+class InterruptedTrainingError(TrainingError):
+    """A node was lost, or a worker failed for no fault of the user's: other machines may go on from the checkpoint.
+
+    Args:
+        message: What happened.
+        node_id: The node that was lost; None where all of them live.
+        signature: What would be the same if the same error came once more; None for what is left to chance.
+    """
+
+    def __init__(self, message: str, *, node_id: str | None = None, signature: str | None = None) -> None:
+        super().__init__(message)
+        self.node_id = node_id
+        self.signature = signature
+
+
 class CheckpointError(TrainingError):
     """A checkpoint could not be written or read; earlier complete ones stay as they are."""

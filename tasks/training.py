@@ -17,6 +17,7 @@ from heterps_core.cluster import Cluster
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import TrainingError
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.host_memory import check_workers_fit
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.microbatches import default_microbatches
 from heterps_core.training.monitor import follow_training
@@ -110,8 +111,15 @@ def write_job(
     stages: Sequence[Stage],
     config: TrainingConfig,
     start: Start,
+    is_rehearsal: bool,
 ) -> TrainingJob:
-    """Write the job into the run directory, before any node is launched, with the model that it begins with."""
+    """Write the job into the run directory, before any node is launched, with the model that it begins with.
+
+    Raises:
+        ConfigurationError: Its workers are to run on this machine, and do not fit into its memory.
+    """
+    from heterps_core.training.memory_need import worker_bytes
+
     job = TrainingJob(
         run_id=run_id,
         model=model,
@@ -119,7 +127,23 @@ def write_job(
         stages=tuple(stages),
         config=config,
         start_model=start.model,
+        worker_bytes=worker_bytes(
+            model,
+            dataset.features,
+            config,
+            stages,
+            num_train_rows=dataset.num_train_rows,
+            is_rehearsal=is_rehearsal,
+        ),
     )
+    if is_rehearsal:
+        check_workers_fit(
+            {
+                f"stage {index}": [num_bytes] * stage.num_replicas
+                for index, (stage, num_bytes) in enumerate(zip(job.stages, job.worker_bytes, strict=True))
+            },
+            where="this machine",
+        )
     submit_job(run, job, start_folder=start.folder)
     return job
 

@@ -9,6 +9,13 @@ from heterps_core.errors import CheckpointError, TrainingError
 from heterps_core.training.rank_layout import RankLayout
 from heterps_core.training.run_directory import FAILURES, RunDirectory
 
+SILENCE_LIMIT_S = 20.0
+"""Longest silence of a worker towards those who wait for a message of it, where no one says otherwise."""
+
+
+class OutOfMemoryError(TrainingError):
+    """A worker did not fit into the memory of its machine."""
+
 
 class LostWorkerError(TrainingError):
     """A neighbour died or does not answer.
@@ -44,6 +51,16 @@ def lost_worker(
     return LostWorkerError.at(layout, rank, limit_s=silence_limit_s, has_ended="imed out" not in str(error))
 
 
+def is_loss_of_another(error: BaseException) -> bool:
+    """Tell whether an error, or one of those behind it, is gloo's: another worker died or was silent for too long."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if "gloo/transport" in str(seen) or "Connection closed by peer" in str(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
 class SpoiledGradientsError(TrainingError):
     """Parameters or gradients of a stage are not finite; perhaps for what the last stage sees in the loss."""
 
@@ -75,6 +92,9 @@ class WorkerFailure:
     is_mistake: bool
     """The message says all: it is about something that the user gave."""
 
+    is_loss: bool = False
+    """It misses another worker, whether it knows which or not."""
+
     failed_at_s: float
     """Seconds since 1970, by the clock of its node."""
 
@@ -82,6 +102,14 @@ class WorkerFailure:
     def is_final(self) -> bool:
         """Another try would end the same way; a disk may have room by then."""
         return self.is_mistake and self.error_type != CheckpointError.__name__
+
+    @property
+    def signature(self) -> str | None:
+        """What would be the same if the same error came once more; None where another worker is to blame."""
+        if self.is_loss:
+            return None
+        first_line = self.message.partition("\n")[0]
+        return f"{self.error_type} at stage {self.stage} after step {self.step}: {first_line}"
 
     def __str__(self) -> str:
         place = f"stage {self.stage}, replica {self.replica}" if self.stage is not None else "starting"
@@ -93,21 +121,18 @@ def write_failure(run: RunDirectory, failure: WorkerFailure) -> None:
     run.write_last_words(f"{FAILURES}/{failure.attempt:03d}-rank-{failure.rank:04d}.json", asdict(failure))
 
 
-def root_cause(run: RunDirectory) -> WorkerFailure | None:
+def root_cause(run: RunDirectory, *, attempts_back: int = 0) -> WorkerFailure | None:
     """Return the failure of the last attempt that most likely caused the others, or None where none is known.
 
     A worker's own error comes before the loss of a neighbour. A neighbour that left last words itself was no more
     than the next in a row of waiting workers, so those who miss one that left none come before the others. A loss
     that is no number comes before the gradients that it spoils on other stages.
+
+    Args:
+        run: Where last words stand.
+        attempts_back: Of the attempt so many before the last one with failures.
     """
-    names = run.names(FAILURES)
-    last_attempt = names[-1].partition("-")[0] if names else ""
-    failures = []
-    for name in names:
-        document = run.read_json(f"{FAILURES}/{name}")
-        if name.startswith(last_attempt) and document is not None:
-            lost = document["lost"] and tuple(document["lost"])
-            failures.append(WorkerFailure(**{**document, "lost": lost}))
+    failures = read_failures(run, attempts_back=attempts_back)
     speaking = {failure.rank for failure in failures}
 
     def doubt(failure: WorkerFailure) -> tuple[bool, bool, bool, float]:
@@ -116,6 +141,22 @@ def root_cause(run: RunDirectory) -> WorkerFailure | None:
         return not failure.is_cause, is_spoiled, not misses_a_silent_one, failure.failed_at_s
 
     return min(failures, key=doubt, default=None)
+
+
+def read_failures(run: RunDirectory, *, attempts_back: int = 0) -> list[WorkerFailure]:
+    """Return the last words of all workers in one attempt, by default the last in which any failed."""
+    names = run.names(FAILURES)
+    attempts = sorted({name.partition("-")[0] for name in names})
+    if len(attempts) <= attempts_back:
+        return []
+    documents = [
+        run.read_json(f"{FAILURES}/{name}") for name in names if name.startswith(attempts[-1 - attempts_back])
+    ]
+    return [
+        WorkerFailure(**{**document, "lost": document["lost"] and tuple(document["lost"])})
+        for document in documents
+        if document is not None
+    ]
 
 
 def now_s() -> float:

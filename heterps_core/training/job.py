@@ -197,6 +197,9 @@ class TrainingJob:
     start_model: StartModel | None = None
     """Whose weights the first step sees; None draws them. A checkpoint of the run itself comes before it."""
 
+    worker_bytes: tuple[int, ...] = ()
+    """Host memory that a worker of each stage needs; empty where that is not known, and nothing is refused for it."""
+
     def __post_init__(self) -> None:
         check_stages_cover_chain(self.stages)
         if self.config.has_servers and len(self.stages) < 2:
@@ -236,6 +239,7 @@ class TrainingJob:
         fields = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
         fields["stages"] = stages_from_json(document["stages"])
         fields["config"] = TrainingConfig(**document["config"])
+        fields["worker_bytes"] = tuple(document.get("worker_bytes", ()))
         if document.get("start_model") is not None:
             fields["start_model"] = StartModel.from_json(document["start_model"])
         return cls(**fields)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from heterps_core.cluster import Cluster
-from heterps_core.errors import TrainingError
-from heterps_core.training.failures import root_cause
+from heterps_core.cluster import Cluster, Node
+from heterps_core.errors import InterruptedTrainingError, TrainingError
+from heterps_core.training.failures import WorkerFailure, read_failures, root_cause
+from heterps_core.training.host_memory import MEMORY_FIX
 from heterps_core.training.node_life import EXIT, HEARTBEAT, node_key
 from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.step_metrics import Progress, read_progress
@@ -22,6 +24,9 @@ SILENCE_LIMIT_S = 30.0
 
 BOOT_LIMIT_S = 300.0
 """Longest wait for the first sign of life of a rented machine, which boots and unpacks meanwhile."""
+
+SHORT_OF_MEMORY_SHARE = 0.05
+"""Of a machine's memory: with less than this free a silence may come from its lack."""
 
 LOG_TAIL_LINES = 15
 LOG_TAIL_BYTES = 4_000
@@ -38,21 +43,32 @@ def follow_training(
         on_progress: Called with every new progress.
 
     Raises:
-        TrainingError: A node failed or fell silent; the message names the worker, its stage and its last step.
+        InterruptedTrainingError: A node fell silent, or a worker failed in a way that need not come again; names the
+            stage, replica, node and last step.
+        TrainingError: A worker failed in a way that would come again.
     """
     pulse = Pulse(first_limit_s=SILENCE_LIMIT_S if run.is_local else BOOT_LIMIT_S)
     reported: Progress | None = None
-    waiting = {node.node_id for node in cluster.nodes}
+    waiting = {node.node_id: node for node in cluster.nodes}
     while waiting:
         stamps = run.stamps("nodes")
-        for node_id in sorted(waiting):
+        for node_id, node in sorted(waiting.items()):
             if node_key(node_id, EXIT) not in stamps:
-                pulse.check(node_id, stamps.get(node_key(node_id, HEARTBEAT)))
+                beat = stamps.get(node_key(node_id, HEARTBEAT))
+                try:
+                    pulse.check(node_id, beat)
+                except TrainingError as error:
+                    raise InterruptedTrainingError(
+                        f"{error}; {_last_seen(run, cluster, node)}",
+                        node_id=node_id,
+                        # One machine may fail to boot; two in a row point to its image, or to what its role may do.
+                        signature="no first sign of life" if beat is None else None,
+                    ) from error
                 continue
             end = run.require_json(node_key(node_id, EXIT))
             if end["exit_status"] != 0:
-                raise _failure(run, cluster, node_id, end["exit_status"], end["log_tail"])
-            waiting.discard(node_id)
+                raise _failure(run, cluster, node_id, end)
+            del waiting[node_id]
         progress = read_progress(run)
         if progress is not None and progress != reported:
             on_progress(progress)
@@ -89,8 +105,7 @@ class Pulse:
             if silence_s > SILENCE_LIMIT_S:
                 raise TrainingError(
                     f"a node must give a sign of life every {SILENCE_LIMIT_S:.0f} s, but {node_id} has been silent "
-                    f"for {silence_s:.0f} s; its machine was probably lost. Resume the run to go on from the last "
-                    f"checkpoint"
+                    f"for {silence_s:.0f} s; its machine was probably lost"
                 )
         elif now_s - self._started_s > self._first_limit_s:
             raise TrainingError(
@@ -100,24 +115,69 @@ class Pulse:
             )
 
 
-def _failure(
-    run: RunDirectory, cluster: Cluster, node_id: str, exit_status: int, log_tail: str
-) -> TrainingError:
+def _failure(run: RunDirectory, cluster: Cluster, node_id: str, end: Mapping[str, Any]) -> TrainingError:
     """Return what to say of a failed run: the worker that caused it, and the end of its node's log."""
     cause = root_cause(run)
     if cause is None:
-        return TrainingError(
-            f"node {node_id} ended with status {exit_status}; {_log_of(run, node_id, log_tail)}"
+        if end["is_mistake"]:
+            error = TrainingError(f"node {node_id} could not train: {end['log_tail']}")
+            error.exit_status = end["exit_status"]
+            return error
+        message = (
+            f"node {node_id} ended with status {end['exit_status']}; {_log_of(run, node_id, end['log_tail'])}"
         )
+        return InterruptedTrainingError(message)
     _, stage, replica = cause.lost or (cause.rank, cause.stage, cause.replica)
     if stage is not None and replica is not None:
-        node_id = _node_of(cluster, stage, replica)
+        node_id = cluster.node_of(stage, replica).node_id
     if cause.is_mistake:
         error = TrainingError(f"{cause}; its log is {node_key(node_id, 'workers.log')} in {run.location}")
-    else:
-        error = TrainingError(f"{cause}; {_log_of(run, node_id, log_tail)}")
-    error.exit_status = cause.exit_status
-    return error
+        error.exit_status = cause.exit_status
+        return error
+    silent = _without_last_words(run, cluster, cause)
+    said = str(cause)
+    if silent:
+        places = [f"stage {n.stage}, replica {replica} on node {n.node_id}" for n, replica in silent]
+        said += f"; no word came from {' and '.join(places)}"
+    earlier = root_cause(run, attempts_back=1)
+    if earlier is not None and cause.signature is not None and cause.signature == earlier.signature:
+        return TrainingError(
+            f"{said}, as in the attempt before, so it is not tried again; {_log_of(run, node_id, end['log_tail'])}"
+        )
+    return InterruptedTrainingError(
+        f"{said}; {_log_of(run, node_id, end['log_tail'])}",
+        node_id=silent[0][0].node_id if silent else None,
+        signature=cause.signature,
+    )
+
+
+def _without_last_words(run: RunDirectory, cluster: Cluster, cause: WorkerFailure) -> list[tuple[Node, int]]:
+    """Return the workers, by node and replica, that left no last words; none where the cause knows whom it misses."""
+    if not cause.is_loss or cause.lost is not None:
+        return []
+    speaking = {(failure.stage, failure.replica) for failure in read_failures(run)}
+    return [
+        (node, replica)
+        for node in cluster.nodes
+        for replica in cluster.replicas_of(node)
+        if (node.stage, replica) not in speaking
+    ]
+
+
+def _last_seen(run: RunDirectory, cluster: Cluster, node: Node) -> str:
+    """Return what a silent node was doing, as far as it is known."""
+    progress = read_progress(run)
+    replicas = ", ".join(map(str, cluster.replicas_of(node)))
+    step = 0 if progress is None else progress.step
+    said = f"it ran stage {node.stage}, replica {replicas}, and the last step known is {step}"
+    beat = run.read_json(node_key(node.node_id, HEARTBEAT)) or {}
+    free, total = beat.get("free_bytes"), beat.get("total_bytes")
+    if free is not None and total is not None and free < SHORT_OF_MEMORY_SHARE * total:
+        said += (
+            f"; {free / 1e9:.2f} of its {total / 1e9:.2f} GB of memory were free at its last sign of life, so it may "
+            f"have run out of it: {MEMORY_FIX}"
+        )
+    return said
 
 
 def _log_of(run: RunDirectory, node_id: str, log_tail: str) -> str:
@@ -127,9 +187,3 @@ def _log_of(run: RunDirectory, node_id: str, log_tail: str) -> str:
     text = log_tail if content is None else content[-LOG_TAIL_BYTES:].decode(errors="replace")
     tail = "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
     return f"its log is {key} in {run.location}; the last lines:\n{tail}"
-
-
-def _node_of(cluster: Cluster, stage: int, replica: int) -> str:
-    """Return the node of a worker: replicas are numbered over the stage's nodes in order."""
-    slots = [node.node_id for node in cluster.nodes if node.stage == stage for _ in range(node.num_workers)]
-    return slots[replica]

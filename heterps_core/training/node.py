@@ -22,6 +22,7 @@ from heterps_core.errors import HeterpsError
 from heterps_core.hardware import Market
 from heterps_core.network_interface import interface_of
 from heterps_core.training.data_slices import download_slices
+from heterps_core.training.host_memory import check_workers_fit
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.leaving import watch_notices
 from heterps_core.training.node_life import (
@@ -35,6 +36,7 @@ from heterps_core.training.node_life import (
     write_end,
 )
 from heterps_core.training.run_directory import DATA, JOB, RunDirectory
+from heterps_core.training.worker_life import SIGNS_VARIABLE, workers_watched
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +61,14 @@ def main() -> int:
         logger.error("%s", error)
         return error.exit_status
     with heartbeat(run, node.node_id), _notices_watched(run, node):
+        is_mistake = False
         try:
             job = TrainingJob.from_json(run.require_json(JOB))
             status, log_tail = _run_workers(run, cluster, node, job)
         except HeterpsError as error:
             logger.error("%s", error)
-            status, log_tail = error.exit_status, str(error)
-    write_end(run, node.node_id, exit_status=status, log_tail=log_tail)
+            status, log_tail, is_mistake = error.exit_status, str(error), True
+    write_end(run, node.node_id, exit_status=status, log_tail=log_tail, is_mistake=is_mistake)
     return status
 
 
@@ -113,7 +116,16 @@ def _is_loopback(cluster: Cluster) -> bool:
 
 
 def _run_workers(run: RunDirectory, cluster: Cluster, node: Node, job: TrainingJob) -> tuple[int, str]:
-    """Run torchrun to its end; returns its exit status and the end of its log."""
+    """Run torchrun to its end; returns its exit status and the end of its log.
+
+    Raises:
+        ConfigurationError: The workers do not fit into this machine's memory; none was started.
+    """
+    if job.worker_bytes and not runs_here_for_rehearsal():
+        check_workers_fit(
+            {f"stage {node.stage}": [job.worker_bytes[node.stage]] * node.num_workers},
+            where=f"{node.node_id} ({node.instance_type})",
+        )
     log_key = node_key(node.node_id, "workers.log")
     with tempfile.TemporaryDirectory(prefix="heterps-node-") as folder:
         dataset = job.dataset
@@ -122,10 +134,12 @@ def _run_workers(run: RunDirectory, cluster: Cluster, node: Node, job: TrainingJ
             download_slices(run, job, cluster, node, Path(dataset))
         log_path = run.path(log_key) if run.is_local else Path(folder) / "workers.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("ab") as log:
+        signs = Path(folder) / "signs"
+        positions = [(node.stage, replica) for replica in cluster.replicas_of(node)]
+        with log_path.open("ab") as log, workers_watched(run, signs, positions):
             process = subprocess.Popen(
                 torchrun_command(cluster, node),
-                env=worker_environment(cluster, node, job, dataset),
+                env={**worker_environment(cluster, node, job, dataset), SIGNS_VARIABLE: str(signs)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

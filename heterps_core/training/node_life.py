@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError
 from heterps_core.instance_metadata import InstanceMetadata
+from heterps_core.training.host_memory import available_bytes, total_bytes
 from heterps_core.training.process_report import ProcessReport, write_process_report
 from heterps_core.training.run_directory import CLUSTER, RunDirectory
 
@@ -102,7 +103,9 @@ def heartbeat(run: RunDirectory, node_id: str) -> Iterator[None]:
     def beat() -> None:
         while True:
             try:
-                run.write_json(node_key(node_id, HEARTBEAT), {"beat_at_s": time.time(), "pid": os.getpid()})
+                beat = {"beat_at_s": time.time(), "pid": os.getpid()}
+                memory = {"free_bytes": available_bytes(), "total_bytes": total_bytes()}
+                run.write_json(node_key(node_id, HEARTBEAT), {**beat, **memory})
             except OSError as error:
                 # A full disk may have room again; what it costs the work is told by those who do it.
                 logger.warning("no sign of life could be written: %s", error)
@@ -118,11 +121,26 @@ def heartbeat(run: RunDirectory, node_id: str) -> Iterator[None]:
         thread.join()
 
 
-def write_end(run: RunDirectory, node_id: str, *, exit_status: int, log_tail: str) -> None:
-    """Say how a node ended, and what it asked of the bucket."""
+def write_end(
+    run: RunDirectory, node_id: str, *, exit_status: int, log_tail: str, is_mistake: bool = False
+) -> None:
+    """Say how a node ended, and what it asked of the bucket.
+
+    Args:
+        run: Where to.
+        node_id: Of the node.
+        exit_status: 0 for a good end.
+        log_tail: What it said last.
+        is_mistake: That says all: another machine would end the same way.
+    """
     if not run.is_local:
         write_process_report(run, f"node-{node_id}", ProcessReport(storage=run.usage))
     run.write_last_words(
         node_key(node_id, EXIT),
-        {"exit_status": exit_status, "ended_at_s": time.time(), "log_tail": log_tail},
+        {
+            "exit_status": exit_status,
+            "ended_at_s": time.time(),
+            "log_tail": log_tail,
+            "is_mistake": is_mistake,
+        },
     )

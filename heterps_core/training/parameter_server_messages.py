@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from heterps_core.training.failures import lost_worker
+from heterps_core.training.failures import SILENCE_LIMIT_S, lost_worker
 from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.stage_runner import FIRST_SILENCE_LIMIT_S, SILENCE_LIMIT_S, STEPS_OF_SILENCE
+from heterps_core.training.stage_runner import FIRST_SILENCE_LIMIT_S, STEPS_OF_SILENCE
 
 Header = TypeVar("Header", "PullRequest", "PushNotice")
 

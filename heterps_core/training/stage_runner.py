@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.lookup_table import LookupTable
-from heterps_core.training.failures import LostWorkerError, lost_worker
+from heterps_core.training.failures import SILENCE_LIMIT_S, LostWorkerError, lost_worker
 from heterps_core.training.gradient_sum import GradientSum
 from heterps_core.training.pipeline_schedule import WARMUP_PER_STAGE, one_forward_one_backward
 from heterps_core.training.rank_layout import RankLayout
@@ -41,10 +41,8 @@ from heterps_core.training.stage_side import StageSide
 Boundary: TypeAlias = StageBoundary | SharedMemoryBoundary
 
 FIRST_SILENCE_LIMIT_S = 120.0
-"""Longest wait for a message of the first step, in which kernels are built and memory is touched first."""
-
-SILENCE_LIMIT_S = 20.0
-"""Longest wait for a message later on, where nobody says otherwise."""
+"""Longest wait for a message of the first step, in which kernels are built and memory is touched first; later on it
+is `SILENCE_LIMIT_S`."""
 
 STEPS_OF_SILENCE = 10.0
 """A model whose steps are so slow that this many of them outlast the limit is waited for as long."""

@@ -22,7 +22,16 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.quality import measure_quality
 from heterps_core.embeddings.row_kernels import row_kernels
 from heterps_core.errors import HeterpsError
-from heterps_core.training.failures import LostWorkerError, WorkerFailure, now_s, root_cause, write_failure
+from heterps_core.training.failures import (
+    SILENCE_LIMIT_S,
+    LostWorkerError,
+    WorkerFailure,
+    is_loss_of_another,
+    now_s,
+    root_cause,
+    write_failure,
+)
+from heterps_core.training.host_memory import allocation_failure
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.node import DATASET_VARIABLE
@@ -40,9 +49,10 @@ from heterps_core.training.shared_memory_link import SharedMemoryLink
 from heterps_core.training.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.stage_device import is_gpu, join_by_nccl, stage_device
 from heterps_core.training.stage_model import build_stage_model
-from heterps_core.training.stage_runner import SILENCE_LIMIT_S, StageRunner
+from heterps_core.training.stage_runner import StageRunner
 from heterps_core.training.start_model import begin
 from heterps_core.training.step_metrics import MetricWriter
+from heterps_core.training.worker_life import SIGNS_VARIABLE, SignsOfLife
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +74,12 @@ class Worker:
         self.replica: int | None = None
         self.step = 0
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.signs = SignsOfLife(
+            os.environ.get(SIGNS_VARIABLE),
+            slot=int(os.environ["LOCAL_RANK"]),
+            rank=self.rank,
+            attempt=self.attempt,
+        )
 
     def train(self) -> None:
         """Train, evaluate, and write the result."""
@@ -100,7 +116,7 @@ class Worker:
             link=link,
         )
         cursor = begin(self.run, job, loop.model)
-        self.step = cursor.step
+        self._finish_step(cursor.step)
         if loop.model.tables or loop.model.pulled_tables:
             # The first worker of a machine compiles them, which takes seconds that nobody waits for later on.
             row_kernels()
@@ -141,8 +157,16 @@ class Worker:
 
     def fail(self, error: BaseException) -> int:
         """Leave last words and return the exit status."""
+        error = allocation_failure(error) or error
         is_known = isinstance(error, HeterpsError)
-        is_mistake = is_known and not isinstance(error, LostWorkerError)
+        is_loss = isinstance(error, LostWorkerError) or is_loss_of_another(error)
+        is_mistake = is_known and not is_loss
+        message = str(error) if is_known else f"{type(error).__name__}: {error}"
+        if is_loss and not isinstance(error, LostWorkerError):
+            # A checkpoint that lacks the part of another worker says nothing against the disk.
+            message = (
+                "another worker, with which it exchanges tensors or writes a checkpoint, ended or is silent"
+            )
         status = error.exit_status if isinstance(error, HeterpsError) else HeterpsError.exit_status
         failure = WorkerFailure(
             rank=self.rank,
@@ -151,10 +175,11 @@ class Worker:
             step=self.step,
             attempt=self.attempt,
             error_type=type(error).__name__,
-            message=str(error) if is_known else f"{type(error).__name__}: {error}",
+            message=message,
             exit_status=status,
-            is_cause=is_mistake or not isinstance(error, RuntimeError | LostWorkerError),
+            is_cause=is_mistake or not (is_loss or isinstance(error, RuntimeError)),
             is_mistake=is_mistake,
+            is_loss=is_loss,
             lost=error.lost if isinstance(error, LostWorkerError) else None,
             failed_at_s=now_s(),
         )
@@ -238,6 +263,7 @@ class Worker:
 
     def _finish_step(self, step: int) -> None:
         self.step = step
+        self.signs.finish_step(step)
 
 
 def _layout(cluster: Cluster, job: TrainingJob) -> RankLayout:
@@ -264,11 +290,14 @@ def main() -> int:
     earlier = root_cause(worker.run) if worker.attempt else None
     if earlier is not None and earlier.is_final:
         logger.error("not tried again, since it would end the same way: %s", earlier)
+        worker.signs.has_spoken()
         return earlier.exit_status
     try:
         worker.train()
+        worker.signs.has_spoken()
     except Exception as error:
         status = worker.fail(error)
+        worker.signs.has_spoken()
         # Neighbours may wait for messages of ours that will never come, and ours for theirs: leave at once.
         logging.shutdown()
         os._exit(status)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from heterps_core.data.dataset import PreparedDataset
@@ -11,7 +13,9 @@ from heterps_core.data.synthetic import write_click_stream
 from heterps_core.errors import ConfigurationError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig
-from tasks.training import check_update_mode, training_config
+from heterps_core.training.run_directory import RunDirectory
+from tasks.start import Start
+from tasks.training import check_update_mode, training_config, write_job
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +59,30 @@ def test_a_plan_whose_first_stage_has_dense_layers_is_refused_with_the_way_out(d
         check_update_mode(config, model="ctrdnn", dataset=dataset, stages=stages)
 
     assert named in str(refusal.value)
+
+
+def test_a_local_run_whose_workers_do_not_fit_is_refused_with_figures_before_it_starts(dataset, tmp_path):
+    """A table of 10^12 rows is no file yet: it is counted, not made."""
+    rows = (10**12,) * dataset.features.num_slots
+    huge = replace(dataset.manifest, features=replace(dataset.features, slot_rows=rows))
+    stages = [Stage(0, 0, "cpu", 2), Stage(1, 7, "cpu", 1)]
+    run = RunDirectory(str(tmp_path))
+
+    with pytest.raises(
+        ConfigurationError, match=r"need [0-9,]+\.\d\d GB \(2 of stage 0 .* are free; use smaller"
+    ):
+        write_job(
+            run,
+            run_id="r1",
+            model="ctrdnn",
+            dataset=PreparedDataset(dataset.directory, huge),
+            stages=stages,
+            config=config_for(dataset, num_stages=2, update_mode="sync"),
+            start=Start(reason=""),
+            is_rehearsal=True,
+        )
+
+    assert not run.exists("job.json")
 
 
 @pytest.mark.parametrize("update_mode", ["sync", "hybrid"])

@@ -113,30 +113,39 @@ def make_job(dataset: Path, replicas: tuple[int, int], *, model: str = TINY) -> 
 
 @contextlib.contextmanager
 def running_nodes(
-    run: RunDirectory, job: TrainingJob, *, astray: tuple[RunDirectory, TrainingJob] | None = None
+    run: RunDirectory,
+    job: TrainingJob,
+    *,
+    astray: tuple[RunDirectory, TrainingJob] | None = None,
+    is_one_per_replica: bool = False,
 ) -> Iterator[tuple[Cluster, list[psutil.Process]]]:
-    """One node for each stage, as a provider would start them; ended for good afterwards.
+    """One node for each stage, or each replica, as a provider would start them; ended for good afterwards.
 
     The last node goes by `astray`, where that is given.
     """
-    runs = [run] * len(job.stages)
+    places = [
+        (index, part)
+        for index, stage in enumerate(job.stages)
+        for part in range(stage.num_replicas if is_one_per_replica else 1)
+    ]
+    runs = [run] * len(places)
     submit_job(run, job)
     if astray is not None:
         submit_job(*astray)
         runs[-1] = astray[0]
     nodes = tuple(
         Node(
-            node_id=f"stage{index}",
+            node_id=f"stage{index}-{part}" if is_one_per_replica else f"stage{index}",
             address="127.0.0.1",
             device_type="cpu",
             instance_type="local",
             market=Market.ON_DEMAND,
             stage=index,
-            num_workers=stage.num_replicas,
+            num_workers=1 if is_one_per_replica else job.stages[index].num_replicas,
             price_usd_per_hour=0.1,
-            provider_instance_id=str(index),
+            provider_instance_id=f"{index}-{part}",
         )
-        for index, stage in enumerate(job.stages)
+        for index, part in places
     )
     cluster = Cluster(
         run_id="test",
@@ -165,11 +174,16 @@ def running_nodes(
         yield cluster, processes
     finally:
         for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for child in [*process.children(recursive=True), process]:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        child.kill()
+            kill_machine(process)
             process.wait(10)
+
+
+def kill_machine(node: psutil.Process) -> None:
+    """End a node with all that runs on it, at once, as a machine that is lost does."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in [*node.children(recursive=True), node]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def train(

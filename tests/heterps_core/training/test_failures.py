@@ -3,7 +3,7 @@
 import pytest
 
 from heterps_core.cluster import Cluster, Node
-from heterps_core.errors import TrainingError
+from heterps_core.errors import InterruptedTrainingError, TrainingError
 from heterps_core.hardware import Market
 from heterps_core.training.failures import LostWorkerError, WorkerFailure, root_cause, write_failure
 from heterps_core.training.monitor import follow_training
@@ -71,9 +71,8 @@ def test_only_what_the_user_can_mend_is_not_tried_again():
     assert not failure(0, 1.0, error_type="ValueError").is_final
 
 
-def test_the_log_of_the_silent_worker_is_shown(tmp_path):
+def make_cluster() -> Cluster:
     """The second replica of stage 1 is the only worker of the stage's second node."""
-    run = RunDirectory(str(tmp_path))
     nodes = tuple(
         Node(
             node_id=node_id,
@@ -88,10 +87,18 @@ def test_the_log_of_the_silent_worker_is_shown(tmp_path):
         )
         for node_id, stage in (("a", 0), ("b", 1), ("c", 1))
     )
-    cluster = Cluster(run_id="r", provider="local", nodes=nodes, rendezvous="127.0.0.1:1", created_at="now")
+    return Cluster(run_id="r", provider="local", nodes=nodes, rendezvous="127.0.0.1:1", created_at="now")
+
+
+def test_the_log_of_the_silent_worker_is_shown(tmp_path):
+    run = RunDirectory(str(tmp_path))
+    cluster = make_cluster()
     lost = LostWorkerError(rank=1, stage=1, replica=1, limit_s=20.0, has_ended=False)
     write_failure(run, failure(0, 1.0, message=str(lost), lost=lost.lost))
-    run.write_json("nodes/a/exit.json", {"exit_status": 1, "log_tail": "the log of the waiting one"})
+    run.write_json(
+        "nodes/a/exit.json",
+        {"exit_status": 1, "log_tail": "the log of the waiting one", "is_mistake": False},
+    )
     run.write_bytes("nodes/c/workers.log", b"what the silent one said last")
 
     with pytest.raises(TrainingError) as error:
@@ -103,3 +110,37 @@ def test_the_log_of_the_silent_worker_is_shown(tmp_path):
     )
     assert "its log is nodes/c/workers.log" in str(error.value)
     assert str(error.value).endswith("what the silent one said last")
+
+
+def test_who_left_no_last_words_is_named_where_the_others_cannot_tell_whom_they_miss(tmp_path):
+    """Two replicas that sum their gradients by messages: gloo does not say whose are missing."""
+    run = RunDirectory(str(tmp_path))
+    for rank, stage in ((0, 0), (1, 1)):
+        write_failure(run, failure(rank, 1.0, stage=stage, message="another worker is silent", is_loss=True))
+    run.write_json("nodes/a/exit.json", {"exit_status": 1, "log_tail": "", "is_mistake": False})
+
+    with pytest.raises(InterruptedTrainingError) as error:
+        follow_training(run, make_cluster(), on_progress=lambda progress: None)
+
+    assert "after step 7: another worker is silent; no word came from stage 1, replica 1 on node c" in str(
+        error.value
+    )
+    assert error.value.node_id == "c"
+
+
+def test_the_same_error_after_the_same_step_in_two_attempts_ends_for_good(tmp_path):
+    run = RunDirectory(str(tmp_path))
+    for attempt, step in ((0, 4), (1, 7)):
+        cause = {"is_cause": True, "error_type": "ValueError", "message": "cursed"}
+        write_failure(run, failure(1, 1.0, attempt=attempt, step=step, **cause))
+    run.write_json("nodes/a/exit.json", {"exit_status": 1, "log_tail": "", "is_mistake": False})
+
+    with pytest.raises(InterruptedTrainingError, match="after step 7: cursed"):
+        follow_training(run, make_cluster(), on_progress=lambda progress: None)
+
+    write_failure(run, failure(1, 1.0, attempt=2, step=7, **cause))
+    with pytest.raises(
+        TrainingError, match="cursed, as in the attempt before, so it is not tried again"
+    ) as error:
+        follow_training(run, make_cluster(), on_progress=lambda progress: None)
+    assert not isinstance(error.value, InterruptedTrainingError)

@@ -1,0 +1,70 @@
+"""How much memory the workers of a plan need on their machines, before any of them starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heterps_core.data.features import FeatureSpec
+from heterps_core.embeddings.row_optimizers import get_row_optimizer
+from heterps_core.graph.model_graph import Layer
+from heterps_core.graph.tracing import trace_chain
+from heterps_core.models.chain import build_chain
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.job import TrainingConfig
+from heterps_core.training.optimizers import get_dense_optimizer
+from heterps_core.training.stage_device import is_gpu
+
+PROCESS_BYTES = 290_000_000
+"""Of a worker before any table: the interpreter, torch and its buffers. Seen on 2026-11-22 (docs/LOG.md)."""
+
+ORDER_BYTES_PER_ROW = 8
+"""The order of an epoch's rows, 4 bytes each, and that of the next while it is made."""
+
+
+def worker_bytes(
+    model: str,
+    features: FeatureSpec,
+    config: TrainingConfig,
+    stages: Sequence[Stage],
+    *,
+    num_train_rows: int,
+    is_rehearsal: bool,
+) -> tuple[int, ...]:
+    """Return the bytes of host memory that one worker of each stage needs.
+
+    A worker holds its shard of each table with the optimizer's state; all dense parameters of its stage with theirs
+    and their gradients; and the order of rows. On a rented card all but the last lie in the card's memory.
+
+    Args:
+        model: Registry name or import path.
+        features: What the data has.
+        config: Whose optimizers count.
+        stages: Of the plan.
+        num_train_rows: Whose order each worker draws.
+        is_rehearsal: All stages run on this machine's cores.
+    """
+    graph = trace_chain(
+        model,
+        build_chain(model, features, seed=config.seed),
+        dense_optimizer_values_per_parameter=get_dense_optimizer(
+            config.dense_optimizer
+        ).state_values_per_parameter,
+        row_optimizer=get_row_optimizer(config.embedding_optimizer),
+    )
+    needs = []
+    for stage in stages:
+        state_bytes = sum(
+            _bytes_of(layer, num_replicas=stage.num_replicas)
+            for layer in graph.layers[stage.first_layer : stage.last_layer + 1]
+        )
+        is_on_card = is_gpu(stage.device_type) and not is_rehearsal
+        needs.append(
+            PROCESS_BYTES + ORDER_BYTES_PER_ROW * num_train_rows + (0 if is_on_card else state_bytes)
+        )
+    return tuple(needs)
+
+
+def _bytes_of(layer: Layer, *, num_replicas: int) -> int:
+    if layer.is_sharded:
+        return -(-layer.state_bytes // num_replicas)
+    return layer.state_bytes + layer.parameter_bytes

@@ -1,0 +1,197 @@
+"""Whole runs whose workers find no memory: what cannot fit is refused beforehand, what is killed for it is told."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.errors import InterruptedTrainingError, TrainingError
+from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.failures import OutOfMemoryError, root_cause
+from heterps_core.training.memory_need import PROCESS_BYTES, worker_bytes
+from heterps_core.training.monitor import follow_training
+from heterps_core.training.node_life import PROVIDER_VARIABLE
+from heterps_core.training.run_directory import RunDirectory
+from tests.heterps_core.training.node_processes import (
+    NUM_MICROBATCHES,
+    TINY,
+    make_job,
+    prepare_clicks,
+    running_nodes,
+    train,
+)
+from tests.waiting import wait_for
+
+HUNGRY_STEP = 13
+LIMIT_BYTES = 1_500_000_000
+BLOCK_BYTES = 32 * 2**20
+
+
+class Hungry(nn.Module):
+    """Takes ever more memory in step 13, a block at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+        self.blocks: list[bytes] = []
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        self.num_calls += torch.is_grad_enabled()
+        while self.num_calls > (HUNGRY_STEP - 1) * NUM_MICROBATCHES:
+            self.blocks.append(b"x" * BLOCK_BYTES)
+            # Its node looks at it meanwhile.
+            time.sleep(0.02)
+        return activation
+
+
+class Greedy(Hungry):
+    """Asks in step 13 for more memory than any machine has."""
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        self.num_calls += torch.is_grad_enabled()
+        if self.num_calls > (HUNGRY_STEP - 1) * NUM_MICROBATCHES:
+            torch.zeros(2**44)
+        return activation
+
+
+def build(features, layer):
+    embedding = SlotEmbedding(features, dimension=4)
+    return nn.Sequential(
+        OrderedDict(embedding=embedding, layer=layer(), output=nn.Linear(embedding.output_width, 1))
+    )
+
+
+def build_hungry(features):
+    return build(features, Hungry)
+
+
+def build_greedy(features):
+    return build(features, Greedy)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_clicks(tmp_path_factory.mktemp("clicks"))
+
+
+def is_removed(group: Path) -> bool:
+    """Remove a control group, which its last process may be about to leave; tell whether it is gone."""
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group whose processes get 1.5 GB together."""
+    if os.geteuid() != 0:
+        pytest.skip("a control group needs root")
+    name = f"heterps-test-{os.getpid()}"
+    for root, limits in (
+        (Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")),
+        (Path("/sys/fs/cgroup"), ("memory.max", "memory.swap.max")),
+    ):
+        group = root / name
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if not (group / limits[0]).exists():
+            group.rmdir()
+            continue
+        (group / limits[0]).write_text(str(LIMIT_BYTES))
+        if (group / limits[1]).exists():
+            (group / limits[1]).write_text("0" if limits[1] == "memory.swap.max" else str(LIMIT_BYTES))
+        yield group
+        wait_for(partial(is_removed, group), what="the end of all processes of the group")
+        return
+    pytest.skip("no control group for memory can be made here")
+
+
+@pytest.mark.root
+def test_a_worker_that_the_kernel_kills_for_memory_is_told_with_figures_and_not_tried_again(
+    small_group, dataset, tmp_path
+):
+    run = RunDirectory(str(tmp_path))
+    job = make_job(dataset, (1, 1), model=f"{__name__}:build_hungry")
+
+    with running_nodes(run, job) as (cluster, nodes):
+        (small_group / "cgroup.procs").write_text(str(nodes[1].pid))
+        with pytest.raises(TrainingError) as failure:
+            follow_training(run, cluster, on_progress=lambda progress: None)
+
+    message = str(failure.value)
+    told = re.match(
+        r"worker \d \(stage 1, replica 0\) failed after step 12: .*the kernel killed its process for lack of it: it "
+        r"used ([0-9.]+) GB when last seen, of 1.50 GB",
+        message,
+    )
+    assert told, message
+    assert 0.7 < float(told.group(1)) < 1.5
+    assert "use smaller tables, more replicas, or a machine with more memory" in message
+    assert "not tried again" in run.path("nodes/stage0/workers.log").read_text()
+
+
+def test_a_node_whose_workers_cannot_fit_starts_none_and_says_what_they_need(dataset, tmp_path, monkeypatch):
+    """As on a rented machine; its own memory is what it asks for."""
+    monkeypatch.setenv(PROVIDER_VARIABLE, "aws")
+    run = RunDirectory(str(tmp_path))
+    job = replace(make_job(dataset, (2, 1)), worker_bytes=(3 * 10**12, 10**8))
+
+    with pytest.raises(TrainingError) as failure:
+        train(run, job)
+
+    assert not isinstance(failure.value, InterruptedTrainingError)
+    assert re.match(
+        r"node stage0 could not train: the workers of stage0 \(local\) must fit into its free memory, but need "
+        r"6,000.00 GB \(2 of stage 0 3,000.00 GB each\), and of [0-9.]+ GB [0-9.]+ GB are free; use smaller tables",
+        str(failure.value),
+    ), str(failure.value)
+    assert not run.exists("nodes/stage0/workers.log")
+
+
+def test_a_worker_needs_its_shard_its_dense_layers_and_the_order_of_rows(dataset):
+    """By hand: 26 slots of 50 rows, each 4 floats and an accumulator; 104 + 13 weights and a bias, times four."""
+    features = PreparedDataset.open(dataset).features
+    config = replace(
+        make_job(dataset, (1, 1)).config, dense_optimizer="adam", embedding_optimizer="rowwise-adagrad"
+    )
+    stages = (Stage(0, 0, "cpu", 3), Stage(1, 2, "gpu-t4", 2))
+    process_and_order = PROCESS_BYTES + 8 * 1_280
+
+    def needed(*, is_rehearsal):
+        return worker_bytes(TINY, features, config, stages, num_train_rows=1_280, is_rehearsal=is_rehearsal)
+
+    shard_bytes = math.ceil(features.num_slots * 50 * (4 + 1) * 4 / 3)
+    dense_bytes = 4 * (features.num_slots * 4 + features.num_dense + 1) * 4
+    assert needed(is_rehearsal=True) == (process_and_order + shard_bytes, process_and_order + dense_bytes)
+    # A rented card has memory of its own for what its stage trains.
+    assert needed(is_rehearsal=False) == (process_and_order + shard_bytes, process_and_order)
+
+
+def test_a_worker_that_is_given_no_memory_says_so(dataset, tmp_path):
+    run = RunDirectory(str(tmp_path))
+
+    with pytest.raises(TrainingError) as failure:
+        train(run, make_job(dataset, (1, 1), model=f"{__name__}:build_greedy"))
+
+    assert "(stage 1, replica 0) failed after step 12: a worker must fit into memory" in str(failure.value)
+    assert "you tried to allocate" in str(failure.value)
+    cause = root_cause(run)
+    assert cause is not None
+    assert cause.error_type == OutOfMemoryError.__name__
