@@ -1,0 +1,90 @@
+"""How long a neighbour is waited for: longer where steps are slow, as the model itself has shown."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from heterps_core.compute_device import CPU
+from heterps_core.data.batch import ClickBatch
+from heterps_core.training.failures import SILENCE_LIMIT_S
+from heterps_core.training.parameter_server_messages import Patience
+from heterps_core.training.rank_layout import RankLayout
+from heterps_core.training.shared_memory_neighbours import connect_neighbours
+from heterps_core.training.stage_runner import (
+    FIRST_SILENCE_LIMIT_S,
+    STEPS_OF_SILENCE,
+    MicroBatch,
+    StageRunner,
+)
+from tests.worker_processes import run_in_processes
+
+NUM_ROWS = 8
+LIMIT_S = 2.0
+SECONDS_OF_STEPS = (0.0, 0.8, 4.0)
+"""The last takes twice the limit, and five times the slowest step before it."""
+
+
+class Start(nn.Module):
+    """The first layer: gives the same rows at each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.ones(NUM_ROWS, 4))
+
+    def forward(self, activation: torch.Tensor | None) -> torch.Tensor:
+        return self.rows * 1.0
+
+
+class Slow(nn.Module):
+    """Takes as long as it is told, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = iter(SECONDS_OF_STEPS)
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        time.sleep(next(self.seconds))
+        return activation
+
+
+def train_with_slow_steps(rank: int, is_in_shared_memory: bool) -> int:
+    """Train all steps as one of two stages; return how many were trained."""
+    layout = RankLayout(((0,), (1,)))
+    layers: list[nn.Module] = [Start()] if rank == 0 else [Slow(), nn.Linear(4, 1)]
+    runner = StageRunner(
+        layers,
+        layout=layout,
+        stage=rank,
+        replica=0,
+        input_width=4 * rank,
+        output_width=4 - 3 * rank,
+        group=None,
+        silence_limit_s=LIMIT_S,
+        neighbours=connect_neighbours(layout, rank=rank, device=CPU) if is_in_shared_memory else None,
+    )
+    batch = ClickBatch(
+        dense=torch.empty(NUM_ROWS, 0), ids=torch.empty(NUM_ROWS, 0), labels=torch.ones(NUM_ROWS)
+    )
+    for _ in SECONDS_OF_STEPS:
+        runner.train_step([MicroBatch(NUM_ROWS, batch)])
+    return len(SECONDS_OF_STEPS)
+
+
+@pytest.mark.parametrize("is_in_shared_memory", [False, True], ids=["by messages", "in shared memory"])
+def test_a_neighbour_whose_steps_are_slow_is_waited_for_longer_than_the_limit(is_in_shared_memory):
+    assert run_in_processes(train_with_slow_steps, 2, is_in_shared_memory) == [3, 3]
+
+
+def test_parameter_servers_wait_for_slow_steps_as_long():
+    patience = Patience()
+    assert patience.limit_s == FIRST_SILENCE_LIMIT_S
+
+    # The first step warms up, and says nothing of the others.
+    for seconds, limit_s in ((90.0, SILENCE_LIMIT_S), (1.0, SILENCE_LIMIT_S), (7.0, 70.0), (3.0, 70.0)):
+        patience.step_took(seconds)
+        assert patience.limit_s == limit_s
+    assert STEPS_OF_SILENCE == 10.0
