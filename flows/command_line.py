@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import inspect
 import json
 import os
 import re
+import shutil
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flows.prefect_connection import connect
-from heterps_core.errors import HeterpsError
+from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
 from infra.workspace import Workspace
 from tasks.story import show_on_terminal
 
@@ -22,6 +24,9 @@ ENDED_HINT = (
     "interrupted; what was running is ended. "
     "To go on from the newest checkpoint: --resume-run-id with the id above"
 )
+FULL_BYTES = 65_536
+"""With less than this free no database takes another write: SQLite's pages have 4 KiB, and a write needs several."""
+
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
 
@@ -51,9 +56,12 @@ def main(
         connect(workspace)
         show_on_terminal()
         flow(**parameters)
-    except HeterpsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
+    except Exception as error:
+        told = _told(error)
+        if told is None:
+            raise
+        print(f"error: {told}", file=sys.stderr)
+        return told.exit_status
     except KeyboardInterrupt:
         print(ENDED_HINT, file=sys.stderr)
         return INTERRUPTED
@@ -62,6 +70,46 @@ def main(
         print(ENDED_HINT, file=sys.stderr)
         raise
     return 0
+
+
+def _told(error: Exception) -> HeterpsError | None:
+    """Return what a person is told of an error; None for a defect of ours, whose traceback is of use.
+
+    A full disk shows itself wherever something is written next, in Prefect's server or the ledger, and hides what was
+    said of it first.
+    """
+    behind = list(_chain(error))
+    if not isinstance(error, TrainingError) and (full := _full_disk(behind)) is not None:
+        return full
+    return error if isinstance(error, HeterpsError) else None
+
+
+def _full_disk(errors: Sequence[BaseException]) -> HeterpsError | None:
+    """Return what to say where the disk of the workspace is full; None where it is not."""
+    root = Workspace.locate().root
+    is_named = any(
+        getattr(each, "errno", None) == errno.ENOSPC or "disk is full" in str(each) for each in errors
+    )
+    try:
+        free_bytes = shutil.disk_usage(root).free
+    except OSError:
+        return None
+    # An error of ours that is about something else is not hidden; Prefect's and SQLAlchemy's do not say why.
+    if not is_named and (free_bytes > FULL_BYTES or isinstance(errors[0], HeterpsError)):
+        return None
+    first = next((each for each in reversed(errors) if isinstance(each, TrainingError)), errors[-1])
+    return ConfigurationError(
+        f"the disk of the workspace {root} must have room, but is full ({free_bytes:,} bytes free): "
+        f"{str(first).partition(chr(10))[0]}; free space there, and where a run had begun go on with "
+        f"--resume-run-id and the id above"
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that led to it, the newest first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def parser_for(function: Callable[..., Any], *, program: str) -> argparse.ArgumentParser:

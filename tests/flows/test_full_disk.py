@@ -1,0 +1,92 @@
+"""A run of `train-ctr` whose workspace fills up: one line says so, whatever stumbles over it first."""
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from heterps_core.data.synthetic import write_click_stream
+from infra.workspace import HOME_VARIABLE
+from tests.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root"),
+]
+
+PROJECT = Path(__file__).parents[2]
+LIMIT_S = 180.0
+SETTINGS = [
+    *("--epochs", "300", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
+    *("--device-types", "cpu-c7i", "gpu-t4"),
+]
+
+
+@contextmanager
+def small_disk(folder):
+    """A file system of 60 MB; a workspace with its databases takes 7."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def keep_full(folder, process):
+    """Take all that is free, and what becomes free, as another program that writes does, until the process ends."""
+    with (folder / "filler").open("wb", buffering=0) as filler:
+
+        def is_over():
+            for size in (65_536, 512):
+                try:
+                    while True:
+                        filler.write(bytes(size))
+                except OSError:
+                    pass
+            return process.poll() is not None
+
+        wait_for(is_over, timeout_s=LIMIT_S, what="the end of the run", poll_s=0.01)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        pytest.param("runs/*/parameters.json", id="before it plans"),
+        pytest.param("runs/*/progress.json", id="while it trains"),
+    ],
+)
+def test_a_workspace_that_is_full_is_told_in_one_line_with_the_way_on(begun, tmp_path):
+    clicks = write_click_stream(tmp_path / "clicks.tsv", num_rows=4_000, seed=5).path
+    with small_disk(tmp_path / "home") as home:
+        # With a Prefect server of its own, whose database is in the workspace too.
+        environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+        run = subprocess.Popen(
+            [sys.executable, "-m", "flows.train_ctr", "--data", str(clicks), *SETTINGS],
+            cwd=PROJECT,
+            env={**environment, HOME_VARIABLE: str(home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            wait_for(lambda: list(home.glob(begun)) or run.poll() is not None, timeout_s=LIMIT_S, what=begun)
+            keep_full(home, run)
+            said, errors = run.communicate(timeout=LIMIT_S)
+        finally:
+            with run:
+                run.kill()
+
+    assert run.returncode not in (None, 0)
+    [line] = errors.splitlines()
+    assert line.startswith("error: ")
+    assert "bytes free" in line
+    assert "free space there" in line
+    assert "Traceback" not in said
