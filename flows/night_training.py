@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from flows.night_plan import NightPlan
 from flows.opened_run import OpenedRun
+from heterps_core.errors import InterruptedTrainingError
 from heterps_core.training.training_run import TrainingRun
 from infra.caps import Caps
 from tasks.budget import check_finished_within_budget, spent_this_month_usd, within_budget
 from tasks.clusters import keep_storage_usage, rented_cluster
 from tasks.interruptions import interruption_summary, note_interruptions
+from tasks.losses import note_loss
 from tasks.prices import recheck_prices
 from tasks.profiling import charge_measurements
 from tasks.provisioning import Provisioning
 from tasks.reporting import training_summary
+from tasks.runs import utc_now
 from tasks.story import tell
 from tasks.training import check_trained_to_its_end, resume_summary, train, write_job
 
 
 def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
-    """Train on the machines of a plan; None where they were taken back, and another launch can go on.
+    """Train on the machines of a plan; None where they were preempted or lost, and another launch can go on.
 
     Raises:
         BudgetExceededError: A cap is exceeded at the prices of now, or was reached.
         ProvisioningError: A machine could not be had.
-        TrainingError: A worker failed, a node fell silent, or the run was asked to stop.
+        TrainingError: A worker failed in a way that would come again, too many launches were lost, or the run was
+            asked to stop.
     """
     provisioning = _at_prices_of_now(run, plan.report.provisioning)
     run_directory = run.directory
@@ -55,7 +59,22 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
     ):
         if not run.is_rehearsal:
             charge_measurements(run.workspace, plan.profiled, run_id=run.run_id)
-        training = train(run_directory, cluster)
+        try:
+            training = train(run_directory, cluster)
+        except InterruptedTrainingError as error:
+            if watch.stopped_by is not None:
+                raise
+            keep_storage_usage(run.workspace, run.run_id, run_directory.usage)
+            loss = note_loss(
+                run.workspace,
+                run.run_id,
+                error,
+                run_directory=run_directory,
+                cluster=cluster,
+                now=utc_now(),
+            )
+            tell("lost", loss.summary)
+            return None
     keep_storage_usage(run.workspace, run.run_id, training.storage + run_directory.usage)
     check_finished_within_budget(watch, training, run_id=run.run_id)
     leaving = note_interruptions(run.workspace, run.run_id, run_directory=run_directory, cluster=cluster)

@@ -209,12 +209,13 @@ def train_ctr(
                 return earlier
         run = begin()
         plan = plan_night(run, terms)
-        training = train_night(run, plan)
-        if training is not None:
-            record_overhead(workspace, run.tracked, run.directory, started_at=started_at)
-            judge_and_record(run, plan, training, gates)
-            return run_id
-    return train_ctr(**{**current_flow_run.parameters, "resume_run_id": run_id})
+        while (training := train_night(run, plan)) is None:
+            # Its machines were preempted or lost; what can be had and what it costs may have changed.
+            run = begin(is_resumed=True)
+            plan = plan_night(run, terms)
+        record_overhead(workspace, run.tracked, run.directory, started_at=started_at)
+        judge_and_record(run, plan, training, gates)
+        return run_id
 
 
 if __name__ == "__main__":

@@ -22,12 +22,23 @@ INTERRUPTIONS_FILE = "interruptions.json"
 
 
 def note_interruptions(
-    workspace: Workspace, run_id: str, *, run_directory: RunDirectory, cluster: Cluster
+    workspace: Workspace,
+    run_id: str,
+    *,
+    run_directory: RunDirectory,
+    cluster: Cluster,
+    lost_node_id: str | None = None,
 ) -> list[str]:
-    """Write down which machines of a launch were told that they will be taken back; return their node ids."""
+    """Write down which machines of a launch were told that they will be preempted; return their node ids.
+
+    A spot machine that was lost without a notice (`lost_node_id`) is written down with them.
+    """
     leaving = sorted(leaving_nodes(run_directory))
-    if leaving:
-        noted = _noted(workspace, run_id) | {(cluster.run_id, node_id) for node_id in leaving}
+    lost = [
+        node.node_id for node in cluster.nodes if node.node_id == lost_node_id and node.market is Market.SPOT
+    ]
+    if leaving or lost:
+        noted = _noted(workspace, run_id) | {(cluster.run_id, node_id) for node_id in (*leaving, *lost)}
         path = _path(workspace, run_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(sorted(noted), indent=1) + "\n")

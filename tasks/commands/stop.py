@@ -59,8 +59,9 @@ def run(options: argparse.Namespace) -> None:
     if not live:
         print(f"run {run_id} has no machines: nothing to stop")
         return
+    # Also where nothing waits for it: a run that is not asked to stop goes on with other machines.
+    request_stop(RunDirectory(run_location(workspace, providers[run_id], run_id)))
     if options.wait > 0:
-        request_stop(RunDirectory(run_location(workspace, providers[run_id], run_id)))
         print(f"asked {len(live)} machines for a checkpoint and a stop; waiting up to {options.wait:.0f} s")
         deadline_s = time.monotonic() + options.wait
         while live and time.monotonic() < deadline_s:

@@ -64,6 +64,14 @@ def test_a_run_that_hangs_loses_its_machines_after_the_wait(workspace, run, caps
     assert provider_of(workspace, "local").list_instances("r1") == ()
 
 
+def test_a_run_whose_machines_are_ended_at_once_does_not_go_on_with_others(
+    workspace, run, capsys, monkeypatch
+):
+    heterps(capsys, monkeypatch, "stop", "r1", "--wait", "0")
+
+    assert run.exists(STOP)
+
+
 def test_a_run_without_machines_is_left_alone(workspace, run, capsys, monkeypatch):
     heterps(capsys, monkeypatch, "stop", "r1", "--wait", "0")
 
