@@ -1,7 +1,7 @@
 """Machines for as long as a block of code runs, and not a moment longer.
 
 The first of the four layers of teardown: it ends the machines on return, on an error, on an interrupt and
-on SIGTERM. What it cannot outlive (SIGKILL, a lost host) the leases and the sweeper answer for.
+on SIGTERM. What it cannot outlive (SIGKILL, a lost host) the leases, the sweeper and the nodes themselves answer for.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import FrameType
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import ProvisioningError
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
+from heterps_core.training.run_directory import RunDirectory
+from heterps_core.units import SECONDS_PER_HOUR
 from infra.caps import Caps, check_caps
 from infra.ledger import EndReason, Ledger
+from infra.node_lifetime import READY_TIMEOUT_S, node_lifetime_s, renew_lease_in
 from infra.providers.base import Bootstrap, Provider
 
 logger = logging.getLogger(__name__)
-
-READY_TIMEOUT_S = 300.0
-"""An EC2 instance runs within about a minute; five leave room for a slow day."""
 
 TERMINATE_ATTEMPTS = 3
 TERMINATE_PAUSE_S = 1.0
@@ -66,12 +67,23 @@ def running_cluster(
         predicted_cost_usd=predicted_cost_usd,
         caps=caps,
     )
+    run = RunDirectory(bootstrap.run_directory)
+    if provider.charges_money:
+        bootstrap = replace(
+            bootstrap,
+            lifetime_s=node_lifetime_s(
+                longest_s=bootstrap.lifetime_s,
+                planned_s=predicted_cost_usd / provider.billed_usd_per_hour(plan) * SECONDS_PER_HOUR,
+                price_usd_per_hour=provider.billed_usd_per_hour(plan),
+                caps=caps,
+            ),
+        )
     with _ending_signals_raise():
         try:
             cluster = provider.launch(
                 plan, run_id=run_id, lease_until=_lease_end(provider), bootstrap=bootstrap, ledger=ledger
             )
-            with _lease_renewed(provider, run_id):
+            with _lease_renewed(provider, run_id, run):
                 provider.wait_until_ready(cluster, timeout_s=READY_TIMEOUT_S)
                 logger.info(
                     "run %s: %d nodes are up, %.4g USD/hour",
@@ -114,18 +126,29 @@ def _lease_end(provider: Provider) -> datetime:
 
 
 @contextmanager
-def _lease_renewed(provider: Provider, run_id: str) -> Iterator[None]:
-    """Renew the leases of a run from a thread while the block runs."""
+def _lease_renewed(provider: Provider, run_id: str, run: RunDirectory) -> Iterator[None]:
+    """Renew the leases of a run from a thread while the block runs: where its nodes look, and on its machines.
+
+    The machines are born with a lease on them; where the nodes look, the first is written at once.
+    """
     ended = threading.Event()
 
-    def renew() -> None:
-        while not ended.wait(provider.lease_s / RENEWALS_PER_LEASE):
-            try:
-                provider.renew_lease(run_id, until=_lease_end(provider))
-            except (ProvisioningError, OSError) as problem:
-                logger.warning("run %s: the lease could not be renewed, trying again: %s", run_id, problem)
+    def renew_each() -> None:
+        while True:
+            tried("in the run directory", lambda until: renew_lease_in(run, run_id, until=until))
+            if ended.wait(provider.lease_s / RENEWALS_PER_LEASE):
+                return
+            tried("on the machines", lambda until: provider.renew_lease(run_id, until=until))
 
-    thread = threading.Thread(target=renew, name=f"lease of {run_id}", daemon=True)
+    def tried(where: str, renew: Callable[[datetime], None]) -> None:
+        try:
+            renew(_lease_end(provider))
+        except (ProvisioningError, OSError) as problem:
+            logger.warning(
+                "run %s: the lease %s could not be renewed, trying again: %s", run_id, where, problem
+            )
+
+    thread = threading.Thread(target=renew_each, name=f"lease of {run_id}", daemon=True)
     thread.start()
     try:
         yield

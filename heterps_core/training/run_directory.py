@@ -12,6 +12,7 @@ folder is a local path or, with the same code, a bucket ("s3://bucket/prefix", t
     checkpoints/<step>/           rank-<rank>.bin and their hashes; complete where it has a manifest.json
     nodes/<node id>/heartbeat.json, exit.json, workers.log
     failures/rank-<rank>.json     what a worker died of
+    leases/<launch>               renewed by the flow; a node ends itself where it no longer changes
     result.json                   quality and counts; written at the good end
     reserve                       room for the last words of nodes on a full disk
     usage/<process>.json          what a process asked of the bucket, written at its end
@@ -53,6 +54,7 @@ CHECKPOINTS = "checkpoints"
 FAILURES = "failures"
 DATA = "data"
 START_MODEL = "start_model"
+LEASES = "leases"
 RESERVE = "reserve"
 RESERVED_BYTES = 262_144
 """A few kilobytes for each node and worker that has something to say when the disk is full."""

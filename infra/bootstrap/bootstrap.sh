@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What a node runs first, the same on every provider: set the clock that ends the node whatever happens,
+# What a node runs first, the same on every provider: set the clocks that end the node whatever happens,
 # check the environment, verify and unpack the code, say that it is up, become the training process. Arguments: those of Python; without
 # any, the training node. On EC2 this is the user data, after lines that export the variables below; all machines of
 # a fleet request share it, so there a node has no id yet and finds it in cluster.json, by its instance id.
 set -euo pipefail
 
 : "${HETERPS_PROVIDER:?}" "${HETERPS_RUN_ID:?}" "${HETERPS_RUN_DIR:?}"
-: "${HETERPS_PYTHON:?}" "${HETERPS_LIFETIME_S:?}"
+: "${HETERPS_PYTHON:?}" "${HETERPS_LIFETIME_S:?}" "${HETERPS_LEASE_S:?}"
 
 if [ $# -eq 0 ]; then
   set -- -m heterps_core.training.node
@@ -19,9 +19,65 @@ else
   : "${HETERPS_NODE_ID:?}"
 fi
 
+end_node() {
+  if [ "$HETERPS_PROVIDER" = aws ]; then
+    shutdown -P now
+  elif kill -TERM "$$"; then
+    sleep 10
+    kill -KILL "$$" 2>/dev/null || true
+  fi
+}
+
+read_lease() {
+  local key="leases/$HETERPS_RUN_ID"
+  case "$HETERPS_RUN_DIR" in
+  *://*)
+    timeout "$look_s" "$HETERPS_PYTHON" -c '
+import sys
+from pyarrow import fs
+
+files, root = fs.FileSystem.from_uri(sys.argv[1])
+with files.open_input_stream(f"{root}/{sys.argv[2]}", compression=None) as stream:
+    sys.stdout.buffer.write(stream.read())
+' "$HETERPS_RUN_DIR" "$key"
+    ;;
+  *) cat "$HETERPS_RUN_DIR/$key" ;;
+  esac
+}
+
+# The run renews the lease by writing another text into its file. Time is counted in looks of this node, each as long as
+# a sleep: no clock that is set wrong, here or where the run is, makes a lease longer or shorter. A store that cannot be
+# read, a Python that does not start and a run that is gone are all a lease that is not renewed.
+watch_lease() {
+  local seen="" lease="" unrenewed_s=0 age_s=0
+  while kill -0 "$$"; do
+    sleep "$look_s" &
+    lease=$(read_lease) || lease=""
+    wait "$!"
+    age_s=$((age_s + look_s))
+    unrenewed_s=$((unrenewed_s + look_s))
+    if [ -n "$lease" ] && [ "$lease" != "$seen" ]; then
+      seen=$lease
+      unrenewed_s=0
+    fi
+    if [ "$unrenewed_s" -ge "$HETERPS_LEASE_S" ] || [ "$age_s" -ge "$HETERPS_LIFETIME_S" ]; then
+      end_node
+      return
+    fi
+  done
+  # What this shell became is gone: a rented machine has nothing more to do.
+  if [ "$HETERPS_PROVIDER" = aws ]; then
+    end_node
+  fi
+}
+
+look_s=$(((HETERPS_LEASE_S + 9) / 10))
+watch_lease >/dev/null 2>&1 &
+watch=$!
+
 # A rented machine that has nothing more to do ends itself, also where it never came so far as to train.
 if [ "$HETERPS_PROVIDER" = aws ]; then
-  trap 'shutdown -P now' EXIT
+  trap 'kill "$watch"; shutdown -P now' EXIT
 fi
 
 if ! "$HETERPS_PYTHON" -c '

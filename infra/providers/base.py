@@ -7,6 +7,7 @@ in a second call is missing when the first process dies in between.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from abc import ABC, abstractmethod
@@ -30,7 +31,7 @@ TRAINING_NODE = ("-m", "heterps_core.training.node")
 """Arguments of Python that make a process a training node."""
 
 DEFAULT_LIFETIME_S = 6 * 3600
-"""After this a node ends itself, whatever became of its owner; a nightly run takes far less."""
+"""After this a node ends itself at the latest; `infra.lifecycle` sets less by plan and caps."""
 
 # Part of file names, tags and client tokens alike.
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -103,7 +104,10 @@ class Provider(ABC):
     """False for a rehearsal: its bill is in list prices, and nobody pays it."""
 
     lease_s: ClassVar[float]
-    """Length of a lease; a live run renews it three times in this time."""
+    """Length of a lease; a live run renews it three times in this time.
+
+    It stands on the machine, for the sweeper, and in the run directory, where the node itself looks for it.
+    """
 
     minimum_billed_s: ClassVar[float]
     """Shortest time that an instance is charged for."""
@@ -235,7 +239,7 @@ def check_run_id(run_id: str) -> None:
         )
 
 
-def node_environment(*, provider: str, run_id: str, bootstrap: Bootstrap) -> dict[str, str]:
+def node_environment(*, provider: str, run_id: str, lease_s: float, bootstrap: Bootstrap) -> dict[str, str]:
     """Return the environment variables that every node starts with, the same on every provider.
 
     Everything else it learns from cluster.json in the run directory; also who it is, where the provider
@@ -247,6 +251,7 @@ def node_environment(*, provider: str, run_id: str, bootstrap: Bootstrap) -> dic
         "HETERPS_RUN_DIR": bootstrap.run_directory,
         "HETERPS_PYTHON": bootstrap.python,
         "HETERPS_LIFETIME_S": str(bootstrap.lifetime_s),
+        "HETERPS_LEASE_S": str(math.ceil(lease_s)),
     }
     if bootstrap.run_key:
         variables["HETERPS_RUN_KEY"] = bootstrap.run_key.hex()

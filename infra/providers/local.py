@@ -189,7 +189,10 @@ class LocalProvider(Provider):
         path.parent.mkdir(parents=True, exist_ok=True)
         lease.write(path)
         environment = node_environment(
-            provider=self.name, run_id=run_id, bootstrap=replace(bootstrap, run_directory=run_directory)
+            provider=self.name,
+            run_id=run_id,
+            lease_s=self.lease_s,
+            bootstrap=replace(bootstrap, run_directory=run_directory),
         )
         leader = self._processes.start(
             (run_id, request.node_id),

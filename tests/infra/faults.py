@@ -198,7 +198,7 @@ def live(client: Any, steps: Steps, ledger_path: Path, *, market: Market, zones:
         provider,
         unlike_plan(market),
         run_id=RUN_ID,
-        bootstrap=bootstrap(Path("/srv/heterps/run")),
+        bootstrap=bootstrap(ledger_path.parent / "run"),
         ledger=BreakingLedger(ledger_path, steps),
         caps=Caps(),
         predicted_cost_usd=1.0,

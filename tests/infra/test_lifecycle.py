@@ -12,6 +12,9 @@ from infra.ledger import Ledger
 from infra.lifecycle import running_cluster, terminate_run
 from infra.providers.local import LocalProvider
 from tests.infra.builders import bootstrap, plan
+from tests.waiting import wait_for
+
+SIX_HOURS_S = 6 * 3600
 
 
 class ShortLeaseProvider(LocalProvider):
@@ -79,6 +82,62 @@ def test_the_lease_is_renewed_while_the_block_runs_and_no_longer(ledger, tmp_pat
         assert min(leases) > datetime.now(UTC)
 
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("lease of")]
+
+
+def test_the_lease_changes_where_nodes_look_while_the_block_runs_and_no_longer(ledger, tmp_path):
+    provider = ShortLeaseProvider(tmp_path / "leases")
+    lease = tmp_path / "run" / "leases" / "r1"
+
+    with running(provider, ledger, tmp_path):
+        wait_for(lease.exists, timeout_s=30, what="the first lease")
+        first = lease.read_text()
+        wait_for(lambda: lease.read_text() != first, timeout_s=30, what="a renewal")
+
+    last = lease.read_text()
+    time.sleep(2 * provider.lease_s)
+    assert lease.read_text() == last
+
+
+def test_a_lease_that_cannot_be_renewed_on_the_machines_is_renewed_where_nodes_look(ledger, tmp_path):
+    class SilentProvider(ShortLeaseProvider):
+        def renew_lease(self, run_id, *, until):
+            raise ProvisioningError("EC2 does not answer")
+
+    lease = tmp_path / "run" / "leases" / "r1"
+    with running(SilentProvider(tmp_path / "leases"), ledger, tmp_path):
+        wait_for(lease.exists, timeout_s=30, what="the first lease")
+        first = lease.read_text()
+        wait_for(lambda: lease.read_text() != first, timeout_s=30, what="a renewal")
+
+
+def test_nodes_that_are_paid_for_are_told_to_end_at_twice_the_plan(ledger, tmp_path):
+    told = []
+
+    class Told(ChargingProvider):
+        def launch(self, plan, *, bootstrap, **named):
+            told.append(bootstrap.lifetime_s)
+            return super().launch(plan, bootstrap=bootstrap, **named)
+
+    provider = Told(tmp_path / "leases")
+    for run_id, usd, run_caps in [
+        ("r1", 0.01, Caps()),
+        ("r2", 1.0, Caps()),
+        ("r3", 1.0, Caps(max_usd_per_run=1.2)),
+    ]:
+        with running_cluster(
+            provider,
+            plan(),
+            run_id=run_id,
+            bootstrap=bootstrap(tmp_path / run_id, lifetime_s=SIX_HOURS_S),
+            ledger=ledger,
+            caps=run_caps,
+            predicted_cost_usd=usd,
+        ):
+            pass
+
+    # By hand: 0.26 USD an hour and twice (0.005 for an address + 40 GB at 0.08 USD a month of 730 h) are 0.27877.
+    # 0.01 USD are 129 s, and a fleet is waited for 900 s; 1 USD is 3.587 h, twice that above 6 h; 1.2 USD 4.305 h.
+    assert told == [900, SIX_HOURS_S, int(1.2 / (0.26 + 2 * (0.005 + 40 * 0.08 / 730)) * 3600)]
 
 
 def test_a_failed_attempt_to_end_is_repeated(ledger, tmp_path):

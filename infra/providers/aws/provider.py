@@ -114,7 +114,10 @@ class AwsEc2Provider(Provider):
             run_id=run_id,
             lease_until=lease_until,
             first_boot=user_data(
-                node_environment(provider=self.name, run_id=run_id, bootstrap=bootstrap), bootstrap.arguments
+                node_environment(
+                    provider=self.name, run_id=run_id, lease_s=self.lease_s, bootstrap=bootstrap
+                ),
+                bootstrap.arguments,
             ),
             ledger=ledger,
             launched_ids=self._launched.setdefault(run_id, []),

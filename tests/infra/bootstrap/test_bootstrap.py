@@ -1,11 +1,16 @@
 """What a node does from its first boot on: the script itself, and a fleet of hosts that run it."""
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
 from heterps_core.training.run_directory import RunDirectory
@@ -13,6 +18,11 @@ from infra.bootstrap.node_wheel import publish_node_wheel
 from infra.providers.base import BOOTSTRAP_SCRIPT
 from tests.heterps_core.training.node_processes import make_job, prepare_clicks
 from tests.heterps_core.training.reference import run_plainly
+from tests.waiting import wait_for
+
+TERMINATED = -signal.SIGTERM
+TIMED_OUT = 124
+"""Of the command timeout, which a local node becomes."""
 
 WHERE_IS_THE_CODE = ("-c", "import heterps_core; print(heterps_core.__file__)")
 
@@ -28,6 +38,7 @@ def environment(tmp_path):
         "HETERPS_RUN_DIR": str(tmp_path / "run"),
         "HETERPS_PYTHON": sys.executable,
         "HETERPS_LIFETIME_S": "100",
+        "HETERPS_LEASE_S": "100",
         "TMPDIR": str(tmp_path),
     }
 
@@ -41,6 +52,17 @@ def boot(environment, *arguments):
         capture_output=True,
         text=True,
         check=False,
+    )
+
+
+def start(environment, *arguments):
+    """The same, not waited for."""
+    return subprocess.Popen(
+        ["bash", str(BOOTSTRAP_SCRIPT), *arguments],
+        env=environment,
+        cwd=environment["TMPDIR"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
 
 
@@ -78,6 +100,135 @@ def test_an_image_without_torch_is_told_what_it_lacks(environment, tmp_path):
 
     assert ended.returncode == 1
     assert "must be Python 3.11 or later with torch, numpy and pyarrow" in ended.stderr
+
+
+SLEEPS = ("-c", "import time; time.sleep(100)")
+CRASHES = ("-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+RENEWALS = 8
+
+
+def renew(environment, number):
+    folder = Path(environment["HETERPS_RUN_DIR"]) / "leases"
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / ".part"
+    part.write_text(f"renewal {number}")
+    part.rename(folder / environment["HETERPS_RUN_ID"])
+
+
+@pytest.fixture
+def short_lease(environment):
+    """Four seconds, looked for every second."""
+    return {**environment, "HETERPS_LEASE_S": "4"}
+
+
+def wait_for_end(node):
+    """Return the exit status of a node that must end by itself, long before its training would."""
+    return node.wait(timeout=60)
+
+
+def test_a_node_whose_lease_is_not_renewed_ends_itself(short_lease):
+    """Neither flow nor sweeper is there: nothing but the script itself ends it."""
+    renew(short_lease, 0)
+
+    ended = boot(short_lease, *SLEEPS)
+
+    assert ended.returncode == TERMINATED
+
+
+def test_a_node_that_never_saw_a_lease_ends_itself(short_lease):
+    assert boot(short_lease, *SLEEPS).returncode == TERMINATED
+
+
+def test_a_node_ends_itself_at_its_lifetime_however_often_its_lease_is_renewed(short_lease):
+    node = start({**short_lease, "HETERPS_LIFETIME_S": "6"}, *SLEEPS)
+    for number in itertools.count():
+        renew(short_lease, number)
+        try:
+            status = node.wait(timeout=0.5)
+            break
+        except subprocess.TimeoutExpired:
+            assert number < 100
+
+    # By the script's own count, or by that of the command that it became.
+    assert status in (TERMINATED, TIMED_OUT)
+
+
+def test_a_node_lives_as_long_as_its_lease_is_renewed(short_lease, tmp_path):
+    """Each renewal waits until the node has looked at the one before, so that this takes more than one lease."""
+    looks = tmp_path / "looks"
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "cat").write_text(f'#!/bin/sh\necho >> "{looks}"\nexec /bin/cat "$@"\n')
+    (tools / "cat").chmod(0o755)
+    node = start({**short_lease, "PATH": f"{tools}:{short_lease['PATH']}"}, *SLEEPS)
+    for number in range(RENEWALS):
+        renew(short_lease, number)
+        wait_for(
+            lambda seen=number: looks.exists() and len(looks.read_text()) > seen,
+            timeout_s=60,
+            what="a look at the lease",
+        )
+        assert node.poll() is None
+
+    # Renewed no more.
+    assert wait_for_end(node) == TERMINATED
+    assert len(looks.read_text()) > RENEWALS
+
+
+def rented(environment, tmp_path):
+    """The same on a rented machine, whose shutdown is only written down."""
+    tools = tmp_path / "sbin"
+    tools.mkdir()
+    (tools / "shutdown").write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path / "shutdowns"}"\n')
+    (tools / "shutdown").chmod(0o755)
+    return {**environment, "HETERPS_PROVIDER": "aws", "PATH": f"{tools}:{environment['PATH']}"}
+
+
+def shutdowns(tmp_path):
+    """Return what the machine was asked for so far."""
+    asked = tmp_path / "shutdowns"
+    return asked.read_text().splitlines() if asked.exists() else []
+
+
+@pytest.mark.parametrize("store", ["silent", "unreachable"])
+def test_a_rented_machine_shuts_down_where_its_lease_is_not_renewed_or_cannot_be_read(
+    short_lease, tmp_path, store
+):
+    environment = rented(short_lease, tmp_path)
+    if store == "unreachable":
+        environment["HETERPS_RUN_DIR"] = f"file://{tmp_path / 'nowhere'}"
+
+    node = start(environment, *SLEEPS)
+    try:
+        wait_for(lambda: shutdowns(tmp_path)[1:], timeout_s=60, what="the shutdown")
+    finally:
+        node.kill()
+        node.wait()
+
+    # The clock of its lifetime of 100 s, in whole minutes, and then the lease.
+    assert shutdowns(tmp_path)[:2] == ["-P +2", "-P now"]
+
+
+def test_a_rented_machine_whose_program_crashes_shuts_down_at_once(environment, tmp_path):
+    ended = boot(rented(environment, tmp_path), *CRASHES)
+
+    assert ended.returncode != 0
+    assert shutdowns(tmp_path) == ["-P +2", "-P now"]
+
+
+def test_a_rented_machine_whose_script_is_killed_shuts_down_all_the_same(short_lease, tmp_path):
+    """The kernel may kill the very shell that waits for training: what looks at the lease sees it gone."""
+    node = start(rented(short_lease, tmp_path), *SLEEPS)
+    wait_for(lambda: shutdowns(tmp_path), timeout_s=60, what="the clock")
+    children = psutil.Process(node.pid).children(recursive=True)
+    renew(short_lease, 0)
+    node.kill()
+    node.wait()
+
+    wait_for(lambda: "-P now" in shutdowns(tmp_path), timeout_s=60, what="the shutdown")
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 @pytest.mark.root
