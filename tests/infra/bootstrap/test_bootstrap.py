@@ -18,6 +18,7 @@ from infra.bootstrap.node_wheel import publish_node_wheel
 from infra.providers.base import BOOTSTRAP_SCRIPT
 from tests.heterps_core.training.node_processes import make_job, prepare_clicks
 from tests.heterps_core.training.reference import run_plainly
+from tests.s3_server import bucket_location
 from tests.waiting import wait_for
 
 TERMINATED = -signal.SIGTERM
@@ -207,6 +208,38 @@ def test_a_rented_machine_shuts_down_where_its_lease_is_not_renewed_or_cannot_be
 
     # The clock of its lifetime of 100 s, in whole minutes, and then the lease.
     assert shutdowns(tmp_path)[:2] == ["-P +2", "-P now"]
+
+
+def test_a_rented_machine_reads_its_lease_from_the_bucket(short_lease, tmp_path, monkeypatch):
+    """Renewed at each of a dozen looks it lives longer than the ten that are its lease; then it shuts down."""
+    environment = rented({**short_lease, "HETERPS_LEASE_S": "40"}, tmp_path)
+    looks = tmp_path / "looks"
+    # Each look is made under a time limit and followed by a pause, which is a second here.
+    (tmp_path / "sbin" / "timeout").write_text(f'#!/bin/sh\n/usr/bin/timeout "$@"\necho >> "{looks}"\n')
+    (tmp_path / "sbin" / "timeout").chmod(0o755)
+    (tmp_path / "sbin" / "sleep").write_text("#!/bin/sh\nexec /bin/sleep 1\n")
+    (tmp_path / "sbin" / "sleep").chmod(0o755)
+    with bucket_location(monkeypatch) as location:
+        run = RunDirectory(location)
+        environment |= {
+            "HETERPS_RUN_DIR": location,
+            **{name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
+        }
+        run.write_bytes("leases/r1", b"0")
+        node = start(environment, *SLEEPS)
+        try:
+            for number in range(12):
+                run.write_bytes("leases/r1", str(number).encode())
+                wait_for(
+                    lambda seen=number: looks.exists() and len(looks.read_text()) > seen,
+                    timeout_s=60,
+                    what="a look at the lease",
+                )
+                assert "-P now" not in shutdowns(tmp_path)
+            wait_for(lambda: "-P now" in shutdowns(tmp_path), timeout_s=60, what="the shutdown")
+        finally:
+            node.kill()
+            node.wait()
 
 
 def test_a_rented_machine_whose_program_crashes_shuts_down_at_once(environment, tmp_path):
