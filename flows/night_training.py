@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from flows.night_plan import NightPlan
 from flows.opened_run import OpenedRun
+from heterps_core.cluster import Cluster
 from heterps_core.errors import InterruptedTrainingError
+from heterps_core.training.storage_usage import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.caps import Caps
 from tasks.budget import check_finished_within_budget, spent_this_month_usd, within_budget
-from tasks.clusters import keep_storage_usage, rented_cluster
+from tasks.clusters import keep_storage_usage, rented_cluster, storage_of_flow
 from tasks.interruptions import interruption_summary, note_interruptions
 from tasks.losses import note_loss
 from tasks.prices import recheck_prices
@@ -64,7 +68,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
         except InterruptedTrainingError as error:
             if watch.stopped_by is not None:
                 raise
-            keep_storage_usage(run.workspace, run.run_id, run_directory.usage)
+            _keep_storage_usage(run, cluster, StorageUsage())
             loss = note_loss(
                 run.workspace,
                 run.run_id,
@@ -75,7 +79,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
             )
             tell("lost", loss.summary)
             return None
-    keep_storage_usage(run.workspace, run.run_id, training.storage + run_directory.usage)
+    _keep_storage_usage(run, cluster, training.storage)
     check_finished_within_budget(watch, training, run_id=run.run_id)
     leaving = note_interruptions(run.workspace, run.run_id, run_directory=run_directory, cluster=cluster)
     if leaving and not training.is_complete:
@@ -100,3 +104,8 @@ def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisionin
             "caps", "none is set: only the plan's own price limits this run; max_usd_per_run and _month would"
         )
     return rechecked
+
+
+def _keep_storage_usage(run: OpenedRun, cluster: Cluster, of_nodes: StorageUsage) -> None:
+    of_flow = storage_of_flow(run.directory, since=datetime.fromisoformat(cluster.created_at), now=utc_now())
+    keep_storage_usage(run.workspace, run.run_id, of_nodes + of_flow)

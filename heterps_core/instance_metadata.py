@@ -21,7 +21,21 @@ DEFAULT_ENDPOINT = "http://169.254.169.254"
 TIMEOUT_S = 2.0
 TOKEN_LIFETIME_S = 21_600
 
+DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
+"""AWS's own: true where nothing may ask the service."""
+
 _NOT_FOUND = 404
+
+
+def is_in_the_cloud() -> bool:
+    """Tell whether this program runs on an EC2 instance, whose traffic to a bucket of its region is free."""
+    if os.environ.get(DISABLED_VARIABLE, "").lower() == "true":
+        return False
+    try:
+        InstanceMetadata().instance_id()
+    except ConfigurationError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

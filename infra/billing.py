@@ -1,13 +1,15 @@
-"""What a run cost: instance-seconds times the price that was frozen at launch.
+"""What a run cost: instance-seconds times the price that was frozen at launch, on spot that of each hour.
 
-Computed from the ledger alone, so that a bill can be made again at any later time and comes out the same; disks and
+Computed from what was written down alone, the ledger and the prices of spot machines as they were when these had
+ended, so that a bill can be made again at any later time and comes out the same; disks and
 addresses follow from the instances, and what was asked of the bucket is told by the run (`infra/service_charges.py`).
 What was paid for nothing has lines of its own. A rehearsal's bill shows list prices that nobody charges.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from typing import Any
@@ -17,11 +19,16 @@ from heterps_core.units import SECONDS_PER_HOUR
 from infra.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from infra.providers.base import Provider
 from infra.service_charges import ServiceLine, service_lines
+from infra.spot_charges import SpotRecord, is_free, spot_usd
 
 SCHEMA_VERSION = 2
 
 STILL_RUNNING = "still running"
 NOT_LAUNCHED = "not launched yet"
+PREEMPTED = "preempted by the cloud"
+FREE = "preempted by the cloud within its first hour: not charged"
+
+NO_RECORDS: Mapping[str, SpotRecord] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +44,7 @@ class BillLine:
     """Charged seconds of all machines of the line together."""
 
     price_usd_per_hour: float
-    """Of one instance."""
+    """Of one instance; the mean of what was charged where the price of a spot machine moved."""
 
     price_as_of: str
     price_source: str
@@ -85,17 +92,27 @@ def bill_for_run(
     ledger: Ledger,
     now: datetime,
     storage: StorageUsage | None = None,
+    spot_records: Mapping[str, SpotRecord] = NO_RECORDS,
 ) -> Bill:
     """Add up what a run cost until `now`.
 
     Each machine is charged from its launch to its end, or to `now` while it lives, but at least the
-    provider's shortest charged time: usd = seconds / 3600 * price_usd_per_hour.
+    provider's shortest charged time: usd = seconds / 3600 * price_usd_per_hour. A spot machine of which there is a
+    record is charged by `infra/spot_charges.py`; without one, at the price that was planned with.
     """
-    entries = sorted(ledger.entries(run_id=run_id), key=_line_key)
-    lines = tuple(
-        _line_of(list(group), now=now, minimum_billed_s=provider.minimum_billed_s)
-        for _, group in groupby(entries, key=_line_key)
+    charges = sorted(
+        (
+            _charge_of(
+                entry,
+                spot_records.get(entry.provider_instance_id or ""),
+                now=now,
+                minimum_billed_s=provider.minimum_billed_s,
+            )
+            for entry in ledger.entries(run_id=run_id)
+        ),
+        key=_line_key,
     )
+    lines = tuple(_line_of(list(group)) for _, group in groupby(charges, key=_line_key))
     services: tuple[ServiceLine, ...] = ()
     if provider.charges_money:
         services = service_lines(
@@ -155,26 +172,69 @@ def charged_seconds(entry: LedgerEntry, *, now: datetime, minimum_billed_s: floa
     return max(lived_s, minimum_billed_s)
 
 
-def _line_of(entries: list[LedgerEntry], *, now: datetime, minimum_billed_s: float) -> BillLine:
-    first = entries[0]
-    seconds = sum(charged_seconds(e, now=now, minimum_billed_s=minimum_billed_s) for e in entries)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Charge:
+    """What one machine is charged."""
+
+    entry: LedgerEntry
+    seconds: float
+    usd: float
+    price_source: str
+    ended_because: str
+
+
+def _charge_of(
+    entry: LedgerEntry, record: SpotRecord | None, *, now: datetime, minimum_billed_s: float
+) -> _Charge:
+    if record is None or entry.launched_at is None:
+        seconds = charged_seconds(entry, now=now, minimum_billed_s=minimum_billed_s)
+        return _Charge(
+            entry=entry,
+            seconds=seconds,
+            usd=seconds / SECONDS_PER_HOUR * entry.price_usd_per_hour,
+            price_source=entry.price_source,
+            ended_because=_ended_because(entry),
+        )
+    # The ledger may have noted the end late; the cloud charges by its own.
+    ended_at = min(filter(None, (record.ended_at, entry.ended_at)), default=now)
+    own = replace(entry, ended_at=ended_at)
+    is_not_charged = is_free(record, launched_at=entry.launched_at, ended_at=ended_at)
+    seconds = 0.0 if is_not_charged else charged_seconds(own, now=now, minimum_billed_s=minimum_billed_s)
+    why = FREE if is_not_charged else PREEMPTED if record.is_preempted else _ended_because(entry)
+    return _Charge(
+        entry=entry,
+        seconds=seconds,
+        usd=spot_usd(record, launched_at=entry.launched_at, seconds=seconds),
+        price_source=record.source,
+        ended_because=why,
+    )
+
+
+def _line_of(charges: list[_Charge]) -> BillLine:
+    first = charges[0].entry
+    seconds = sum(charge.seconds for charge in charges)
+    usd = sum(charge.usd for charge in charges)
+    is_by_launch_price = charges[0].price_source == first.price_source or not seconds
     return BillLine(
         stage=first.stage,
         device_type=first.device_type,
         instance_type=first.instance_type,
         market=first.market,
-        count=len(entries),
+        count=len(charges),
         instance_seconds=seconds,
-        price_usd_per_hour=first.price_usd_per_hour,
+        price_usd_per_hour=(
+            first.price_usd_per_hour if is_by_launch_price else usd / seconds * SECONDS_PER_HOUR
+        ),
         price_as_of=first.price_as_of,
-        price_source=first.price_source,
-        usd=seconds / SECONDS_PER_HOUR * first.price_usd_per_hour,
-        ended_because=_ended_because(first),
+        price_source=charges[0].price_source,
+        usd=usd,
+        ended_because=charges[0].ended_because,
         is_waste=first.state is EntryState.FAILED or first.reason == EndReason.LAUNCH_FAILED,
     )
 
 
-def _line_key(entry: LedgerEntry) -> tuple[object, ...]:
+def _line_key(charge: _Charge) -> tuple[object, ...]:
+    entry = charge.entry
     return (
         entry.stage,
         entry.instance_type,
@@ -182,7 +242,8 @@ def _line_key(entry: LedgerEntry) -> tuple[object, ...]:
         entry.price_usd_per_hour,
         entry.price_as_of,
         entry.state,
-        _ended_because(entry),
+        charge.ended_because,
+        charge.price_source,
     )
 
 

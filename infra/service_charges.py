@@ -42,6 +42,9 @@ RATES: Mapping[str, ServiceRate] = {
     "stored data": ServiceRate(
         unit="GB-month", usd_per_unit=0.023, source="aws.amazon.com/s3/pricing, Standard, us-east-1"
     ),
+    "traffic out of the region": ServiceRate(
+        unit="GB", usd_per_unit=0.09, source="aws.amazon.com/s3/pricing, data transfer out to the internet"
+    ),
 }
 
 
@@ -77,8 +80,7 @@ def service_lines(
     Args:
         instance_seconds: Of all instances; each has one disk, and at most one public address.
         disk_gb_each: Of one disk.
-        storage: What was asked of the bucket; what was written is counted as stored for a month, which errs on
-            the dear side where checkpoints were replaced.
+        storage: What was asked of the bucket, and what it kept for how long.
     """
     hours = instance_seconds / SECONDS_PER_HOUR
     quantities = {"disks": disk_gb_each * hours / HOURS_PER_MONTH, "public addresses": hours}
@@ -86,7 +88,8 @@ def service_lines(
         quantities |= {
             "requests that write or list": storage.put_requests / 1_000,
             "requests that read": storage.get_requests / 1_000,
-            "stored data": storage.bytes_written / 1e9,
+            "stored data": storage.stored_byte_s / 1e9 / SECONDS_PER_HOUR / HOURS_PER_MONTH,
+            "traffic out of the region": storage.egress_bytes / 1e9,
         }
     return tuple(
         ServiceLine(

@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from heterps_core.cluster import Cluster
-from heterps_core.errors import ConfigurationError, UnknownNameError
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNameError
+from heterps_core.instance_metadata import is_in_the_cloud
+from heterps_core.training.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.storage_usage import StorageUsage
 from heterps_core.training.store_location import check_store_location
 from infra.billing import Bill, bill_for_run
@@ -25,6 +26,7 @@ from infra.instances import Instance
 from infra.ledger import Ledger
 from infra.lifecycle import terminate_run
 from infra.providers import PROVIDERS, Bootstrap, Provider, provider_for
+from infra.spot_charges import SpotRecord
 from infra.sweeper import Sweep, providers_in_use, sweep_workspace
 from infra.workspace import Workspace
 from tasks.provisioning import LOCAL_PROVIDER, REGION, Provisioning
@@ -42,6 +44,9 @@ ATTEMPT_SEPARATOR = "."
 
 STORAGE_FILE = "storage.json"
 """In a run's folder of the workspace."""
+
+SPOT_FILE = "spot.json"
+"""Beside it: what spot machines were charged by the hour, as the cloud told when they had ended."""
 
 logger = logging.getLogger(__name__)
 
@@ -104,16 +109,20 @@ def rented_cluster(
     """
     ledger = Ledger(workspace.ledger_path)
     bootstrap = node_bootstrap(provider, run_directory, model=model)
-    with first_running_cluster(
-        provider_of(workspace, provider),
-        (provisioning.launch_plan, *provisioning.fallback_plans),
-        new_launch_id=lambda: next_launch_id(ledger, run_id),
-        bootstrap=bootstrap,
-        ledger=ledger,
-        caps=caps,
-        predicted_cost_usd=provisioning.predicted_cost_usd,
-    ) as cluster:
-        yield cluster
+    machines_of = provider_of(workspace, provider)
+    try:
+        with first_running_cluster(
+            machines_of,
+            (provisioning.launch_plan, *provisioning.fallback_plans),
+            new_launch_id=lambda: next_launch_id(ledger, run_id),
+            bootstrap=bootstrap,
+            ledger=ledger,
+            caps=caps,
+            predicted_cost_usd=provisioning.predicted_cost_usd,
+        ) as cluster:
+            yield cluster
+    finally:
+        keep_spot_records(workspace, machines_of, run_id)
 
 
 def node_bootstrap(provider: str, run_directory: RunDirectory, *, model: str) -> Bootstrap:
@@ -197,6 +206,56 @@ def live_run_ids(workspace: Workspace) -> set[str]:
     return {run_of_launch(instance.run_id) for instance in instances}
 
 
+def keep_spot_records(workspace: Workspace, provider: Provider, run_id: str) -> None:
+    """Write down what the cloud says of a run's spot machines that have ended: it forgets them within the hour.
+
+    Where it does not answer, they stay billed at the price that was planned with, which is told.
+    """
+    ledger = Ledger(workspace.ledger_path)
+    ended = [
+        entry
+        for launch_id in launch_ids_of(ledger, run_id)
+        for entry in ledger.entries(run_id=launch_id)
+        if entry.ended_at is not None
+    ]
+    try:
+        found = provider.spot_records(ended)
+    except ProvisioningError as problem:
+        logger.warning(
+            "spot machines of run %s are billed at the prices of their launch: %s", run_id, problem
+        )
+        return
+    if not found:
+        return
+    records = {**_spot_records_of(workspace, run_id), **found}
+    path = workspace.run_directory(run_id) / SPOT_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {instance_id: record.to_json() for instance_id, record in records.items()}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def storage_of_flow(run_directory: RunDirectory, *, since: datetime, now: datetime) -> StorageUsage:
+    """Return what this host asks of a bucket, and what the bucket kept since a launch.
+
+    What stands there at the end counts for the whole time: the data came before the launch, and of checkpoints as
+    many are kept at any time. This host still has to read the newest of them, for the model that is registered. A
+    store that does not answer costs a line of the bill, not the night.
+    """
+    if run_directory.is_local:
+        return run_directory.usage
+    try:
+        stored_bytes = run_directory.num_bytes()
+        newest = run_directory.names(CHECKPOINTS)[-1:]
+        model_bytes = sum(run_directory.num_bytes(f"{CHECKPOINTS}/{name}") for name in newest)
+    except OSError as problem:
+        logger.warning("what %s keeps is not in the bill: %s", run_directory.location, problem)
+        return run_directory.usage
+    return run_directory.usage + StorageUsage(
+        stored_byte_s=stored_bytes * (now - since).total_seconds(),
+        egress_bytes=0 if is_in_the_cloud() else run_directory.usage.bytes_read + model_bytes,
+    )
+
+
 def keep_storage_usage(workspace: Workspace, run_id: str, usage: StorageUsage) -> None:
     """Write down what a launch asked of the bucket, for the bill; launches of a run add up."""
     path = _storage_path(workspace, run_id)
@@ -219,6 +278,7 @@ def bills_of_run(workspace: Workspace, provider: str, run_id: str) -> tuple[Bill
             ledger=ledger,
             now=now,
             storage=_storage_of(workspace, run_id) if launch_id == launch_ids[-1] else None,
+            spot_records=_spot_records_of(workspace, run_id),
         )
         for launch_id in launch_ids
     )
@@ -229,6 +289,14 @@ def _storage_of(workspace: Workspace, run_id: str) -> StorageUsage:
         return StorageUsage(**json.loads(_storage_path(workspace, run_id).read_text()))
     except FileNotFoundError:
         return StorageUsage()
+
+
+def _spot_records_of(workspace: Workspace, run_id: str) -> dict[str, SpotRecord]:
+    try:
+        document = json.loads((workspace.run_directory(run_id) / SPOT_FILE).read_text())
+    except FileNotFoundError:
+        return {}
+    return {instance_id: SpotRecord.from_json(record) for instance_id, record in document.items()}
 
 
 def _storage_path(workspace: Workspace, run_id: str) -> Path:

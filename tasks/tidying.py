@@ -17,13 +17,20 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.training.run_directory import CHECKPOINTS, DATA, RESERVE, START_MODEL, RunDirectory
 from infra.ledger import EntryState, Ledger, LedgerEntry
 from infra.workspace import Workspace
-from tasks.clusters import RENTING_PROVIDER, RUN_STORE_VARIABLE, STORAGE_FILE, run_location, run_of_launch
+from tasks.clusters import (
+    RENTING_PROVIDER,
+    RUN_STORE_VARIABLE,
+    SPOT_FILE,
+    STORAGE_FILE,
+    run_location,
+    run_of_launch,
+)
 from tasks.kept_explanation import EXPLANATION_FILE
 from tasks.live_fleet import last_fleet
 from tasks.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.record_outbox import first_line
 
-KEPT_FILES = (EXPLANATION_FILE, STORAGE_FILE)
+KEPT_FILES = (EXPLANATION_FILE, STORAGE_FILE, SPOT_FILE)
 """Of a run's folder in the workspace: some kilobytes that `heterps explain` and `heterps cost` read."""
 
 _NEEDED_TO_RESUME = (CHECKPOINTS, START_MODEL, DATA)

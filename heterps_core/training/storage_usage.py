@@ -21,6 +21,11 @@ class StorageUsage:
 
     bytes_written: int = 0
     bytes_read: int = 0
+    stored_byte_s: float = 0.0
+    """Bytes times the seconds for which they were kept: what a store charges for, whatever was replaced meanwhile."""
+
+    egress_bytes: int = 0
+    """Of what was read, by a host outside the store's region."""
 
     def __add__(self, other: StorageUsage) -> StorageUsage:
         return StorageUsage(

@@ -7,9 +7,7 @@ some dozen calls. The clients retry with botocore's adaptive mode, which slows d
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ from heterps_core.errors import UnknownNameError
 from heterps_core.hardware import InstanceType
 from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
 from infra.providers.aws.errors import explained
+from infra.providers.aws.spot_history import SpotHistory, spot_histories
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -35,7 +34,6 @@ RETRIES = Config(
     user_agent_extra="heterps",
 )
 
-SPOT_PRODUCT = "Linux/UNIX"
 PRODUCT_FILTERS = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
@@ -46,28 +44,8 @@ PRODUCT_FILTERS = {
 """What is bought when an instance is launched plainly; other products of the same type are other prices."""
 
 PRICING_SOURCE = "AWS Pricing API, Linux, on-demand"
-SPOT_SOURCE = "EC2 DescribeSpotPriceHistory, Linux/UNIX"
 
 MBIT_PER_GBIT = 1_000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpotHistory:
-    """Price changes of one instance type in one zone, oldest first."""
-
-    times: tuple[datetime, ...]
-    prices_usd_per_hour: tuple[float, ...]
-
-    @property
-    def last_usd_per_hour(self) -> float:
-        """The price that holds now."""
-        return self.prices_usd_per_hour[-1]
-
-    def curve(self, until: datetime) -> tuple[list[float], list[float]]:
-        """Return the step curve up to a time: seconds from the first change, and the price from then on."""
-        moments = [*self.times, max(until, self.times[-1])]
-        seconds = [(moment - self.times[0]).total_seconds() for moment in moments]
-        return seconds, [*self.prices_usd_per_hour, self.last_usd_per_hour]
 
 
 def check_regions(names: Sequence[str]) -> None:
@@ -157,28 +135,6 @@ def on_demand_prices(client: PricingClient, filters: Mapping[str, str]) -> dict[
             if name and usd > 0:
                 prices[name] = max(usd, prices.get(name, 0.0))
     return prices
-
-
-def spot_histories(
-    client: EC2Client, names: Sequence[str], *, since: datetime
-) -> dict[tuple[str, str], SpotHistory]:
-    """Return (instance type, zone) -> price changes since a time, the one in force at that time included."""
-    pages = client.get_paginator("describe_spot_price_history").paginate(
-        InstanceTypes=list(names),  # type: ignore[arg-type]
-        ProductDescriptions=[SPOT_PRODUCT],
-        StartTime=since,
-    )
-    changes: dict[tuple[str, str], dict[datetime, float]] = defaultdict(dict)
-    for page in pages:
-        for row in page["SpotPriceHistory"]:
-            changes[row["InstanceType"], row["AvailabilityZone"]][row["Timestamp"]] = float(row["SpotPrice"])
-    return {
-        pool: SpotHistory(
-            times=tuple(sorted(by_time)),
-            prices_usd_per_hour=tuple(by_time[time] for time in sorted(by_time)),
-        )
-        for pool, by_time in changes.items()
-    }
 
 
 def instance_types(client: EC2Client, families: Iterable[str]) -> dict[str, InstanceType]:

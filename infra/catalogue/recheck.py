@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from infra.catalogue.aws_prices import PRICING_SOURCE, SPOT_SOURCE, AwsPrices
+from infra.catalogue.aws_prices import PRICING_SOURCE, AwsPrices
 from infra.catalogue.refresh import utc_text
+from infra.providers.aws.spot_history import SPOT_SOURCE
 
 MOVED_BY = 0.02
 """A price counts as moved beyond this share of it; spot prices move by less all the time."""

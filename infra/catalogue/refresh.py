@@ -14,8 +14,9 @@ from datetime import UTC, datetime, timedelta
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import AWS, DeviceKind, InstanceOffer, InstanceType, Market
 from heterps_core.provisioning.interruption_rate import rate_of_counts
-from infra.catalogue.aws_prices import PRICING_SOURCE, SPOT_SOURCE, AwsPrices, SpotHistory
+from infra.catalogue.aws_prices import PRICING_SOURCE, AwsPrices
 from infra.catalogue.interruptions import default_rate
+from infra.providers.aws.spot_history import SPOT_SOURCE, SpotHistory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

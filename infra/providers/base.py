@@ -22,8 +22,9 @@ from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from infra.bootstrap.node_wheel import NodeWheel
 from infra.instances import Instance
-from infra.ledger import NO_MACHINE, EndReason, Ledger
+from infra.ledger import NO_MACHINE, EndReason, Ledger, LedgerEntry
 from infra.service_charges import usd_per_machine_hour
+from infra.spot_charges import SpotRecord
 
 BOOTSTRAP_SCRIPT = Path(__file__).parent.parent / "bootstrap" / "bootstrap.sh"
 
@@ -191,6 +192,14 @@ class Provider(ABC):
             provider_instance_ids: Machines to look for by id, in case they have lost their tags.
         """
         return self.list_instances()
+
+    def spot_records(self, entries: Collection[LedgerEntry]) -> dict[str, SpotRecord]:
+        """Return what the provider says of spot machines that have ended, by its ids, without those that it forgot.
+
+        Raises:
+            ProvisioningError: It does not answer.
+        """
+        return {}
 
     def remove_leftovers(self, *, now: datetime) -> tuple[str, ...]:
         """Remove what runs without machines left beside them, and return its names; nothing where none is made."""

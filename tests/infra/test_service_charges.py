@@ -24,9 +24,20 @@ def test_heartbeats_of_a_fleet_that_beats_too_often_are_seen():
     assert found == {"requests that write or list": pytest.approx(0.891)}
 
 
-def test_what_was_read_and_kept_has_lines_of_its_own():
-    storage = StorageUsage(get_requests=10_000, bytes_written=2_000_000_000, bytes_read=10**12)
+def test_what_was_read_kept_and_sent_away_has_lines_of_its_own():
+    # By hand: 2 GB for a month of 730 h; 10,000 reads; 3 GB that leave the region.
+    storage = StorageUsage(
+        get_requests=10_000,
+        bytes_written=10**15,
+        bytes_read=10**12,
+        stored_byte_s=2e9 * 730 * 3_600,
+        egress_bytes=3 * 10**9,
+    )
 
     found = usd_by_service(instance_seconds=0, disk_gb_each=0, storage=storage)
 
-    assert found == {"requests that read": pytest.approx(0.004), "stored data": pytest.approx(0.046)}
+    assert found == {
+        "requests that read": pytest.approx(0.004),
+        "stored data": pytest.approx(0.046),
+        "traffic out of the region": pytest.approx(0.27),
+    }

@@ -21,7 +21,7 @@ from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import AWS, Market
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.instances import Instance
-from infra.ledger import EndReason, Ledger
+from infra.ledger import EndReason, Ledger, LedgerEntry
 from infra.providers.aws.errors import explained
 from infra.providers.aws.fleet import fleet_groups
 from infra.providers.aws.instances import renew_lease_tags, terminate_all
@@ -29,6 +29,7 @@ from infra.providers.aws.launch import DEFAULT_MACHINES, MachineSettings, RunLau
 from infra.providers.aws.launch_template import DISK_GB, delete_template, own_templates
 from infra.providers.aws.queries import live_instances, remembered_instances
 from infra.providers.aws.security_group import delete_security_group, own_security_groups
+from infra.providers.aws.spot_history import spot_histories, spot_record_of
 from infra.providers.aws.tags import INTENDED_TAG, RUN_TAG, attempt_of, instance_of, moment_or_none
 from infra.providers.base import (
     Bootstrap,
@@ -38,6 +39,7 @@ from infra.providers.base import (
     node_environment,
     user_data,
 )
+from infra.spot_charges import SpotRecord
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -195,6 +197,32 @@ class AwsEc2Provider(Provider):
             return self._read(
                 remembered_instances(self.client, self.machines.workspace, provider_instance_ids)
             )
+
+    def spot_records(self, entries: Collection[LedgerEntry]) -> dict[str, SpotRecord]:
+        """Ask for the price history of each machine's type and zone; see `Provider.spot_records`."""
+        launched_at = {
+            entry.provider_instance_id: entry.launched_at
+            for entry in entries
+            if entry.market is Market.SPOT and entry.provider_instance_id and entry.launched_at
+        }
+        if not launched_at:
+            return {}
+        with explained("give the prices of spot machines"):
+            found = [
+                instance
+                for instance in remembered_instances(self.client, self.machines.workspace, list(launched_at))
+                if instance["InstanceId"] in launched_at
+            ]
+            histories = spot_histories(
+                self.client,
+                sorted({instance["InstanceType"] for instance in found}),
+                since=min(launched_at.values()),
+            )
+        return {
+            instance["InstanceId"]: spot_record_of(instance, histories[pool])
+            for instance in found
+            if (pool := (instance["InstanceType"], instance["Placement"]["AvailabilityZone"])) in histories
+        }
 
     def remove_leftovers(self, *, now: datetime) -> tuple[str, ...]:
         """Delete templates and security groups of runs without machines; see `Provider.remove_leftovers`."""

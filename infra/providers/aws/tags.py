@@ -103,7 +103,7 @@ def instance_of(described: InstanceTypeDef, *, region: str) -> Instance:
         instance_type=described["InstanceType"],
         launched_at=described["LaunchTime"],
         is_ended=is_ended,
-        ended_at=_end_of(described.get("StateTransitionReason", "")) if is_ended else None,
+        ended_at=end_of(described.get("StateTransitionReason", "")) if is_ended else None,
         lease_until=moment_or_none(tags[LEASE_TAG]),
         is_owner_dead=False,
         terms=_terms_of(described, tags, region=region),
@@ -139,7 +139,7 @@ def _terms_of(described: InstanceTypeDef, tags: dict[str, str], *, region: str) 
         return None
 
 
-def _end_of(state_transition_reason: str) -> datetime | None:
+def end_of(state_transition_reason: str) -> datetime | None:
     """Return the time that EC2 gives with the reason of a state, as in "User initiated (2026-07-20 04:30:00 GMT)"."""
     found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", state_transition_reason)
     return datetime.fromisoformat(found[1]).replace(tzinfo=UTC) if found else None

@@ -1,0 +1,81 @@
+"""What spot machines are charged: the price in effect as each of their hours begins, frozen once they have ended.
+
+By AWS's words (EC2 user guide, "Billing for interrupted Spot Instances"; AWS news blog, November 2017, on the spot
+pricing model) a Linux machine pays by the second the spot price in effect at the beginning of each instance-hour, and
+nothing where EC2 interrupts it within its first hour; one that its owner ends then pays its seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from heterps_core.units import SECONDS_PER_HOUR
+
+HOUR = timedelta(hours=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpotRecord:
+    """What the cloud says of one spot machine that has ended."""
+
+    times: tuple[datetime, ...]
+    """When the price of its type and zone changed, oldest first; the first is not after its launch."""
+
+    prices_usd_per_hour: tuple[float, ...]
+    """From each of these times on."""
+
+    source: str
+    is_preempted: bool
+    """The cloud ended it, neither we nor the machine itself."""
+
+    ended_at: datetime | None
+    """None where the cloud does not tell."""
+
+    def price_at(self, moment: datetime) -> float:
+        """Return the price in effect at a time."""
+        return self.prices_usd_per_hour[max(bisect_right(self.times, moment) - 1, 0)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "times": [moment.isoformat() for moment in self.times],
+            "prices_usd_per_hour": list(self.prices_usd_per_hour),
+            "source": self.source,
+            "is_preempted": self.is_preempted,
+            "ended_at": None if self.ended_at is None else self.ended_at.isoformat(),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SpotRecord:
+        """Read what `to_json` wrote."""
+        ended_at = document["ended_at"]
+        return cls(
+            times=tuple(map(datetime.fromisoformat, document["times"])),
+            prices_usd_per_hour=tuple(document["prices_usd_per_hour"]),
+            source=document["source"],
+            is_preempted=document["is_preempted"],
+            ended_at=None if ended_at is None else datetime.fromisoformat(ended_at),
+        )
+
+
+def is_free(record: SpotRecord, *, launched_at: datetime, ended_at: datetime) -> bool:
+    """Tell whether a machine is not charged, as the cloud took it within its first hour."""
+    return record.is_preempted and ended_at - launched_at < HOUR
+
+
+def spot_usd(record: SpotRecord, *, launched_at: datetime, seconds: float) -> float:
+    """Return what a machine is charged for some seconds from its launch, hour by hour.
+
+    usd = sum over hours h of min(3600, seconds - 3600 h) / 3600 * price(launched_at + h hours)
+    """
+    return sum(
+        min(SECONDS_PER_HOUR, seconds - hour * SECONDS_PER_HOUR)
+        / SECONDS_PER_HOUR
+        * record.price_at(launched_at + hour * HOUR)
+        for hour in range(math.ceil(seconds / SECONDS_PER_HOUR))
+    )
