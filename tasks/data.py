@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,11 @@ from heterps_core.data.quality import ClickQuality
 from heterps_core.data.readers import check_columns, list_source_files
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.data.synthetic import best_reachable_quality, probabilities_beside, write_click_stream
+from heterps_core.data.table_size import outgrown_tables
 from heterps_core.errors import ConfigurationError, DataError
 from infra.workspace import Workspace
 from tasks.mlflow_names import MADE_UP_DATA
+from tasks.story import tell
 
 CLICK_STREAM_ROWS = 200_000
 """Of the made-up stream: some seconds of training on two cores, and most values are seen often enough."""
@@ -32,15 +34,8 @@ CLICK_STREAM_ROWS = 200_000
 CLICK_STREAM_SEED = 0
 """The stream is the same for every run, so that runs can be compared; a run's seed is for its training."""
 
-MIN_BUCKETS, MAX_BUCKETS = 1_024, 131_072
-BYTES_PER_ROW = 240
-"""Of the Criteo format, uncompressed; a guess at the number of rows of a source before it is read."""
-
 KEPT_NIGHTS = 7
 """Prepared nights of a source that stay on the disk; a live fleet needs its own, and there is one at a time."""
-
-ROWS_PER_BUCKET = 16
-GZIP_RATIO = 3
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +184,6 @@ def prepare_data(
     dataset = prepare_dataset(
         str(source),
         schema=data_schema,
-        buckets_per_slot=buckets_for_bytes(_bytes_of(source)),
         out_dir=workspace.data_directory
         / f"{_file_name(source.name)}-{_short_hash(f'{source} {schema_file}')}",
     )
@@ -216,12 +210,16 @@ def _prepare_night(
         dataset = prepare_dataset(
             night.train_files,
             schema=schema,
-            buckets_per_slot=buckets_per_slot or buckets_for_bytes(_bytes_of_files(night.train_files)),
+            buckets_per_slot=buckets_per_slot,
             eval_source=night.eval_files,
             numeric_transform=numeric_transform,
             out_dir=workspace.data_directory / f"{name}-{night.day}-{way}",
         )
     _forget_old_nights(workspace, name, keep=dataset.directory)
+    if buckets_per_slot is not None:
+        outgrown = outgrown_tables(buckets_per_slot, num_rows=dataset.num_train_rows)
+        if outgrown is not None:
+            tell("tables", outgrown)
     return PreparedClicks(
         directory=str(dataset.directory),
         description=description,
@@ -257,19 +255,6 @@ def _forget_old_nights(workspace: Workspace, name: str, *, keep: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def buckets_for_bytes(num_bytes: int) -> int:
-    """Return the rows of each slot's table for a source of a size: a power of two, in fixed limits.
-
-    One bucket for 16 rows, since a bucket that is hardly ever seen learns nothing.
-
-    Example:
-        >>> buckets_for_bytes(48_000_000), buckets_for_bytes(0)
-        (8192, 1024)
-    """
-    wanted = max(1, num_bytes // BYTES_PER_ROW // ROWS_PER_BUCKET)
-    return min(max(1 << (wanted - 1).bit_length() >> 1, MIN_BUCKETS), MAX_BUCKETS)
-
-
 def _prepare_click_stream(workspace: Workspace) -> PreparedClicks:
     name = f"click-stream-{CLICK_STREAM_ROWS}-{CLICK_STREAM_SEED}"
     path = workspace.data_directory / f"{name}.tsv"
@@ -282,7 +267,6 @@ def _prepare_click_stream(workspace: Workspace) -> PreparedClicks:
     dataset = prepare_dataset(
         str(path),
         schema=CRITEO_SCHEMA,
-        buckets_per_slot=buckets_for_bytes(path.stat().st_size),
         out_dir=workspace.data_directory / name,
     )
     return PreparedClicks(
@@ -306,17 +290,6 @@ def _best_reachable(dataset: PreparedDataset, probabilities: Sequence[Path]) -> 
 
 def _source_path(data: str) -> Path:
     return Path(data).expanduser().absolute()
-
-
-def _bytes_of(source: Path) -> int:
-    """Return about how many bytes of text a source holds; 0 for what is no plain file or folder."""
-    return _bytes_of_files([source] if source.is_file() else source.glob("*") if source.is_dir() else [])
-
-
-def _bytes_of_files(files: Iterable[Path]) -> int:
-    return sum(
-        file.stat().st_size * (GZIP_RATIO if file.suffix == ".gz" else 1) for file in files if file.is_file()
-    )
 
 
 def _file_name(text: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 
+from heterps_core.data.source_folders import data_files_of, in_time_order, is_data
 from heterps_core.errors import ConfigurationError, DataError
 
 PARTITION_PREFIX = "day="
@@ -61,8 +62,11 @@ def partitions_of(source: str | Path) -> dict[date, tuple[Path, ...]]:
     """Return the files of each day of a source, days in order; nothing where the source is not cut into days.
 
     Args:
-        source: A folder with day=YYYY-MM-DD folders, a pattern of such folders, or one of the files in them. One that
-            names a single day is not cut into days.
+        source: A folder with day=YYYY-MM-DD folders, a pattern of such folders, or one of the files in them, also
+            in folders such as hour=01 there. One that names a single day is not cut into days.
+
+    Raises:
+        DataError: A folder of a day holds a folder that may not be meant; see `data_files_of`.
     """
     path = Path(source)
     if any(_names_a_day(part) for part in path.parts):
@@ -71,16 +75,22 @@ def partitions_of(source: str | Path) -> dict[date, tuple[Path, ...]]:
     # Path.glob takes no absolute patterns.
     found = list(path.iterdir()) if path.is_dir() else [Path(name) for name in glob.glob(str(source))]  # noqa: PTH207
     days: dict[date, set[Path]] = {}
+    left_out = []
     for entry in found:
-        folder = entry if entry.is_dir() else entry.parent
-        if entry.is_file() and path.is_dir():
-            # Beside the partitions of a folder there may be marks of whoever wrote them.
+        if not is_data(entry):
             continue
-        day = _day_of_folder(folder)
-        if day is not None:
-            files = entry.iterdir() if entry.is_dir() else [entry]
-            days.setdefault(day, set()).update(file for file in files if _is_data_file(file))
-    return {day: tuple(sorted(days[day])) for day in sorted(days)}
+        day = _day_of(entry)
+        if day is None:
+            left_out.append(entry)
+        else:
+            days.setdefault(day, set()).update(data_files_of(entry) if entry.is_dir() else [entry])
+    if days and left_out:
+        logger.warning(
+            "beside the days of %s there is what belongs to none, and is left out: %s",
+            source,
+            ", ".join(sorted(entry.name for entry in left_out)),
+        )
+    return {day: tuple(in_time_order(list(days[day]))) for day in sorted(days)}
 
 
 def find_night(source: str | Path, day: date | None) -> Night | None:
@@ -134,15 +144,13 @@ def _names_a_day(part: str) -> bool:
     )
 
 
-def _day_of_folder(folder: Path) -> date | None:
-    if not folder.name.startswith(PARTITION_PREFIX):
+def _day_of(entry: Path) -> date | None:
+    """Return the day of the folder that a file or folder is, or lies in."""
+    folders = [each for each in (entry, *entry.parents) if each.name.startswith(PARTITION_PREFIX)]
+    if not folders:
         return None
     try:
-        return parse_day(folder.name.removeprefix(PARTITION_PREFIX))
+        return parse_day(folders[0].name.removeprefix(PARTITION_PREFIX))
     except ConfigurationError as error:
-        logger.warning("%s is left out: %s", folder, error)
+        logger.warning("%s is left out: %s", folders[0], error)
         return None
-
-
-def _is_data_file(path: Path) -> bool:
-    return path.is_file() and path.name[0] not in "._"

@@ -162,7 +162,7 @@ def describe_source(file: Path) -> SourceFile:
 def compute_fingerprint(
     sources: Sequence[SourceFile],
     schema: DataSchema,
-    buckets_per_slot: int,
+    buckets_per_slot: int | None,
     eval_fraction: float,
     *,
     num_eval_sources: int = 0,
@@ -173,7 +173,7 @@ def compute_fingerprint(
     Args:
         sources: All files, those that are held out last.
         schema: Of their columns.
-        buckets_per_slot: Rows of each table.
+        buckets_per_slot: Rows of each table; None where they follow from the number of rows.
         eval_fraction: Share of the rows that is held out, where no files are.
         num_eval_sources: Files that are held out.
         numeric_transform: That was not fitted on the rows.

@@ -29,9 +29,10 @@ from heterps_core.data.manifest import (
     write_manifest,
 )
 from heterps_core.data.numeric_transform import NumericTransform
-from heterps_core.data.readers import Source, list_source_files, read_rows
+from heterps_core.data.readers import Source, count_rows, list_source_files, read_rows
 from heterps_core.data.row_batch import RowBatch
 from heterps_core.data.schema import DataSchema
+from heterps_core.data.table_size import buckets_for_rows
 from heterps_core.errors import ConfigurationError, DataError
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def prepare_dataset(
     source: Source,
     *,
     schema: DataSchema,
-    buckets_per_slot: int,
+    buckets_per_slot: int | None = None,
     eval_fraction: float = 0.2,
     eval_source: Source | None = None,
     numeric_transform: NumericTransform | None = None,
@@ -60,7 +61,7 @@ def prepare_dataset(
         source: A file, a folder, a pattern such as "day_*.gz", or a list of them; rows in time order.
         schema: Columns and their meaning.
         buckets_per_slot: Rows of each slot's embedding table, at least 2: row 0 for a missing value
-            and the rest shared by all values through their hash.
+            and the rest shared by all values through their hash. None: by the number of rows of `source`.
         eval_fraction: Share of the rows, the latest ones, that is held out, in [0, 1). At least one
             row is held out unless it is 0.
         eval_source: Rows to hold out, later than all of `source`, which is trained on then as a whole.
@@ -114,8 +115,9 @@ def prepare_dataset(
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    logger.info("prepared %d rows in %s", manifest.num_rows, out_dir)
-    return PreparedDataset.open(out_dir)
+        logger.info("prepared %d rows in %s", manifest.num_rows, out_dir)
+        # Before another process may replace it.
+        return PreparedDataset(out_dir, manifest)
 
 
 def _prepare_arrays(
@@ -124,13 +126,15 @@ def _prepare_arrays(
     eval_files: Sequence[Path],
     *,
     schema: DataSchema,
-    buckets_per_slot: int,
+    buckets_per_slot: int | None,
     eval_fraction: float,
     numeric_transform: NumericTransform | None,
     sources: tuple[SourceFile, ...],
     fingerprint: str,
 ) -> DatasetManifest:
     """Write the three arrays into `directory` and return what they hold."""
+    if buckets_per_slot is None:
+        buckets_per_slot = buckets_for_rows(count_rows(files, schema))
     features = FeatureSpec(
         num_dense=len(schema.numeric_columns),
         slot_rows=(buckets_per_slot,) * len(schema.categorical_columns),
@@ -193,8 +197,8 @@ def _check_transform(transform: NumericTransform | None, schema: DataSchema) -> 
         )
 
 
-def _check_parameters(buckets_per_slot: int, eval_fraction: float) -> None:
-    if not MIN_SLOT_ROWS <= buckets_per_slot < 2**31:
+def _check_parameters(buckets_per_slot: int | None, eval_fraction: float) -> None:
+    if buckets_per_slot is not None and not MIN_SLOT_ROWS <= buckets_per_slot < 2**31:
         raise ConfigurationError(
             f"buckets_per_slot must be in {MIN_SLOT_ROWS}..{2**31 - 1}, got {buckets_per_slot}"
         )

@@ -7,14 +7,14 @@ of time: the last rows are the ones held out.
 from __future__ import annotations
 
 import glob
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from heterps_core.data.parquet_reader import check_parquet_columns, read_parquet
+from heterps_core.data.parquet_reader import check_parquet_columns, count_parquet_rows, read_parquet
 from heterps_core.data.row_batch import RowBatch
 from heterps_core.data.schema import DataSchema
-from heterps_core.data.text_reader import GZIP_MAGIC, check_text_columns, read_text
+from heterps_core.data.source_folders import data_files_of, in_time_order
+from heterps_core.data.text_reader import GZIP_MAGIC, check_text_columns, count_text_rows, read_text
 from heterps_core.errors import DataError
 
 Source = str | Path | Sequence[str | Path]
@@ -27,10 +27,10 @@ def list_source_files(source: Source) -> tuple[Path, ...]:
     """Return the files of a source in time order.
 
     A list keeps its order. The files of a folder or pattern are ordered by name with numbers by value
-    (day_2 before day_10); names that begin with "." or "_" are left out of a folder.
+    (day_2 before day_10); see `data_files_of` for which files of a folder are data.
 
     Raises:
-        DataError: A file is missing, or a folder or pattern holds no file.
+        DataError: A file is missing, a folder or pattern holds no file, or a folder one that may not be meant.
     """
     if not isinstance(source, str | Path):
         files = tuple(file for part in source for file in list_source_files(part))
@@ -39,18 +39,18 @@ def list_source_files(source: Source) -> tuple[Path, ...]:
         return files
     path = Path(source)
     if path.is_dir():
-        found = [file for file in path.iterdir() if file.is_file() and file.name[0] not in "._"]
+        found = data_files_of(path)
         expected = "a folder must hold at least one data file, got none"
     elif path.exists():
         return (path,)
     else:
         # Path.glob takes no absolute patterns.
-        matches = glob.glob(str(source))  # noqa: PTH207
-        found = [file for file in map(Path, matches) if file.is_file()]
+        matches = [Path(name) for name in glob.glob(str(source))]  # noqa: PTH207
+        found = [file for match in matches for file in (data_files_of(match) if match.is_dir() else [match])]
         expected = "there is no such file or folder; check the path"
     if not found:
         raise DataError(path, expected)
-    return tuple(sorted(found, key=_name_with_numbers))
+    return tuple(in_time_order(found))
 
 
 def read_rows(files: Sequence[Path], schema: DataSchema) -> Iterator[RowBatch]:
@@ -82,6 +82,18 @@ def check_columns(file: Path, schema: DataSchema) -> None:
         check_text_columns(file, schema)
 
 
+def count_rows(files: Sequence[Path], schema: DataSchema) -> int:
+    """Return how many rows the files hold, without parsing them; blank lines of a text file count too.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
+    return sum(
+        count_parquet_rows(file) if _is_parquet(file, schema) else count_text_rows(file, schema)
+        for file in files
+    )
+
+
 def _read_file(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
     return read_parquet(path, schema) if _is_parquet(path, schema) else read_text(path, schema)
 
@@ -99,14 +111,6 @@ def _is_parquet(path: Path, schema: DataSchema) -> bool:
         raise DataError(path, f"cannot be read: {error.strerror}") from error
     if not magic:
         raise DataError(path, f"must hold at least one row of {schema.name} data, but is empty")
-    if magic == _PARQUET_MAGIC:
-        return True
     if path.suffix == ".gz" and not magic.startswith(GZIP_MAGIC):
-        raise DataError(path, "must be a gzip file, as its name ends in .gz; rename it or get it anew")
-    return False
-
-
-def _name_with_numbers(file: Path) -> list[tuple[int, str]]:
-    """Return a sort key that compares runs of digits by value."""
-    parts = re.split(r"(\d+)", str(file))
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
+        raise DataError(path, "must be a gzip file, as its name ends in .gz; rename it or get it again")
+    return magic == _PARQUET_MAGIC

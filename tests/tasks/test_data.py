@@ -13,7 +13,6 @@ from heterps_core.errors import ConfigurationError, DataError
 from infra.workspace import Workspace
 from tasks.data import (
     KEPT_NIGHTS,
-    buckets_for_bytes,
     check_source,
     find_night_of,
     prepare_data,
@@ -24,14 +23,6 @@ from tasks.data import (
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory):
     return write_click_stream(tmp_path_factory.mktemp("stream") / "clicks.tsv", num_rows=3_000, seed=1)
-
-
-@pytest.mark.parametrize("num_bytes", [0, 1, 10**6, 10**8, 10**12])
-def test_buckets_are_a_power_of_two_within_the_limits(num_bytes):
-    buckets = buckets_for_bytes(num_bytes)
-
-    assert 1_024 <= buckets <= 131_072
-    assert buckets & (buckets - 1) == 0
 
 
 def test_a_source_is_prepared_in_the_workspace_and_reused(stream, tmp_path):
@@ -129,6 +120,29 @@ def test_a_bad_row_in_the_middle_of_a_day_is_told_with_its_line(days, tmp_path):
 
     with pytest.raises(DataError, match=r"day 2026-11-02, .*, line 412: "):
         prepare_night(Workspace(root=tmp_path / "home").create(), copied, "2026-11-01")
+
+
+def test_a_first_night_has_tables_for_the_rows_of_its_day(tmp_path):
+    write_click_days(tmp_path, first_day=date(2026, 11, 6), num_days=2, rows_per_day=33_000, seed=0)
+
+    clicks = prepare_night(Workspace(root=tmp_path / "home").create(), tmp_path, "2026-11-06")
+
+    assert set(clicks.open().features.slot_rows) == {2_048}  # 33,000 / 16 = 2,062
+
+
+@pytest.mark.parametrize(("buckets_per_slot", "is_told"), [(256, True), (512, False)])
+def test_data_that_has_outgrown_the_tables_of_the_champion_is_told(
+    days, tmp_path, caplog, buckets_per_slot, is_told
+):
+    caplog.set_level("INFO")
+
+    prepare_night(Workspace(root=tmp_path).create(), days, "2026-11-01", buckets_per_slot=buckets_per_slot)
+
+    advice = (
+        "each keeps the champion's 256 rows, but 700 rows of data would get 1,024 in a new model, with fewer "
+        "collisions; start_from=scratch trains one"
+    )
+    assert (advice in caplog.text) == is_told
 
 
 def test_prepared_nights_do_not_fill_the_disk(days, tmp_path):

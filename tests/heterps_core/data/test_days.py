@@ -37,6 +37,44 @@ def test_a_pattern_finds_the_days_that_it_fits(tmp_path, pattern):
     }
 
 
+@pytest.mark.parametrize("name", ["", "day=*", "day=*/*", "day=*/hour=*/*.tsv"])
+def test_folders_of_hours_within_a_day_belong_to_it_in_their_order(tmp_path, name):
+    days = ("2026-11-09", "2026-11-10")
+    make_days(tmp_path, *(f"{day}/hour={hour}" for day in days for hour in (10, 9)))
+
+    found = partitions_of(tmp_path / name)
+
+    assert list(found) == [date(2026, 11, 9), date(2026, 11, 10)]
+    assert [path.parent.name for path in found[date(2026, 11, 9)]] == ["hour=9", "hour=10"]
+
+
+def test_files_of_a_day_and_of_its_hours_are_all_trained_on(tmp_path):
+    make_days(tmp_path, "2026-11-09", "2026-11-09/hour=01", "2026-11-10")
+
+    night = find_night(tmp_path, None)
+
+    assert [str(path.relative_to(tmp_path)) for path in night.train_files] == [
+        "day=2026-11-09/clicks.tsv",
+        "day=2026-11-09/hour=01/clicks.tsv",
+    ]
+
+
+def test_another_folder_within_a_day_is_refused_by_name(tmp_path):
+    make_days(tmp_path, "2026-11-09/old", "2026-11-10")
+
+    with pytest.raises(DataError, match=r"day=2026-11-09: .* holds the folder 'old'"):
+        find_night(tmp_path, None)
+
+
+def test_what_lies_beside_the_days_is_left_out_and_told(tmp_path, caplog):
+    make_days(tmp_path, "2026-11-09", "2026-11-10")
+    (tmp_path / "late.tsv").write_text("row\n")
+    (tmp_path / "_SUCCESS").touch()
+
+    assert len(partitions_of(tmp_path)) == 2
+    assert "is left out: late.tsv" in caplog.text
+
+
 ONE_DAY = "days/day=2026-11-09"
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -59,6 +61,62 @@ def test_texts_may_be_dictionaries_or_large(tmp_path, texts):
     (batch,) = read_rows([write_parquet(tmp_path, site=texts)], CLICKS)
 
     assert batch.texts[0].to_pylist() == ["a", None, "b"]
+
+
+@pytest.mark.parametrize("number_type", [pa.float64(), pa.float32(), pa.float16()])
+def test_nan_is_a_missing_value_in_numbers_and_in_categories(tmp_path, number_type):
+    with_nan = pa.array(np.array([3.0, np.nan, 5.0], dtype=number_type.to_pandas_dtype()), from_pandas=False)
+    texts = with_nan if number_type != pa.float16() else with_nan.cast(pa.float32())
+    (batch,) = read_rows([write_parquet(tmp_path, age=with_nan, hour=texts)], CLICKS)
+
+    np.testing.assert_array_equal(batch.numbers[:, 0], [3, np.nan, 5])
+    assert batch.texts[1].null_count == 1
+    assert batch.texts[1][1].as_py() is None
+
+
+@pytest.mark.parametrize(
+    ("ages", "marker"),
+    [
+        ([3.0, float("inf"), 5.0], "inf"),
+        ([3, -1, 5], "-1"),
+        ([3.0, -1.0, 5.0], "-1"),
+        (["3", "many", "5"], "many"),
+    ],
+)
+def test_a_missing_marker_of_the_schema_is_one_whatever_the_type_of_the_column(tmp_path, ages, marker):
+    schema = replace(CLICKS, missing_markers=("-", marker))
+
+    (batch,) = read_rows([write_parquet(tmp_path, age=ages)], schema)
+
+    np.testing.assert_array_equal(batch.numbers[:, 0], [3, np.nan, 5])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"site": [["a"], [], ["b", "c"]]},
+            r"column site holds a list<.*> in each row, .* not supported yet; write",
+        ),
+        ({"age": [[1.0], [2.0], []]}, r"column age holds a list<.*> in each row"),
+        ({"hour": [{"of": 1}, {"of": 2}, None]}, r"column hour holds a struct<.*> in each row"),
+        (
+            {"age": pa.array([1, 2, 3], pa.timestamp("s"))},
+            r"column age must hold numbers, got timestamp",
+        ),
+    ],
+)
+def test_a_column_of_a_type_that_cannot_be_read_is_named(tmp_path, changes, message):
+    with pytest.raises(DataError, match=message) as caught:
+        list(read_rows([write_parquet(tmp_path, **changes)], CLICKS))
+
+    assert "file again" not in str(caught.value)
+
+
+def test_a_list_in_a_column_that_is_not_used_does_not_matter(tmp_path):
+    (batch,) = read_rows([write_parquet(tmp_path, unused=[[1], [], [2]])], CLICKS)
+
+    assert batch.labels.tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize(

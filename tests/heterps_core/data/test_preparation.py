@@ -1,8 +1,12 @@
+import logging
+import multiprocessing
 import os
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
+from heterps_core.data import preparation
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.hashing import rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform
@@ -106,6 +110,79 @@ def test_a_source_rewritten_with_the_same_size_and_time_is_noticed(source, tmp_p
     os.utime(source, ns=times_ns)
 
     assert prepare(source, tmp_path / "out").manifest.num_train_clicks == first.manifest.num_train_clicks - 1
+
+
+def prepare_and_tell(source, out_dir, buckets_per_slot, together, answers):
+    """Prepare in this process once all are there; tell what was logged, and the content that was returned."""
+    logged = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage().split()[0])
+    logging.getLogger("heterps_core.data.preparation").addHandler(handler)
+    logging.getLogger("heterps_core.data.preparation").setLevel(logging.INFO)
+    together.wait(60)
+    dataset = prepare(source, out_dir, buckets_per_slot=buckets_per_slot)
+    answers.put(
+        (buckets_per_slot, dataset.features.slot_rows[0], logged, dataset.ids.sum(), len(dataset.labels))
+    )
+
+
+def prepare_at_the_same_time(source, out_dir, sizes):
+    """Prepare in one folder from as many processes as there are table sizes; returns what they tell."""
+    context = multiprocessing.get_context("spawn")
+    together, answers = context.Barrier(len(sizes)), context.Queue()
+    processes = [
+        context.Process(target=prepare_and_tell, args=(source, out_dir, size, together, answers))
+        for size in sizes
+    ]
+    for process in processes:
+        process.start()
+    told = [answers.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join(60)
+    return told
+
+
+def test_of_two_processes_that_prepare_the_same_folder_one_prepares_and_the_other_waits_for_it(tmp_path):
+    source = write_lines(tmp_path / "rows.tsv", criteo_lines(30_000))
+    alone = prepare(source, tmp_path / "alone")
+
+    told = prepare_at_the_same_time(source, tmp_path / "both", [50, 50])
+
+    assert sorted(logged for _, _, logged, _, _ in told) == [["prepared"], ["reusing"]]
+    assert {(ids, rows) for *_, ids, rows in told} == {(alone.ids.sum(), 30_000)}
+    both = PreparedDataset.open(tmp_path / "both")
+    np.testing.assert_array_equal(both.ids, alone.ids)
+    np.testing.assert_array_equal(both.dense, alone.dense)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "both", "rows.tsv"]
+
+
+def test_two_processes_that_prepare_one_folder_otherwise_each_get_their_own_rows(tmp_path):
+    source = write_lines(tmp_path / "rows.tsv", criteo_lines(30_000))
+
+    told = prepare_at_the_same_time(source, tmp_path / "both", [50, 51])
+
+    assert {(asked, got) for asked, got, *_ in told} == {(50, 50), (51, 51)}
+    assert [logged for _, _, logged, _, _ in told] == [["prepared"], ["prepared"]]
+
+
+def test_who_replaces_the_rows_as_soon_as_it_may_does_not_change_what_the_first_gets(
+    source, tmp_path, monkeypatch
+):
+    exclusive = preparation._exclusive
+
+    @contextmanager
+    def with_another_waiting(directory):
+        with exclusive(directory):
+            yield
+        monkeypatch.setattr(preparation, "_exclusive", exclusive)
+        prepare(source, tmp_path / "out", buckets_per_slot=51)
+
+    monkeypatch.setattr(preparation, "_exclusive", with_another_waiting)
+
+    dataset = prepare(source, tmp_path / "out")
+
+    assert set(dataset.features.slot_rows) == {50}
+    assert dataset.ids.max() < 50
 
 
 @pytest.mark.parametrize("changes", [{"buckets_per_slot": 51}, {"eval_fraction": 0.3}])
