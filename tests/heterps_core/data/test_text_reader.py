@@ -66,6 +66,18 @@ def test_a_csv_with_header_is_read_by_name_whatever_the_order(tmp_path):
     assert texts[25] == [row["C26"] for row in rows]
 
 
+def test_a_header_in_quotes_is_read_by_name_without_them(tmp_path):
+    header = ['"extra, of two words"', *(f'"{name}"' for name in COLUMNS)]
+    rows = [",".join(['"a ""b"", c"', *criteo_fields(number)]) for number in range(4)]
+    path = write_lines(tmp_path / "rows.csv", [",".join(header), *rows])
+
+    labels, numbers, texts = read_all(path)
+
+    assert labels == [1, 0, 0, 1]
+    assert numbers[:, 0].tolist() == [0, 1, 2, 3]
+    assert texts[25] == [criteo_fields(number)[-1] for number in range(4)]
+
+
 def test_a_byte_order_mark_before_the_header_is_no_part_of_it(tmp_path):
     lines = [b"\xef\xbb\xbf" + ",".join(COLUMNS).encode(), ",".join(criteo_fields(0))]
 
