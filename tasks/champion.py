@@ -87,8 +87,10 @@ def champion_before(workspace: Workspace, day: date) -> Champion | None:
 
     So a day that is trained once more, since its run was killed after it had made its model the champion, and one
     that is back-filled, go on from where the day began, and no weights see a day twice. A back-filled version that
-    passed its gates counts as a champion here. Where none fits, the champion of now is returned, and None where there
-    is none.
+    passed its gates counts as a champion here. Where none fits, the champion of now is returned.
+
+    Where there is no champion yet, the newest version that only the logistic regression has kept out is gone on from,
+    so that it becomes better night by night; None where there is none either.
 
     Raises:
         CheckpointError: The files of the version are not those that were registered.
@@ -96,7 +98,13 @@ def champion_before(workspace: Workspace, day: date) -> Champion | None:
     """
     current = model_registry.version_called(workspace, CHAMPION_ALIAS)
     if current is None:
-        return None
+        kept_out = [
+            each
+            for each in model_registry.registered_versions(workspace)
+            if each.day is not None and each.day < day.isoformat() and _was_kept_out_by_baseline(each)
+        ]
+        newest = max(kept_out, key=lambda each: each.day or "", default=None)
+        return None if newest is None else _verified(workspace, newest)
     if current.day is None or current.day >= day.isoformat():
         earlier = [
             each
@@ -140,6 +148,11 @@ def champions_by_day(versions: Sequence[RegisteredVersion]) -> list[RegisteredVe
         if registered.day is not None and _counts_as_champion(registered) and not is_rolled_back(registered)
     ]
     return sorted(known, key=lambda registered: registered.day or "")
+
+
+def _was_kept_out_by_baseline(registered: RegisteredVersion) -> bool:
+    decision = decision_of(registered)
+    return decision is not None and decision.missed_baseline_alone
 
 
 def _counts_as_champion(registered: RegisteredVersion) -> bool:

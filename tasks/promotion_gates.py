@@ -140,6 +140,11 @@ class PromotionDecision:
         """It passed all gates, and is not champion only because the champion knows later days."""
         return not self.is_promoted and bool(self.gates) and all(gate.is_met for gate in self.gates)
 
+    @property
+    def missed_baseline_alone(self) -> bool:
+        """Only the logistic regression kept it from becoming the first champion."""
+        return [gate.name for gate in self.gates if not gate.is_met] == [BASELINE_GATE]
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {"schema_version": SCHEMA_VERSION, **asdict(self)}

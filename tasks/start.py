@@ -145,7 +145,8 @@ def choose_start(
             accumulators_kept=ACCUMULATORS_KEPT,
         ),
         folder=champion.folder,
-        reason=f"goes on from {name} of {champion.day}, with its tables and numeric transform; {optimizers}",
+        reason=f"goes on from version {champion.version} of {champion.day}, with its tables and numeric transform; "
+        f"{optimizers}",
     )
 
 

@@ -165,6 +165,18 @@ def test_a_first_model_that_is_proven_worse_than_the_logistic_regression_stays_o
     assert champion_of(models.workspace) is None
 
 
+def test_a_night_goes_on_from_what_only_the_baseline_kept_out_until_there_is_a_champion(models):
+    better = baseline_of(models, logits_of(models, FITTED))
+    promote(models, OLD, baseline=better)
+    promote(models, SHIFTED)  # Worse than the mean click rate.
+
+    assert champion_before(models.workspace, date(2026, 11, 1)) is None
+    assert champion_before(models.workspace, date(2026, 11, 2)).version == OLD
+    assert champion_before(models.workspace, date(2026, 11, 9)).version == OLD
+    promote(models, EQUAL, day="2026-11-03")
+    assert champion_before(models.workspace, date(2026, 11, 9)).version == EQUAL
+
+
 def test_a_first_model_that_is_worse_without_proof_becomes_champion_and_says_so(models):
     logits = logits_of(models, FITTED)
     # Two clicks that the regression ranks higher: too few to prove anything.

@@ -77,7 +77,7 @@ def test_a_night_goes_on_with_the_champions_weights_tables_and_transform(champio
     assert start.folder == champion.folder
     assert (start.buckets_per_slot, start.numeric_transform) == (2048, TRANSFORM)
     assert start.reason == (
-        "goes on from the champion, version 7 of 2026-11-08, with its tables and numeric transform; "
+        "goes on from version 7 of 2026-11-08, with its tables and numeric transform; "
         "the optimizers go on too"
     )
 
