@@ -8,6 +8,8 @@ from zoneinfo import ZoneInfo
 
 from flows.opened_run import OpenedRun
 from flows.schedule import nightly_timezone
+from heterps_core.provisioning.offer_choice import offers_that_hold_workers
+from heterps_core.scheduling.worker_memory import host_bytes_of_worker
 from heterps_core.training.job import TrainingConfig
 from infra.catalogue.interruptions import read_counted
 from infra.catalogue.price_catalogue import PriceCatalogue
@@ -111,6 +113,9 @@ def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
         catalogue=prices,
         region=terms.region,
         counted_interruptions=read_counted(price_folder(run.workspace)),
+    )
+    offers = offers_that_hold_workers(
+        device_types, offers, host_bytes_of_worker=host_bytes_of_worker(job.num_samples)
     )
     with explained_by(deadline):
         problem = make_problem(

@@ -29,6 +29,7 @@ from heterps_core.scheduling.problem_builder import UnitTerms, build_problem
 from heterps_core.scheduling.rehearsal import RehearsalPrediction, predict_rehearsal
 from heterps_core.scheduling.schedulers import get_scheduler
 from heterps_core.scheduling.search_result import SearchResult
+from heterps_core.scheduling.worker_memory import reserved_bytes
 from heterps_core.simulation.plan_simulation import PlanSimulation, simulate_plan
 from heterps_core.simulation.rehearsed_workers import simulate_workers
 from heterps_core.simulation.simulation_options import SimulationOptions
@@ -108,6 +109,12 @@ def _problem_in_zone(
             interruptions_per_hour=interruptions_per_unit(name, offers),
             price_usd_per_hour=prices[name].usd_per_hour,
             max_units=MAX_UNITS,
+            reserved_bytes=reserved_bytes(
+                get_device_type(name),
+                profiled.planned_graph,
+                batch_size=job.batch_size,
+                num_samples=job.num_samples,
+            ),
         )
         for name in device_types
         if name in prices

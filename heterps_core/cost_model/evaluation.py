@@ -260,12 +260,12 @@ def _memory_violations(problem: SchedulingProblem, parts: Sequence[StageEvaluati
         Violation(
             constraint="memory",
             subject=f"layers {part.stage.first_layer}..{part.stage.last_layer} on {part.stage.device_type}",
-            required=problem.device_types[part.stage.device_type].memory_bytes,
+            required=problem.device_types[part.stage.device_type].usable_bytes,
             reached=part.memory_bytes,
             unit="bytes",
         )
         for part in parts
-        if not is_within(part.memory_bytes, problem.device_types[part.stage.device_type].memory_bytes)
+        if not is_within(part.memory_bytes, problem.device_types[part.stage.device_type].usable_bytes)
     ]
 
 

@@ -199,7 +199,7 @@ def _stage_table(
         compute_seconds[:, index] = scaled_seconds(work, **sizes)
         communication_seconds[:, index] = scaled_seconds(traffic + across, **sizes)
         boundaries[:, index] = scaled_seconds(across, **sizes)
-        memory_replicas[:, index] = least_memory_replicas(replicated_bytes, sharded_bytes, unit.memory_bytes)
+        memory_replicas[:, index] = least_memory_replicas(replicated_bytes, sharded_bytes, unit.usable_bytes)
     return StageTable(
         compute_seconds=compute_seconds,
         communication_seconds=communication_seconds,

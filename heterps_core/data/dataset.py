@@ -190,4 +190,6 @@ class PreparedDataset:
 def epoch_order(num_train_rows: int, epoch: int, seed: int) -> npt.NDArray[np.uint32]:
     """Return the order [num_train_rows] in which an epoch visits the training rows; from its arguments alone."""
     generator = np.random.default_rng([seed, epoch])
-    return generator.permutation(np.arange(num_train_rows, dtype=np.uint32))
+    order = np.arange(num_train_rows, dtype=np.uint32)
+    generator.shuffle(order)  # in place: `permutation` gives the same order and holds it twice
+    return order

@@ -9,6 +9,7 @@ Shapes: as in `sharded_table`.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -71,7 +72,9 @@ class SharedMemoryTable(ShardedTable):
         self._link.wait_for_all()
 
     def _new_weight(self) -> Tensor:
-        return self._whole_RD[self.rows.first : self.rows.stop]
+        shard_RD = self._whole_RD[self.rows.first : self.rows.stop]
+        # A storage that ends with the shard: a checkpoint copies tensors that are part of a larger one.
+        return torch.from_numpy(shard_RD.numpy())
 
     def _gather(self, rows_BS: Tensor, out_BX: Tensor) -> RowExchange | None:
         copy_rows(self._whole_RD, rows_BS, out_BX)

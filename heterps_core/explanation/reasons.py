@@ -155,7 +155,7 @@ def _is_memory_bound(problem: SchedulingProblem, stage: Stage) -> bool:
     replicated_bytes = sum(layer.state_bytes for layer in layers if not layer.is_sharded)
     sharded_bytes = sum(layer.state_bytes for layer in layers if layer.is_sharded)
     fewer_bytes = replica_memory_bytes(replicated_bytes, sharded_bytes, stage.num_replicas - 1)
-    return not is_within(fewer_bytes, problem.device_types[stage.device_type].memory_bytes)
+    return not is_within(fewer_bytes, problem.device_types[stage.device_type].usable_bytes)
 
 
 def _single_type(problem: SchedulingProblem, name: str) -> SingleType:

@@ -106,6 +106,14 @@ class UnitType:
     interruptions_per_hour: float = 0.0
     """Expected interruptions of one unit: above 0 on spot. They stop the whole plan."""
 
+    reserved_bytes: float = 0.0
+    """Of `memory_bytes`, what a worker takes before any table or weight (`worker_memory.py`)."""
+
+    @property
+    def usable_bytes(self) -> float:
+        """What state may fill; below 0 where not even the worker fits."""
+        return self.memory_bytes - self.reserved_bytes
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulingProblem:
@@ -260,7 +268,7 @@ _SCALAR_FIELDS = (
     "num_epochs",
     "throughput_floor_samples_per_s",
 )
-_OPTIONAL_UNIT_FIELDS = ("instances", "zone", "interruptions_per_hour")
+_OPTIONAL_UNIT_FIELDS = ("instances", "zone", "interruptions_per_hour", "reserved_bytes")
 _LAYER_FIELDS = ("name", "kind", "is_sharded", "state_bytes", "output_bytes_per_sample")
 
 
@@ -310,6 +318,7 @@ def _check_device_types(device_types: Mapping[str, UnitType]) -> None:
         check_fraction(f"{path}.compute_parallel_fraction", unit.compute_parallel_fraction)
         check_fraction(f"{path}.communication_parallel_fraction", unit.communication_parallel_fraction)
         check_not_negative(f"{path}.interruptions_per_hour", unit.interruptions_per_hour)
+        check_not_negative(f"{path}.reserved_bytes", unit.reserved_bytes)
         if not isinstance(unit.zone, str):
             raise MalformedProblemError(f"{path}.zone", f"must be a text, got {shown(unit.zone)}")
         if unit.instances:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from heterps_core.cost_model.instance_cover import InstanceCover
 from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import ProvisioningError
-from heterps_core.hardware import InstanceOffer, Market
+from heterps_core.hardware import DeviceKind, InstanceOffer, Market
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.problem.extra_costs import InstanceSize
@@ -111,6 +111,36 @@ def zones_of(offers: Iterable[InstanceOffer]) -> tuple[str | None, ...]:
 def offers_in_zone(offers: Iterable[InstanceOffer], zone: str | None) -> tuple[InstanceOffer, ...]:
     """Return what is sold in a zone: the offers of the zone, and those of all zones, bound to it."""
     return tuple(replace(offer, zone=zone) for offer in offers if offer.zone in (None, zone))
+
+
+def offers_that_hold_workers(
+    device_types: Iterable[str], offers: Iterable[InstanceOffer], *, host_bytes_of_worker: float
+) -> tuple[InstanceOffer, ...]:
+    """Return the offers without the hosts of cards that have too little memory for a worker of each card.
+
+    Raises:
+        UnknownNameError: A device type is in no table.
+        ProvisioningError: No host of a card has enough; names what the largest has for each card.
+    """
+    offers = tuple(offers)
+    too_small: set[InstanceOffer] = set()
+    for name in device_types:
+        hardware = get_device_type(name)
+        if hardware.kind is DeviceKind.CPU:
+            continue
+        shares = {
+            offer: offer.instance_type.memory_bytes / units
+            for offer in offers
+            if (units := hardware.equal_units_of(offer.instance_type)) > 0
+        }
+        small = {offer for offer, share in shares.items() if share < host_bytes_of_worker}
+        if shares and len(small) == len(shares):
+            raise ProvisioningError(
+                f"a host of {name} must have {host_bytes_of_worker:.6g} bytes of memory for each card's worker, but "
+                f"the largest offer has {max(shares.values()):.6g}; plan for fewer training rows or leave {name} out"
+            )
+        too_small |= small
+    return tuple(offer for offer in offers if offer not in too_small)
 
 
 def choose_instances(stages: Sequence[Stage], offers: Iterable[InstanceOffer]) -> ProvisioningPlan:

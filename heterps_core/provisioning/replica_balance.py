@@ -19,7 +19,7 @@ from heterps_core.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.cost_model.stage_table import StageTable, run_table, segment_row
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
-from heterps_core.problem.scheduling_problem import SchedulingProblem
+from heterps_core.problem.scheduling_problem import SchedulingProblem, UnitType
 from heterps_core.provisioning.stage_time_search import (
     RateSolutions,
     StageTimeOptimum,
@@ -167,7 +167,7 @@ def _infeasible(
             return InfeasiblePlanError(
                 "memory",
                 f"layers {run.first_layer}..{run.last_layer} keep {state_bytes:.6g} bytes on each replica, but "
-                f"one unit of {run.device_type} has {unit.memory_bytes:.6g}; place some elsewhere",
+                f"one unit of {run.device_type} has {memory_text(unit)}; place some elsewhere",
             )
     least_seconds = fixed.least_seconds()
     if np.isfinite(least_seconds):
@@ -180,6 +180,16 @@ def _infeasible(
                 f"memory alone takes {needed} units of {name}, but max_units is {unit.max_units}",
             )
     raise AssertionError("stages that fit into memory and caps reach some throughput")
+
+
+def memory_text(unit: UnitType) -> str:
+    """Return the memory of a unit that state may fill, in bytes, and what is reserved beside it."""
+    if unit.reserved_bytes == 0:
+        return f"{unit.memory_bytes:.6g}"
+    return (
+        f"{max(unit.usable_bytes, 0):.6g} ({unit.memory_bytes:.6g} less {unit.reserved_bytes:.6g} "
+        f"reserved for what a worker takes before any table)"
+    )
 
 
 def floor_missed(problem: SchedulingProblem, least_seconds: float) -> InfeasiblePlanError:

@@ -21,7 +21,7 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.problem.field_checks import LARGEST_NUMBER
 from heterps_core.problem.scheduling_problem import SchedulingProblem
-from heterps_core.provisioning.replica_balance import floor_missed
+from heterps_core.provisioning.replica_balance import floor_missed, memory_text
 from heterps_core.provisioning.stage_time_search import (
     least_stage_seconds,
     minimise_stage_time_rate,
@@ -193,8 +193,8 @@ def _largest_misfit(problem: SchedulingProblem, table: StageTable) -> str:
         return ""
     worst = max(misfits.tolist(), key=lambda index: problem.layers[index].state_bytes)
     layer = problem.layers[worst]
-    most_bytes = max(unit.memory_bytes for unit in problem.device_types.values())
+    largest = max(problem.device_types.values(), key=lambda unit: unit.usable_bytes)
     return (
         f": layer {worst} ({layer.name}) alone keeps {layer.state_bytes:.6g} bytes, the largest device type "
-        f"has {most_bytes:.6g}"
+        f"has {memory_text(largest)}"
     )

@@ -43,6 +43,9 @@ class UnitTerms:
     interruptions_per_hour: float = 0.0
     """Of one unit; 0 on-demand."""
 
+    reserved_bytes: float = 0.0
+    """Of its memory, what tables and weights may not fill."""
+
     @classmethod
     def of_device_type(
         cls,
@@ -52,6 +55,7 @@ class UnitTerms:
         max_units: int,
         instances: tuple[InstanceSize, ...] = (),
         interruptions_per_hour: float = 0.0,
+        reserved_bytes: float = 0.0,
     ) -> UnitTerms:
         """Return terms with the published memory and network of a device type."""
         return cls(
@@ -60,6 +64,7 @@ class UnitTerms:
             instances=instances,
             interruptions_per_hour=interruptions_per_hour,
             memory_bytes=device_type.memory_bytes,
+            reserved_bytes=reserved_bytes,
             bandwidth_bytes_per_s=device_type.network_bandwidth_bytes_per_s,
         )
 
@@ -189,6 +194,7 @@ def _unit_type(graph: ModelGraph, profile: LayerProfile, terms: UnitTerms, *, ba
         instances=terms.instances,
         interruptions_per_hour=terms.interruptions_per_hour,
         memory_bytes=terms.memory_bytes,
+        reserved_bytes=terms.reserved_bytes,
         bandwidth_bytes_per_s=terms.bandwidth_bytes_per_s,
         compute_parallel_fraction=profile.compute_parallel_fraction(batch_size=batch_size),
         communication_parallel_fraction=profile.communication_parallel_fraction(

@@ -62,7 +62,7 @@ class CandidateStages:
                     work * scale * (1 - alpha + alpha / counts),
                     traffic * scale * (1 - beta + beta / counts),
                 )
-                fits = whole + sharded / counts <= unit.memory_bytes * (1 + ROUNDING)
+                fits = whole + sharded / counts <= (unit.memory_bytes - unit.reserved_bytes) * (1 + ROUNDING)
                 seconds[index, column] = np.where(fits & (counts <= unit.max_units), times, np.inf)
         return cls(
             problem=problem,

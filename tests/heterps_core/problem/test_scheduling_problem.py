@@ -81,6 +81,7 @@ MISSING = object()
         ("device_types.cpu.price_usd_per_hour", 0, "must be positive"),
         ("device_types.cpu.max_units", 0, "must lie in 1.."),
         ("device_types.cpu.memory_bytes", 0, "must be positive"),
+        ("device_types.cpu.reserved_bytes", -1, "must not be negative"),
         ("device_types.cpu.bandwidth_bytes_per_s", 0, "must be positive"),
         ("device_types.cpu.compute_parallel_fraction", 1.01, r"must lie in \[0, 1\]"),
         ("device_types.cpu.communication_parallel_fraction", -0.01, r"must lie in \[0, 1\]"),

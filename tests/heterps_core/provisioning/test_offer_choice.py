@@ -15,6 +15,7 @@ from heterps_core.provisioning.offer_choice import (
     instance_sizes,
     instances_by_zone,
     interruptions_per_unit,
+    offers_that_hold_workers,
     unit_prices,
 )
 
@@ -233,3 +234,36 @@ def test_zones_are_in_the_order_of_their_price():
     plans = instances_by_zone([Stage(0, 0, "cpu-c7i", 1)], offers)
 
     assert [plan.groups[0].offer.zone for plan in plans] == ["us-east-1b", "us-east-1c", "us-east-1a"]
+
+
+def card_host(name, *, cards, host_gib):
+    offer = cpu_offer(name, vcpus=4 * cards, price_usd_per_hour=0.5 * cards)
+    machine = dataclasses.replace(
+        offer.instance_type,
+        accelerator_name="t4",
+        accelerator_count=cards,
+        accelerator_memory_bytes_each=16 * 1024**3,
+        memory_bytes=host_gib * 1024**3,
+    )
+    return dataclasses.replace(offer, instance_type=machine)
+
+
+def test_a_host_with_too_little_memory_for_a_worker_of_each_card_is_not_offered():
+    roomy, tight = (
+        card_host("g4dn.xlarge", cards=1, host_gib=16),
+        card_host("g4dn.12xlarge", cards=4, host_gib=48),
+    )
+    core = cpu_offer("c7i.large", vcpus=2, price_usd_per_hour=0.1)
+
+    found = offers_that_hold_workers(
+        ["gpu-t4", "cpu-c7i"], [roomy, tight, core], host_bytes_of_worker=13 * 1024**3
+    )
+
+    assert found == (roomy, core)
+
+
+def test_a_card_that_no_host_has_the_memory_for_is_named_with_what_the_largest_has():
+    offers = [card_host("g4dn.xlarge", cards=1, host_gib=16)]
+
+    with pytest.raises(ProvisioningError, match=r"host of gpu-t4 must have 2e\+10 .* largest offer has 1\.7"):
+        offers_that_hold_workers(["gpu-t4"], offers, host_bytes_of_worker=2e10)

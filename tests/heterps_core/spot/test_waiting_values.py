@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import ceil, floor
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ LATE = 1e6
 
 
 @cache
-def values(place, is_up, bucket, work, time):
+def values(place, is_up, bucket, work, time, lost_steps):
     """Return the cost of each action, as a recursion over one state at a time.
 
     Places are "idle", "on-demand", "spot", and ("on-demand" or "spot", steps of start-up left).
@@ -33,7 +34,7 @@ def values(place, is_up, bucket, work, time):
     slack = time - work
 
     def best(*state):
-        return min(values(*state).values())
+        return min(values(*state, lost_steps).values())
 
     def mean(if_up, if_down, if_other=None):
         """Return the mean over the market's step of a cost that depends on (is_up, bucket)."""
@@ -54,12 +55,22 @@ def values(place, is_up, bucket, work, time):
     def then(place, work):
         return lambda up: lambda bucket: best(place, up, bucket, work, time - 1)
 
+    def idle_with(work):
+        low, high = floor(work), ceil(work)
+        share = work - low
+
+        def after(up):
+            fewer, more = then("idle", low)(up), then("idle", high)(up)
+            return lambda bucket: (1 - share) * fewer(bucket) + share * more(bucket)
+
+        return after
+
     def start_on_demand(left):
         after = then("on-demand" if left == 1 else ("on-demand", left - 1), work)
         return 1 + mean(after(True), after(False))
 
     def spot(place, spot_work, idle_work):
-        idle = then("idle", idle_work)
+        idle = idle_with(idle_work)
         return PRICE + mean(then(place, spot_work)(True), idle(False), idle(True))
 
     if place == ("on-demand", 1):
@@ -67,8 +78,11 @@ def values(place, is_up, bucket, work, time):
     if place == ("spot", 1):
         return {RUN_ON_SPOT: spot("spot", work, work)}
     if place == "spot":
-        # One step is lost at an interruption: the step's own.
-        return {RUN_ON_SPOT: spot("spot", work - 1, work), RUN_ON_DEMAND: start_on_demand(STARTUP)}
+        # A step is done, of which `lost_steps` are lost at an interruption; between whole steps, the mean of both.
+        return {
+            RUN_ON_SPOT: spot("spot", work - 1, work - 1 + lost_steps),
+            RUN_ON_DEMAND: start_on_demand(STARTUP),
+        }
     waits = then("idle", work)
     costs = {WAIT: mean(waits(True), waits(False)) + (0 if slack > ENTRY else LATE)}
     if place == "idle":
@@ -81,8 +95,13 @@ def values(place, is_up, bucket, work, time):
     return costs
 
 
+@pytest.fixture(scope="module", params=[1.0, 0.4, 1.2])
+def lost_steps(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def tables():
+def tables(lost_steps):
     model = MarketModel(
         up_hazard=UP_HAZARD,
         down_hazard=DOWN_HAZARD,
@@ -94,9 +113,9 @@ def tables():
         step_ticks=STEP,
         startup_steps=STARTUP,
         entry_slack_steps=ENTRY,
-        lost_steps=1.0,
+        lost_steps=lost_steps,
         num_times=25,
-        num_works=13,
+        num_works=37,
     )
 
 
@@ -109,13 +128,13 @@ def tables():
         ("on_demand_down", "on-demand", False),
     ],
 )
-def test_every_action_is_one_of_least_cost(tables, table, place, is_up):
+def test_every_action_is_one_of_least_cost(tables, lost_steps, table, place, is_up):
     found = getattr(tables, table)
     checked = set()
     for time in range(1, 25):
         for work in range(1, min(time, 12) + 1):
             for bucket in range(5):
-                costs = values(place, is_up, bucket, work, time)
+                costs = values(place, is_up, bucket, work, time, lost_steps)
                 action = int(found[time, 1, bucket, work])
                 if min(costs.values()) < LATE / 10:
                     assert costs[action] == pytest.approx(min(costs.values()), rel=1e-9)
