@@ -1,7 +1,7 @@
 """Whether "no plan is cheaper" is true: proven bounds held against a MILP, brute force and every other search.
 
 The problems are random and their caps on units are small, as that is where a proof is hard. A false proof is a plan,
-whoever found it, that costs less than the bound; a wrong "infeasible" is a plan where there should be none.
+by any method, that costs less than the bound; a wrong "infeasible" is a plan where there should be none.
 """
 
 from __future__ import annotations
