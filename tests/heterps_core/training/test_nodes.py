@@ -12,6 +12,7 @@ from collections import OrderedDict
 from itertools import pairwise
 from pathlib import Path
 
+import boto3
 import psutil
 import pytest
 import torch
@@ -196,7 +197,12 @@ def test_nodes_that_share_no_disk_train_through_a_bucket(undisturbed, dataset, m
         training_run = train(run, make_job(dataset, (2, 1)))
         kept = complete_checkpoints(run)
         stopped_early = [name for name in run.names("nodes") if not run.exists(f"nodes/{name}/workers.log")]
+        store = boto3.client("s3")
+        keys = [item["Key"] for item in store.list_objects_v2(Bucket="runs")["Contents"]]
+        contents = [store.get_object(Bucket="runs", Key=key)["Body"].read() for key in keys]
 
     assert losses(training_run) == pytest.approx(losses(undisturbed), abs=1e-6)
     assert kept == ["00000030", "00000040"]
     assert stopped_early == []
+    assert len(contents) > 20
+    assert not any(run.secret in content or run.secret.hex().encode() in content for content in contents)
