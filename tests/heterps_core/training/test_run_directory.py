@@ -1,7 +1,9 @@
 """Small files of a run: whole or absent."""
 
+import os
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +41,48 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_part_of_the_new_one(tmp_p
 
     assert run.read_bytes("progress.json") == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+
+
+@pytest.fixture
+def synced(monkeypatch) -> list[str]:
+    """What was brought to the disk or renamed, in order, by its name."""
+    events = []
+    sync, replace = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        events.append(f"sync {'draft' if name.endswith('.part') else name}")
+        sync(descriptor)
+
+    def rename(path: Path, target: str) -> Path:
+        events.append("rename")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", rename)
+    return events
+
+
+def test_a_durable_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_the_return(
+    tmp_path, synced
+):
+    run = RunDirectory(str(tmp_path))
+
+    run.write_bytes("00000010/manifest.json", b"content", is_durable=True)
+    run.write_bytes("progress.json", b"content")
+
+    assert synced == ["sync draft", "rename", "sync 00000010", "rename"]
+
+
+def test_what_was_appended_and_the_folders_that_name_it_are_on_the_disk_at_the_end(tmp_path, synced):
+    run = RunDirectory(str(tmp_path))
+
+    with run.appending("checkpoints/00000010/rank-00000.bin") as append:
+        append(memoryview(b"con"))
+        append(memoryview(b"tent"))
+
+    assert run.read_bytes("checkpoints/00000010/rank-00000.bin") == b"content"
+    assert synced == ["sync rank-00000.bin", "sync 00000010", "sync checkpoints"]
 
 
 def test_deleting_what_is_not_there_is_no_error(tmp_path):
