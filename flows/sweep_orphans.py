@@ -11,7 +11,6 @@ import sys
 from prefect import flow
 
 from flows.schedule import SWEEP_ORPHANS
-from heterps_core.errors import ProvisioningError
 from infra.workspace import Workspace
 from tasks.story import tell
 from tasks.sweeping import close_dead_records, end_orphans
@@ -25,19 +24,21 @@ def sweep_orphans() -> int:
         How many machines were ended and records closed together.
 
     Raises:
-        ProvisioningError: A provider did not answer; the others are swept.
+        ProvisioningError: A machine could not be ended or its end not be written down, or a provider did not
+            answer; names them. The others are swept, and records are closed.
     """
     workspace = Workspace.locate().create()
     swept = end_orphans(workspace)
     for machine in swept.machines:
         tell("orphan", str(machine))
+    for note in swept.notes:
+        tell("ledger", note)
     closed = close_dead_records(workspace, swept.machines)
     for run_id in closed:
         tell("closed", f"the record of run {run_id}")
     ended = sum(machine.problem is None for machine in swept.machines)
     tell("swept", f"{ended} machines ended, {len(closed)} records closed")
-    if swept.problems:
-        raise ProvisioningError("; ".join(swept.problems))
+    swept.check_clean()
     return ended + len(closed)
 
 

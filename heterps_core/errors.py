@@ -3,7 +3,8 @@
 HeterpsError
 |-- ConfigurationError            a parameter, file or name that the user gave cannot be used
 |   |-- UnknownNameError          a name that is in no registry; the message lists the known ones
-|   `-- MalformedProblemError     problem.json breaks its contract; carries the field
+|   |-- MalformedProblemError     problem.json breaks its contract; carries the field
+|   `-- LedgerError               the ledger of machines cannot be read or written
 |-- DataError                     training data that cannot be read; carries file and line
 |-- InfeasiblePlanError           no plan meets the constraints; carries the constraint and the shortfall
 |-- BudgetExceededError           a plan or run would cost more than a cap allows
@@ -65,6 +66,10 @@ class MalformedProblemError(ConfigurationError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+
+
+class LedgerError(ConfigurationError):
+    """The ledger of machines cannot be read or written: damaged, held by another process, or its disk is full."""
 
 
 class DataError(HeterpsError):

@@ -26,14 +26,34 @@ class Caps:
                 raise ConfigurationError(f"{field.name} must be positive, or left out for no cap, got {cap}")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """USD before a launch, by machines that have ended."""
+
+    failed_launches_usd: float = 0.0
+    """By launches of the same run that failed."""
+
+    month_usd: float = 0.0
+    """By all runs of the calendar month, those launches included."""
+
+
+NOTHING_SPENT = Spent()
+
+
 def check_caps(
-    *, price_usd_per_hour: float, predicted_cost_usd: float, spent_this_month_usd: float = 0.0, caps: Caps
+    *,
+    price_usd_per_hour: float,
+    predicted_cost_usd: float,
+    failed_launches_usd: float = 0.0,
+    spent_this_month_usd: float = 0.0,
+    caps: Caps,
 ) -> None:
     """Check a plan against the caps.
 
     Args:
         price_usd_per_hour: Of all instances that would be bought, with their disks and addresses.
         predicted_cost_usd: Of the whole run, with the same.
+        failed_launches_usd: By launches of the run that failed; the run is added to it.
         spent_this_month_usd: By all runs of the month so far; the run is added to it.
         caps: What may be spent.
 
@@ -48,9 +68,10 @@ def check_caps(
     )
     _check(
         "USD per run",
-        predicted_cost_usd,
+        failed_launches_usd + predicted_cost_usd,
         caps.max_usd_per_run,
-        "Raise the cap or ask for fewer epochs or samples (of a rehearsed plan: planned_samples)",
+        (f"{failed_launches_usd:.4g} USD went to launches that failed: " if failed_launches_usd else "")
+        + "Raise the cap or ask for fewer epochs or samples (of a rehearsed plan: planned_samples)",
     )
     _check(
         "USD per month",

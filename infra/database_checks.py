@@ -11,7 +11,7 @@ from pathlib import Path
 
 from heterps_core.errors import ConfigurationError
 from infra.checks import Check, CheckState
-from infra.ledger import SCHEMA_VERSION as LEDGER_VERSION
+from infra.ledger_file import SCHEMA_VERSION as LEDGER_VERSION
 from infra.workspace import Workspace
 
 _LOCK_TIMEOUT_S = 1.0
@@ -28,7 +28,11 @@ def database_checks(workspace: Workspace, *, is_thorough: bool = True) -> Iterat
         is_thorough: Read them whole, to see damage; takes seconds where there are gigabytes.
     """
     yield _check(
-        "ledger", workspace.ledger_path, query="PRAGMA user_version", known={str(LEDGER_VERSION), "1"}
+        "ledger",
+        workspace.ledger_path,
+        query="SELECT user_version, (SELECT count(*) FROM machines) FROM pragma_user_version",
+        known={str(LEDGER_VERSION), "1"},
+        damage_mend="heterps sweep   (sets it aside, and rebuilds it from the machines' tags)",
     )
     if workspace.has_own_tracking:
         folder = _package_folder("mlflow") / "store" / "db_migrations" / "versions"
@@ -89,6 +93,7 @@ def _check(
     newest: set[str] | None = None,
     upgrade: str | None = None,
     is_thorough: bool = True,
+    damage_mend: str | None = None,
 ) -> Check:
     if not path.exists():
         return Check(what=what, state=CheckState.OK, found="none yet; made at first use")
@@ -100,7 +105,7 @@ def _check(
             database.execute("BEGIN IMMEDIATE")
             database.rollback()
     except sqlite3.DatabaseError as error:
-        if "no such table" in str(error):
+        if "no such table" in str(error) and damage_mend is None:
             # Its making was interrupted, which the next start makes up for.
             return Check(what=what, state=CheckState.OK, found="no tables yet; made at first use")
         is_locked = "locked" in str(error)
@@ -110,7 +115,7 @@ def _check(
             found=f"{path}: {error}",
             mend=f"fuser -v {path}   (who holds it)"
             if is_locked
-            else f"put a copy back, or move it away: {path}",
+            else damage_mend or f"put a copy back, or move it away: {path}",
         )
     revision = str(row[0]) if row else "none"
     if health != "ok":
@@ -118,7 +123,7 @@ def _check(
             what=what,
             state=CheckState.MISSING,
             found=f"{path} is damaged: {health}",
-            mend=f"sqlite3 {path} .recover | sqlite3 {path}.recovered",
+            mend=damage_mend or f"sqlite3 {path} .recover | sqlite3 {path}.recovered",
         )
     if revision not in known:
         return Check(

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from heterps_core.cluster import Cluster
 from heterps_core.errors import ProvisioningError
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from infra.caps import Caps
+from infra.caps import NOTHING_SPENT, Caps, Spent
 from infra.ledger import Ledger
 from infra.lifecycle import running_cluster
 from infra.providers.aws.errors import InsufficientCapacityError, QuotaExceededError
@@ -29,6 +29,7 @@ def first_running_cluster(
     ledger: Ledger,
     caps: Caps,
     predicted_cost_usd: float,
+    spent: Callable[[], Spent] = lambda: NOTHING_SPENT,
 ) -> Iterator[Cluster]:
     """Try purchases in order until one can be had; see `infra.lifecycle.running_cluster`.
 
@@ -44,6 +45,7 @@ def first_running_cluster(
         ledger: Where each launch and end is written down.
         caps: Refuse a plan before anything is launched.
         predicted_cost_usd: Of the whole run as it was planned; a dearer purchase is charged in proportion.
+        spent: Tells what was spent before, launches that failed included.
 
     Raises:
         BudgetExceededError: A cap is exceeded by the purchase whose turn it is.
@@ -68,6 +70,7 @@ def first_running_cluster(
                         predicted_cost_usd=predicted_cost_usd
                         * provider.billed_usd_per_hour(plan)
                         / planned_usd_per_hour,
+                        spent=spent,
                     )
                 )
                 break

@@ -6,10 +6,13 @@ entry to look for, not an instance that nobody knows of. The price is copied in 
                       the call answered,
                       or the machine was found                 ended by us, or found gone
     (none) --intend--> INTENDED ------------------> LAUNCHED ------------------> ENDED
-       |                   `--> FAILED                  ^
-       |                        nothing was had         |
-       `------------------------------------------------'
+       |                   `--> FAILED                 ^ ^                         |
+       |                        nothing was had        | '---- recover: seen ------'
+       `-----------------------------------------------'       alive after all
          recover: a machine without an entry, written down from its tags alone
+
+An entry that was closed though its machine lives is LAUNCHED again, since the time when it was launched: the bill
+counts on without a gap.
 
 A launch whose later parts fail is ended and may be tried again elsewhere under the same run id: that is the next
 attempt, with entries of its own, so that each machine has one entry and all of them are in the bill.
@@ -19,12 +22,14 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import ConfigurationError, LedgerError
 from heterps_core.hardware import InstanceOffer
 from heterps_core.plans.provisioning_plan import NodeRequest
 from infra.instances import Instance
@@ -36,6 +41,7 @@ from infra.ledger_entry import (
     entry_of_request,
     entry_of_row,
 )
+from infra.ledger_file import COLUMNS, SELECT, bring_up_to_date, make_ledger_file, transaction
 
 __all__ = ["EndReason", "EntryState", "Ledger", "LedgerEntry"]
 
@@ -43,24 +49,6 @@ logger = logging.getLogger(__name__)
 
 NO_MACHINE = "no machine was found"
 """Why a launch counts as failed that nobody saw the end of."""
-
-LOCK_TIMEOUT_S = 30.0
-"""How long a writer waits for another; a write takes milliseconds."""
-
-
-_COLUMNS = tuple(LedgerEntry.__dataclass_fields__)
-
-_TABLE = f"machines ({', '.join(_COLUMNS)}, PRIMARY KEY (run_id, attempt, node_id))"
-_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM machines"
-SCHEMA_VERSION = 2
-_FROM_VERSION_1 = f"""
-ALTER TABLE machines RENAME TO machines_1;
-CREATE TABLE {_TABLE};
-INSERT INTO machines ({", ".join(_COLUMNS)})
-    SELECT {", ".join("1" if column == "attempt" else column for column in _COLUMNS)} FROM machines_1;
-DROP TABLE machines_1;
-"""
-"""Before attempts were told apart."""
 
 
 class Ledger:
@@ -73,15 +61,22 @@ class Ledger:
         path: The file; it and its folder are made where they are missing.
 
     Raises:
-        ConfigurationError: From every method: the file is no database, or another process holds it too long.
+        LedgerError: From every method: the file is damaged, its disk is full, or another process holds it too long.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._check_intent: Callable[[], None] = lambda: None
+        make_ledger_file(path)
         with self._transaction() as database:
             database.execute("BEGIN IMMEDIATE")
-            _bring_up_to_date(database)
+            bring_up_to_date(database, path)
+
+    def checked(self, check: Callable[[], None]) -> Ledger:
+        """Return the same ledger, which calls `check` before each intent; what that raises keeps a launch away."""
+        checked = copy(self)
+        checked._check_intent = check
+        return checked
 
     def last_attempt(self, run_id: str) -> int:
         """Return the number of the run's newest attempt, 1 where it has none."""
@@ -94,7 +89,9 @@ class Ledger:
 
         Raises:
             ConfigurationError: The attempt has had such a node, and it is over or of another plan.
+            BudgetExceededError: By the check of `checked`.
         """
+        self._check_intent()
         entry = entry_of_request(run_id, provider, request, at=at, attempt=attempt)
         possible = {offer.instance_type.name for offer in (request.offer, *request.alternatives)}
         with self._transaction() as database:
@@ -156,12 +153,20 @@ class Ledger:
         """Write down a machine that exists or existed, and return its entry; one that has an entry keeps it.
 
         It takes the intent that it was launched for, or gets an entry from its tags alone. None where it has
-        neither: a machine without a price cannot be charged.
+        neither: a machine without a price cannot be charged. An entry that is over, of a machine that exists, is
+        launched again.
         """
         with self._transaction() as database:
             database.execute("BEGIN IMMEDIATE")
             if entry := _find(database, "provider_instance_id = ?", instance.provider_instance_id):
-                return entry
+                if instance.is_ended or entry.state is not EntryState.ENDED:
+                    return entry
+                logger.warning(
+                    "%s of run %s was closed at %s (%s) and is alive: its bill counts on",
+                    *(instance.provider_instance_id, entry.run_id, entry.ended_at, entry.reason),
+                )
+                _update(database, entry, {"state": EntryState.LAUNCHED, "ended_at": None, "reason": None})
+                return replace(entry, state=EntryState.LAUNCHED, ended_at=None, reason=None)
             values: dict[str, object] = {
                 "state": EntryState.LAUNCHED,
                 "provider_instance_id": instance.provider_instance_id,
@@ -196,13 +201,14 @@ class Ledger:
         )
 
     def ended(self, run_id: str, node_id: str, *, reason: EndReason, at: datetime) -> None:
-        """Write down that the machine is no more since `at`."""
+        """Write down that the machine is no more since `at`; see `LedgerEntry.end_at` for clocks that differ."""
+        launched = [e for e in self.entries(run_id=run_id) if e.node_id == node_id and e.launched_at]
         self._move(
             run_id,
             node_id,
             came_from=(EntryState.LAUNCHED,),
             state=EntryState.ENDED,
-            ended_at=at.isoformat(),
+            ended_at=(launched[-1].end_at(at) if launched else at).isoformat(),
             reason=reason,
         )
 
@@ -212,12 +218,18 @@ class Ledger:
             self.ended(run_id, entry.node_id, reason=reason, at=at)
             self.failed(run_id, entry.node_id, reason=problem, at=at)
 
+    def restore(self, entries: Iterable[LedgerEntry]) -> None:
+        """Write down entries of another file as they are; a node that has an entry here keeps it."""
+        with self._transaction() as database:
+            for entry in entries:
+                _insert(database, entry)
+
     def entries(self, *, run_id: str | None = None) -> tuple[LedgerEntry, ...]:
         """Return the entries of one run, or of all, by time and name."""
         condition, values = ("", ()) if run_id is None else ("WHERE run_id = ?", (run_id,))
         order = "ORDER BY intended_at, run_id, attempt, stage, node_id"
         with self._transaction() as database:
-            rows = database.execute(f"{_SELECT} {condition} {order}", values).fetchall()
+            rows = database.execute(f"{SELECT} {condition} {order}", values).fetchall()
         return tuple(entry_of_row(row) for row in rows)
 
     def _move(
@@ -227,47 +239,32 @@ class Ledger:
         assignments = ", ".join(f"{column} = ?" for column in values)
         states = ", ".join("?" * len(came_from))
         with self._transaction() as database:
-            database.execute(
+            moved = database.execute(
                 f"UPDATE machines SET {assignments} WHERE run_id = ? AND node_id = ? AND state IN ({states})",
                 (*values.values(), run_id, node_id, *came_from),
             )
+            if moved.rowcount == 0 and not _find(database, "run_id = ? AND node_id = ?", run_id, node_id):
+                raise LedgerError(
+                    f"each machine must have been written down before it is moved, but {self.path} knows no "
+                    f"{node_id} of run {run_id}: it was lost meanwhile; heterps sweep rebuilds it from the tags"
+                )
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with closing(sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S)) as database, database:
-                yield database
-        except sqlite3.DatabaseError as error:
-            raise ConfigurationError(
-                f"the ledger must be a database that this process can read and write within {LOCK_TIMEOUT_S:.0f} s, "
-                f"but {self.path}: {error}; heterps doctor says what holds or damages it"
-            ) from error
-
-
-def _bring_up_to_date(database: sqlite3.Connection) -> None:
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    columns = [row[1] for row in database.execute("PRAGMA table_info(machines)")]
-    if version == SCHEMA_VERSION and columns:
-        return
-    statements = (
-        _FROM_VERSION_1 if columns and "attempt" not in columns else f"CREATE TABLE IF NOT EXISTS {_TABLE};"
-    )
-    # One by one: executescript would commit first, and two processes may start at once.
-    for statement in statements.split(";"):
-        database.execute(statement)
-    database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        with transaction(self.path) as database:
+            yield database
 
 
 def _insert(database: sqlite3.Connection, entry: LedgerEntry) -> None:
     """Add an entry, unless the attempt has the node already."""
-    values = [getattr(entry, column) for column in _COLUMNS]
+    values = [getattr(entry, column) for column in COLUMNS]
     written = [value.isoformat() if isinstance(value, datetime) else value for value in values]
-    places = ", ".join("?" * len(_COLUMNS))
-    database.execute(f"INSERT OR IGNORE INTO machines ({', '.join(_COLUMNS)}) VALUES ({places})", written)
+    places = ", ".join("?" * len(COLUMNS))
+    database.execute(f"INSERT OR IGNORE INTO machines ({', '.join(COLUMNS)}) VALUES ({places})", written)
 
 
 def _find(database: sqlite3.Connection, condition: str, *values: object) -> LedgerEntry | None:
-    row = database.execute(f"{_SELECT} WHERE {condition} ORDER BY node_id", values).fetchone()
+    row = database.execute(f"{SELECT} WHERE {condition} ORDER BY node_id", values).fetchone()
     return None if row is None else entry_of_row(row)
 
 
@@ -290,7 +287,12 @@ def _find_intent(database: sqlite3.Connection, instance: Instance) -> LedgerEntr
 
 def _update(database: sqlite3.Connection, entry: LedgerEntry, values: dict[str, object]) -> None:
     assignments = ", ".join(f"{column} = ?" for column in values)
-    database.execute(
+    updated = database.execute(
         f"UPDATE machines SET {assignments} WHERE run_id = ? AND attempt = ? AND node_id = ?",
         (*values.values(), entry.run_id, entry.attempt, entry.node_id),
     )
+    if updated.rowcount != 1:
+        raise LedgerError(
+            f"the ledger must have one line for {entry.node_id} of run {entry.run_id}, and changed "
+            f"{updated.rowcount}; heterps sweep sets a damaged ledger aside and rebuilds it from the tags"
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from heterps_core.hardware import Market
@@ -60,6 +60,16 @@ class LedgerEntry:
     provider_instance_id: str | None
     reason: str | None
     """An `EndReason`, or what the provider answered to a failed launch."""
+
+    def end_at(self, at: datetime) -> datetime:
+        """Return when a launched machine ended that is no more since `at` by this machine's clock.
+
+        The launch is told by the provider's clock. Where this one says that the end came before it, the two differ,
+        and the machine lived at most as long as this clock counted since the intent.
+        """
+        if self.launched_at is None or at >= self.launched_at:
+            return at
+        return self.launched_at + max(at - self.intended_at, timedelta())
 
 
 _FIELDS = tuple(LedgerEntry.__dataclass_fields__)

@@ -7,13 +7,14 @@ on SIGTERM. What it cannot outlive (SIGKILL, a lost host) the leases, the sweepe
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import FrameType
 
 from heterps_core.cluster import Cluster
@@ -21,7 +22,7 @@ from heterps_core.errors import ProvisioningError
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.training.run_directory import RunDirectory
 from heterps_core.units import SECONDS_PER_HOUR
-from infra.caps import Caps, check_caps
+from infra.caps import NOTHING_SPENT, Caps, Spent, check_caps
 from infra.ledger import EndReason, Ledger
 from infra.node_lifetime import READY_TIMEOUT_S, node_lifetime_s, renew_lease_in
 from infra.providers.base import Bootstrap, Provider
@@ -46,6 +47,7 @@ def running_cluster(
     ledger: Ledger,
     caps: Caps,
     predicted_cost_usd: float,
+    spent: Callable[[], Spent] = lambda: NOTHING_SPENT,
 ) -> Iterator[Cluster]:
     """Launch a plan, yield the cluster when it is up, end it whatever happens.
 
@@ -55,36 +57,50 @@ def running_cluster(
         run_id: New for each launch; found again on every machine.
         bootstrap: What the nodes are told.
         ledger: Where each launch and end is written down.
-        caps: Refuse the plan before anything is launched.
+        caps: Refuse the plan before anything is launched, and each further attempt to launch it.
         predicted_cost_usd: Of the whole run.
+        spent: Tells what was spent before, failed attempts included; asked before each machine is asked for.
 
     Raises:
-        BudgetExceededError: A cap is exceeded; nothing was launched.
+        BudgetExceededError: A cap is exceeded; nothing was launched, or what was is ended.
         ProvisioningError: Machines could not be had, or could not be ended.
     """
-    check_caps(
-        price_usd_per_hour=provider.billed_usd_per_hour(plan),
-        predicted_cost_usd=predicted_cost_usd,
-        caps=caps,
-    )
+    price_usd_per_hour = provider.billed_usd_per_hour(plan)
+
+    def check() -> None:
+        before = spent()
+        check_caps(
+            price_usd_per_hour=price_usd_per_hour,
+            predicted_cost_usd=predicted_cost_usd,
+            failed_launches_usd=before.failed_launches_usd,
+            spent_this_month_usd=before.month_usd,
+            caps=caps,
+        )
+
+    check()
     run = RunDirectory(bootstrap.run_directory)
     if provider.charges_money:
         bootstrap = replace(
             bootstrap,
             lifetime_s=node_lifetime_s(
                 longest_s=bootstrap.lifetime_s,
-                planned_s=predicted_cost_usd / provider.billed_usd_per_hour(plan) * SECONDS_PER_HOUR,
-                price_usd_per_hour=provider.billed_usd_per_hour(plan),
+                planned_s=predicted_cost_usd / price_usd_per_hour * SECONDS_PER_HOUR,
+                price_usd_per_hour=price_usd_per_hour,
                 caps=caps,
             ),
         )
     with _ending_signals_raise():
         try:
             cluster = provider.launch(
-                plan, run_id=run_id, lease_until=_lease_end(provider), bootstrap=bootstrap, ledger=ledger
+                plan,
+                run_id=run_id,
+                lease_until=_lease_end(provider),
+                bootstrap=bootstrap,
+                ledger=ledger.checked(check),
             )
             with _lease_renewed(provider, run_id, run):
-                provider.wait_until_ready(cluster, timeout_s=READY_TIMEOUT_S)
+                timeout_s = min(READY_TIMEOUT_S, _payable_s(price_usd_per_hour, spent(), caps))
+                provider.wait_until_ready(cluster, timeout_s=timeout_s)
                 logger.info(
                     "run %s: %d nodes are up, %.4g USD/hour",
                     run_id,
@@ -121,8 +137,21 @@ def terminate_run(provider: Provider, run_id: str, *, ledger: Ledger) -> tuple[s
     )
 
 
+def _payable_s(price_usd_per_hour: float, spent: Spent, caps: Caps) -> float:
+    """Return how long a fleet can be waited for before it has spent a cap; its spending is not yet watched then."""
+    left = [
+        cap - before
+        for cap, before in (
+            (caps.max_usd_per_run, spent.failed_launches_usd),
+            (caps.max_usd_per_month, spent.month_usd),
+        )
+        if cap is not None
+    ]
+    return min(left, default=math.inf) / price_usd_per_hour * SECONDS_PER_HOUR
+
+
 def _lease_end(provider: Provider) -> datetime:
-    return datetime.now(UTC) + timedelta(seconds=provider.lease_s)
+    return provider.now() + timedelta(seconds=provider.lease_s)
 
 
 @contextmanager

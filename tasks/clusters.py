@@ -6,28 +6,35 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from heterps_core.cluster import Cluster
-from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNameError
+from heterps_core.errors import (
+    ConfigurationError,
+    LedgerError,
+    ProvisioningError,
+    UnknownNameError,
+)
 from heterps_core.instance_metadata import is_in_the_cloud
 from heterps_core.training.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.storage_usage import StorageUsage
 from heterps_core.training.store_location import check_store_location
 from infra.billing import Bill, bill_for_run
 from infra.bootstrap.node_wheel import publish_node_wheel
-from infra.caps import Caps
+from infra.budget import spent_usd, start_of_month
+from infra.caps import Caps, Spent
 from infra.failover import first_running_cluster
 from infra.instances import Instance
-from infra.ledger import Ledger
+from infra.ledger import EndReason, Ledger, LedgerEntry
 from infra.lifecycle import terminate_run
 from infra.providers import PROVIDERS, Bootstrap, Provider, provider_for
 from infra.spot_charges import SpotRecord
-from infra.sweeper import Sweep, providers_in_use, sweep_workspace
+from infra.sweep_report import Sweep
+from infra.sweeper import providers_in_use, sweep_workspace, usable_ledger
 from infra.workspace import Workspace
 from tasks.provisioning import LOCAL_PROVIDER, REGION, Provisioning
 
@@ -108,21 +115,44 @@ def rented_cluster(
     See `infra.failover.first_running_cluster`.
     """
     ledger = Ledger(workspace.ledger_path)
+    rented_from = provider_of(workspace, provider)
     bootstrap = node_bootstrap(provider, run_directory, model=model)
-    machines_of = provider_of(workspace, provider)
     try:
         with first_running_cluster(
-            machines_of,
+            rented_from,
             (provisioning.launch_plan, *provisioning.fallback_plans),
             new_launch_id=lambda: next_launch_id(ledger, run_id),
             bootstrap=bootstrap,
             ledger=ledger,
             caps=caps,
             predicted_cost_usd=provisioning.predicted_cost_usd,
+            spent=lambda: spent_before_launch(rented_from, ledger, run_id),
         ) as cluster:
             yield cluster
     finally:
-        keep_spot_records(workspace, machines_of, run_id)
+        keep_spot_records(workspace, rented_from, run_id)
+
+
+def spent_before_launch(provider: Provider, ledger: Ledger, run_id: str) -> Spent:
+    """Return what stands against the caps before a run is launched, or launched again; its own fleet is not in it."""
+    now = provider.now()
+    entries = [entry for entry in ledger.entries() if entry.provider == provider.name]
+
+    def usd(some: Iterable[LedgerEntry], since: datetime | None = None) -> float:
+        return spent_usd(
+            some,
+            minimum_billed_s=provider.minimum_billed_s,
+            services_usd_per_machine_hour=provider.services_usd_per_machine_hour(),
+            now=now,
+            since=since,
+        )
+
+    of_run = [entry for entry in entries if run_of_launch(entry.run_id) == run_id]
+    alive = {entry for entry in of_run if entry.ended_at is None}
+    return Spent(
+        failed_launches_usd=usd(entry for entry in of_run if entry.reason == EndReason.LAUNCH_FAILED),
+        month_usd=usd((entry for entry in entries if entry not in alive), since=start_of_month(now)),
+    )
 
 
 def node_bootstrap(provider: str, run_directory: RunDirectory, *, model: str) -> Bootstrap:
@@ -162,24 +192,56 @@ def run_of_launch(launch_id: str) -> str:
 
 
 def end_machines_of(workspace: Workspace, run_id: str) -> int:
-    """End what is left of a run's machines, found by its id alone; return how many. May be called again."""
-    ledger = Ledger(workspace.ledger_path)
+    """End what is left of a run's machines, found by its id alone; return how many. May be called again.
+
+    A damaged ledger is set aside, and the machines are found by their own tags.
+
+    Raises:
+        ProvisioningError: Machines are left.
+        LedgerError: All were asked to end, and it could not be written down.
+    """
+    problems: list[Exception] = []
+    ledger: Ledger | None = None
+    launches: set[tuple[str, str, str]] = set()
+    is_complete = False
+    try:
+        ledger, note = usable_ledger(workspace)
+        launches = {(entry.provider, entry.region, entry.run_id) for entry in ledger.entries()}
+        is_complete = note is None
+    except (LedgerError, OSError) as problem:
+        problems.append(problem)
+    if not is_complete:
+        names = PROVIDERS if ledger is None else providers_in_use(ledger)
+        for name in names:
+            try:
+                machines = provider_of(workspace, name).list_instances()
+            except ProvisioningError as problem:
+                problems.append(problem)
+            else:
+                launches |= {(name, REGION, machine.run_id) for machine in machines}
     ended = 0
-    for launch_id in launch_ids_of(ledger, run_id):
-        providers = {entry.provider for entry in ledger.entries(run_id=launch_id)}
-        for provider in providers:
-            ended += len(terminate_run(provider_of(workspace, provider), launch_id, ledger=ledger))
+    for name, region, launch_id in sorted(launches):
+        if run_of_launch(launch_id) != run_id:
+            continue
+        provider = provider_for(name, workspace, region=region)
+        try:
+            # Without a ledger the sweep writes them down.
+            ended += len(
+                provider.terminate(launch_id)
+                if ledger is None
+                else terminate_run(provider, launch_id, ledger=ledger)
+            )
+        except (ProvisioningError, LedgerError) as problem:
+            # The machines of the other launches must end all the same.
+            problems.append(problem)
+    if problems:
+        raise problems[0]
     return ended
 
 
 def sweep_all_providers(workspace: Workspace) -> Sweep:
-    """Sweep the local provider, and every other one that may still have machines of this workspace.
-
-    Where a run store is set, AWS is in use, whatever a lost ledger says.
-    """
-    in_use = providers_in_use(Ledger(workspace.ledger_path))
-    names = {*in_use, *([RENTING_PROVIDER] if os.environ.get(RUN_STORE_VARIABLE) else [])}
-    return sweep_workspace(workspace, sorted(names), region=REGION)
+    """Sweep the local provider, and every other one that may still have machines of this workspace."""
+    return sweep_workspace(workspace)
 
 
 def providers_of_run(workspace: Workspace) -> dict[str, str]:

@@ -29,10 +29,8 @@ from infra.catalogue.price_age import age_text, warn_of_old_prices
 from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
 from infra.providers import PROVIDERS
 from infra.providers.base import DEFAULT_LIFETIME_S
+from infra.regions import REGION
 from tasks.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS
-
-REGION = "us-east-1"
-"""Of the bundled prices."""
 
 LOCAL_PROVIDER = "local"
 
@@ -176,9 +174,10 @@ def provision(
         spent_this_month_usd=spent_this_month_usd,
         caps=caps,
     )
-    cloud_plan, *fallbacks = _within_caps(
+    cloud_plan, *fallbacks = within_caps(
         attempts,
         caps,
+        spent_this_month_usd=spent_this_month_usd,
         hours=predicted_cost_usd / billed_usd_per_hour(cloud_plan),
         billed_usd_per_hour=billed_usd_per_hour,
     )
@@ -219,18 +218,26 @@ def check_lifetime(evaluation: PlanEvaluation, *, provider: str) -> None:
     )
 
 
-def _within_caps(
+def within_caps(
     plans: Sequence[ProvisioningPlan],
     caps: Caps,
     *,
+    spent_this_month_usd: float,
     hours: float,
     billed_usd_per_hour: Callable[[ProvisioningPlan], float],
 ) -> list[ProvisioningPlan]:
     """Return purchases without those beyond a cap, and without alternatives that would bring them beyond it.
 
-    The first one has been held against the caps already.
+    Args:
+        plans: In the order in which they are tried; the first has been held against the caps already.
+        caps: What may be spent.
+        spent_this_month_usd: By all runs of the month so far.
+        hours: That the run takes.
+        billed_usd_per_hour: Tells what all machines of a plan are billed.
     """
     limits = [caps.max_usd_per_hour, caps.max_usd_per_run and caps.max_usd_per_run / hours]
+    if caps.max_usd_per_month is not None:
+        limits.append((caps.max_usd_per_month - spent_this_month_usd) / hours)
     limit = min((each for each in limits if each is not None), default=None)
     first, *others = plans
     if limit is None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.sweeper import Sweep, SweptMachine
+from infra.sweep_report import Sweep, SweptMachine
 from infra.workspace import Workspace
 from tasks.clusters import live_run_ids, run_of_launch, sweep_all_providers
 from tasks.mlflow_store import deliver_waiting

@@ -7,10 +7,12 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+
+from tests.small_disk import SmallDisk, mounted
 
 # Tests run side by side, and a thread of torch that waits for another one keeps the core that the other needs.
 # Before torch is loaded, which reads it then.
@@ -28,6 +30,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     f"{item.nodeid} is named after the set {value}, which prints otherwise in another process. "
                     "Give a list or a tuple, or name the case by ids=."
                 )
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """An empty file system of a few hundred kilobytes; the test is skipped where it cannot be mounted."""
+    with ExitStack() as stack:
+        try:
+            disk = stack.enter_context(mounted(tmp_path / "disk"))
+        except OSError as problem:
+            pytest.skip(f"a small file system cannot be mounted here: {problem}")
+        yield disk
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from flows.addresses import bind_host, check_port_is_free, mlflow_port, prefect_
 from flows.schedule import nightly_timezone
 from heterps_core.errors import ConfigurationError, HeterpsError
 from infra.checks import Check, CheckState, machine_checks, package_checks
+from infra.regions import REGION
 from infra.workspace import TRACKING_VARIABLE, Workspace
 
 HELP = """\
@@ -47,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--region",
-        default=os.environ.get("AWS_DEFAULT_REGION", "us-east-1"),
-        help="of AWS (default: %(default)s)",
+        default=REGION,
+        help="of AWS (default: %(default)s, where runs rent, whatever AWS_DEFAULT_REGION says)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

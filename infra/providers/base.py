@@ -104,6 +104,9 @@ class Provider(ABC):
     charges_money: ClassVar[bool]
     """False for a rehearsal: its bill is in list prices, and nobody pays it."""
 
+    has_regions: ClassVar[bool] = False
+    """Each of them is asked by itself, and does not know the machines of another."""
+
     lease_s: ClassVar[float]
     """Length of a lease; a live run renews it three times in this time.
 
@@ -129,6 +132,14 @@ class Provider(ABC):
         """Return what all machines of a plan are billed, with their disks and addresses."""
         num_machines = sum(group.count for group in plan.groups)
         return plan.price_usd_per_hour + num_machines * cls.services_usd_per_machine_hour()
+
+    def now(self) -> datetime:
+        """Return the time by the clock that the provider dates its machines with."""
+        return datetime.now(UTC)
+
+    def looks_after(self, entry: LedgerEntry) -> bool:
+        """Tell whether a machine of the ledger is one that this provider would find."""
+        return entry.provider == self.name
 
     @abstractmethod
     def launch(
@@ -231,7 +242,7 @@ class Provider(ABC):
         if left := self.list_instances(run_id):
             names = ", ".join(instance.provider_instance_id for instance in left)
             raise ProvisioningError(f"{names} must end, and were still there after the call that ends them")
-        ledger.close_run(run_id, reason=reason, at=datetime.now(UTC), problem=problem)
+        ledger.close_run(run_id, reason=reason, at=self.now(), problem=problem)
         return ended
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import asdict
 
-from heterps_core.errors import ProvisioningError
-from infra.ledger import Ledger
 from infra.providers import PROVIDERS
-from infra.sweeper import providers_in_use, sweep_workspace
+from infra.sweeper import sweep_workspace
 from infra.workspace import Workspace
 
 HELP = """\
@@ -25,7 +22,11 @@ examples:
   heterps sweep --provider aws --provider local --json
   */5 * * * * cd /srv/heterps && HETERPS_HOME=/var/lib/heterps .venv/bin/heterps sweep --provider aws --provider local
 
-exit status: 0, also when there was nothing to do; 5 where a provider could not be asked or a machine not be ended.
+Looks in every region that runs rent in or that the ledger names, whatever AWS_DEFAULT_REGION says; --region adds one.
+What must end is ended first and written down afterwards; a damaged ledger is set aside and rebuilt from the tags.
+
+exit status: 0, also when there was nothing to do; 5 where a provider could not be asked, a machine not be ended, or
+its end not be written down.
 """
 
 
@@ -35,13 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--provider",
         action="append",
         choices=sorted(PROVIDERS),
-        help="may be given again (default: local, and those that the ledger has open entries of)",
+        help="may be given again (default: local, those with open entries in the ledger, and aws with a run store)",
     )
-    parser.add_argument(
-        "--region",
-        default=os.environ.get("AWS_DEFAULT_REGION", "us-east-1"),
-        help="of AWS (default: %(default)s)",
-    )
+    parser.add_argument("--region", help="of AWS, besides those that runs rent in and that the ledger names")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -51,13 +48,10 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ProvisioningError: A provider could not be asked, or a machine could not be ended; the others are swept.
     """
-    workspace = Workspace.locate().create()
-    names = options.provider or providers_in_use(Ledger(workspace.ledger_path))
-    done = sweep_workspace(workspace, names, region=options.region)
+    done = sweep_workspace(Workspace.locate(), options.provider, region=options.region)
     if options.json:
         print(json.dumps([asdict(machine) for machine in done.machines], indent=2))
     else:
-        print("\n".join([*map(str, done.machines), f"swept {', '.join(names)}"]), flush=True)
-    left = [str(machine) for machine in done.machines if machine.problem is not None]
-    if left or done.problems:
-        raise ProvisioningError("; ".join([*left, *done.problems]))
+        places = f"swept {', '.join(done.places) or 'nothing'}"
+        print("\n".join([*map(str, done.machines), *done.notes, places]), flush=True)
+    done.check_clean()

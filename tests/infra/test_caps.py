@@ -42,3 +42,11 @@ def test_a_cost_that_is_not_a_number_is_refused():
 def test_refuses_a_cap_that_nothing_could_meet(cap):
     with pytest.raises(ConfigurationError, match="max_usd_per_hour must be positive"):
         Caps(max_usd_per_hour=cap)
+
+
+def test_launches_that_failed_count_against_the_run_and_are_named():
+    caps = Caps(max_usd_per_run=2.0)
+    check_caps(price_usd_per_hour=1.0, predicted_cost_usd=1.5, failed_launches_usd=0.5, caps=caps)
+
+    with pytest.raises(BudgetExceededError, match=r"takes 2\.1: .*0\.6 USD went to launches that failed"):
+        check_caps(price_usd_per_hour=1.0, predicted_cost_usd=1.5, failed_launches_usd=0.6, caps=caps)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import ConfigurationError, LedgerError
 from heterps_core.hardware import Market
+from infra.billing import charged_seconds
 from infra.instances import Instance, LaunchTerms
 from infra.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from tests.infra.builders import offer, plan
@@ -156,8 +157,47 @@ def test_a_machine_that_nobody_intended_gets_an_entry_from_its_tags(ledger):
     assert (entry.run_id, entry.node_id, entry.provider) == ("r", "i-1", "aws")
     assert (entry.price_usd_per_hour, entry.price_source, entry.market) == (0.09, "tags", Market.SPOT)
     ledger.ended("r", "i-1", reason=EndReason.LEASE_EXPIRED, at=NOW + timedelta(seconds=63))
-    assert ledger.recover("aws", instance()).state is EntryState.ENDED
+    assert ledger.recover("aws", instance(is_ended=True)).state is EntryState.ENDED
     assert len(ledger.entries()) == 1
+
+
+def test_a_machine_that_lives_after_its_entry_was_closed_is_launched_again_and_its_bill_counts_on(ledger):
+    ledger.recover("aws", instance())
+    ledger.ended("r", "i-1", reason=EndReason.GONE, at=NOW + timedelta(seconds=63))
+
+    again = ledger.recover("aws", instance())
+
+    assert ledger.entries() == (again,)
+    assert (again.state, again.ended_at, again.reason) == (EntryState.LAUNCHED, None, None)
+    # By hand: since the launch, three seconds after NOW, without a gap.
+    assert charged_seconds(again, now=NOW + timedelta(seconds=3_603), minimum_billed_s=60.0) == 3_600
+
+
+def test_an_end_before_the_launch_by_a_clock_that_is_behind_is_as_long_after_it_as_the_clock_counted(ledger):
+    behind = NOW - timedelta(hours=2)
+    ledger.intend("r", "aws", request_of(), at=behind)
+    ledger.launched("r", "stage0-node0", provider_instance_id="i-1", at=NOW)
+    ledger.ended("r", "stage0-node0", reason=EndReason.RUN_ENDED, at=behind + timedelta(seconds=480))
+
+    (entry,) = ledger.entries()
+    assert entry.ended_at == NOW + timedelta(seconds=480)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda ledger: ledger.launched("r", "stage0-node0", provider_instance_id="i-1", at=NOW),
+        lambda ledger: ledger.ended("r", "stage0-node0", reason=EndReason.RUN_ENDED, at=NOW),
+        lambda ledger: ledger.failed("r", "stage0-node0", reason="no capacity", at=NOW),
+    ],
+)
+def test_a_machine_whose_line_was_lost_cannot_be_moved_without_a_word(ledger, move):
+    ledger.intend("r", "aws", request_of(), at=NOW)
+    with sqlite3.connect(ledger.path) as database:
+        database.execute("DELETE FROM machines")
+
+    with pytest.raises(LedgerError, match="knows no stage0-node0 of run r"):
+        move(ledger)
 
 
 @pytest.mark.parametrize("other", [{"stage": 1}, {"run_id": "another"}])

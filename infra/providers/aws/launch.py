@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -84,6 +84,7 @@ class RunLaunch:
         first_boot: User data.
         ledger: Written before and after each fleet request.
         launched_ids: Grows by every instance that EC2 names, also of requests that failed.
+        now: Tells EC2's time, which a sweep reads what is written here by.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class RunLaunch:
         first_boot: str,
         ledger: Ledger,
         launched_ids: list[str],
+        now: Callable[[], datetime],
     ) -> None:
         self.client = client
         self.machines = machines
@@ -104,6 +106,7 @@ class RunLaunch:
         self.first_boot = first_boot
         self.ledger = ledger
         self.launched_ids = launched_ids
+        self.now = now
         self._has_old_lease = False
 
     def attempt(
@@ -131,7 +134,7 @@ class RunLaunch:
         is_prepared = False
         for group in sorted(groups, key=lambda group: -group.price_usd_per_hour):
             for request in group.requests:
-                self.ledger.intend(self.run_id, AWS, request, at=datetime.now(UTC), attempt=number)
+                self.ledger.intend(self.run_id, AWS, request, at=self.now(), attempt=number)
             members = [instance for instance in there if group_of(instance) == group.index]
             if not members:
                 if not is_prepared:
@@ -159,7 +162,7 @@ class RunLaunch:
 
     def _prepare(self) -> None:
         """Make what the machines need beside them; what is there from an earlier try is used again."""
-        now = datetime.now(UTC)
+        now = self.now()
         tags = {**owner_tags(self.run_id, workspace=self.machines.workspace), INTENDED_TAG: now.isoformat()}
         name = self.machines.name_for(self.run_id)
         with explained("find the machine image"):

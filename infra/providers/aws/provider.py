@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import boto3
@@ -22,6 +23,7 @@ from heterps_core.hardware import AWS, Market
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.instances import Instance
 from infra.ledger import EndReason, Ledger, LedgerEntry
+from infra.providers.aws.clock import Ec2Clock
 from infra.providers.aws.errors import explained
 from infra.providers.aws.fleet import fleet_groups
 from infra.providers.aws.instances import renew_lease_tags, terminate_all
@@ -63,6 +65,7 @@ class AwsEc2Provider(Provider):
 
     name: ClassVar[str] = AWS
     charges_money: ClassVar[bool] = True
+    has_regions: ClassVar[bool] = True
     lease_s: ClassVar[float] = 600.0
     # Amazon EC2 pricing: Linux instances are billed by the second, at least 60.
     minimum_billed_s: ClassVar[float] = 60.0
@@ -75,6 +78,10 @@ class AwsEc2Provider(Provider):
         self.machines = machines
         # DescribeInstances may not know an instance yet that was launched a second ago.
         self._launched: dict[str, list[str]] = {}
+
+    @cached_property
+    def _clock(self) -> Ec2Clock:
+        return Ec2Clock(self.client)
 
     @classmethod
     def from_settings(cls, settings: ProviderSettings) -> AwsEc2Provider:
@@ -94,6 +101,17 @@ class AwsEc2Provider(Provider):
             workspace=settings.workspace,
         )
         return cls(client, machines)
+
+    def now(self) -> datetime:
+        """Return EC2's time; see `Provider.now`."""
+        if not self._clock.is_set:
+            with explained("look for instances"):
+                live_instances(self.client, self.machines.workspace, "none")
+        return self._clock.now()
+
+    def looks_after(self, entry: LedgerEntry) -> bool:
+        """Tell whether a machine is in this region; see `Provider.looks_after`."""
+        return super().looks_after(entry) and entry.region == self.client.meta.region_name
 
     def launch(
         self,
@@ -123,6 +141,7 @@ class AwsEc2Provider(Provider):
             ),
             ledger=ledger,
             launched_ids=self._launched.setdefault(run_id, []),
+            now=self.now,
         )
         attempt = max(ledger.last_attempt(run_id), *map(attempt_of, there), 1)
         refused: set[str] = set()

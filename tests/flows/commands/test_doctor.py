@@ -1,3 +1,4 @@
+import argparse
 import json
 import os
 import socket
@@ -7,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from flows.cli import main
+from flows.commands.doctor import add_arguments
 from infra.ledger import Ledger
 from infra.workspace import Workspace
 
@@ -103,3 +105,22 @@ def test_a_tracking_server_that_is_not_used_is_noted(doctor, monkeypatch):
     _, printed = doctor("--json")
 
     assert "HETERPS_TRACKING_URI" in checks(printed)["MLFLOW_TRACKING_URI"]["mend"]
+
+
+def test_an_emptied_ledger_is_missing_and_the_sweep_rebuilds_it(doctor):
+    workspace = Workspace.locate().create()
+    Ledger(workspace.ledger_path)
+    workspace.ledger_path.write_bytes(b"")
+
+    status, printed = doctor("--json")
+
+    assert status == 1
+    assert checks(printed)["ledger"]["mend"].startswith("heterps sweep ")
+
+
+def test_the_region_of_the_shell_is_not_where_machines_are_looked_for(monkeypatch):
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+
+    assert parser.parse_args([]).region == "us-east-1"

@@ -70,5 +70,5 @@ def test_cron_fails_where_a_provider_does_not_answer_and_sweeps_the_others(left)
     done = cron("--provider", "aws", "--provider", "local")
 
     assert done.returncode == 5
-    assert "aws was not swept: to look for instances, AWS credentials are needed" in done.stderr
+    assert "aws in us-east-1 was not swept: to look for instances, AWS credentials are needed" in done.stderr
     assert "ended left/stage0-node0 of run left: lease expired" in done.stdout
