@@ -2,6 +2,8 @@
 
     within --80 %--> warned --cap less a reserve--> stopping --cap--> ended
 
+A watch that sees neither ledger nor provider for `BLIND_LIMIT_S` asks for the checkpoint and the stop as well.
+
 The reserve pays for the last checkpoint and the teardown, so that a run that obeys stays within its cap; one that
 does not (a worker that hangs) loses its machines at the cap.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +36,9 @@ LARGEST_RESERVE_SHARE = 0.05
 
 LOOK_INTERVAL_S = 1.0
 
+BLIND_LIMIT_S = 120.0
+"""So long a run with a cap goes on while nothing tells what it spends; known machines are counted on meanwhile."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spending:
@@ -43,6 +49,9 @@ class Spending:
 
     month_usd: float
     """By all runs of the calendar month, this one included."""
+
+    blind_because: str | None = None
+    """Why neither the ledger nor the provider could be read, and this is counted on from what they said before."""
 
 
 def spent_usd(
@@ -84,22 +93,24 @@ class BudgetWatch:
 
     Args:
         caps: What may be spent; a run without caps is only looked at.
-        spending: Tells what was spent at a time.
+        spending: Tells what was spent until now.
         price_usd_per_hour: Of all machines of the run, with their disks and addresses.
         on_warning: Told at 80 % of a cap.
         on_stop: Asks the workers for a checkpoint and an end.
         on_end: Ends the machines.
+        steady_s: A clock that is never set, in seconds.
     """
 
     def __init__(
         self,
         caps: Caps,
         *,
-        spending: Callable[[datetime], Spending],
+        spending: Callable[[], Spending],
         price_usd_per_hour: float,
         on_warning: Callable[[str], None],
         on_stop: Callable[[], None],
         on_end: Callable[[], None],
+        steady_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._caps = caps
         self._spending = spending
@@ -107,16 +118,51 @@ class BudgetWatch:
         self._on_warning = on_warning
         self._on_stop = on_stop
         self._on_end = on_end
+        self._steady_s = steady_s
+        self._saw_s = steady_s()
         self._warned: set[str] = set()
         self.has_ended_machines = False
         self.stopped_by: str | None = None
-        """Which cap asked for the stop, with its figures; None while none did."""
+        """Why a stop was asked for, with the figures; None while none was."""
 
-    def look(self, now: datetime) -> None:
+    def look(self) -> None:
         """Compare what was spent with the caps."""
-        spending = self._spending(now)
-        self._hold("USD per run", spending.run_usd, self._caps.max_usd_per_run)
-        self._hold("USD per month", spending.month_usd, self._caps.max_usd_per_month)
+        blind_because: str | None
+        try:
+            spending = self._spending()
+            blind_because = spending.blind_because
+        except Exception as problem:
+            # Whatever is wrong now, the next look may do; one that never does must not let the run go on.
+            logger.exception("what is spent could not be counted, trying again")
+            spending, blind_because = None, str(problem)
+        self._note_sight(blind_because)
+        if spending is not None:
+            self._hold("USD per run", spending.run_usd, self._caps.max_usd_per_run)
+            self._hold("USD per month", spending.month_usd, self._caps.max_usd_per_month)
+
+    def _note_sight(self, blind_because: str | None) -> None:
+        if blind_because is None:
+            self._saw_s = self._steady_s()
+            return
+        blind_s = self._steady_s() - self._saw_s
+        is_capped = self._caps.max_usd_per_run is not None or self._caps.max_usd_per_month is not None
+        if is_capped and blind_s >= BLIND_LIMIT_S:
+            self._stop(
+                f"what is spent could not be seen for {blind_s:.0f} s, at most {BLIND_LIMIT_S:.0f} s are allowed "
+                f"({blind_because})"
+            )
+
+    def _stop(self, why: str) -> None:
+        """Ask for a stop, once; where it cannot be asked for, the next look tries again."""
+        if self.stopped_by is not None:
+            return
+        logger.warning("%s: asking for a checkpoint and a stop", why)
+        try:
+            self._on_stop()
+        except Exception:
+            logger.exception("the stop could not be asked for, trying again")
+        else:
+            self.stopped_by = why
 
     def _hold(self, unit: str, spent: float, cap: float | None) -> None:
         if cap is None:
@@ -126,14 +172,13 @@ class BudgetWatch:
             self._warned.add(unit)
             self._on_warning(f"{text} ({spent / cap:.0%}); at the cap the run writes a checkpoint and stops")
         reserve = min(self._price_usd_per_hour * RESERVE_S / SECONDS_PER_HOUR, LARGEST_RESERVE_SHARE * cap)
-        if spent + reserve >= cap and self.stopped_by is None:
-            self.stopped_by = text
-            logger.warning("%s: asking for a checkpoint and a stop", text)
-            self._on_stop()
+        if spent + reserve >= cap:
+            self._stop(text)
         if spent >= cap and not self.has_ended_machines:
             logger.error("%s: ending the machines", text)
             self._on_end()
             self.has_ended_machines = True
+            self.stopped_by = self.stopped_by or text
 
 
 @contextmanager
@@ -144,10 +189,10 @@ def watched(watch: BudgetWatch, *, interval_s: float = LOOK_INTERVAL_S) -> Itera
     def look() -> None:
         while not is_over.wait(interval_s):
             try:
-                watch.look(datetime.now(UTC))
+                watch.look()
             except Exception:
-                # Whatever is wrong now (a locked ledger, a cloud that does not answer), the next look may do.
-                logger.exception("the budget could not be looked at, trying again")
+                # Whatever is wrong now (a cloud that does not answer), the next look may do.
+                logger.exception("the budget could not be held, trying again")
 
     thread = threading.Thread(target=look, name="budget", daemon=True)
     thread.start()

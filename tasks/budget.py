@@ -16,8 +16,9 @@ from infra.budget import BudgetWatch, Spending, spent_usd, start_of_month, watch
 from infra.caps import Caps
 from infra.ledger import Ledger, LedgerEntry
 from infra.providers import PROVIDERS
+from infra.spending import SpendingMeter
 from infra.workspace import Workspace
-from tasks.clusters import end_machines_of, run_of_launch
+from tasks.clusters import end_machines_of, provider_of, run_of_launch
 
 logger = logging.getLogger(__name__)
 
@@ -60,19 +61,31 @@ def within_budget(
     run_id: str,
     run_directory: RunDirectory,
 ) -> Iterator[BudgetWatch]:
-    """Hold the spending of a run against its caps while the block trains.
+    """Hold the spending of a run against its caps while the block trains; see `infra.spending`.
 
     Raises:
         BudgetExceededError: The cap was reached and the machines were ended before a checkpoint was written.
     """
-    services_usd = PROVIDERS[cluster.provider].services_usd_per_machine_hour()
+    provider = provider_of(workspace, cluster.provider)
+
+    def end_machines() -> None:
+        # First by the tags of its machines: the ledger may be what is wrong.
+        provider.terminate(cluster.run_id)
+        end_machines_of(workspace, run_id)
+
     watch = BudgetWatch(
         caps,
-        spending=lambda now: spending_of(workspace, cluster.provider, run_id, now=now),
-        price_usd_per_hour=cluster.price_usd_per_hour + len(cluster.nodes) * services_usd,
+        spending=SpendingMeter(
+            provider,
+            cluster,
+            entries=lambda: Ledger(workspace.ledger_path).entries(),
+            belongs=lambda launch_id: run_of_launch(launch_id) == run_id,
+        ),
+        price_usd_per_hour=cluster.price_usd_per_hour
+        + len(cluster.nodes) * provider.services_usd_per_machine_hour(),
         on_warning=lambda text: logger.warning("%s", text),
         on_stop=lambda: request_stop(run_directory),
-        on_end=lambda: end_machines_of(workspace, run_id),
+        on_end=end_machines,
     )
     try:
         with watched(watch):

@@ -14,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import InstanceOffer
+from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from infra.caps import Caps, check_caps
 from infra.catalogue.aws_prices import AwsPrices
 from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT
@@ -23,7 +24,7 @@ from infra.catalogue.refresh import Refresh, refresh
 from infra.catalogue.refreshed_prices import RefreshedPrices, newest_refreshed, write_refreshed
 from infra.catalogue.skypilot_catalogue import SkyPilotCatalogue
 from infra.workspace import Workspace
-from tasks.provisioning import Provisioning
+from tasks.provisioning import Provisioning, within_caps
 from tasks.retries import REPEATABLE
 
 DEFAULT_HISTORY_DAYS = 14
@@ -129,7 +130,8 @@ def recheck_prices(
     """Ask for the prices of what is about to be rented again; those are what the run's bill is frozen at.
 
     A price that cannot be asked for stays as it was planned with, which is told. The plan stays the same: its prices
-    are at most `REFRESH_AFTER` old, and a plan that moves with every cent would never be launched.
+    are at most `REFRESH_AFTER` old, and a plan that moves with every cent would never be launched. Alternatives and
+    fall-backs that would break a cap at the prices of now are left out.
 
     Raises:
         BudgetExceededError: At the prices of now a cap is exceeded; nothing was launched.
@@ -152,13 +154,27 @@ def recheck_prices(
         spent_this_month_usd=spent_this_month_usd,
         caps=caps,
     )
+    services_usd_per_machine_hour = services_usd_per_hour / _num_machines(launch_plan)
+    launch_plan, *fallbacks = within_caps(
+        [launch_plan, *(result.applied_to(plan) for plan in provisioning.fallback_plans)],
+        caps,
+        spent_this_month_usd=spent_this_month_usd,
+        hours=predicted_cost_usd / price_usd_per_hour,
+        billed_usd_per_hour=lambda plan: (
+            plan.price_usd_per_hour + _num_machines(plan) * services_usd_per_machine_hour
+        ),
+    )
     return replace(
         provisioning,
         cloud_plan=launch_plan,
         launch_plan=launch_plan,
-        fallback_plans=tuple(result.applied_to(plan) for plan in provisioning.fallback_plans),
+        fallback_plans=tuple(fallbacks),
         predicted_cost_usd=predicted_cost_usd,
     )
+
+
+def _num_machines(plan: ProvisioningPlan) -> int:
+    return sum(group.count for group in plan.groups)
 
 
 def _recheck(offers: Sequence[InstanceOffer]) -> Recheck:

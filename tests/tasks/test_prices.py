@@ -161,6 +161,24 @@ def test_disks_and_addresses_stay_as_they_were_and_count_against_the_caps(aws):
         recheck_prices.fn(planned, caps=Caps(max_usd_per_hour=0.105))
 
 
+def test_an_alternative_or_a_fall_back_whose_price_of_now_breaks_a_cap_is_left_out(aws):
+    planned = bought(cost_usd=0.8)
+    [group] = planned.launch_plan.groups
+    dearer = offer("m7i.large", price_usd_per_hour=0.085)
+    purchase = replace(planned.launch_plan, groups=(replace(group, alternatives=(dearer,)),))
+    fallback = plan(dearer)
+    planned = replace(planned, cloud_plan=purchase, launch_plan=purchase, fallback_plans=(fallback, purchase))
+    for name, usd in (("c7i.large", "0.08"), ("m7i.large", "0.31")):
+        will_give_products(aws[0], [product(name, usd)], region=REGION, name=name)
+
+    # By hand: what was 0.085 USD/hour as planned is 0.31 now.
+    checked = recheck_prices.fn(planned, caps=Caps(max_usd_per_hour=0.14))
+
+    assert [offer.instance_type.name for offer in checked.launch_plan.offers] == ["c7i.large"]
+    assert [p.price_usd_per_hour for p in checked.fallback_plans] == [0.08]
+    assert checked.fallback_plans[0].offers == checked.launch_plan.offers
+
+
 def test_prices_that_cannot_be_checked_again_stay_and_are_told(monkeypatch, caplog):
     def refuse():
         raise ProvisioningError("no credentials")
