@@ -288,8 +288,9 @@ class RunDirectory:
 
     def upload_folder(self, source: Path, key: str) -> None:
         """Copy the files directly in a folder of this machine to a folder of the run."""
-        self._files.create_dir(f"{self._root}/{key}", recursive=True)
-        self._count(put_requests=2, get_requests=1)
+        if self.is_local:
+            # A bucket has no folders; marks for them would be written beside other runs, which a node may not.
+            self._files.create_dir(f"{self._root}/{key}", recursive=True)
         for path in sorted(source.iterdir()):
             target = f"{self._root}/{key}/{path.name}"
             local = fs.LocalFileSystem()

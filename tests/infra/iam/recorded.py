@@ -7,7 +7,7 @@ import re
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 
-from tests.infra.iam.evaluation import ACCOUNT_ID, NAMES, Access
+from tests.infra.iam.evaluation import ACCOUNT_ID, Access
 
 ARN = f"arn:aws:ec2:us-east-1:{ACCOUNT_ID}"
 OWN = {"aws:ResourceTag/heterps:workspace": "default", "aws:ResourceTag/heterps:run-id": "night-1"}
@@ -50,24 +50,31 @@ def ec2_accesses(requests: Sequence[Mapping[str, str]]) -> Iterator[Access]:
                 yield Access(action=f"ec2:{action}", resource="*")
 
 
+def s3_deletions(url: str, body: str) -> list[Access]:
+    """Return what IAM is asked for a request that deletes the objects that its body names."""
+    bucket = urllib.parse.urlsplit(url).path.strip("/")
+    keys = re.findall(r"<Key>(.*?)</Key>", body)
+    assert keys, f"no key in {body!r}"
+    return [Access(action="s3:DeleteObject", resource=f"arn:aws:s3:::{bucket}/{key}") for key in keys]
+
+
 def s3_access(method: str, url: str) -> Access:
     """Return what IAM is asked for a request to a bucket, addressed by path."""
     parts = urllib.parse.urlsplit(url)
     bucket, _, key = parts.path.lstrip("/").partition("/")
     query = urllib.parse.parse_qs(parts.query, keep_blank_values=True)
-    if not key and "delete" not in query:
+    if not key:
         assert method in ("GET", "HEAD"), f"{method} of a bucket is not known here"
-        return Access(action="s3:ListBucket", resource=f"arn:aws:s3:::{bucket}")
+        context = {"s3:prefix": query["prefix"][0]} if "prefix" in query else {}
+        return Access(action="s3:ListBucket", resource=f"arn:aws:s3:::{bucket}", context=context)
     action = {
         "GET": "s3:GetObject",
         "HEAD": "s3:GetObject",
         "PUT": "s3:PutObject",
-        "POST": "s3:DeleteObject" if "delete" in query else "s3:PutObject",
+        "POST": "s3:PutObject",
         "DELETE": "s3:DeleteObject",
     }[method]
-    return Access(
-        action=action, resource=f"arn:aws:s3:::{bucket}/{key or NAMES['RUN_PREFIX'] + '/of-the-body'}"
-    )
+    return Access(action=action, resource=f"arn:aws:s3:::{bucket}/{key}")
 
 
 def _fleet(

@@ -1,5 +1,6 @@
 """Every call of a whole life is allowed, nothing that it does not make is, and no way leads past the tags."""
 
+import base64
 import json
 import re
 from dataclasses import replace
@@ -11,14 +12,17 @@ import pytest
 from botocore.exceptions import ClientError
 
 from heterps_core.hardware import Market
+from heterps_core.profiling.profiling_node import profile_key
 from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.submission import request_stop
 from infra.ledger import Ledger
 from infra.providers.aws.provider import AwsEc2Provider
 from infra.sweeper import sweep
+from tests.heterps_core.training.node_processes import make_job, prepare_clicks, train
 from tests.infra.builders import bootstrap, plan
 from tests.infra.faults import Steps, live
-from tests.infra.iam.evaluation import ACCOUNT_ID, IAM_FOLDER, Access, actions_of, is_allowed, policy
-from tests.infra.iam.recorded import ARN, OWN, ec2_accesses, s3_access
+from tests.infra.iam.evaluation import ACCOUNT_ID, IAM_FOLDER, NAMES, Access, actions_of, is_allowed, policy
+from tests.infra.iam.recorded import ARN, OWN, ec2_accesses, s3_access, s3_deletions
 from tests.infra.moto_ec2 import moto_process
 
 ARROWS_PROBE = "extremelyunlikelytoexist"
@@ -70,7 +74,8 @@ def accesses_to_store(server, recording, tmp_path_factory):
         yield _accesses_to_store(server, recording, tmp_path_factory)
 
 
-def _accesses_to_store(server, recording, tmp_path_factory):
+def run_in_a_bucket(server):
+    """Make the bucket of the policies, and return the location of a run in it."""
     server.reset()
     boto3.client(
         "s3",
@@ -79,9 +84,26 @@ def _accesses_to_store(server, recording, tmp_path_factory):
         aws_access_key_id="test",
         aws_secret_access_key="test",
     ).create_bucket(Bucket="runs")
-    start = len(recording.read_text().splitlines())
     host = server.url.removeprefix("http://")
-    location = f"s3://runs/heterps/night-1?region=us-east-1&scheme=http&endpoint_override={host}"
+    return f"s3://runs/heterps/night-1?region=us-east-1&scheme=http&endpoint_override={host}"
+
+
+def s3_accesses(recording, start):
+    """Return what IAM is asked for the requests that were recorded from a line on."""
+    lines = [json.loads(line) for line in recording.read_text().splitlines()[start:]]
+    accesses: list[Access] = []
+    for line in lines:
+        if line["method"] == "POST" and line["url"].endswith("?delete"):
+            body = base64.b64decode(line["body"]) if line["body_encoded"] else line["body"].encode()
+            accesses += s3_deletions(line["url"], body.decode())
+        else:
+            accesses.append(s3_access(line["method"], line["url"]))
+    return [access for access in accesses if ARROWS_PROBE not in access.resource]
+
+
+def _accesses_to_store(server, recording, tmp_path_factory):
+    location = run_in_a_bucket(server)
+    start = len(recording.read_text().splitlines())
     run = RunDirectory(location)
     source = tmp_path_factory.mktemp("data")
     (source / "part.bin").write_bytes(bytes(100_000))
@@ -96,9 +118,7 @@ def _accesses_to_store(server, recording, tmp_path_factory):
     run.names("")
     run.delete_file("job.json")
     run.delete_folder("data")
-    lines = [json.loads(line) for line in recording.read_text().splitlines()[start:]]
-    accesses = [s3_access(line["method"], line["url"]) for line in lines]
-    return [access for access in accesses if ARROWS_PROBE not in access.resource]
+    return s3_accesses(recording, start)
 
 
 def test_every_call_to_ec2_is_allowed_to_the_controller(accesses_to_ec2):
@@ -107,11 +127,72 @@ def test_every_call_to_ec2_is_allowed_to_the_controller(accesses_to_ec2):
     assert refused == []
 
 
-@pytest.mark.parametrize("name", ["controller", "node"])
-def test_every_call_to_the_run_store_is_allowed(accesses_to_store, name):
-    refused = [access for access in accesses_to_store if not is_allowed(policy(name), access)]
+def test_every_call_to_the_run_store_is_allowed_to_the_controller(accesses_to_store):
+    refused = [access for access in accesses_to_store if not is_allowed(policy("controller"), access)]
 
     assert refused == []
+
+
+OF_THE_FLOW = re.compile(r"(data|start_model|code|leases)/|(job|cluster)\.json$")
+"""What the flow writes into a run directory."""
+
+
+@pytest.fixture(scope="module")
+def accesses_of_a_run(server, recording, tmp_path_factory):
+    """What a training of three nodes asks of its bucket, the flow's part too."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            environment.setenv(name, "test")
+        location = run_in_a_bucket(server)
+        start = len(recording.read_text().splitlines())
+        run = RunDirectory(location)
+        train(run, make_job(prepare_clicks(tmp_path_factory.mktemp("clicks")), (2, 1)))
+        run.write_json(profile_key("stage0-node0"), {})
+        request_stop(run)
+    return s3_accesses(recording, start)
+
+
+def test_every_call_of_a_node_to_the_run_store_is_allowed(accesses_of_a_run):
+    """All of a run's accesses but writes of the flow, which nodes share no key with."""
+    own = f"arn:aws:s3:::{NAMES['RUN_BUCKET']}/{NAMES['RUN_PREFIX']}/night-1/"
+    of_nodes = [
+        access
+        for access in accesses_of_a_run
+        if access.action in ("s3:GetObject", "s3:ListBucket")
+        or not OF_THE_FLOW.match(access.resource.removeprefix(own))
+    ]
+    refused = [access for access in of_nodes if not is_allowed(policy("node"), access)]
+
+    assert {access.action for access in of_nodes} == actions_of(policy("node"))
+    assert refused == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "job.json",
+        "cluster.json",
+        "code/heterps-1.whl",
+        "data/labels.npy",
+        "leases/night-1",
+        "start_model/model.npz",
+    ],
+)
+@pytest.mark.parametrize("run_id", ["night-1", "night-2"])
+@pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject"])
+def test_a_node_can_change_neither_code_nor_data_nor_job_nor_lease_of_any_run(action, run_id, key):
+    access = Access(action=action, resource=f"arn:aws:s3:::runs/heterps/{run_id}/{key}")
+
+    assert not is_allowed(policy("node"), access)
+    assert is_allowed(policy("controller"), access)
+
+
+@pytest.mark.parametrize("prefix", [None, "", "payroll/", "heterps-others/"])
+def test_a_node_can_list_nothing_but_the_run_store(prefix):
+    context = {} if prefix is None else {"s3:prefix": prefix}
+    access = Access(action="s3:ListBucket", resource="arn:aws:s3:::runs", context=context)
+
+    assert not is_allowed(policy("node"), access)
 
 
 def test_the_controller_may_do_nothing_that_the_code_never_does(accesses_to_ec2, accesses_to_store):
@@ -125,10 +206,6 @@ def test_the_controller_may_do_nothing_that_the_code_never_does(accesses_to_ec2,
     used = {access.action for access in [*accesses_to_ec2, *accesses_to_store]}
 
     assert actions_of(policy("controller")) == used | of_catalogue
-
-
-def test_a_node_may_do_nothing_but_use_the_run_store(accesses_to_store):
-    assert actions_of(policy("node")) == {access.action for access in accesses_to_store}
 
 
 FOREIGN = {"aws:ResourceTag/heterps:workspace": "others"}
