@@ -9,8 +9,8 @@ from zoneinfo import ZoneInfo
 from flows.opened_run import OpenedRun
 from flows.schedule import nightly_timezone
 from heterps_core.provisioning.offer_choice import offers_that_hold_workers
-from heterps_core.scheduling.worker_memory import host_bytes_of_worker
 from heterps_core.training.job import TrainingConfig
+from heterps_core.worker_memory import host_bytes_of_worker
 from infra.catalogue.interruptions import read_counted
 from infra.catalogue.price_catalogue import PriceCatalogue
 from tasks.budget import spent_this_month_usd

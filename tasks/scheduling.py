@@ -29,12 +29,12 @@ from heterps_core.scheduling.problem_builder import UnitTerms, build_problem
 from heterps_core.scheduling.rehearsal import RehearsalPrediction, predict_rehearsal
 from heterps_core.scheduling.schedulers import get_scheduler
 from heterps_core.scheduling.search_result import SearchResult
-from heterps_core.scheduling.worker_memory import reserved_bytes
 from heterps_core.simulation.plan_simulation import PlanSimulation, simulate_plan
 from heterps_core.simulation.rehearsed_workers import simulate_workers
 from heterps_core.simulation.simulation_options import SimulationOptions
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.microbatches import default_microbatches
+from heterps_core.worker_memory import reserved_bytes
 from tasks.extra_costs import job_extra_costs
 from tasks.planned_job import PlannedJob
 from tasks.profiling import ProfiledModel

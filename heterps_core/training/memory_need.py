@@ -13,12 +13,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.optimizers import get_dense_optimizer
 from heterps_core.training.stage_device import is_gpu
-
-PROCESS_BYTES = 290_000_000
-"""Of a worker before any table: the interpreter, torch and its buffers. Seen on 2026-11-22 (docs/LOG.md)."""
-
-ORDER_BYTES_PER_ROW = 8
-"""The order of an epoch's rows, 4 bytes each, and that of the next while it is made."""
+from heterps_core.worker_memory import host_bytes_of_worker
 
 
 def worker_bytes(
@@ -58,9 +53,7 @@ def worker_bytes(
             for layer in graph.layers[stage.first_layer : stage.last_layer + 1]
         )
         is_on_card = is_gpu(stage.device_type) and not is_rehearsal
-        needs.append(
-            PROCESS_BYTES + ORDER_BYTES_PER_ROW * num_train_rows + (0 if is_on_card else state_bytes)
-        )
+        needs.append(round(host_bytes_of_worker(num_train_rows)) + (0 if is_on_card else state_bytes))
     return tuple(needs)
 
 

@@ -21,10 +21,11 @@ from heterps_core.errors import InterruptedTrainingError, TrainingError
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.failures import OutOfMemoryError, root_cause
-from heterps_core.training.memory_need import PROCESS_BYTES, worker_bytes
+from heterps_core.training.memory_need import worker_bytes
 from heterps_core.training.monitor import follow_training
 from heterps_core.training.node_life import PROVIDER_VARIABLE
 from heterps_core.training.run_directory import RunDirectory
+from heterps_core.worker_memory import ROW_ORDER_BYTES_PER_SAMPLE, WORKER_BYTES
 from tests.heterps_core.training.node_processes import (
     NUM_MICROBATCHES,
     TINY,
@@ -172,7 +173,7 @@ def test_a_worker_needs_its_shard_its_dense_layers_and_the_order_of_rows(dataset
         make_job(dataset, (1, 1)).config, dense_optimizer="adam", embedding_optimizer="rowwise-adagrad"
     )
     stages = (Stage(0, 0, "cpu", 3), Stage(1, 2, "gpu-t4", 2))
-    process_and_order = PROCESS_BYTES + 8 * 1_280
+    process_and_order = round(WORKER_BYTES + ROW_ORDER_BYTES_PER_SAMPLE * 1_280)
 
     def needed(*, is_rehearsal):
         return worker_bytes(TINY, features, config, stages, num_train_rows=1_280, is_rehearsal=is_rehearsal)
