@@ -28,11 +28,12 @@ NUM_ROWS = 50_000_000
 def peak_bytes_of(code):
     """How far the largest resident size of a fresh process lies above the one before it runs a line."""
     program = (
-        "import resource, sys\n"
         "from heterps_core.data.dataset import epoch_order\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
-        "before = int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()\n"
-        f"{code}\nprint(peak() - before)\n"
+        # Not `ru_maxrss`, which a process inherits from the one that starts it.
+        "status = lambda: dict(line.split(':') for line in open('/proc/self/status'))\n"
+        "num_bytes = lambda name: int(status()[name].split()[0]) * 1024\n"
+        "before = num_bytes('VmRSS')\n"
+        f"{code}\nprint(num_bytes('VmHWM') - before)\n"
     )
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     return int(found.stdout)

@@ -50,7 +50,7 @@ class Hungry(nn.Module):
         self.blocks: list[bytes] = []
 
     def forward(self, activation: torch.Tensor) -> torch.Tensor:
-        self.num_calls += torch.is_grad_enabled()
+        self.num_calls += self.training
         while self.num_calls > (HUNGRY_STEP - 1) * NUM_MICROBATCHES:
             self.blocks.append(b"x" * BLOCK_BYTES)
             # Its node looks at it meanwhile.
@@ -62,7 +62,7 @@ class Greedy(Hungry):
     """Asks in step 13 for more memory than any machine has."""
 
     def forward(self, activation: torch.Tensor) -> torch.Tensor:
-        self.num_calls += torch.is_grad_enabled()
+        self.num_calls += self.training
         if self.num_calls > (HUNGRY_STEP - 1) * NUM_MICROBATCHES:
             torch.zeros(2**44)
         return activation
