@@ -154,6 +154,7 @@ def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
         caps=run.caps,
         spent_this_month_usd=spent_this_month_usd(run.workspace, run.provider),
         price_files=[file.path for file in prices.files],
+        state_bytes=sum(layer.state_bytes for layer in profiled.planned_graph.layers),
     )
     tell("machines", provisioning.summary)
 

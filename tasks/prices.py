@@ -150,7 +150,7 @@ def recheck_prices(
     predicted_cost_usd = provisioning.predicted_cost_usd * change
     check_caps(
         price_usd_per_hour=price_usd_per_hour,
-        predicted_cost_usd=predicted_cost_usd,
+        predicted_cost_usd=predicted_cost_usd + provisioning.bucket_usd,
         spent_this_month_usd=spent_this_month_usd,
         caps=caps,
     )
@@ -159,6 +159,7 @@ def recheck_prices(
         [launch_plan, *(result.applied_to(plan) for plan in provisioning.fallback_plans)],
         caps,
         spent_this_month_usd=spent_this_month_usd,
+        bucket_usd=provisioning.bucket_usd,
         hours=predicted_cost_usd / price_usd_per_hour,
         billed_usd_per_hour=lambda plan: (
             plan.price_usd_per_hour + _num_machines(plan) * services_usd_per_machine_hour

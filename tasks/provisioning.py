@@ -30,6 +30,7 @@ from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
 from infra.providers import PROVIDERS
 from infra.providers.base import DEFAULT_LIFETIME_S
 from infra.regions import REGION
+from tasks.bucket_costs import planned_bucket_usd
 from tasks.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS
 
 LOCAL_PROVIDER = "local"
@@ -58,6 +59,9 @@ class Provisioning:
     services_usd_per_hour: float = 0.0
     """Disks and addresses of the machines of `launch_plan`; a rehearsal has none."""
 
+    bucket_usd: float = 0.0
+    """Requests to the bucket and what leaves its region, as planned; the caps count it on top."""
+
     price_files: tuple[Path, ...] = (BUNDLED_SNAPSHOT.path,)
     """Where the prices were read from."""
 
@@ -77,12 +81,13 @@ class Provisioning:
             f"{group.count} x {group.offer.instance_type.name}{_market_text(group.offer)}"
             for group in self.cloud_plan.groups
         )
+        bucket = f", and {self.bucket_usd:.2g} USD for its bucket" if self.bucket_usd else ""
         price = f"{bought} would cost" if self.is_rehearsal else f"{bought} cost"
         launched = sum(stage.num_replicas for stage in self.launch_stages)
         rehearsed = f"; rehearsed by {launched} processes on this machine" if self.is_rehearsal else ""
         return (
             f"{price} {self.cloud_plan.price_usd_per_hour:.4f} USD/hour ({self.price_age}{self._spot_text})"
-            f"{rehearsed}"
+            f"{bucket}{rehearsed}"
         )
 
     @property
@@ -152,11 +157,13 @@ def provision(
     caps: Caps,
     spent_this_month_usd: float = 0.0,
     price_files: Sequence[Path] = (BUNDLED_SNAPSHOT.path,),
+    state_bytes: float = 0.0,
 ) -> Provisioning:
     """Choose the instances of a plan, and refuse them where they exceed a cap.
 
     The caps are held against the plan itself also where only its rehearsal is launched, so that a
-    rehearsal answers whether the real run would be allowed.
+    rehearsal answers whether the real run would be allowed. On rented machines they count what the bucket will be
+    asked too, by `state_bytes` of the model with its optimizers' state.
 
     Raises:
         BudgetExceededError: By how much a cap is exceeded; nothing was launched.
@@ -168,9 +175,13 @@ def provision(
     billed_usd_per_hour = PROVIDERS[provider].billed_usd_per_hour
     services_usd_per_hour = billed_usd_per_hour(cloud_plan) - cloud_plan.price_usd_per_hour
     predicted_cost_usd = plan.cost_usd + (cloud_plan.rendezvous_usd_per_hour + services_usd_per_hour) * hours
+    bucket_usd = 0.0
+    if PROVIDERS[provider].charges_money:
+        num_machines = sum(group.count for group in cloud_plan.groups)
+        bucket_usd = planned_bucket_usd(state_bytes=state_bytes, num_machines=num_machines, hours=hours)
     check_caps(
         price_usd_per_hour=billed_usd_per_hour(cloud_plan),
-        predicted_cost_usd=predicted_cost_usd,
+        predicted_cost_usd=predicted_cost_usd + bucket_usd,
         spent_this_month_usd=spent_this_month_usd,
         caps=caps,
     )
@@ -178,6 +189,7 @@ def provision(
         attempts,
         caps,
         spent_this_month_usd=spent_this_month_usd,
+        bucket_usd=bucket_usd,
         hours=predicted_cost_usd / billed_usd_per_hour(cloud_plan),
         billed_usd_per_hour=billed_usd_per_hour,
     )
@@ -193,6 +205,7 @@ def provision(
         services_usd_per_hour=services_usd_per_hour,
         price_files=tuple(price_files),
         fallback_plans=() if is_rehearsal else tuple(fallbacks),
+        bucket_usd=bucket_usd,
     )
 
 
@@ -223,6 +236,7 @@ def within_caps(
     caps: Caps,
     *,
     spent_this_month_usd: float,
+    bucket_usd: float,
     hours: float,
     billed_usd_per_hour: Callable[[ProvisioningPlan], float],
 ) -> list[ProvisioningPlan]:
@@ -232,12 +246,15 @@ def within_caps(
         plans: In the order in which they are tried; the first has been held against the caps already.
         caps: What may be spent.
         spent_this_month_usd: By all runs of the month so far.
+        bucket_usd: What the run will pay for its bucket.
         hours: That the run takes.
         billed_usd_per_hour: Tells what all machines of a plan are billed.
     """
-    limits = [caps.max_usd_per_hour, caps.max_usd_per_run and caps.max_usd_per_run / hours]
+    limits = [caps.max_usd_per_hour]
+    if caps.max_usd_per_run is not None:
+        limits.append((caps.max_usd_per_run - bucket_usd) / hours)
     if caps.max_usd_per_month is not None:
-        limits.append((caps.max_usd_per_month - spent_this_month_usd) / hours)
+        limits.append((caps.max_usd_per_month - spent_this_month_usd - bucket_usd) / hours)
     limit = min((each for each in limits if each is not None), default=None)
     first, *others = plans
     if limit is None:
