@@ -151,6 +151,8 @@ class LocalProvider(Provider):
         found: dict[NodeKey, Instance] = {}
         for path in self._lease_paths(run_id):
             instance = _instance_of(path)
+            if instance is None:
+                continue
             found[instance.run_id, _node_id_of(instance)] = instance
         for process, key in self._processes.tagged():
             if key not in found and run_id in (None, key[0]):
@@ -232,11 +234,16 @@ class LocalProvider(Provider):
         return sorted(self.state_directory.glob(f"{folder}/*{LEASE_SUFFIX}"))
 
 
-def _instance_of(path: Path) -> Instance:
+def _instance_of(path: Path) -> Instance | None:
+    """Return the node of a lease file; None where its end has removed the file since it was listed."""
     run_id, node_id = path.parent.name, path.name.removesuffix(LEASE_SUFFIX)
     lease = LeaseFile.read(path)
     if lease is None:
-        return _instance_without_lease(run_id, node_id, launched_at_s=path.stat().st_mtime)
+        try:
+            launched_at_s = path.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        return _instance_without_lease(run_id, node_id, launched_at_s=launched_at_s)
     return Instance(
         provider_instance_id=_instance_id(run_id, node_id),
         run_id=run_id,

@@ -14,7 +14,7 @@ import pytest
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from infra.ledger import EndReason, EntryState, Ledger
 from infra.providers.base import Bootstrap
-from infra.providers.local import LocalProvider
+from infra.providers.local import LEASE_SUFFIX, LocalProvider
 from infra.providers.local_processes import STATE_VARIABLE, ProcessIdentity
 from infra.sweeper import sweep
 from tests.infra.builders import SLEEP, bootstrap, plan
@@ -128,7 +128,7 @@ OWNER = textwrap.dedent(
     from infra.caps import Caps
     from infra.ledger import Ledger
     from infra.lifecycle import running_cluster
-    from infra.providers.local import LocalProvider
+    from infra.providers.local import LEASE_SUFFIX, LocalProvider
     from tests.infra.builders import bootstrap, plan
 
     folder = Path(sys.argv[1])
@@ -207,6 +207,15 @@ def test_a_lease_file_that_cannot_be_read_counts_as_expired(provider, ledger, tm
 
     assert [(m.node_id, m.reason) for m in swept] == [("stage0-node0", EndReason.LEASE_UNREADABLE)]
     assert [instance.node_id for instance in provider.list_instances()] == ["stage1-node0"]
+
+
+def test_a_lease_file_that_another_process_removes_while_it_is_looked_at_is_no_machine(provider):
+    """A link to nothing is listed and then not there, as such a file is."""
+    run_folder = provider.state_directory / "r1"
+    run_folder.mkdir(parents=True)
+    (run_folder / f"stage0-node0{LEASE_SUFFIX}").symlink_to("removed")
+
+    assert provider.list_instances() == ()
 
 
 def test_a_node_that_dies_at_once_is_reported_with_its_console(provider, ledger, tmp_path):
