@@ -41,7 +41,14 @@ from infra.ledger_entry import (
     entry_of_request,
     entry_of_row,
 )
-from infra.ledger_file import COLUMNS, SELECT, bring_up_to_date, make_ledger_file, transaction
+from infra.ledger_file import (
+    COLUMNS,
+    SCHEMA_VERSION,
+    SELECT,
+    bring_up_to_date,
+    make_ledger_file,
+    transaction,
+)
 
 __all__ = ["EndReason", "EntryState", "Ledger", "LedgerEntry"]
 
@@ -77,6 +84,11 @@ class Ledger:
         checked = copy(self)
         checked._check_intent = check
         return checked
+
+    def check_writable(self) -> None:
+        """Check that something can be written; raises LedgerError as every method does."""
+        with self._transaction() as database:
+            database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def last_attempt(self, run_id: str) -> int:
         """Return the number of the run's newest attempt, 1 where it has none."""

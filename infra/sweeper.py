@@ -51,8 +51,11 @@ def sweep_workspace(
         ledger, note = usable_ledger(workspace)
         notes += [note] if note else []
         entries = ledger.entries()
+        ledger.check_writable()
     except (LedgerError, OSError) as problem:
-        problems.append(f"the ledger cannot be used, machines are ended by their own tags: {problem}")
+        problems.append(
+            f"machines are ended, and what became of them may be missing in the ledger: {problem}"
+        )
     if names is None:
         names = sorted(PROVIDERS) if ledger is None or notes else providers_in_use(ledger)
     machines: list[SweptMachine] = []

@@ -126,6 +126,8 @@ class AwsEc2Provider(Provider):
         check_run_id(run_id)
         requests = plan.node_requests()
         self._check_regions(requests)
+        # From here on it hears the time with each answer, and needs none of its own.
+        clock = self._clock
         with explained("prepare the launch"):
             there = live_instances(self.client, self.machines.workspace, run_id)
         launch = RunLaunch(
@@ -141,7 +143,7 @@ class AwsEc2Provider(Provider):
             ),
             ledger=ledger,
             launched_ids=self._launched.setdefault(run_id, []),
-            now=self.now,
+            now=clock.now,
         )
         attempt = max(ledger.last_attempt(run_id), *map(attempt_of, there), 1)
         refused: set[str] = set()
