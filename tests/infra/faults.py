@@ -6,110 +6,51 @@ killed is really killed; EC2 is moto in another process.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import random
-import re
 import signal
 import sqlite3
+import sys
+import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from enum import StrEnum
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
+import boto3
 from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from botocore.retries.standard import ExponentialBackoff
 
 import infra.lifecycle
-from heterps_core.errors import HeterpsError
+from heterps_core.cluster import Cluster
+from heterps_core.errors import HeterpsError, LedgerError
 from heterps_core.hardware import Market
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
+from heterps_core.units import SECONDS_PER_HOUR
+from infra.budget import BudgetWatch
 from infra.caps import Caps
-from infra.ledger import EntryState, Ledger
+from infra.ledger import Ledger
 from infra.lifecycle import running_cluster
 from infra.providers.aws.provider import AwsEc2Provider
+from infra.spending import SpendingMeter
 from infra.sweeper import sweep
+from tasks.clusters import run_of_launch, spent_before_launch
 from tests.infra.builders import bootstrap, offer
+from tests.infra.fault_cases import WATCHED, Case, Fault, Kind
 from tests.infra.moto_ec2 import MotoServer, Wire
+from tests.moto_server import REGION
 
 RUN_ID = "night-1"
+SPENDING_S = 900.0
+"""Of the whole fleet, that the cap of a run which is watched pays for."""
 
-
-class Fault(StrEnum):
-    """What happens at a step."""
-
-    RAISE = "raise"
-    """The request never arrives, and neither do its repetitions."""
-
-    TIME_OUT = "time out"
-    """It is executed and its answer is lost; the repetition arrives."""
-
-    TIME_OUT_FOR_GOOD = "time out for good"
-    """It is executed and its answer is lost, those of its repetitions too."""
-
-    KILL_BEFORE = "kill -9 before"
-    KILL_AFTER = "kill -9 after"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """One fault, drawn from a seed."""
-
-    fault: Fault
-    step: int
-    market: Market
-    zones: int
-    """Zones that have no capacity for the second part of the plan, before one that has."""
-
-    is_ledger_lost: bool
-    """Before the sweep."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Account:
-    """What is left after the sweep."""
-
-    launched: int
-    live: int
-    unaccounted_s: float
-    wrong_prices: int
-    leftovers: int
-    """Launch templates and security groups, after a sweep when the machines have gone."""
-
-    survived: bool
-    """The block was left without an error."""
-
-    @property
-    def is_clean(self) -> bool:
-        return self.live == 0 and self.unaccounted_s == 0 and self.wrong_prices == 0 and self.leftovers == 0
+LOOK_S = 30.0
 
 
 PRICES = {"c7i.large": 0.09, "m7i.large": 0.1, "g4dn.xlarge": 0.526}
-
-
-def draw(seed: int, *, steps: Mapping[int, Sequence[bool]]) -> Case:
-    """Return the case of a seed.
-
-    Args:
-        seed: Of the case.
-        steps: By the number of full zones, for each step of a life without a fault whether it is a request.
-    """
-    generator = random.Random(seed)
-    fault = generator.choice(list(Fault))
-    zones = generator.choice(sorted(steps))
-    only_requests = fault in (Fault.TIME_OUT, Fault.TIME_OUT_FOR_GOOD)
-    possible = [i for i, is_request in enumerate(steps[zones]) if is_request or not only_requests]
-    return Case(
-        fault=fault,
-        step=generator.choice(possible),
-        market=generator.choice(list(Market)),
-        zones=zones,
-        is_ledger_lost=generator.random() < 0.25,
-    )
 
 
 def unlike_plan(market: Market) -> ProvisioningPlan:
@@ -179,32 +120,128 @@ class BreakingLedger(Ledger):
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         self.steps.before()
         if self.steps.is_now(Fault.RAISE):
-            raise sqlite3.OperationalError("database or disk is full")
+            raise LedgerError("database or disk is full")
         with super()._transaction() as database:
             yield database
         self.steps.after()
 
 
-def live(client: Any, steps: Steps, ledger_path: Path, *, market: Market, zones: int) -> Wire:
-    """Launch, renew and end a run, with the fault of `steps` in it; returns what was sent."""
+def live(
+    client: Any,
+    steps: Steps,
+    ledger_path: Path,
+    *,
+    market: Market,
+    zones: int,
+    kind: Kind = Kind.PLAIN,
+    kept_share: float = 1.0,
+    cap_usd: float | None = None,
+) -> Wire:
+    """Launch, renew and end a run, with the fault of `steps` and the circumstances in it; returns what was sent."""
+    if kind in (Kind.CLOCK_BEHIND, Kind.CLOCK_AHEAD):
+        set_clock(timedelta(hours=-2 if kind is Kind.CLOCK_BEHIND else 2))
+    code = (
+        "InvalidFleetConfiguration+UnfulfillableCapacity"
+        if kind is Kind.MIXED_CODES
+        else "UnfulfillableCapacity"
+    )
+    refused = range(1, 100, 2) if kind is Kind.FAILED_LAUNCHES else range(1, 1 + zones)
     wire = Wire(
-        before=steps.before_request,
-        after=steps.after_request,
-        refused_fleets=dict.fromkeys(range(1, 1 + zones), "UnfulfillableCapacity"),
+        before=steps.before_request, after=steps.after_request, refused_fleets=dict.fromkeys(refused, code)
     )
     wire.attach(client)
     provider = AwsEc2Provider(client)
+    ledger = BreakingLedger(ledger_path, steps)
     with running_cluster(
         provider,
         unlike_plan(market),
         run_id=RUN_ID,
         bootstrap=bootstrap(ledger_path.parent / "run"),
-        ledger=BreakingLedger(ledger_path, steps),
-        caps=Caps(),
-        predicted_cost_usd=1.0,
-    ):
-        provider.renew_lease(RUN_ID, until=datetime.now(UTC) + timedelta(seconds=provider.lease_s))
+        ledger=ledger,
+        caps=Caps(max_usd_per_run=cap_usd),
+        predicted_cost_usd=0.02,
+        spent=lambda: spent_before_launch(provider, ledger, RUN_ID),
+    ) as cluster:
+        provider.renew_lease(RUN_ID, until=provider.now() + timedelta(seconds=provider.lease_s))
+        if kind is Kind.TAGS_LATE:
+            sweep_before_tags_are_seen(client, ledger_path)
+            left = provider.list_instances(RUN_ID)
+            note(ledger_path, healthy_ended=len(cluster.nodes) - len(left))
+        if kind in WATCHED:
+            spend_to_the_cap(provider, cluster, ledger_path, kind=kind, kept_share=kept_share)
     return wire
+
+
+def spend_to_the_cap(
+    provider: AwsEc2Provider, cluster: Cluster, ledger_path: Path, *, kind: Kind, kept_share: float
+) -> None:
+    """Let a fleet whose workers do not obey run against a cap of a quarter of an hour, by a clock of its own."""
+    passed_s = 0.0
+    price_usd_per_hour = provider.billed_usd_per_hour(unlike_plan(cluster.nodes[0].market))
+    watch = BudgetWatch(
+        Caps(max_usd_per_run=price_usd_per_hour * SPENDING_S / SECONDS_PER_HOUR),
+        spending=SpendingMeter(
+            provider,
+            cluster,
+            entries=lambda: Ledger(ledger_path).entries(),
+            belongs=lambda launch_id: run_of_launch(launch_id) == RUN_ID,
+            steady_s=lambda: passed_s,
+        ),
+        price_usd_per_hour=price_usd_per_hour,
+        on_warning=lambda text: None,
+        on_stop=lambda: None,
+        on_end=lambda: None,
+        steady_s=lambda: passed_s,
+    )
+    while not watch.has_ended_machines and passed_s < 8 * SPENDING_S:
+        passed_s += LOOK_S
+        if kind is Kind.LEDGER_TRUNCATED and passed_s == SPENDING_S / 3:
+            truncate(ledger_path, kept_share)
+        watch.look()
+    note(ledger_path, cap_excess_minutes=(passed_s - SPENDING_S) / 60)
+
+
+def sweep_before_tags_are_seen(client: Any, ledger_path: Path) -> None:
+    """Sweep from another process of the same workspace, a moment after the launch."""
+    other = boto3.client(
+        "ec2",
+        endpoint_url=client.meta.endpoint_url,
+        region_name=REGION,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+    Wire(hides_tags=True).attach(other)
+    provider = AwsEc2Provider(other)
+    sweep(provider, now=provider.now(), ledger=Ledger(ledger_path))
+
+
+def set_clock(by: timedelta) -> None:
+    """Set the clock of this process, as everything of the project reads it."""
+
+    class AnyDatetime(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, datetime)
+
+    class Shifted(datetime, metaclass=AnyDatetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.fromtimestamp(time.time(), tz) + by
+
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("infra", "tasks") and getattr(module, "datetime", None) is datetime:
+            module.datetime = Shifted  # type: ignore[attr-defined]
+
+
+def truncate(path: Path, kept_share: float) -> None:
+    """Cut a file off."""
+    if path.exists():
+        with path.open("r+b") as file:
+            file.truncate(int(path.stat().st_size * kept_share))
+
+
+def note(ledger_path: Path, **figures: float) -> None:
+    """Write down what only the process of the run sees; one that is killed writes nothing."""
+    ledger_path.with_name("notes.json").write_text(json.dumps(figures))
 
 
 def sweep_with(client: Any, steps: Steps, ledger_path: Path) -> None:
@@ -224,36 +261,6 @@ def steps_of_a_life(server: MotoServer, folder: Path) -> dict[int, list[bool]]:
         live(server.client(), steps, folder / f"{zones}.sqlite", market=Market.ON_DEMAND, zones=zones)
         found[zones] = steps.are_requests
     return found
-
-
-def account_after(case: Case, server: MotoServer, ledger_path: Path) -> Account:
-    """Live through a case in a process of its own, sweep when its lease is over, and draw up the account."""
-    server.reset()
-    # A fault that lasts hits every repetition: none is left to be made.
-    client = server.client(attempts=2) if case.fault is Fault.TIME_OUT else server.own_client
-    status = in_a_child(lambda: live(client, Steps(case), ledger_path, market=case.market, zones=case.zones))
-    if case.is_ledger_lost:
-        ledger_path.unlink(missing_ok=True)
-    return account_of(server, ledger_path, survived=status == 0)
-
-
-def account_of(server: MotoServer, ledger_path: Path, *, survived: bool) -> Account:
-    """Sweep when every lease is over, and draw up the account."""
-    provider, ledger = AwsEc2Provider(server.own_client), Ledger(ledger_path)
-    after_lease = datetime.now(UTC) + timedelta(seconds=provider.lease_s + 60.0)
-    sweep(provider, now=after_lease, ledger=ledger)
-    swept_again = sweep(provider, now=after_lease + timedelta(minutes=5), ledger=ledger)
-    instances = server.instances()
-    return Account(
-        launched=len(instances),
-        live=sum(instance["State"]["Name"] != "terminated" for instance in instances) + len(swept_again),
-        unaccounted_s=sum(_unaccounted_s(instance, ledger) for instance in instances),
-        wrong_prices=sum(
-            entry.price_usd_per_hour != PRICES[entry.instance_type] for entry in ledger.entries()
-        ),
-        leftovers=_leftovers(server),
-        survived=survived,
-    )
 
 
 def in_a_child(act: Callable[[], object]) -> int:
@@ -276,25 +283,3 @@ def in_a_child(act: Callable[[], object]) -> int:
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status in (0, 1, -signal.SIGKILL)
     return status
-
-
-def _unaccounted_s(instance: dict[str, Any], ledger: Ledger) -> float:
-    """Return the seconds of an instance that no entry with a price stands for, by EC2's own words."""
-    said = re.search(r"\((.*) UTC\)", instance["StateTransitionReason"])
-    ended_at = datetime.fromisoformat(said[1]).replace(tzinfo=UTC) if said else datetime.now(UTC)
-    entries = [e for e in ledger.entries() if e.provider_instance_id == instance["InstanceId"]]
-    if len(entries) != 1 or entries[0].state is not EntryState.ENDED:
-        return max(1.0, (ended_at - instance["LaunchTime"]).total_seconds())
-    (entry,) = entries
-    assert entry.run_id == RUN_ID
-    late_start_s = (entry.launched_at - instance["LaunchTime"]).total_seconds()
-    early_end_s = (ended_at - entry.ended_at).total_seconds()
-    return max(0.0, late_start_s) + max(0.0, early_end_s)
-
-
-def _leftovers(server: MotoServer) -> int:
-    client = server.own_client
-    groups = client.describe_security_groups()["SecurityGroups"]
-    return len(client.describe_launch_templates()["LaunchTemplates"]) + sum(
-        group["GroupName"] != "default" for group in groups
-    )

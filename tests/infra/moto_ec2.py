@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -44,6 +45,16 @@ class MotoServer:
             aws_secret_access_key=key[1],
             config=Config(retries={"mode": "standard", "total_max_attempts": attempts}),
         )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What leads boto3 there from a shell."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
 
     @cached_property
     def own_client(self) -> Any:
@@ -115,7 +126,11 @@ class Wire:
     """Called after a request was executed and before its answer is seen; may raise."""
 
     refused_fleets: dict[int, str] = field(default_factory=dict)
-    """Which fleet requests, counted from 0 without repetitions, are answered with an error code and no machines."""
+    """Which fleet requests, counted from 0 without repetitions, are answered with an error code and no machines;
+    several codes stand with '+' between them."""
+
+    hides_tags: bool = False
+    """Instances are found by their id alone, and carry no tags: EC2's index of tags lags behind a launch."""
 
     throttled: int = 0
     """How many of the first requests are answered that there were too many."""
@@ -140,7 +155,8 @@ class Wire:
         fleets = list(dict.fromkeys(fleet["ClientToken"] for fleet in self.of("CreateFleet")))
         code = self.refused_fleets.get(fleets.index(token)) if token in fleets else None
         if code is not None:
-            answer = 200, {}, _REFUSED_FLEET.format(code=code).encode()
+            errors = "".join(_FLEET_ERROR.format(code=each) for each in code.split("+"))
+            answer = 200, {}, _REFUSED_FLEET.format(errors=errors).encode()
         elif token is not None and token in self._answers:
             answer = self._answers[token]
         else:
@@ -148,6 +164,12 @@ class Wire:
             answer = real.status_code, dict(real.headers), real.content
             if token is not None and real.status_code == 200:
                 self._answers[token] = answer
+            if self.hides_tags and form["Action"] == "DescribeInstances":
+                is_by_tag = any(
+                    value.startswith("tag") for key, value in form.items() if key.endswith(".Name")
+                )
+                hidden = _RESERVATIONS if is_by_tag else _TAGS
+                answer = answer[0], answer[1], hidden.sub(b"", answer[2])
         self.after()
         return _Answer(request.url, *answer)
 
@@ -160,9 +182,13 @@ _THROTTLED = """<Response><Errors><Error><Code>RequestLimitExceeded</Code><Messa
 <RequestID>1</RequestID></Response>"""
 
 _REFUSED_FLEET = """<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">
-<requestId>1</requestId><fleetId>fleet-1</fleetId><errorSet><item><errorCode>{code}</errorCode>
-<errorMessage>as the test wants it</errorMessage></item></errorSet></CreateFleetResponse>"""
+<requestId>1</requestId><fleetId>fleet-1</fleetId><errorSet>{errors}</errorSet></CreateFleetResponse>"""
 """What EC2 answers to a fleet of type instant that it cannot fill: a success without machines."""
+
+_FLEET_ERROR = "<item><errorCode>{code}</errorCode><errorMessage>as the test wants it</errorMessage></item>"
+
+_TAGS = re.compile(rb"<tagSet>.*?</tagSet>", re.DOTALL)
+_RESERVATIONS = re.compile(rb"(?<=<reservationSet>).*(?=</reservationSet>)", re.DOTALL)
 
 
 class _Answer(AWSResponse):

@@ -1,5 +1,6 @@
 """Every fault at some steps; `python -m tests.benchmarks fault_injection` draws 300 cases."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,14 +10,11 @@ from heterps_core.hardware import Market
 from infra.ledger import Ledger
 from infra.providers.aws.provider import AwsEc2Provider
 from tests.infra.builders import bootstrap
+from tests.infra.fault_account import account_after, account_of
+from tests.infra.fault_cases import WATCHED, WITHOUT_FAULT, Case, Fault, Kind, draw
 from tests.infra.faults import (
     RUN_ID,
-    Case,
-    Fault,
     Steps,
-    account_after,
-    account_of,
-    draw,
     in_a_child,
     live,
     steps_of_a_life,
@@ -24,6 +22,7 @@ from tests.infra.faults import (
     unlike_plan,
 )
 from tests.infra.moto_ec2 import moto_process
+from tests.small_disk import CAN_MOUNT
 
 SEEDS = range(20)
 
@@ -42,6 +41,31 @@ def steps(server, tmp_path_factory):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_after_any_fault_the_sweep_leaves_no_machine_and_no_unpaid_second(server, steps, tmp_path, seed):
     account = account_after(draw(seed, steps=steps), server, tmp_path / "ledger.sqlite")
+
+    assert account.is_clean, account
+
+
+@pytest.mark.parametrize("kind", [Kind.MIXED_CODES, Kind.FAILED_LAUNCHES, Kind.OTHER_REGION, *WATCHED])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_circumstance_leaves_a_machine_an_unpaid_second_or_a_cap_that_is_passed(
+    server, steps, tmp_path, seed, kind
+):
+    case = draw(seed, steps=steps, kinds=[kind])
+    if kind in WITHOUT_FAULT:
+        assert case.fault is None
+
+    account = account_after(case, server, tmp_path / "home" / "ledger.sqlite")
+
+    # Whether a launch goes on elsewhere is a matter of the provider's own tests: here it is about money.
+    assert replace(account, gave_up=0).is_clean, account
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="mounting a small file system needs root")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_full_disk_keeps_no_machine_alive_and_is_told(server, steps, tmp_path, seed):
+    case = draw(seed, steps=steps, kinds=[Kind.DISK_FULL])
+
+    account = account_after(case, server, tmp_path / "disk" / "ledger.sqlite")
 
     assert account.is_clean, account
 
