@@ -106,7 +106,7 @@ def test_a_bad_partition_is_told_with_its_day_file_and_line(days, tmp_path, day,
         prepare_night(Workspace(root=tmp_path / "home").create(), copied, "2026-11-01")
 
     assert str(caught.value).endswith(
-        "nothing was launched, and the champion stays: mend that day, or choose another"
+        "nothing was launched, and the champion stays: fix that day, or choose another"
     )
 
 
