@@ -191,13 +191,9 @@ def test_a_tracking_server_that_is_killed_in_mid_training_gets_every_figure_once
             "quality/auc",
             "overhead/start_to_first_step_s",
         } <= training.data.metrics.keys()
-        # Children were created late, each once, with the time at which that was asked for.
-        created = {write.run_id: write for write in journal if write.call == "create_run"}
-        assert len(created) == len(children) > 0
-        for child in children:
-            write = created[child.data.tags["heterps.outbox_id"]]
-            assert child.info.start_time == write.arguments["start_time"]
-            assert points(client, child.info.run_id) == points_of_writes(journal, write.run_id)
+        # The searches are written down behind the registration, which waits for the server: each once.
+        assert not [write for write in journal if write.call == "create_run"]
+        assert len({child.info.run_name for child in children}) == len(children) > 0
         assert training.info.status == "FINISHED"
         assert {each.info.status for each in children} == {"FINISHED"}
         [version] = client.search_model_versions("name = 'ctr'")

@@ -61,6 +61,7 @@ def test_a_rehearsal_weighs_rents_measures_ends_and_records(tmp_path, monkeypatc
             data=str(tmp_path / "clicks.tsv"),
             device_types=["cpu-c7i", "cpu-m7a"],
             planned_rows_per_slot=1_000_000,
+            planned_samples=100_000_000,
             batch_size=256,
         )
 
