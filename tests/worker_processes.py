@@ -38,7 +38,7 @@ def run_in_processes(function: Callable[..., Any], world_size: int, *args: Any) 
 
 
 def _entry(rank: int, world_size: int, store: str, results: Any, function: Any, args: Any) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60)

@@ -64,7 +64,7 @@ class Held(Slow):
         self.num_calls = 0
 
     def forward(self, activation: torch.Tensor) -> torch.Tensor:
-        self.num_calls += torch.is_grad_enabled()
+        self.num_calls += self.training
         if self.num_calls == (HELD_STEP - 1) * NUM_MICROBATCHES:
             # The end of this step is then told: of several within the interval only one is.
             time.sleep(1.5 * REPORT_INTERVAL_S)

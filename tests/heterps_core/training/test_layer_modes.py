@@ -120,7 +120,7 @@ def train_part(rank: int, run_folder: str) -> dict[str, Any]:
     loop = worker._build_loop(
         job, layout, device=CPU, group=group, device_group=group, ids_group=None, link=None
     )
-    cursor = begin(run, job, loop.model, group=group)
+    cursor = begin(run, job, loop.model)
     buffers_at_start = buffers_of(loop.model.layers)
     loop.train(cursor)
     logits = loop.predict_held_out()
@@ -146,7 +146,7 @@ def train_and_export(
     run = RunDirectory(str(run_folder))
     submit_job(run, job, start_folder=start_folder)
     parts = run_in_processes(train_part, sum(job.replicas_per_stage), str(run_folder))
-    export_model(run, dataset.manifest, run_folder / "exported")
+    export_model(run, dataset.manifest, run_folder / "exported", model=job.model)
     return parts
 
 
@@ -238,7 +238,7 @@ def test_a_run_resumed_at_a_checkpoint_learns_bit_for_bit_what_the_unbroken_one_
     shutil.rmtree(run.path(f"{CHECKPOINTS}/{complete_checkpoints(run)[-1]}"))
 
     parts = run_in_processes(train_part, 3, str(tmp_path / "run"))
-    export_model(run, dataset.manifest, tmp_path / "exported")
+    export_model(run, dataset.manifest, tmp_path / "exported", model=model)
 
     assert {part["first_step"] for part in parts} == {2 * CHECKPOINT_INTERVAL_STEPS}
     expected = load_file(unbroken.exported / "model.safetensors")

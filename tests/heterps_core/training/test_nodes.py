@@ -49,7 +49,7 @@ class FailsAtStep(nn.Module):
         self.num_calls = 0
 
     def forward(self, activation: torch.Tensor) -> torch.Tensor:
-        self.num_calls += torch.is_grad_enabled()
+        self.num_calls += self.training
         if self.num_calls > 4 * 2:
             raise ValueError("the fifth batch is cursed")
         return activation
