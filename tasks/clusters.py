@@ -63,11 +63,12 @@ def check_provider(workspace: Workspace, provider: str) -> None:
 
     Raises:
         UnknownNameError: No such provider; names the known ones.
-        ConfigurationError: It needs a place to meet its nodes, and none is given.
+        ConfigurationError: It needs a place to meet its nodes or a boundary of their rights, and none is given.
     """
     if provider not in PROVIDERS:
         raise UnknownNameError("provider", provider, PROVIDERS)
-    run_location(workspace, provider, "check")
+    location = run_location(workspace, provider, "check")
+    provider_of(workspace, provider).check_run_directory(location)
 
 
 def run_location(workspace: Workspace, provider: str, run_id: str) -> str:

@@ -91,7 +91,7 @@ def all_checks(workspace: Workspace, *, provider: str, region: str) -> Iterator[
 
         rented = provider_for(provider, workspace, region=region)
         if isinstance(rented, AwsEc2Provider):
-            yield from access_checks(rented.client, rented.machines)
+            yield from access_checks(rented.client, rented.machines, iam=rented.iam)
 
 
 def as_text(checks: list[Check]) -> str:

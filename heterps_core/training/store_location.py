@@ -43,5 +43,5 @@ def _refusal(start: str, what: str) -> ConfigurationError:
     return ConfigurationError(
         f"a store's URI must hold no credentials, since every rented machine is told it, but the one that starts "
         f"with {start!r} holds {what}; write it without, as in s3://bucket/prefix: this machine finds credentials as "
-        f"boto3 does (aws configure, AWS_PROFILE), and nodes have their instance profile"
+        f"boto3 does (aws configure, AWS_PROFILE), and nodes have their run's role"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from heterps_core.errors import UnknownNameError
+from infra.providers.aws.node_role import BOUNDARY_VARIABLE
 from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.base import (
     DEFAULT_WORKSPACE,
@@ -45,7 +46,7 @@ def provider_for(name: str, workspace: Workspace, *, region: str) -> Provider:
         region=region,
         image_id=os.environ.get("HETERPS_AWS_IMAGE") or None,
         subnet_id=os.environ.get("HETERPS_AWS_SUBNET") or None,
-        instance_profile=os.environ.get("HETERPS_AWS_INSTANCE_PROFILE") or None,
+        node_boundary=os.environ.get(BOUNDARY_VARIABLE) or None,
         key_name=os.environ.get("HETERPS_AWS_KEY") or None,
         workspace=os.environ.get("HETERPS_AWS_WORKSPACE") or DEFAULT_WORKSPACE,
     )

@@ -78,8 +78,8 @@ class ProviderSettings:
     subnet_id: str | None = None
     """AWS: None takes the default network."""
 
-    instance_profile: str | None = None
-    """AWS: name of the instance profile that lets nodes read and write the run store."""
+    node_boundary: str | None = None
+    """AWS: ARN of the permissions boundary of the roles that let nodes read and write their run directory."""
 
     key_name: str | None = None
     """AWS: key pair for people who must log in; None puts no key on the instances."""
@@ -140,6 +140,13 @@ class Provider(ABC):
     def looks_after(self, entry: LedgerEntry) -> bool:
         """Tell whether a machine of the ledger is one that this provider would find."""
         return entry.provider == self.name
+
+    def check_run_directory(self, location: str) -> None:  # noqa: B027
+        """Check, before anything is launched, that nodes can be let into a run directory.
+
+        Raises:
+            ConfigurationError: Something is missing for it.
+        """
 
     @abstractmethod
     def launch(

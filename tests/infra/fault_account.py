@@ -37,7 +37,7 @@ class Account:
     unaccounted_s: float
     wrong_prices: int
     leftovers: int
-    """Launch templates and security groups, after a sweep when the machines have gone."""
+    """Launch templates, security groups, roles and profiles, after a sweep when the machines have gone."""
 
     survived: bool
     """The block was left without an error."""
@@ -194,6 +194,8 @@ def _excess_minutes(ledger: Ledger, cap_usd: float) -> float:
 def _leftovers(server: MotoServer) -> int:
     client = server.own_client
     groups = client.describe_security_groups()["SecurityGroups"]
-    return len(client.describe_launch_templates()["LaunchTemplates"]) + sum(
-        group["GroupName"] != "default" for group in groups
+    return (
+        len(client.describe_launch_templates()["LaunchTemplates"])
+        + sum(group["GroupName"] != "default" for group in groups)
+        + server.num_roles_and_profiles()
     )

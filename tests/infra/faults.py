@@ -16,11 +16,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
 import boto3
+from botocore.config import Config
 from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from botocore.retries.standard import ExponentialBackoff
 
@@ -34,7 +36,9 @@ from infra.budget import BudgetWatch
 from infra.caps import Caps
 from infra.ledger import Ledger
 from infra.lifecycle import running_cluster
+from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.provider import AwsEc2Provider
+from infra.providers.base import Bootstrap
 from infra.spending import SpendingMeter
 from infra.sweeper import sweep
 from tasks.clusters import run_of_launch, spent_before_launch
@@ -44,6 +48,7 @@ from tests.infra.moto_ec2 import MotoServer, Wire
 from tests.moto_server import REGION
 
 RUN_ID = "night-1"
+MACHINES = MachineSettings(node_boundary="arn:aws:iam::123456789012:policy/heterps-node")
 SPENDING_S = 900.0
 """Of the whole fleet, that the cap of a run which is watched pays for."""
 
@@ -51,6 +56,41 @@ LOOK_S = 30.0
 
 
 PRICES = {"c7i.large": 0.09, "m7i.large": 0.1, "g4dn.xlarge": 0.526}
+
+
+class BucketProvider(AwsEc2Provider):
+    """Machines that meet in a bucket, so that they need a role; the flow's host writes its leases into a folder.
+
+    Arrow's client of S3 has threads, and a process that has them must not fork.
+    """
+
+    def launch(
+        self,
+        plan: ProvisioningPlan,
+        *,
+        run_id: str,
+        lease_until: datetime,
+        bootstrap: Bootstrap,
+        ledger: Ledger,
+    ) -> Cluster:
+        in_bucket = replace(bootstrap, run_directory=f"s3://runs/heterps/{run_id}")
+        return super().launch(
+            plan, run_id=run_id, lease_until=lease_until, bootstrap=in_bucket, ledger=ledger
+        )
+
+
+def provider_with_roles(client: Any) -> AwsEc2Provider:
+    """Return a provider that makes roles, with a client of IAM like that of EC2."""
+    credentials = client._request_signer._credentials
+    iam = boto3.client(
+        "iam",
+        endpoint_url=client.meta.endpoint_url,
+        region_name=client.meta.region_name,
+        aws_access_key_id=credentials.access_key,
+        aws_secret_access_key=credentials.secret_key,
+        config=Config(retries=client.meta.config.retries),
+    )
+    return BucketProvider(client, MACHINES, iam=iam)
 
 
 def unlike_plan(market: Market) -> ProvisioningPlan:
@@ -149,8 +189,8 @@ def live(
     wire = Wire(
         before=steps.before_request, after=steps.after_request, refused_fleets=dict.fromkeys(refused, code)
     )
-    wire.attach(client)
-    provider = AwsEc2Provider(client)
+    provider = provider_with_roles(client)
+    wire.attach(provider.client, provider.iam)
     ledger = BreakingLedger(ledger_path, steps)
     with running_cluster(
         provider,
@@ -210,8 +250,8 @@ def sweep_before_tags_are_seen(client: Any, ledger_path: Path) -> None:
         aws_access_key_id="test",
         aws_secret_access_key="test",
     )
+    provider = provider_with_roles(other)
     Wire(hides_tags=True).attach(other)
-    provider = AwsEc2Provider(other)
     sweep(provider, now=provider.now(), ledger=Ledger(ledger_path))
 
 
@@ -246,8 +286,8 @@ def note(ledger_path: Path, **figures: float) -> None:
 
 def sweep_with(client: Any, steps: Steps, ledger_path: Path) -> None:
     """Sweep when every lease is over, with the fault of `steps` in it."""
-    Wire(before=steps.before_request, after=steps.after_request).attach(client)
-    provider = AwsEc2Provider(client)
+    provider = provider_with_roles(client)
+    Wire(before=steps.before_request, after=steps.after_request).attach(provider.client, provider.iam)
     now = datetime.now(UTC) + timedelta(seconds=provider.lease_s + 30.0)
     sweep(provider, now=now, ledger=BreakingLedger(ledger_path, steps))
 

@@ -35,12 +35,19 @@ class MotoServer:
 
     url: str
 
-    def client(self, *, attempts: int = 1, key: tuple[str, str] = ("test", "test")) -> Any:
-        """Return a new client of its EC2, with an access key and its secret; `attempts` counts the first."""
+    def client(
+        self,
+        service: str = "ec2",
+        *,
+        attempts: int = 1,
+        key: tuple[str, str] = ("test", "test"),
+        region: str = REGION,
+    ) -> Any:
+        """Return a new client of a service, with an access key and its secret; `attempts` counts the first."""
         return boto3.client(
-            "ec2",
+            service,
             endpoint_url=self.url,
-            region_name=REGION,
+            region_name=region,
             aws_access_key_id=key[0],
             aws_secret_access_key=key[1],
             config=Config(retries={"mode": "standard", "total_max_attempts": attempts}),
@@ -60,6 +67,19 @@ class MotoServer:
     def own_client(self) -> Any:
         """A client for looking on, which nobody breaks."""
         return self.client()
+
+    @cached_property
+    def own_iam(self) -> Any:
+        """A client of IAM for looking on."""
+        return self.client("iam")
+
+    def num_roles_and_profiles(self) -> int:
+        """Return how many roles and instance profiles there are."""
+        return sum(
+            len(page[key])
+            for call, key in (("list_roles", "Roles"), ("list_instance_profiles", "InstanceProfiles"))
+            for page in self.own_iam.get_paginator(call).paginate()
+        )
 
     def reset(self) -> None:
         """Forget everything, and have an image for nodes again."""
@@ -114,7 +134,7 @@ def moto_process(**environment: str) -> Iterator[MotoServer]:
 
 @dataclass
 class Wire:
-    """What goes between a client and EC2: sees every request, may break it, and makes client tokens count.
+    """What goes between clients and EC2 or IAM: sees every request, may break it, and makes client tokens count.
 
     EC2 answers a token that it knows with what it answered before; moto would launch again.
     """
@@ -132,6 +152,8 @@ class Wire:
     hides_tags: bool = False
     """Instances are found by their id alone, and carry no tags: EC2's index of tags lags behind a launch."""
 
+    refusal_message: str = "as the test wants it"
+
     throttled: int = 0
     """How many of the first requests are answered that there were too many."""
 
@@ -140,9 +162,11 @@ class Wire:
 
     _answers: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
 
-    def attach(self, client: Any) -> None:
-        """Put this wire between a client and its server."""
-        client.meta.events.register("before-send.ec2", self._send)
+    def attach(self, *clients: Any) -> None:
+        """Put this wire between clients and their server."""
+        for client in clients:
+            service = client.meta.service_model.service_name
+            client.meta.events.register(f"before-send.{service}", self._send)
 
     def _send(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse:
         body = request.body.decode() if isinstance(request.body, bytes) else str(request.body)
@@ -155,7 +179,9 @@ class Wire:
         fleets = list(dict.fromkeys(fleet["ClientToken"] for fleet in self.of("CreateFleet")))
         code = self.refused_fleets.get(fleets.index(token)) if token in fleets else None
         if code is not None:
-            errors = "".join(_FLEET_ERROR.format(code=each) for each in code.split("+"))
+            errors = "".join(
+                _FLEET_ERROR.format(code=each, message=self.refusal_message) for each in code.split("+")
+            )
             answer = 200, {}, _REFUSED_FLEET.format(errors=errors).encode()
         elif token is not None and token in self._answers:
             answer = self._answers[token]
@@ -185,7 +211,7 @@ _REFUSED_FLEET = """<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/201
 <requestId>1</requestId><fleetId>fleet-1</fleetId><errorSet>{errors}</errorSet></CreateFleetResponse>"""
 """What EC2 answers to a fleet of type instant that it cannot fill: a success without machines."""
 
-_FLEET_ERROR = "<item><errorCode>{code}</errorCode><errorMessage>as the test wants it</errorMessage></item>"
+_FLEET_ERROR = "<item><errorCode>{code}</errorCode><errorMessage>{message}</errorMessage></item>"
 
 _TAGS = re.compile(rb"<tagSet>.*?</tagSet>", re.DOTALL)
 _RESERVATIONS = re.compile(rb"(?<=<reservationSet>).*(?=</reservationSet>)", re.DOTALL)

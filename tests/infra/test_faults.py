@@ -8,7 +8,6 @@ import pytest
 
 from heterps_core.hardware import Market
 from infra.ledger import Ledger
-from infra.providers.aws.provider import AwsEc2Provider
 from tests.infra.builders import bootstrap
 from tests.infra.fault_account import account_after, account_of
 from tests.infra.fault_cases import WATCHED, WITHOUT_FAULT, Case, Fault, Kind, draw
@@ -17,6 +16,7 @@ from tests.infra.faults import (
     Steps,
     in_a_child,
     live,
+    provider_with_roles,
     steps_of_a_life,
     sweep_with,
     unlike_plan,
@@ -91,11 +91,11 @@ def test_a_process_killed_right_after_a_fleet_request_leaves_machines_for_the_sw
 
 
 @pytest.mark.parametrize("fault", [Fault.KILL_BEFORE, Fault.KILL_AFTER, Fault.RAISE])
-@pytest.mark.parametrize("step", range(0, 24, 4))
+@pytest.mark.parametrize("step", range(0, 32, 4))
 def test_what_a_broken_sweep_leaves_the_next_one_ends(server, tmp_path, fault, step):
     server.reset()
     ledger_path = tmp_path / "ledger.sqlite"
-    AwsEc2Provider(server.own_client).launch(
+    provider_with_roles(server.own_client).launch(
         unlike_plan(Market.ON_DEMAND),
         run_id=RUN_ID,
         lease_until=datetime.now(UTC),

@@ -23,6 +23,7 @@ from heterps_core.profiling.profiling_node import PROFILE_JOB, measure_node, pro
 from heterps_core.training.node_life import EXIT, HEARTBEAT, node_key
 from heterps_core.training.run_directory import CLUSTER, RunDirectory
 from infra.caps import Caps
+from infra.providers.aws.node_role import BOUNDARY_VARIABLE
 from infra.workspace import Workspace
 from tasks import mlflow_store, run_lifecycle
 from tasks.clusters import RUN_STORE_VARIABLE, bills_of_run, provider_of, run_location
@@ -193,6 +194,7 @@ def cloud(monkeypatch):
         ec2 = boto3.client("ec2")
         ec2.register_image(Name="heterps-node-1", Architecture="x86_64", RootDeviceName="/dev/sda1")
         monkeypatch.setenv(RUN_STORE_VARIABLE, location)
+        monkeypatch.setenv(BOUNDARY_VARIABLE, "arn:aws:iam::123456789012:policy/heterps-node")
         monkeypatch.delenv("HETERPS_AWS_WORKSPACE", raising=False)
         yield ec2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
@@ -13,6 +13,7 @@ from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.store_location import check_store_location
 from infra.checks import Check, CheckState
 from infra.providers.aws.errors import explained
+from infra.providers.aws.node_role import check_boundary, own_node_roles, roles_path
 from infra.providers.aws.queries import find_image, find_network
 from infra.providers.aws.tags import as_tag_list, owner_tags
 
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
     from infra.providers.aws.launch import MachineSettings
 
 RUN_STORE_VARIABLE = "HETERPS_RUN_STORE"
-PROFILE_VARIABLE = "HETERPS_AWS_INSTANCE_PROFILE"
 _PROBE = "heterps-doctor"
 """Run id of what is only asked for; nothing is made under it."""
 
 _ALLOWED_CODE = "DryRunOperation"
 
 
-def access_checks(client: EC2Client, machines: MachineSettings) -> Iterator[Check]:
+def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> Iterator[Check]:
     """Ask AWS what a launch would need; calls that make something are dry runs, which AWS answers and does not do.
 
-    A launch itself is not tried: what it may use (a group of the run) would have to be made first.
+    A launch itself is not tried: what it may use (a group of the run) would have to be made first. Nor is a role, for
+    which IAM knows no dry run.
     """
     region = client.meta.region_name
     credentials = _tried("AWS credentials", lambda: _see_instances(client), found=f"accepted in {region}")
@@ -67,7 +68,9 @@ def access_checks(client: EC2Client, machines: MachineSettings) -> Iterator[Chec
             ),
             found="allowed (dry run)",
         )
-    yield _instance_profile(machines)
+        path = roles_path(machines.workspace, region)
+        yield _tried("AWS may see node roles", lambda: own_node_roles(iam, path), found=f"allowed, {path}")
+    yield _tried("node boundary", lambda: check_boundary(machines.node_boundary))
     yield _tried("run store", _see_run_store)
 
 
@@ -96,18 +99,6 @@ def _dry(call: Callable[[], object]) -> None:
     except ClientError as answer:
         if answer.response["Error"]["Code"] != _ALLOWED_CODE:
             raise
-
-
-def _instance_profile(machines: MachineSettings) -> Check:
-    what = "instance profile"
-    if machines.instance_profile:
-        return Check(what=what, state=CheckState.OK, found=machines.instance_profile)
-    return Check(
-        what=what,
-        state=CheckState.MISSING,
-        found="none: nodes could not read or write the run store",
-        mend=f"export {PROFILE_VARIABLE}=heterps-node   (docs/AWS.md makes it)",
-    )
 
 
 def _see_run_store() -> str:

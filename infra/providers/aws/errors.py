@@ -24,6 +24,7 @@ from heterps_core.errors import ProvisioningError
 GONE_CODES = ("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed")
 
 _ANOTHER_POOL = "ask for another instance type or zone, or try again later"
+_ALLOW_IT = "allow this call in the IAM policy of the credentials in use, as in infra/iam"
 _NOT_SOLD_THERE = "take another zone or instance type: this one is not sold there"
 
 CAPACITY_WAYS_OUT = {
@@ -47,20 +48,10 @@ QUOTA_WAYS_OUT = {
 """Codes of a region's quotas: no other zone helps, but the other market or fewer vCPUs do."""
 
 WAYS_OUT = {
-    "InsufficientInstanceCapacity": _ANOTHER_POOL,
-    "InsufficientHostCapacity": _ANOTHER_POOL,
-    "InsufficientCapacity": _ANOTHER_POOL,
-    "UnfulfillableCapacity": _ANOTHER_POOL,
-    "InsufficientFreeAddressesInSubnet": "take a subnet with more free addresses",
-    "SpotMaxPriceTooLow": "take on-demand, or another instance type",
-    "Unsupported": "take another zone or instance type: this one is not sold there",
-}
-"""Codes that say nothing against another zone."""
-
-WAYS_OUT = {
     **CAPACITY_WAYS_OUT,
     **QUOTA_WAYS_OUT,
-    "UnauthorizedOperation": "allow this call in the IAM policy of the credentials in use, as in infra/iam",
+    "UnauthorizedOperation": _ALLOW_IT,
+    "AccessDenied": _ALLOW_IT,
     "AuthFailure": "renew the credentials (aws sts get-caller-identity must work), set this machine's clock, and "
     "check that the region is enabled for the account",
     "SignatureDoesNotMatch": "set this machine's clock (timedatectl), and check the secret key",
@@ -70,11 +61,16 @@ WAYS_OUT = {
     "OptInRequired": "enable this region for the account, or take another one",
     "InvalidAMIID.NotFound": "give the id of an image in this region",
     "InvalidSubnetID.NotFound": "give the id of a subnet in this region",
+    "NoSuchEntity": "check the ARN in HETERPS_AWS_NODE_BOUNDARY: aws iam get-policy --policy-arn must know it",
+    "LimitExceeded": "delete roles that no one needs, or ask for a higher quota of IAM in Service Quotas",
     "IdempotentParameterMismatch": "use a new run id: this one stands for another launch",
     "RequestLimitExceeded": "wait a minute and try again: the account makes too many calls",
     "Throttling": "wait a minute and try again: the account makes too many calls",
 }
-"""What a user can do about an error code of EC2."""
+"""What a user can do about an error code of EC2 or IAM."""
+
+_UNKNOWN_PROFILE = "invalid iam instance profile"
+"""In the message of an InvalidParameterValue, for some seconds after a profile was made: IAM tells EC2 late."""
 
 _UNKNOWN = "look the code up in the EC2 API reference, Error codes"
 
@@ -84,6 +80,10 @@ _SAYS_NOTHING_OF_OTHERS = {"Unsupported", "InvalidFleetConfiguration"}
 
 class InsufficientCapacityError(ProvisioningError):
     """The machines cannot be had there and now; another zone may have them."""
+
+
+class UnknownProfileError(ProvisioningError):
+    """EC2 does not know the instance profile, which it may a few seconds later."""
 
 
 class QuotaExceededError(ProvisioningError):
@@ -111,6 +111,12 @@ def refusal(action: str, codes_and_messages: Mapping[str, Sequence[str]]) -> Pro
         codes_and_messages: At least one code, each with all its messages.
     """
     codes = set(codes_and_messages)
+    for message in (message for messages in codes_and_messages.values() for message in messages):
+        if _UNKNOWN_PROFILE in message.lower():
+            return UnknownProfileError(
+                f"AWS refused to {action}: {message}; EC2 must know a run's instance profile, which IAM tells it "
+                f"some seconds late; try again in a minute"
+            )
     answers = "; ".join(
         f"{code}: {', '.join(dict.fromkeys(messages))}; {WAYS_OUT.get(code, _UNKNOWN)}"
         for code, messages in codes_and_messages.items()

@@ -69,9 +69,13 @@ def fleet_groups(requests: Sequence[NodeRequest]) -> tuple[FleetGroup, ...]:
     return tuple(FleetGroup(index=i, requests=tuple(group)) for i, (_, group) in enumerate(runs))
 
 
-def client_token(run_id: str, *, attempt: int, group: int) -> str:
-    """Return the token that makes a repeated request buy nothing (64 characters at most)."""
-    return hashlib.sha256(f"heterps/{run_id}/{attempt}/{group}".encode()).hexdigest()
+def client_token(run_id: str, *, attempt: int, group: int, repetition: int = 0) -> str:
+    """Return the token that makes a repeated request buy nothing (64 characters at most).
+
+    To a token that it knows EC2 answers as before: a request that is asked again after a refusal needs another.
+    """
+    of_refused = f"/{repetition}" if repetition else ""
+    return hashlib.sha256(f"heterps/{run_id}/{attempt}/{group}{of_refused}".encode()).hexdigest()
 
 
 def zones_for(
@@ -111,6 +115,7 @@ def request_fleet(
     subnet_ids: dict[str, str],
     run_id: str,
     attempt: int,
+    repetition: int,
     owner_tags: dict[str, str],
 ) -> FleetAnswer:
     """Ask for all machines of a group in one zone; the answer says what was had.
@@ -131,7 +136,7 @@ def request_fleet(
     )
     request: dict[str, Any] = {
         "Type": "instant",
-        "ClientToken": client_token(run_id, attempt=attempt, group=group.index),
+        "ClientToken": client_token(run_id, attempt=attempt, group=group.index, repetition=repetition),
         "LaunchTemplateConfigs": [
             {
                 "LaunchTemplateSpecification": {"LaunchTemplateName": template_name, "Version": "$Default"},

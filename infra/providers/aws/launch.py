@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 from heterps_core.cluster import Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import AWS
 from heterps_core.plans.provisioning_plan import NodeRequest
 from infra.ledger import Ledger
-from infra.providers.aws.errors import InsufficientCapacityError, QuotaExceededError, explained
-from infra.providers.aws.fleet import FleetGroup, request_fleet, zones_for
+from infra.providers.aws.errors import (
+    InsufficientCapacityError,
+    QuotaExceededError,
+    UnknownProfileError,
+    explained,
+)
+from infra.providers.aws.fleet import FleetAnswer, FleetGroup, request_fleet, zones_for
 from infra.providers.aws.instances import renew_lease_tags
 from infra.providers.aws.launch_template import make_template, template_data
+from infra.providers.aws.node_role import is_in_s3, make_node_role, role_name, roles_path
 from infra.providers.aws.queries import Network, describe_when_known, find_image, find_network, is_ended
 from infra.providers.aws.quotas import quotas_of
 from infra.providers.aws.security_group import make_security_group
@@ -27,6 +35,11 @@ from infra.providers.base import DEFAULT_WORKSPACE
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_ec2.type_defs import InstanceTypeDef
+
+PROFILE_TIMEOUT_S = 120.0
+"""For EC2 to know a profile: 5 s to two minutes were reported (hashicorp/packer 9810, hashicorp/terraform 15341)."""
+
+PROFILE_POLL_S = 5.0
 
 _WORKSPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
@@ -41,8 +54,8 @@ class MachineSettings:
     subnet_id: str | None = None
     """None takes the default network, in any zone."""
 
-    instance_profile: str | None = None
-    """Name of the profile that nodes run under; None gives them no rights."""
+    node_boundary: str | None = None
+    """ARN of the permissions boundary of the nodes' roles; none is made without it."""
 
     key_name: str | None = None
     """None puts no key on the instances."""
@@ -78,7 +91,9 @@ class RunLaunch:
 
     Args:
         client: boto3's EC2 client.
+        iam: boto3's IAM client; None makes no role, and nodes have no rights.
         machines: What the machines are made from.
+        run_directory: That nodes get rights to, where it is in S3.
         run_id: Of the run.
         lease_until: What the lease tag says at birth.
         first_boot: User data.
@@ -90,8 +105,10 @@ class RunLaunch:
     def __init__(
         self,
         client: EC2Client,
+        iam: Any | None,
         machines: MachineSettings,
         *,
+        run_directory: str,
         run_id: str,
         lease_until: datetime,
         first_boot: str,
@@ -100,7 +117,9 @@ class RunLaunch:
         now: Callable[[], datetime],
     ) -> None:
         self.client = client
+        self.iam = iam
         self.machines = machines
+        self.run_directory = run_directory
         self.run_id = run_id
         self.lease_until = lease_until
         self.first_boot = first_boot
@@ -138,7 +157,7 @@ class RunLaunch:
             members = [instance for instance in there if group_of(instance) == group.index]
             if not members:
                 if not is_prepared:
-                    self._prepare()
+                    self._prepare(number)
                     is_prepared = True
                 members = self._launch(group, number=number, zone=zone, refused=refused)
             self._check_whole(group, members)
@@ -160,7 +179,7 @@ class RunLaunch:
         with explained("find a network"):
             return find_network(self.client, self.machines.subnet_id)
 
-    def _prepare(self) -> None:
+    def _prepare(self, number: int) -> None:
         """Make what the machines need beside them; what is there from an earlier try is used again."""
         now = self.now()
         tags = {**owner_tags(self.run_id, workspace=self.machines.workspace), INTENDED_TAG: now.isoformat()}
@@ -170,11 +189,12 @@ class RunLaunch:
         network = self._network
         with explained("make the security group"):
             group_id = make_security_group(self.client, name, vpc_id=network.vpc_id, tags=tags)
+        profile = self._make_role(number, tags=tags)
         data = template_data(
             image=image,
             security_group_id=group_id,
             first_boot=self.first_boot,
-            instance_profile=self.machines.instance_profile,
+            instance_profile=profile,
             key_name=self.machines.key_name,
             tags={
                 "Name": f"heterps {self.run_id}",
@@ -185,22 +205,24 @@ class RunLaunch:
         with explained("make the launch template"):
             self._has_old_lease = not make_template(self.client, name, data, tags=tags)
 
+    def _make_role(self, number: int, *, tags: dict[str, str]) -> str | None:
+        boundary = self.machines.node_boundary
+        if self.iam is None or boundary is None or not is_in_s3(self.run_directory):
+            return None
+        path = roles_path(self.machines.workspace, self.client.meta.region_name, self.run_id)
+        name = role_name(path, attempt=number)
+        with explained("make the role of the nodes"):
+            make_node_role(
+                self.iam, name, path=path, boundary=boundary, run_directory=self.run_directory, tags=tags
+            )
+        return name
+
     def _launch(
         self, group: FleetGroup, *, number: int, zone: str | None, refused: Collection[str]
     ) -> list[InstanceTypeDef]:
         subnet_ids = zones_for(group, self._network, zone=zone, refused=refused)
         try:
-            with explained(f"launch {group}"):
-                answer = request_fleet(
-                    self.client,
-                    group,
-                    template_name=self.machines.name_for(self.run_id),
-                    subnet_ids=subnet_ids,
-                    run_id=self.run_id,
-                    attempt=number,
-                    owner_tags=owner_tags(self.run_id, workspace=self.machines.workspace),
-                )
-            self.launched_ids.extend(answer.instance_ids)
+            answer = self._request(group, number=number, subnet_ids=subnet_ids)
             if answer.problem is not None:
                 raise answer.problem
         except InsufficientCapacityError as problem:
@@ -216,6 +238,28 @@ class RunLaunch:
             if self._has_old_lease:
                 renew_lease_tags(self.client, answer.instance_ids, until=self.lease_until)
         return instances
+
+    def _request(self, group: FleetGroup, *, number: int, subnet_ids: dict[str, str]) -> FleetAnswer:
+        """Ask for a group, again and again for a while where EC2 does not know the run's profile yet."""
+        deadline_s = time.monotonic() + PROFILE_TIMEOUT_S
+        for repetition in count():
+            with explained(f"launch {group}"):
+                answer = request_fleet(
+                    self.client,
+                    group,
+                    template_name=self.machines.name_for(self.run_id),
+                    subnet_ids=subnet_ids,
+                    run_id=self.run_id,
+                    attempt=number,
+                    repetition=repetition,
+                    owner_tags=owner_tags(self.run_id, workspace=self.machines.workspace),
+                )
+            self.launched_ids.extend(answer.instance_ids)
+            is_early = isinstance(answer.problem, UnknownProfileError) and not answer.instance_ids
+            if not is_early or time.monotonic() > deadline_s:
+                break
+            time.sleep(PROFILE_POLL_S)
+        return answer
 
     def _check_whole(self, group: FleetGroup, members: Sequence[InstanceTypeDef]) -> None:
         over = [instance["InstanceId"] for instance in members if is_ended(instance)]

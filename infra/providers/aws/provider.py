@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import boto3
 from botocore.config import Config
@@ -29,6 +29,15 @@ from infra.providers.aws.fleet import fleet_groups
 from infra.providers.aws.instances import renew_lease_tags, terminate_all
 from infra.providers.aws.launch import DEFAULT_MACHINES, MachineSettings, RunLaunch, ZoneFullError
 from infra.providers.aws.launch_template import DISK_GB, delete_template, own_templates
+from infra.providers.aws.node_role import (
+    NodeRole,
+    check_boundary,
+    delete_node_role,
+    is_in_s3,
+    node_policy,
+    own_node_roles,
+    roles_path,
+)
 from infra.providers.aws.queries import live_instances, remembered_instances
 from infra.providers.aws.security_group import delete_security_group, own_security_groups
 from infra.providers.aws.spot_history import spot_histories, spot_record_of
@@ -61,6 +70,7 @@ class AwsEc2Provider(Provider):
     Args:
         client: boto3's EC2 client; its region is the provider's.
         machines: What its machines are made from.
+        iam: boto3's IAM client; None makes no roles, and nodes have no rights.
     """
 
     name: ClassVar[str] = AWS
@@ -73,8 +83,11 @@ class AwsEc2Provider(Provider):
     tags_grace_s: ClassVar[float] = 300.0
     disk_gb_each: ClassVar[float] = DISK_GB
 
-    def __init__(self, client: EC2Client, machines: MachineSettings = DEFAULT_MACHINES) -> None:
+    def __init__(
+        self, client: EC2Client, machines: MachineSettings = DEFAULT_MACHINES, *, iam: Any | None = None
+    ) -> None:
         self.client = client
+        self.iam = iam
         self.machines = machines
         # DescribeInstances may not know an instance yet that was launched a second ago.
         self._launched: dict[str, list[str]] = {}
@@ -93,14 +106,15 @@ class AwsEc2Provider(Provider):
         retries = Config(retries={"mode": "standard", "max_attempts": 5})
         with explained("set up its client"):
             client = boto3.client("ec2", region_name=settings.region, config=retries)
+            iam = boto3.client("iam", region_name=settings.region, config=retries)
         machines = MachineSettings(
             image_id=settings.image_id,
             subnet_id=settings.subnet_id,
-            instance_profile=settings.instance_profile,
+            node_boundary=settings.node_boundary,
             key_name=settings.key_name,
             workspace=settings.workspace,
         )
-        return cls(client, machines)
+        return cls(client, machines, iam=iam)
 
     def now(self) -> datetime:
         """Return EC2's time; see `Provider.now`."""
@@ -112,6 +126,12 @@ class AwsEc2Provider(Provider):
     def looks_after(self, entry: LedgerEntry) -> bool:
         """Tell whether a machine is in this region; see `Provider.looks_after`."""
         return super().looks_after(entry) and entry.region == self.client.meta.region_name
+
+    def check_run_directory(self, location: str) -> None:
+        """Check that nodes can be given a role for it; see `Provider.check_run_directory`."""
+        if self.iam is not None and is_in_s3(location):
+            check_boundary(self.machines.node_boundary)
+            node_policy(location)
 
     def launch(
         self,
@@ -126,13 +146,16 @@ class AwsEc2Provider(Provider):
         check_run_id(run_id)
         requests = plan.node_requests()
         self._check_regions(requests)
+        self.check_run_directory(bootstrap.run_directory)
         # From here on it hears the time with each answer, and needs none of its own.
         clock = self._clock
         with explained("prepare the launch"):
             there = live_instances(self.client, self.machines.workspace, run_id)
         launch = RunLaunch(
             self.client,
+            self.iam,
             self.machines,
+            run_directory=bootstrap.run_directory,
             run_id=run_id,
             lease_until=lease_until,
             first_boot=user_data(
@@ -186,7 +209,7 @@ class AwsEc2Provider(Provider):
             renew_lease_tags(self.client, [instance["InstanceId"] for instance in instances], until=until)
 
     def terminate(self, run_id: str) -> tuple[str, ...]:
-        """Terminate what carries the run's tag and delete its template; see `Provider.terminate`."""
+        """Terminate what carries the run's tag, delete its template and its role; see `Provider.terminate`."""
         check_run_id(run_id)
         with explained("find the instances to terminate"):
             tagged = live_instances(self.client, self.machines.workspace, run_id)
@@ -199,6 +222,14 @@ class AwsEc2Provider(Provider):
         with explained("delete the launch template"):
             for name, _ in own_templates(self.client, self.machines.workspace, run_id):
                 delete_template(self.client, name)
+        # After the template, which names the profile.
+        try:
+            with explained("delete the role of the nodes"):
+                for role in self._node_roles(run_id):
+                    delete_node_role(self.iam, role)
+        except ProvisioningError as problem:
+            # Machines have ended: what costs nothing must not keep their end out of the ledger.
+            logger.warning("run %s: the role of its nodes stays to the next sweep: %s", run_id, problem)
         return tuple(ended)
 
     def terminate_instance(self, instance: Instance) -> None:
@@ -246,7 +277,7 @@ class AwsEc2Provider(Provider):
         }
 
     def remove_leftovers(self, *, now: datetime) -> tuple[str, ...]:
-        """Delete templates and security groups of runs without machines; see `Provider.remove_leftovers`."""
+        """Delete templates, security groups and roles of runs without machines; see `Provider.remove_leftovers`."""
         workspace = self.machines.workspace
         with explained("delete what runs left"):
             live = {instance.run_id for instance in self.list_instances()}
@@ -260,13 +291,27 @@ class AwsEc2Provider(Provider):
                 for group_id, tags in own_security_groups(self.client, workspace)
                 if self._is_leftover(tags, live, now) and delete_security_group(self.client, group_id)
             ]
-        return (*templates, *groups)
+            roles = [
+                role
+                for role in self._node_roles()
+                if role.run_id not in live and not self._is_young(role.made_at, now)
+            ]
+            for role in roles:
+                delete_node_role(self.iam, role)
+        return (*templates, *groups, *(role.name for role in roles))
+
+    def _node_roles(self, run_id: str | None = None) -> list[NodeRole]:
+        path = roles_path(self.machines.workspace, self.client.meta.region_name, run_id)
+        return [] if self.iam is None else own_node_roles(self.iam, path)
 
     def _is_leftover(self, tags: Mapping[str, str], live_run_ids: Collection[str], now: datetime) -> bool:
-        # A young one may be of a launch whose machines are still to come.
         made_at = moment_or_none(tags[INTENDED_TAG])
-        is_young = made_at is not None and (now - made_at).total_seconds() <= self.lease_s
+        is_young = made_at is not None and self._is_young(made_at, now)
         return tags[RUN_TAG] not in live_run_ids and not is_young
+
+    def _is_young(self, made_at: datetime, now: datetime) -> bool:
+        """Tell whether a thing may be of a launch whose machines are still to come."""
+        return (now - made_at).total_seconds() <= self.lease_s
 
     def _read(self, described: Sequence[InstanceTypeDef]) -> tuple[Instance, ...]:
         return tuple(instance_of(instance, region=self.client.meta.region_name) for instance in described)

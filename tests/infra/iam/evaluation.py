@@ -20,7 +20,8 @@ NAMES = {
     "WORKSPACE": "default",
     "RUN_BUCKET": "runs",
     "RUN_PREFIX": "heterps",
-    "NODE_ROLE": "heterps-node",
+    "NODE_BOUNDARY": "heterps-node",
+    "RUN_DIRECTORY": "heterps/*",
 }
 
 

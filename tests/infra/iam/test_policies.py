@@ -16,13 +16,14 @@ from heterps_core.profiling.profiling_node import profile_key
 from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.submission import request_stop
 from infra.ledger import Ledger
-from infra.providers.aws.provider import AwsEc2Provider
+from infra.providers.aws.node_role import node_policy
 from infra.sweeper import sweep
 from tests.heterps_core.training.node_processes import make_job, prepare_clicks, train
 from tests.infra.builders import bootstrap, plan
-from tests.infra.faults import Steps, live
-from tests.infra.iam.evaluation import ACCOUNT_ID, IAM_FOLDER, NAMES, Access, actions_of, is_allowed, policy
+from tests.infra.faults import Steps, live, provider_with_roles
+from tests.infra.iam.evaluation import ACCOUNT_ID, IAM_FOLDER, Access, actions_of, is_allowed, policy
 from tests.infra.iam.recorded import ARN, OWN, ec2_accesses, s3_access, s3_deletions
+from tests.infra.iam.recorded_roles import role_accesses, role_arn
 from tests.infra.moto_ec2 import moto_process
 
 ARROWS_PROBE = "extremelyunlikelytoexist"
@@ -45,9 +46,11 @@ def server(recording):
 def whole_life(client, folder):
     """A run that fails over to another zone, is renewed and ended, and one that is launched twice, left and swept."""
     wire = live(client, Steps(None), folder / "ledger.sqlite", market=Market.SPOT, zones=1)
-    provider, ledger = AwsEc2Provider(client), Ledger(folder / "ledger.sqlite")
+    ledger = Ledger(folder / "ledger.sqlite")
     for _ in range(2):
-        AwsEc2Provider(client).launch(
+        provider = provider_with_roles(client)
+        wire.attach(provider.iam)
+        provider.launch(
             plan(),
             run_id="left",
             lease_until=datetime.now(UTC),
@@ -60,9 +63,19 @@ def whole_life(client, folder):
 
 
 @pytest.fixture(scope="module")
-def accesses_to_ec2(server, tmp_path_factory):
+def requests_of_a_life(server, tmp_path_factory):
     server.reset()
-    return list(ec2_accesses(whole_life(server.client(), tmp_path_factory.mktemp("life"))))
+    return whole_life(server.client(), tmp_path_factory.mktemp("life"))
+
+
+@pytest.fixture(scope="module")
+def accesses_to_ec2(requests_of_a_life):
+    return list(ec2_accesses(requests_of_a_life))
+
+
+@pytest.fixture(scope="module")
+def accesses_to_roles(requests_of_a_life):
+    return list(role_accesses(requests_of_a_life))
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +140,12 @@ def test_every_call_to_ec2_is_allowed_to_the_controller(accesses_to_ec2):
     assert refused == []
 
 
+def test_every_call_that_makes_and_deletes_roles_is_allowed_to_the_controller(accesses_to_roles):
+    refused = [access for access in accesses_to_roles if not is_allowed(policy("controller"), access)]
+
+    assert refused == []
+
+
 def test_every_call_to_the_run_store_is_allowed_to_the_controller(accesses_to_store):
     refused = [access for access in accesses_to_store if not is_allowed(policy("controller"), access)]
 
@@ -145,7 +164,7 @@ def accesses_of_a_run(server, recording, tmp_path_factory):
             environment.setenv(name, "test")
         location = run_in_a_bucket(server)
         start = len(recording.read_text().splitlines())
-        run = RunDirectory(location)
+        run = RunDirectory(location, secret=b"the key of this run")
         train(run, make_job(prepare_clicks(tmp_path_factory.mktemp("clicks")), (2, 1)))
         run.write_json(profile_key("stage0-node0"), {})
         request_stop(run)
@@ -154,17 +173,18 @@ def accesses_of_a_run(server, recording, tmp_path_factory):
 
 def test_every_call_of_a_node_to_the_run_store_is_allowed(accesses_of_a_run):
     """All of a run's accesses but writes of the flow, which nodes share no key with."""
-    own = f"arn:aws:s3:::{NAMES['RUN_BUCKET']}/{NAMES['RUN_PREFIX']}/night-1/"
+    own = "arn:aws:s3:::runs/heterps/night-1/"
     of_nodes = [
         access
         for access in accesses_of_a_run
         if access.action in ("s3:GetObject", "s3:ListBucket")
         or not OF_THE_FLOW.match(access.resource.removeprefix(own))
     ]
-    refused = [access for access in of_nodes if not is_allowed(policy("node"), access)]
+    refused = [access for access in of_nodes if not is_allowed_to_node("night-1", access)]
 
     assert {access.action for access in of_nodes} == actions_of(policy("node"))
     assert refused == []
+    assert not [access for access in of_nodes if is_allowed_to_node("night-2", access)]
 
 
 @pytest.mark.parametrize(
@@ -183,19 +203,60 @@ def test_every_call_of_a_node_to_the_run_store_is_allowed(accesses_of_a_run):
 def test_a_node_can_change_neither_code_nor_data_nor_job_nor_lease_of_any_run(action, run_id, key):
     access = Access(action=action, resource=f"arn:aws:s3:::runs/heterps/{run_id}/{key}")
 
-    assert not is_allowed(policy("node"), access)
+    assert not is_allowed_to_node("night-1", access)
     assert is_allowed(policy("controller"), access)
 
 
-@pytest.mark.parametrize("prefix", [None, "", "payroll/", "heterps-others/"])
+KEYS = [
+    "job.json",
+    "data/labels.npy",
+    "checkpoints/1/rank-00000.bin",
+    "nodes/n0/status.json",
+    "result.json",
+    "stop",
+]
+
+
+@pytest.mark.parametrize("other", ["night-2", "night-10", "night", "x/night-1", "night-1.2"])
+@pytest.mark.parametrize("action", ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"])
+def test_a_node_can_neither_read_nor_write_nor_delete_what_is_of_another_run(action, other):
+    reachable = [
+        key
+        for key in KEYS
+        if is_allowed_to_node(
+            "night-1", Access(action=action, resource=f"arn:aws:s3:::runs/heterps/{other}/{key}")
+        )
+    ]
+
+    assert reachable == []
+
+
+def test_a_node_writes_and_deletes_its_own_runs_checkpoints():
+    own = "arn:aws:s3:::runs/heterps/night-1/checkpoints/1/rank-00000.bin"
+
+    for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"):
+        assert is_allowed_to_node("night-1", Access(action=action, resource=own))
+
+
+def is_allowed_to_node(run_id, access):
+    """Tell whether the role of a run's nodes may: its policy and its boundary allow it."""
+    own = node_policy(f"s3://runs/heterps/{run_id}?region=us-east-1")
+    return is_allowed(own, access) and is_allowed(policy("node"), access)
+
+
+@pytest.mark.parametrize(
+    "prefix", [None, "", "payroll/", "heterps-others/", "heterps/", "heterps/night-2/", "heterps/night-1"]
+)
 def test_a_node_can_list_nothing_but_the_run_store(prefix):
     context = {} if prefix is None else {"s3:prefix": prefix}
     access = Access(action="s3:ListBucket", resource="arn:aws:s3:::runs", context=context)
 
-    assert not is_allowed(policy("node"), access)
+    assert not is_allowed_to_node("night-1", access)
 
 
-def test_the_controller_may_do_nothing_that_the_code_never_does(accesses_to_ec2, accesses_to_store):
+def test_the_controller_may_do_nothing_that_the_code_never_does(
+    accesses_to_ec2, accesses_to_roles, accesses_to_store
+):
     asking = ("catalogue/aws_prices.py", "providers/aws/spot_history.py")
     prices = "".join((ROOT / "infra" / name).read_text() for name in asking)
     of_catalogue = {
@@ -203,7 +264,7 @@ def test_the_controller_may_do_nothing_that_the_code_never_does(accesses_to_ec2,
         + "".join(word.capitalize() for word in name.split("_"))
         for name in re.findall(r'get_paginator\("(\w+)"\)', prices)
     }
-    used = {access.action for access in [*accesses_to_ec2, *accesses_to_store]}
+    used = {access.action for access in [*accesses_to_ec2, *accesses_to_roles, *accesses_to_store]}
 
     assert actions_of(policy("controller")) == used | of_catalogue
 
@@ -275,8 +336,71 @@ def test_a_node_may_ask_nothing_of_ec2(accesses_to_ec2):
     assert not [access for access in accesses_to_ec2 if is_allowed(policy("node"), access)]
 
 
-def test_the_node_role_is_only_for_instances():
-    access = Access(action="iam:PassRole", resource=f"arn:aws:iam::{ACCOUNT_ID}:role/heterps-node")
+BOUNDARY = f"arn:aws:iam::{ACCOUNT_ID}:policy/heterps-node"
+OWN_PATH = "/heterps/default/us-east-1/night-1/"
+
+
+@pytest.mark.parametrize("action", ["iam:CreateRole", "iam:PutRolePolicy"])
+@pytest.mark.parametrize(
+    ("path", "boundary", "is_possible"),
+    [
+        (OWN_PATH, BOUNDARY, True),
+        (OWN_PATH, None, False),
+        (OWN_PATH, "arn:aws:iam::aws:policy/AdministratorAccess", False),
+        ("/", BOUNDARY, False),
+        ("/heterps/others/us-east-1/night-1/", BOUNDARY, False),
+        ("/heterps/default-too/us-east-1/night-1/", BOUNDARY, False),
+    ],
+)
+def test_roles_are_made_below_the_workspaces_path_and_within_the_boundary_alone(
+    action, path, boundary, is_possible
+):
+    context = {} if boundary is None else {"iam:PermissionsBoundary": boundary}
+    access = Access(action=action, resource=role_arn(path, "heterps-night-1"), context=context)
+
+    assert is_allowed(policy("controller"), access) is is_possible
+
+
+@pytest.mark.parametrize("path", ["/", "/heterps/others/us-east-1/night-1/"])
+@pytest.mark.parametrize("kind", ["role", "instance-profile"])
+def test_the_controller_may_do_nothing_with_roles_and_profiles_of_others(kind, path):
+    of_iam = {action for action in actions_of(policy("controller")) if action.startswith("iam:")}
+    context = {"iam:PermissionsBoundary": BOUNDARY, "iam:PassedToService": "ec2.amazonaws.com"}
+    possible = {
+        action
+        for action in of_iam
+        if is_allowed(
+            policy("controller"),
+            Access(
+                action=action,
+                resource=f"arn:aws:iam::{ACCOUNT_ID}:{kind}{path}administrator",
+                context=context,
+            ),
+        )
+    }
+
+    assert possible == {"iam:ListRoles", "iam:ListInstanceProfiles"}
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "iam:AttachRolePolicy",
+        "iam:CreatePolicyVersion",
+        "iam:DeleteRolePermissionsBoundary",
+        "iam:PutRolePermissionsBoundary",
+        "iam:UpdateAssumeRolePolicy",
+    ],
+)
+@pytest.mark.parametrize("resource", [role_arn(OWN_PATH, "heterps-night-1"), BOUNDARY])
+def test_no_boundary_is_changed_or_taken_off(action, resource):
+    access = Access(action=action, resource=resource, context={"iam:PermissionsBoundary": BOUNDARY})
+
+    assert not is_allowed(policy("controller"), access)
+
+
+def test_the_role_of_nodes_is_only_for_instances():
+    access = Access(action="iam:PassRole", resource=role_arn(OWN_PATH, "heterps-night-1"))
 
     assert is_allowed(
         policy("controller"), replace(access, context={"iam:PassedToService": "ec2.amazonaws.com"})

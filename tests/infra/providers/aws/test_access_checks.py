@@ -13,8 +13,11 @@ def run_store(tmp_path, monkeypatch):
     monkeypatch.setenv("HETERPS_RUN_STORE", f"file://{tmp_path}")
 
 
-def by_name(client, **settings):
-    return {check.what: check for check in access_checks(client, MachineSettings(**settings))}
+BOUNDARY = "arn:aws:iam::123456789012:policy/heterps-node"
+
+
+def by_name(client, *, iam=None, **settings):
+    return {check.what: check for check in access_checks(client, MachineSettings(**settings), iam=iam)}
 
 
 def states(found):
@@ -22,33 +25,35 @@ def states(found):
 
 
 @pytest.mark.usefixtures("run_store")
-def test_an_account_that_is_set_up_is_well_and_nothing_is_made(client):
+def test_an_account_that_is_set_up_is_well_and_nothing_is_made(server, client):
     before = len(client.describe_security_groups()["SecurityGroups"])
     image = client.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
 
-    found = by_name(client, image_id=image, instance_profile="heterps-node")
+    found = by_name(client, iam=server.own_iam, image_id=image, node_boundary=BOUNDARY)
 
     assert set(states(found).values()) == {CheckState.OK}, found
     assert found["AWS may make templates"].found == "allowed (dry run)"
     assert len(client.describe_security_groups()["SecurityGroups"]) == before
     assert client.describe_launch_templates()["LaunchTemplates"] == []
+    assert found["AWS may see node roles"].found == "allowed, /heterps/default/us-east-1/"
+    assert server.num_roles_and_profiles() == 0
 
 
-def test_each_thing_that_is_missing_says_what_mends_it(client, monkeypatch):
+def test_each_thing_that_is_missing_says_what_mends_it(server, client, monkeypatch):
     monkeypatch.delenv("HETERPS_RUN_STORE", raising=False)
 
-    found = by_name(client, image_id="ami-00000000000000000")
+    found = by_name(client, iam=server.own_iam, image_id="ami-00000000000000000")
 
     assert states(found)["AWS image"] is CheckState.MISSING
     assert found["AWS image"].mend
-    assert "HETERPS_AWS_INSTANCE_PROFILE" in found["instance profile"].mend
+    assert "export HETERPS_AWS_NODE_BOUNDARY=arn:aws:iam::" in found["node boundary"].mend
     assert found["run store"].mend == "export HETERPS_RUN_STORE=s3://your-bucket/heterps"
 
 
-def test_a_run_store_with_credentials_is_found_and_they_are_not_shown(client, monkeypatch):
+def test_a_run_store_with_credentials_is_found_and_they_are_not_shown(server, client, monkeypatch):
     monkeypatch.setenv("HETERPS_RUN_STORE", WITH_CREDENTIALS[0])
 
-    found = by_name(client)["run store"]
+    found = by_name(client, iam=server.own_iam)["run store"]
 
     assert found.state is CheckState.MISSING
     assert "must hold no credentials" in found.found
@@ -70,11 +75,11 @@ def refusing_client(code):
     [("ExpiredToken", "aws sso login"), ("UnauthorizedOperation", "infra/iam"), ("AuthFailure", "clock")],
 )
 def test_credentials_that_are_refused_end_the_questions_to_aws(code, way_out):
-    found = by_name(refusing_client(code), instance_profile="heterps-node")
+    found = by_name(refusing_client(code), node_boundary=BOUNDARY)
 
     assert states(found) == {
         "AWS credentials": CheckState.MISSING,
-        "instance profile": CheckState.OK,
+        "node boundary": CheckState.OK,
         "run store": CheckState.OK,
     }
     assert way_out in found["AWS credentials"].mend
