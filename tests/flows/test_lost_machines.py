@@ -24,13 +24,14 @@ from tasks.mlflow_store import runs_of
 from tests.heterps_core.training.node_processes import kill_machine
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.slow
+# Two or three whole runs each, of a minute or more beside another test process.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROJECT = Path(__file__).parents[2]
 LIMIT_S = 240.0
-NUM_STEPS = 150 * 12
+NUM_STEPS = 70 * 12
 SETTINGS = [
-    *("--epochs", "150", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
+    *("--epochs", "70", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
     *("--device-types", "cpu-c7i", "gpu-t4"),
 ]
 
