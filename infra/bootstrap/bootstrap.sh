@@ -49,18 +49,17 @@ with files.open_input_stream(f"{root}/{sys.argv[2]}", compression=None) as strea
 # a sleep: no clock that is set wrong, here or where the run is, makes a lease longer or shorter. A store that cannot be
 # read, a Python that does not start and a run that is gone are all a lease that is not renewed.
 watch_lease() {
-  local seen="" lease="" unrenewed_s=0 age_s=0
+  local seen="" lease="" unrenewed_s=0
   while kill -0 "$$"; do
     sleep "$look_s" &
     lease=$(read_lease) || lease=""
     wait "$!"
-    age_s=$((age_s + look_s))
     unrenewed_s=$((unrenewed_s + look_s))
     if [ -n "$lease" ] && [ "$lease" != "$seen" ]; then
       seen=$lease
       unrenewed_s=0
     fi
-    if [ "$unrenewed_s" -ge "$HETERPS_LEASE_S" ] || [ "$age_s" -ge "$HETERPS_LIFETIME_S" ]; then
+    if [ "$unrenewed_s" -ge "$HETERPS_LEASE_S" ]; then
       end_node
       return
     fi
@@ -115,8 +114,5 @@ fi
 
 mkdir -p "$HETERPS_RUN_DIR/nodes/$HETERPS_NODE_ID"
 touch "$HETERPS_RUN_DIR/nodes/$HETERPS_NODE_ID/booted"
-# The same clock for a node that is a process.
-if command -v timeout >/dev/null; then
-  exec timeout --kill-after=10 "$HETERPS_LIFETIME_S" "$HETERPS_PYTHON" "$@"
-fi
-exec "$HETERPS_PYTHON" "$@"
+# A node that is a process has its lifetime by this clock, as a machine has it by that of its shutdown.
+exec timeout --kill-after=10 "$HETERPS_LIFETIME_S" "$HETERPS_PYTHON" "$@"

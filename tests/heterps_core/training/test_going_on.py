@@ -6,18 +6,15 @@ other replicas and other parameter servers, as weights do.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heterps_core.compute_device import CPU
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
@@ -25,15 +22,14 @@ from heterps_core.data.synthetic import write_click_stream
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.export import export_model
 from heterps_core.training.job import TrainingConfig, TrainingJob
-from heterps_core.training.node import DATASET_VARIABLE
 from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.run_directory import JOB, RunDirectory
+from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.stage_model import StageModel, build_stage_model
 from heterps_core.training.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.start_model import begin
 from heterps_core.training.submission import submit_job
-from heterps_core.training.worker import Worker
 from tests.heterps_core.training.test_start_model import make_start
+from tests.heterps_core.training.worker_parts import training_loop_of
 from tests.worker_processes import run_in_processes
 
 BATCH_SIZE = 64
@@ -102,20 +98,7 @@ def train_parts(rank: int, run_folders: list[str]) -> None:
     """Train one worker's part of each job, from its start model where it has one, to a checkpoint."""
     for run_folder in run_folders:
         run = RunDirectory(run_folder)
-        job = TrainingJob.from_json(run.require_json(JOB))
-        os.environ |= {"RANK": str(rank), DATASET_VARIABLE: job.dataset}
-        counts = job.replicas_per_stage
-        firsts = [sum(counts[:stage]) for stage in range(len(counts))]
-        layout = RankLayout(
-            tuple(tuple(range(first, first + count)) for first, count in zip(firsts, counts, strict=True))
-        )
-        groups = [dist.new_group(list(members)) for members in layout.ranks]
-        worker = Worker(run)
-        worker.stage, worker.replica = layout.position(rank)
-        group = groups[worker.stage] if counts[worker.stage] > 1 else None
-        loop = worker._build_loop(
-            job, layout, device=CPU, group=group, device_group=group, ids_group=None, link=None
-        )
+        job, loop = training_loop_of(rank, run)
         loop.train(begin(run, job, loop.model))
         loop.close()
 

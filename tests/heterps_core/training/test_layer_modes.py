@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from heterps_core.compute_device import CPU
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
@@ -26,15 +23,13 @@ from heterps_core.serving.exported_model import ClickPredictor
 from heterps_core.serving.held_out_rows import held_out_logits
 from heterps_core.training.checkpoint import complete_checkpoints
 from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
-from heterps_core.training.node import DATASET_VARIABLE
-from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.run_directory import CHECKPOINTS, JOB, RunDirectory
+from heterps_core.training.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.start_model import begin
 from heterps_core.training.submission import submit_job
-from heterps_core.training.worker import Worker
 from tests.contracts.own_models import WITH_BATCH_NORM, build_with_dropout
 from tests.heterps_core.training.reference import plain_model, train_plainly
 from tests.heterps_core.training.test_start_model import make_start
+from tests.heterps_core.training.worker_parts import training_loop_of
 from tests.worker_processes import run_in_processes
 
 SEEN_DROPOUT = f"{__name__}:build_with_seen_dropout"
@@ -106,20 +101,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
 def train_part(rank: int, run_folder: str) -> dict[str, Any]:
     """Train one worker's part of a job to its end; returns what it predicts, its buffers, and what it dropped."""
     run = RunDirectory(run_folder)
-    job = TrainingJob.from_json(run.require_json(JOB))
-    os.environ |= {"RANK": str(rank), DATASET_VARIABLE: job.dataset}
-    counts = job.replicas_per_stage
-    firsts = [sum(counts[:stage]) for stage in range(len(counts))]
-    layout = RankLayout(
-        tuple(tuple(range(first, first + count)) for first, count in zip(firsts, counts, strict=True))
-    )
-    groups = [dist.new_group(list(members)) for members in layout.ranks]
-    worker = Worker(run)
-    worker.stage, worker.replica = layout.position(rank)
-    group = groups[worker.stage] if counts[worker.stage] > 1 else None
-    loop = worker._build_loop(
-        job, layout, device=CPU, group=group, device_group=group, ids_group=None, link=None
-    )
+    job, loop = training_loop_of(rank, run)
     cursor = begin(run, job, loop.model)
     buffers_at_start = buffers_of(loop.model.layers)
     loop.train(cursor)

@@ -1,0 +1,34 @@
+"""One worker's part of a job in a process that the test has joined to the others itself."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+from heterps_core.compute_device import CPU
+from heterps_core.training.job import TrainingJob
+from heterps_core.training.loop import TrainingLoop
+from heterps_core.training.node import DATASET_VARIABLE
+from heterps_core.training.rank_layout import RankLayout
+from heterps_core.training.run_directory import JOB, RunDirectory
+from heterps_core.training.worker import Worker
+
+
+def training_loop_of(rank: int, run: RunDirectory) -> tuple[TrainingJob, TrainingLoop]:
+    """Return a submitted job and the loop that a worker trains it by; all ranks call it together."""
+    job = TrainingJob.from_json(run.require_json(JOB))
+    os.environ |= {"RANK": str(rank), DATASET_VARIABLE: job.dataset}
+    counts = job.replicas_per_stage
+    firsts = [sum(counts[:stage]) for stage in range(len(counts))]
+    layout = RankLayout(
+        tuple(tuple(range(first, first + count)) for first, count in zip(firsts, counts, strict=True))
+    )
+    groups = [dist.new_group(list(members)) for members in layout.ranks]
+    worker = Worker(run)
+    worker.stage, worker.replica = layout.position(rank)
+    group = groups[worker.stage] if counts[worker.stage] > 1 else None
+    loop = worker._build_loop(
+        job, layout, device=CPU, group=group, device_group=group, ids_group=None, link=None
+    )
+    return job, loop
