@@ -11,6 +11,7 @@ from heterps_core.errors import InterruptedTrainingError
 from heterps_core.training.storage_usage import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.caps import Caps
+from infra.providers import PROVIDERS
 from tasks.budget import check_finished_within_budget, spent_this_month_usd, within_budget
 from tasks.clusters import keep_storage_usage, rented_cluster, storage_of_flow
 from tasks.interruptions import interruption_summary, note_interruptions
@@ -42,10 +43,10 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
         run_id=run.run_id,
         model=run.asked.model,
         dataset=run.dataset,
-        stages=provisioning.launch_stages,
+        provisioning=provisioning,
         config=plan.config,
         start=run.start,
-        is_rehearsal=run.is_rehearsal,
+        disk_bytes=PROVIDERS[run.provider].disk_gb_each * 1e9,
     )
     with (
         rented_cluster(
@@ -58,7 +59,12 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
             caps=run.caps,
         ) as cluster,
         within_budget(
-            run.workspace, cluster, run.caps, run_id=run.run_id, run_directory=run_directory
+            run.workspace,
+            cluster,
+            run.caps,
+            run_id=run.run_id,
+            run_directory=run_directory,
+            bucket_usd=provisioning.bucket_usd,
         ) as watch,
     ):
         if not run.is_rehearsal:

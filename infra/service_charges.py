@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from heterps_core.training.node_life import BUCKET_HEARTBEAT_INTERVAL_S
 from heterps_core.training.storage_usage import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
 
 HOURS_PER_MONTH = 730.0
+
+LEASE_LOOK_INTERVAL_S = 60.0
+REQUESTS_PER_LOOK = 2
 
 _AS_OF = "2026-07"
 
@@ -62,8 +66,12 @@ class ServiceLine:
 
 
 def usd_per_machine_hour(*, disk_gb_each: float) -> float:
-    """Return what each hour of an instance is charged besides its own price: its disk and its address."""
-    lines = service_lines(instance_seconds=SECONDS_PER_HOUR, disk_gb_each=disk_gb_each)
+    """Return what each hour of an instance costs besides its own price: disk, address, heartbeats and lease looks."""
+    requests = StorageUsage(
+        put_requests=round(SECONDS_PER_HOUR / BUCKET_HEARTBEAT_INTERVAL_S),
+        get_requests=round(REQUESTS_PER_LOOK * SECONDS_PER_HOUR / LEASE_LOOK_INTERVAL_S),
+    )
+    lines = service_lines(instance_seconds=SECONDS_PER_HOUR, disk_gb_each=disk_gb_each, storage=requests)
     return sum(line.usd for line in lines)
 
 

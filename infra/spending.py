@@ -54,6 +54,7 @@ class SpendingMeter:
         cluster: What was just launched.
         entries: Reads the whole ledger.
         belongs: Tells of a launch id whether it is one of the run's.
+        bucket_usd: What the run will pay for its bucket whatever its length; counts from the start.
         steady_s: A clock that is never set, in seconds.
     """
 
@@ -64,11 +65,13 @@ class SpendingMeter:
         *,
         entries: Callable[[], Sequence[LedgerEntry]],
         belongs: Callable[[str], bool],
+        bucket_usd: float = 0.0,
         steady_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._provider = provider
         self._entries = entries
         self._belongs = belongs
+        self._bucket_usd = bucket_usd
         self._steady_s = steady_s
         self._began_s = steady_s()
         self._began_at: datetime | None = None
@@ -107,8 +110,8 @@ class SpendingMeter:
             self._cost_usd(machine, now=now, since=start_of_month(now)) for machine in self._machines.values()
         )
         return Spending(
-            run_usd=run_usd,
-            month_usd=month_usd,
+            run_usd=run_usd + self._bucket_usd,
+            month_usd=month_usd + self._bucket_usd,
             blind_because=f"{ledger_problem}; {self._provider_problem}"
             if ledger_problem and self._provider_problem
             else None,

@@ -60,8 +60,17 @@ def within_budget(
     *,
     run_id: str,
     run_directory: RunDirectory,
+    bucket_usd: float,
 ) -> Iterator[BudgetWatch]:
     """Hold the spending of a run against its caps while the block trains; see `infra.spending`.
+
+    Args:
+        workspace: With the ledger.
+        cluster: What trains.
+        caps: What may be spent.
+        run_id: Whose launches count together.
+        run_directory: Where a stop is asked for.
+        bucket_usd: What the run will pay for its bucket.
 
     Raises:
         BudgetExceededError: The cap was reached and the machines were ended before a checkpoint was written.
@@ -80,6 +89,7 @@ def within_budget(
             cluster,
             entries=lambda: Ledger(workspace.ledger_path).entries(),
             belongs=lambda launch_id: run_of_launch(launch_id) == run_id,
+            bucket_usd=bucket_usd,
         ),
         price_usd_per_hour=cluster.price_usd_per_hour
         + len(cluster.nodes) * provider.services_usd_per_machine_hour(),

@@ -57,10 +57,10 @@ class Provisioning:
 
     is_rehearsal: bool
     services_usd_per_hour: float = 0.0
-    """Disks and addresses of the machines of `launch_plan`; a rehearsal has none."""
+    """Disks, addresses and heartbeats of the machines of `launch_plan`; a rehearsal has none."""
 
     bucket_usd: float = 0.0
-    """Requests to the bucket and what leaves its region, as planned; the caps count it on top."""
+    """Reports of the run, its model, and what leaves the bucket's region; the caps count it on top from the start."""
 
     price_files: tuple[Path, ...] = (BUNDLED_SNAPSHOT.path,)
     """Where the prices were read from."""
@@ -177,8 +177,7 @@ def provision(
     predicted_cost_usd = plan.cost_usd + (cloud_plan.rendezvous_usd_per_hour + services_usd_per_hour) * hours
     bucket_usd = 0.0
     if PROVIDERS[provider].charges_money:
-        num_machines = sum(group.count for group in cloud_plan.groups)
-        bucket_usd = planned_bucket_usd(state_bytes=state_bytes, num_machines=num_machines, hours=hours)
+        bucket_usd = planned_bucket_usd(state_bytes=state_bytes, hours=hours)
     check_caps(
         price_usd_per_hour=billed_usd_per_hour(cloud_plan),
         predicted_cost_usd=predicted_cost_usd + bucket_usd,

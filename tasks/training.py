@@ -17,6 +17,7 @@ from heterps_core.cluster import Cluster
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import TrainingError
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.data_slices import check_slices_fit
 from heterps_core.training.host_memory import check_workers_fit
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.microbatches import default_microbatches
@@ -25,7 +26,7 @@ from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.submission import publish_cluster, submit_job
 from heterps_core.training.training_run import TrainingRun
-from tasks.provisioning import usd_for
+from tasks.provisioning import Provisioning, usd_for
 from tasks.start import Start
 
 LEAST_CHECKPOINT_STEPS, MOST_CHECKPOINT_STEPS = 50, 200
@@ -108,23 +109,35 @@ def write_job(
     run_id: str,
     model: str,
     dataset: PreparedDataset,
-    stages: Sequence[Stage],
+    provisioning: Provisioning,
     config: TrainingConfig,
     start: Start,
-    is_rehearsal: bool,
+    disk_bytes: float,
 ) -> TrainingJob:
     """Write the job into the run directory, before any node is launched, with the model that it begins with.
 
+    Args:
+        run: The run directory.
+        run_id: Of the run.
+        model: Name or module:function.
+        dataset: What is trained on.
+        provisioning: What may be launched.
+        config: Numbers of the run.
+        start: What it begins with.
+        disk_bytes: Of one rented machine.
+
     Raises:
-        ConfigurationError: Its workers are to run on this machine, and do not fit into its memory.
+        ConfigurationError: Its workers do not fit into this machine's memory, or its data into a rented one's disk.
     """
     from heterps_core.training.memory_need import worker_bytes
+
+    stages = provisioning.launch_stages
 
     job = TrainingJob(
         run_id=run_id,
         model=model,
         dataset=str(dataset.directory),
-        stages=tuple(stages),
+        stages=stages,
         config=config,
         start_model=start.model,
         worker_bytes=worker_bytes(
@@ -133,10 +146,10 @@ def write_job(
             config,
             stages,
             num_train_rows=dataset.num_train_rows,
-            is_rehearsal=is_rehearsal,
+            is_rehearsal=provisioning.is_rehearsal,
         ),
     )
-    if is_rehearsal:
+    if provisioning.is_rehearsal:
         check_workers_fit(
             {
                 f"stage {index}": [num_bytes] * stage.num_replicas
@@ -144,6 +157,9 @@ def write_job(
             },
             where="this machine",
         )
+    else:
+        for purchase in (provisioning.launch_plan, *provisioning.fallback_plans):
+            check_slices_fit(dataset.manifest, job, purchase.node_requests(), disk_bytes=disk_bytes)
     submit_job(run, job, start_folder=start.folder)
     return job
 

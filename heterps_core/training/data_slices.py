@@ -18,7 +18,8 @@ from heterps_core.cluster import Cluster, Node
 from heterps_core.data.array_files import ARRAY_NAMES
 from heterps_core.data.dataset import epoch_order
 from heterps_core.data.manifest import MANIFEST_NAME, DatasetManifest, read_manifest
-from heterps_core.errors import DataError
+from heterps_core.errors import ConfigurationError, DataError
+from heterps_core.plans.provisioning_plan import NodeRequest
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.run_directory import DATA, RunDirectory
 from heterps_core.training.stage_exchange import batch_slices
@@ -26,14 +27,17 @@ from heterps_core.training.stage_exchange import batch_slices
 LEAST_GAP_ROWS = 16_384
 """Fewer rows between two parts are read along: a request costs more than they do."""
 
+SYSTEM_BYTES = 12e9
+"""Of a rented node's disk: the system, the environment with an accelerator's libraries, and logs."""
+
 Regions = npt.NDArray[np.int64]
 """[R, 2]: first row and the one after the last, ascending and apart."""
 
 
-def replicas_of_node(cluster: Cluster, node: Node) -> range:
+def replicas_of_node(nodes: Sequence[Node | NodeRequest], node: Node | NodeRequest) -> range:
     """Return the replicas of its stage that run on a node; numbered over the stage's nodes in order."""
     first = 0
-    for other in cluster.nodes:
+    for other in nodes:
         if other.node_id == node.node_id:
             break
         first += other.num_workers if other.stage == node.stage else 0
@@ -107,7 +111,7 @@ def download_slices(run: RunDirectory, job: TrainingJob, cluster: Cluster, node:
         raise DataError(
             f"{run.location}/{DATA}", "must hold a prepared dataset, but has no readable manifest"
         )
-    features, labels = _regions_of(manifest, job, node.stage, replicas_of_node(cluster, node))
+    features, labels = _regions_of(manifest, job, node.stage, replicas_of_node(cluster.nodes, node))
     needed = arrays_of_stage(job, node.stage, manifest)
     sizes = run.file_sizes(DATA)
     for name in ARRAY_NAMES:
@@ -117,6 +121,38 @@ def download_slices(run: RunDirectory, job: TrainingJob, cluster: Cluster, node:
         regions = labels if name == "labels" else features
         parts = (header_bytes + row_bytes * regions).tolist() if name in needed else []
         run.download_ranges(f"{DATA}/{file}", target / file, [(0, header_bytes), *parts])
+
+
+def check_slices_fit(
+    manifest: DatasetManifest, job: TrainingJob, machines: Sequence[NodeRequest], *, disk_bytes: float
+) -> None:
+    """Check, before anything is uploaded or launched, that each machine's disk holds its slice of the data.
+
+    Args:
+        manifest: Of the data set.
+        job: That is about to be submitted.
+        machines: That are about to be launched.
+        disk_bytes: Of one machine; the system and the environment take `SYSTEM_BYTES` of it.
+
+    Raises:
+        ConfigurationError: One does not; names the slice, the disk and the way out.
+    """
+    room = disk_bytes - SYSTEM_BYTES
+    if manifest.num_rows * sum(_row_bytes(name, manifest) for name in ARRAY_NAMES) <= room:
+        return
+    for machine in machines:
+        features, labels = _regions_of(manifest, job, machine.stage, replicas_of_node(machines, machine))
+        needed = arrays_of_stage(job, machine.stage, manifest)
+        num_bytes = sum(
+            _row_bytes(name, manifest) * int(np.diff(labels if name == "labels" else features).sum())
+            for name in needed
+        )
+        if num_bytes > room:
+            raise ConfigurationError(
+                f"a rented machine keeps its slice of the data on its disk, of which {room / 1e9:.0f} GB are free, "
+                f"but {machine.node_id} needs {num_bytes / 1e9:.0f} GB; nothing was launched. Train on fewer rows, "
+                f"or set a higher throughput_floor_samples_per_s, so that more machines share them"
+            )
 
 
 def arrays_of_stage(job: TrainingJob, stage: int, manifest: DatasetManifest) -> frozenset[str]:

@@ -1,7 +1,7 @@
 import pytest
 
 from heterps_core.training.storage_usage import StorageUsage
-from infra.service_charges import service_lines
+from infra.service_charges import service_lines, usd_per_machine_hour
 
 
 def usd_by_service(**options):
@@ -22,6 +22,13 @@ def test_heartbeats_of_a_fleet_that_beats_too_often_are_seen():
     found = usd_by_service(instance_seconds=0, disk_gb_each=0, storage=storage)
 
     assert found == {"requests that write or list": pytest.approx(0.891)}
+
+
+def test_each_hour_of_a_machine_has_its_disk_its_address_and_what_it_asks_of_the_bucket():
+    # By hand: 360 heartbeats at 0.005 USD the thousand, two reads a minute at 0.0004 USD the thousand.
+    per_hour = 73 * 0.08 / 730 + 0.005 + 0.0018 + 0.000048
+
+    assert usd_per_machine_hour(disk_gb_each=73) == pytest.approx(per_hour)
 
 
 def test_what_was_read_kept_and_sent_away_has_lines_of_its_own():

@@ -89,7 +89,7 @@ class World:
         )
         self.instances = (*self.instances, found)
 
-    def meter(self):
+    def meter(self, *, bucket_usd=0.0):
         cluster = Cluster(
             run_id="r1",
             provider="local",
@@ -102,6 +102,7 @@ class World:
             cluster,
             entries=lambda: Ledger(self.path).entries(),
             belongs=lambda launch_id: launch_id.partition(".")[0] == "r1",
+            bucket_usd=bucket_usd,
             steady_s=lambda: self.steady_s,
         )
 
@@ -134,6 +135,15 @@ def test_a_machine_costs_its_first_minute_at_once_and_then_by_the_second(world):
         usd(60),
         usd(360),
     ]
+
+
+def test_what_the_run_will_pay_for_its_bucket_counts_from_the_start(world):
+    world.launched()
+
+    spending = world.meter(bucket_usd=2.5)()
+
+    assert spending.run_usd == spending.month_usd
+    assert spending.run_usd - 2.5 == usd(60)
 
 
 @pytest.mark.parametrize("is_provider_lost", [False, True])

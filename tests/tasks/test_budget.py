@@ -4,12 +4,13 @@ import pytest
 
 from heterps_core.errors import BudgetExceededError, TrainingError
 from heterps_core.training.run_directory import STOP, RunDirectory
+from heterps_core.training.storage_usage import StorageUsage
 from infra.caps import Caps
 from infra.ledger import EndReason, Ledger
 from infra.lifecycle import running_cluster
 from infra.workspace import Workspace
 from tasks.budget import check_finished_within_budget, spending_of, within_budget
-from tasks.clusters import bills_of_run, provider_of
+from tasks.clusters import bills_of_run, keep_storage_usage, provider_of
 from tests.infra.builders import bootstrap, offer, plan
 from tests.waiting import wait_for
 
@@ -47,7 +48,7 @@ def train_like_a_worker_that_hangs(workspace, run, caps):
     """Wait for the stop that it is asked for, and do not obey."""
     directory = RunDirectory(str(workspace.run_directory("r1")))
     provider = provider_of(workspace, "local")
-    with within_budget(workspace, run, caps, run_id="r1", run_directory=directory) as watch:
+    with within_budget(workspace, run, caps, run_id="r1", run_directory=directory, bucket_usd=0.0) as watch:
         wait_for(lambda: directory.exists(STOP))
         assert provider.list_instances("r1")
         wait_for(lambda: not provider.list_instances("r1"))
@@ -66,7 +67,7 @@ def test_an_error_within_the_budget_is_left_as_it_is(workspace, run):
     with (
         pytest.raises(TrainingError, match="silent"),
         within_budget(
-            workspace, run, Caps(max_usd_per_run=1e6), run_id="r1", run_directory=directory
+            workspace, run, Caps(max_usd_per_run=1e6), run_id="r1", run_directory=directory, bucket_usd=0.0
         ) as watch,
     ):
         raise TrainingError("stage0-node0 has been silent")
@@ -98,10 +99,13 @@ def test_what_is_held_against_the_caps_is_what_the_bill_will_say(workspace, prov
         ledger.launched("r1", request.node_id, provider_instance_id=request.node_id, at=began_at)
         ledger.ended("r1", request.node_id, reason=EndReason.RUN_ENDED, at=ended_at)
 
+    # Every machine asks the bucket for six heartbeats and two looks at the lease a minute.
+    keep_storage_usage(workspace, "r1", StorageUsage(put_requests=10 * 360, get_requests=10 * 120))
+
     spending = spending_of(workspace, provider, "r1", now=ended_at)
 
     # By hand: ten hours at 0.0893 USD, on AWS with an address and 40 GB of disk at 0.08 USD a month of 730 h.
-    services_usd = {"local": 0.0, "aws": 10 * (0.005 + 40 * 0.08 / 730)}[provider]
+    services_usd = {"local": 0.0, "aws": 10 * (0.005 + 40 * 0.08 / 730 + 0.001848)}[provider]
     assert spending.run_usd == pytest.approx(0.893 + services_usd)
     assert spending.run_usd == pytest.approx(
         sum(bill.total_usd for bill in bills_of_run(workspace, provider, "r1"))

@@ -12,10 +12,14 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic import write_click_stream
 from heterps_core.errors import ConfigurationError
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.provisioning.offer_choice import choose_instances
+from heterps_core.training.data_slices import SYSTEM_BYTES
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.run_directory import RunDirectory
+from tasks.provisioning import Provisioning
 from tasks.start import Start
 from tasks.training import check_update_mode, training_config, write_job
+from tests.infra.builders import offer
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +65,21 @@ def test_a_plan_whose_first_stage_has_dense_layers_is_refused_with_the_way_out(d
     assert named in str(refusal.value)
 
 
+def provisioned(*stages: Stage, is_rehearsal: bool) -> Provisioning:
+    plan = choose_instances(stages, [offer("c7i.large", price_usd_per_hour=0.10)])
+    return Provisioning(
+        cloud_plan=plan,
+        launch_plan=plan,
+        launch_stages=stages,
+        predicted_cost_usd=1.0,
+        is_rehearsal=is_rehearsal,
+    )
+
+
 def test_a_local_run_whose_workers_do_not_fit_is_refused_with_figures_before_it_starts(dataset, tmp_path):
     """A table of 10^12 rows is no file yet: it is counted, not made."""
     rows = (10**12,) * dataset.features.num_slots
     huge = replace(dataset.manifest, features=replace(dataset.features, slot_rows=rows))
-    stages = [Stage(0, 0, "cpu", 2), Stage(1, 7, "cpu", 1)]
     run = RunDirectory(str(tmp_path))
 
     with pytest.raises(
@@ -76,10 +90,31 @@ def test_a_local_run_whose_workers_do_not_fit_is_refused_with_figures_before_it_
             run_id="r1",
             model="ctrdnn",
             dataset=PreparedDataset(dataset.directory, huge),
-            stages=stages,
+            provisioning=provisioned(Stage(0, 0, "cpu-c7i", 2), Stage(1, 7, "cpu-c7i", 1), is_rehearsal=True),
             config=config_for(dataset, num_stages=2, update_mode="sync"),
             start=Start(reason=""),
-            is_rehearsal=True,
+            disk_bytes=0.0,
+        )
+
+    assert not run.exists("job.json")
+
+
+def test_rented_machines_whose_slices_exceed_their_disk_are_refused_before_they_are_launched(
+    dataset, tmp_path
+):
+    """All 500 rows have 500 * (4 * 13 + 4 * 26 + 1) bytes; a disk has room for 1,000 besides its system."""
+    run = RunDirectory(str(tmp_path))
+
+    with pytest.raises(ConfigurationError, match=r"stage0-node0 needs .* GB; nothing was launched"):
+        write_job(
+            run,
+            run_id="r1",
+            model="ctrdnn",
+            dataset=dataset,
+            provisioning=provisioned(Stage(0, 7, "cpu-c7i", 2), is_rehearsal=False),
+            config=config_for(dataset, num_stages=1, update_mode="sync"),
+            start=Start(reason=""),
+            disk_bytes=SYSTEM_BYTES + 1_000,
         )
 
     assert not run.exists("job.json")
