@@ -28,7 +28,7 @@ train-ctr: $(STAMP)
 		$(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 serve: $(STAMP)
-	@$(BIN)/python -m flows.serve
+	@$(BIN)/python -m flows.service.serve
 
 # Two processes take whole files in turn, as the tests of a file share what they start.
 test: $(STAMP)

@@ -14,9 +14,9 @@ from typing import Any
 from prefect import flow
 
 from flows.parameter_checks import check_parameters, check_types
-from flows.schedule import BACKFILL_CTR
+from flows.service.schedule import BACKFILL_CTR
 from flows.train_ctr import train_ctr
-from heterps_core.data.days import parse_day
+from heterps_core.data.reading.days import parse_day
 from heterps_core.errors import (
     ConfigurationError,
     HeterpsError,
@@ -24,7 +24,7 @@ from heterps_core.errors import (
     TrainingError,
     UnknownNameError,
 )
-from tasks.story import tell
+from tasks.running.story import tell
 
 OWN_PARAMETERS = ("data", "day", "resume_run_id", "plan_only", "ready_by")
 """Of train-ctr, which a back-fill sets itself or has no use for."""

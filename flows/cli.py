@@ -1,36 +1,121 @@
-"""The `heterps` command: the core's abilities, and those that an operator needs beside the flows.
+"""The `heterps` command: everything that a person does beside the flows, from a shell.
 
-`python -m heterps_core.cli` has the core's alone, for a node on which nothing else is installed. Modules of commands
-are light to import: what takes seconds to load (Prefect, MLflow) they import when they run.
+A command is one module with its HELP, `add_arguments` and `run`, listed in `COMMANDS`; only the one that is asked for
+is imported. What a user can cause and fix ends as one line on stderr and the error's exit status, never as a
+traceback.
 """
 
 from __future__ import annotations
 
+import argparse
+import errno
+import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 
-from flows.commands import doctor, status
-from heterps_core import cli
-from tasks.commands import champion, cost, explain, interruptions, offers, rollback, runs, stop, sweep, tidy
+from heterps_core import __version__
+from heterps_core.errors import HeterpsError
 
-_COMMANDS: tuple[cli.Command, ...] = (
-    ("champion", "which model serves, since when, how good and how dear it is", champion),
-    ("cost", "what runs cost: bills, months, and what the cloud charged", cost),
-    ("doctor", "what is missing on this machine, and how to mend it", doctor),
-    ("explain", "why a run had its plan", explain),
-    ("interruptions", "how often spot pools take instances back, from traces", interruptions),
-    ("offers", "what is sold for each device type, where and for how much", offers),
-    ("rollback", "make an earlier champion champion again", rollback),
-    ("runs", "the last runs side by side: plan, end, cost, throughput, AUC", runs),
-    ("status", "what runs now, what it has cost, and what comes next", status),
-    ("stop", "let a run write a checkpoint, then end its machines", stop),
-    ("sweep", "end machines that nobody answers for; for cron", sweep),
-    ("tidy", "delete files of old runs and models that nobody needs; for cron", tidy),
+_INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
+
+_CAUSED_BY_USERS = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.ENOENT,
+    }
 )
+"""What the operating system refuses for rights, room, the kind of a file, or a folder that is not there."""
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "status": ("what runs now, what it has cost, and what comes next", "flows.commands.status"),
+    "runs": ("the last runs side by side: plan, end, cost, throughput, AUC", "flows.commands.runs"),
+    "cost": ("what runs cost: bills, months, and what the cloud charged", "flows.commands.cost"),
+    "explain": ("why a run had its plan", "flows.commands.planning.explain"),
+    "stop": ("let a run write a checkpoint, then end its machines", "flows.commands.stop"),
+    "champion": ("the model that serves: since when, how good, what it cost", "flows.commands.champion"),
+    "rollback": ("make an earlier champion champion again", "flows.commands.rollback"),
+    "doctor": ("what is missing on this machine, and how to fix it", "flows.commands.doctor"),
+    "sweep": ("end orphaned machines; for cron", "flows.commands.sweep"),
+    "tidy": ("delete files of old runs and models that nothing needs; for cron", "flows.commands.tidy"),
+    "offers": (
+        "what is sold for each device type, where and for how much",
+        "flows.commands.planning.offers",
+    ),
+    "interruptions": (
+        "how often spot pools preempt instances, from traces",
+        "flows.commands.planning.interruptions",
+    ),
+    "profile": (
+        "time each layer of a model here, and estimate other device types",
+        "flows.commands.planning.profile",
+    ),
+    "plan": ("search the cheapest plan for a problem.json", "flows.commands.planning.plan"),
+    "simulate": (
+        "run a plan's pipeline in simulation, with stragglers if asked",
+        "flows.commands.planning.simulate",
+    ),
+    "place": ("put a plan's ranks on the machines of a cluster file", "flows.commands.planning.topology"),
+    "make-days": ("write days of synthetic clicks whose truth drifts", "flows.commands.planning.make_days"),
+}
+"""Name -> summary and module."""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    return cli.main(commands=(*cli.CORE_COMMANDS, *_COMMANDS))
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser(asked=arguments[0] if arguments else "").parse_args(arguments)
+    run: Callable[[argparse.Namespace], None] = options.run
+    try:
+        run(options)
+        sys.stdout.flush()
+    except HeterpsError as error:
+        print(f"heterps: error: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("heterps: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in _CAUSED_BY_USERS:
+            raise
+        print(f"heterps: error: {error.strerror}: {error.filename or 'a file'}", file=sys.stderr)
+        return HeterpsError.exit_status
+    return 0
+
+
+def _parser(asked: str) -> argparse.ArgumentParser:
+    """Return the parser of all commands, with the options of the one that is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="heterps",
+        description="Plan and run the training of click-through-rate models on heterogeneous hardware "
+        "at minimum cost. The nights themselves: prefect deployment run train-ctr, or make train-ctr.",
+    )
+    parser.add_argument("--version", action="version", version=f"heterps {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, (summary, module) in COMMANDS.items():
+        if name != asked:
+            subparsers.add_parser(name, help=summary)
+            continue
+        command = import_module(module)
+        subparser = subparsers.add_parser(
+            name,
+            help=summary,
+            description=command.HELP,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from flows.prefect_connection import connect
+from flows.service.prefect_connection import connect
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
 from infra.workspace import Workspace
-from tasks.story import show_on_terminal
+from tasks.running.story import show_on_terminal
 
 ENDED_HINT = (
     "interrupted; what was running is ended. "

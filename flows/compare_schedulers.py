@@ -16,19 +16,23 @@ from prefect.runtime import flow_run as current_flow_run
 
 from flows.parameter_checks import check_device_types
 from flows.parameters import DEFAULT_DEVICE_TYPES
-from flows.schedule import COMPARE_SCHEDULERS
+from flows.service.schedule import COMPARE_SCHEDULERS
 from heterps_core.errors import ConfigurationError
-from heterps_core.scheduling.schedulers import SCHEDULERS, get_scheduler
-from infra.catalogue.price_catalogue import PriceCatalogue
+from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
+from infra.prices.price_catalogue import PriceCatalogue
 from infra.workspace import Workspace
-from tasks.compared_problems import (
+from tasks.comparison import Terms, compare, expected_seconds
+from tasks.data import prepare_data
+from tasks.planning.compared_problems import (
     check_compared_model,
     default_models,
     load_problems,
     problems_of_models,
 )
-from tasks.comparison import Terms, compare, expected_seconds
-from tasks.comparison_report import (
+from tasks.planning.parameter_ranges import check_numbers
+from tasks.provisioning import REGION, check_offers, find_offers
+from tasks.records.runs import new_run_id, utc_now
+from tasks.reports.comparison_report import (
     Origin,
     comparison_markdown,
     comparison_text,
@@ -36,12 +40,8 @@ from tasks.comparison_report import (
     record_comparison,
     write_markdown,
 )
-from tasks.data import prepare_data
-from tasks.parameter_ranges import check_numbers
-from tasks.provisioning import REGION, check_offers, find_offers
-from tasks.reporting import DEFAULT_MLFLOW_URL
-from tasks.runs import new_run_id, utc_now
-from tasks.story import tell, tell_block
+from tasks.reports.reporting import DEFAULT_MLFLOW_URL
+from tasks.running.story import tell, tell_block
 
 
 def check_parameters(

@@ -5,21 +5,21 @@ from __future__ import annotations
 from flows.night_plan import NightPlan
 from flows.opened_run import OpenedRun
 from heterps_core.training.training_run import TrainingRun
-from tasks.baseline import measure_baseline
 from tasks.clusters import bills_of_run
 from tasks.data import source_name
+from tasks.judging.baseline import measure_baseline
+from tasks.judging.promotion_gates import PromotionDecision, PromotionGates
 from tasks.promotion import NotJudged, promote_if_better
-from tasks.promotion_gates import PromotionDecision, PromotionGates
-from tasks.promotion_report import publish_decision
 from tasks.publishing import publish_report
 from tasks.recording import record_plan, record_run, register_model
-from tasks.reporting import report_text
-from tasks.run_lifecycle import close_run
-from tasks.run_report import RunReport
-from tasks.runs import COMPLETED
+from tasks.records.runs import COMPLETED
+from tasks.reports.blocks.promotion_report import publish_decision
+from tasks.reports.reporting import report_text
+from tasks.reports.run_report import RunReport
+from tasks.running.run_lifecycle import close_run
+from tasks.running.story import tell, tell_block
+from tasks.running.tidying import drop_what_resuming_needs
 from tasks.scheduling import predict_launch
-from tasks.story import tell, tell_block
-from tasks.tidying import drop_what_resuming_needs
 
 
 def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun, gates: PromotionGates) -> None:

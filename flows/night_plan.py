@@ -7,27 +7,28 @@ from dataclasses import dataclass, replace
 from zoneinfo import ZoneInfo
 
 from flows.opened_run import OpenedRun
-from flows.schedule import nightly_timezone
-from heterps_core.provisioning.offer_choice import offers_that_hold_workers
+from flows.service.schedule import nightly_timezone
+from heterps_core.models.worker_memory import host_bytes_of_worker
+from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers
 from heterps_core.training.job import TrainingConfig
-from heterps_core.worker_memory import host_bytes_of_worker
-from infra.catalogue.interruptions import read_counted
-from infra.catalogue.price_catalogue import PriceCatalogue
-from tasks.budget import spent_this_month_usd
-from tasks.deadline import Deadline, deadline_for, explained_by, floor_text, floor_with
-from tasks.kept_explanation import keep_explanation
+from infra.prices.interruptions import read_counted
+from infra.prices.price_catalogue import PriceCatalogue
 from tasks.learning import Learning, learn_from_runs
-from tasks.markets import device_types_to_buy
-from tasks.planned_job import PlannedJob, planned_job
+from tasks.planning.deadline import Deadline, deadline_for, explained_by, floor_text, floor_with
+from tasks.planning.markets import device_types_to_buy
+from tasks.planning.planned_job import PlannedJob, planned_job
 from tasks.prices import price_files, price_folder, refresh_before_renting
 from tasks.profiling import ProfiledModel, profile_layers
 from tasks.provisioning import check_lifetime, find_offers, provision
 from tasks.publishing import publish_plan
 from tasks.recording import record_plan
-from tasks.reporting import plan_summary, plan_text, taken_text
-from tasks.run_lifecycle import close_run
-from tasks.run_report import PlanReport
-from tasks.runs import utc_now
+from tasks.records.runs import utc_now
+from tasks.reports.blocks.kept_explanation import keep_explanation
+from tasks.reports.reporting import plan_summary, plan_text, taken_text
+from tasks.reports.run_report import PlanReport
+from tasks.running.budget import spent_this_month_usd
+from tasks.running.run_lifecycle import close_run
+from tasks.running.story import tell, tell_block
 from tasks.scheduling import (
     explain_choice,
     make_problem,
@@ -35,7 +36,6 @@ from tasks.scheduling import (
     simulate_choice,
     with_compared,
 )
-from tasks.story import tell, tell_block
 from tasks.training import check_update_mode, training_config
 
 

@@ -8,20 +8,20 @@ from flows.night_plan import NightPlan
 from flows.opened_run import OpenedRun
 from heterps_core.cluster import Cluster
 from heterps_core.errors import InterruptedTrainingError
-from heterps_core.training.storage_usage import StorageUsage
+from heterps_core.training.storage.storage_usage import StorageUsage
 from heterps_core.training.training_run import TrainingRun
-from infra.caps import Caps
+from infra.billing.caps import Caps
 from infra.providers import PROVIDERS
-from tasks.budget import check_finished_within_budget, spent_this_month_usd, within_budget
 from tasks.clusters import keep_storage_usage, rented_cluster, storage_of_flow
-from tasks.interruptions import interruption_summary, note_interruptions
-from tasks.losses import note_loss
 from tasks.prices import recheck_prices
 from tasks.profiling import charge_measurements
 from tasks.provisioning import Provisioning
-from tasks.reporting import training_summary
-from tasks.runs import utc_now
-from tasks.story import tell
+from tasks.records.runs import utc_now
+from tasks.reports.reporting import training_summary
+from tasks.running.budget import check_finished_within_budget, spent_this_month_usd, within_budget
+from tasks.running.interruptions import interruption_summary, note_interruptions
+from tasks.running.losses import note_loss
+from tasks.running.story import tell
 from tasks.training import check_trained_to_its_end, resume_summary, train, write_job
 
 

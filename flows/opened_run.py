@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from prefect.runtime import flow_run as current_flow_run
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.days import Night
+from heterps_core.data.reading.days import Night
 from heterps_core.training.job import default_batch_size
-from heterps_core.training.run_directory import RunDirectory
-from infra.caps import Caps
+from heterps_core.training.storage.run_directory import RunDirectory
+from infra.billing.caps import Caps
 from infra.workspace import Workspace
 from tasks.clusters import directory_of_run
 from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, source_name
-from tasks.mlflow_names import START_TAG
 from tasks.provisioning import LOCAL_PROVIDER
-from tasks.runs import TrainingParameters, keep_parameters, open_record
-from tasks.start import Start, start_of_run
-from tasks.story import tell
-from tasks.tracked_run import TrackedRun
-from tasks.tracking import tag_run
+from tasks.records.mlflow_names import START_TAG
+from tasks.records.runs import TrainingParameters, keep_parameters, open_record
+from tasks.records.tracked_run import TrackedRun
+from tasks.records.tracking import tag_run
+from tasks.running.start import Start, start_of_run
+from tasks.running.story import tell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,27 +7,27 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from flows.schedule import nightly_timezone
+from flows.service.schedule import nightly_timezone
 from heterps_core.device_types import DEVICE_TYPES, in_markets
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
 from heterps_core.models import CTR_MODELS
-from heterps_core.problem.extra_costs import NO_EXTRA_COSTS
-from heterps_core.scheduling.schedulers import get_scheduler
+from heterps_core.planning.problem.extra_costs import NO_EXTRA_COSTS
+from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.training.job import check_update_mode_name
-from infra.catalogue.price_catalogue import PriceCatalogue
+from infra.prices.price_catalogue import PriceCatalogue
 from infra.workspace import Workspace
 from tasks.clusters import check_provider
 from tasks.data import check_source, check_source_columns, schema_of
-from tasks.deadline import parse_time_of_day
-from tasks.markets import check_markets
-from tasks.parameter_ranges import check_numbers
+from tasks.judging.promotion_gates import PromotionGates
+from tasks.planning.deadline import parse_time_of_day
+from tasks.planning.markets import check_markets
+from tasks.planning.parameter_ranges import check_numbers
 from tasks.prices import price_files
 from tasks.profiling import check_model, check_model_name
-from tasks.promotion_gates import PromotionGates
 from tasks.provisioning import LOCAL_PROVIDER, check_offers
-from tasks.runs import kept_parameters
-from tasks.start import CHAMPION, check_start_name
+from tasks.records.runs import kept_parameters
+from tasks.running.start import CHAMPION, check_start_name
 
 
 def check_run(**parameters: Any) -> None:

@@ -11,12 +11,12 @@ from typing import Annotated
 from pydantic import Field
 
 from heterps_core.hardware import Market
-from heterps_core.problem.extra_costs import COST_TERMS
-from heterps_core.scheduling.schedulers import SCHEDULERS
+from heterps_core.planning.problem.extra_costs import COST_TERMS
+from heterps_core.planning.search.schedulers import SCHEDULERS
 from heterps_core.training.job import UPDATE_MODES
 from infra.providers import PROVIDERS
-from tasks.parameter_ranges import LARGEST_SEED, LEAST
-from tasks.start import START_NAMES
+from tasks.planning.parameter_ranges import LARGEST_SEED, LEAST
+from tasks.running.start import START_NAMES
 
 DEFAULT_DEVICE_TYPES = ["cpu-c7i", "cpu-r6in", "gpu-t4", "gpu-t4-20gbit"]
 

@@ -11,22 +11,21 @@ import sys
 from prefect import flow
 from prefect.runtime import flow_run as current_flow_run
 
-from flows.clean_up import clean_up_after
 from flows.parameter_checks import check_run
 from flows.parameters import DEFAULT_DEVICE_TYPES
-from flows.schedule import PROFILE_DEVICES
+from flows.service.clean_up import clean_up_after
+from flows.service.schedule import PROFILE_DEVICES
 from heterps_core.hardware import Market
-from heterps_core.profiling.device_profile import VALID_FOR, hardware_name
+from heterps_core.profiling.profiles.device_profile import VALID_FOR, hardware_name
 from heterps_core.training.job import default_batch_size
-from heterps_core.training.run_directory import RunDirectory
-from infra.billing import bill_as_text
-from infra.caps import Caps
-from infra.catalogue.price_catalogue import PriceCatalogue
+from heterps_core.training.storage.run_directory import RunDirectory
+from infra.billing.bill import bill_as_text
+from infra.billing.caps import Caps
+from infra.prices.price_catalogue import PriceCatalogue
 from infra.workspace import Workspace
-from tasks.budget import spent_this_month_usd
 from tasks.clusters import bills_of_run, provider_of, run_location
 from tasks.data import find_night_of, prepare_data
-from tasks.device_profiles import (
+from tasks.planning.device_profiles import (
     check_all_measured,
     keep_profiles,
     measure_device_types,
@@ -34,17 +33,18 @@ from tasks.device_profiles import (
     rented_for_measuring,
     with_costs,
 )
-from tasks.live_fleet import check_no_other_fleet
-from tasks.measurement_decision import decide_measurements, measuring_plan
-from tasks.parameter_ranges import check_numbers
-from tasks.planned_job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT, planned_job
+from tasks.planning.measurement_decision import decide_measurements, measuring_plan
+from tasks.planning.parameter_ranges import check_numbers
+from tasks.planning.planned_job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT, planned_job
 from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import profile_layers
 from tasks.provisioning import LOCAL_PROVIDER, REGION, find_offers
-from tasks.run_lifecycle import close_run, open_profiling
-from tasks.runs import new_run_id, utc_now
+from tasks.records.runs import new_run_id, utc_now
+from tasks.running.budget import spent_this_month_usd
+from tasks.running.live_fleet import check_no_other_fleet
+from tasks.running.run_lifecycle import close_run, open_profiling
+from tasks.running.story import tell, tell_block
 from tasks.scheduling import PROVING_SCHEDULER, make_problem
-from tasks.story import tell, tell_block
 
 
 def check(

@@ -10,13 +10,13 @@ import sys
 
 from prefect import flow
 
-from flows.schedule import REFRESH_PRICES
+from flows.service.schedule import REFRESH_PRICES
 from heterps_core.errors import ConfigurationError
-from infra.catalogue.aws_prices import check_regions
+from infra.prices.aws_prices import check_regions
 from infra.workspace import Workspace
 from tasks.prices import DEFAULT_HISTORY_DAYS, refresh_prices_of
 from tasks.provisioning import REGION
-from tasks.story import tell
+from tasks.running.story import tell
 
 DEFAULT_REGIONS = [REGION]
 LONGEST_HISTORY_DAYS = 90

@@ -10,9 +10,9 @@ import sys
 
 from prefect import flow
 
-from flows.schedule import SWEEP_ORPHANS
+from flows.service.schedule import SWEEP_ORPHANS
 from infra.workspace import Workspace
-from tasks.story import tell
+from tasks.running.story import tell
 from tasks.sweeping import close_dead_records, end_orphans
 
 

@@ -12,7 +12,6 @@ from functools import partial
 from prefect import flow
 from prefect.runtime import flow_run as current_flow_run
 
-from flows.clean_up import clean_up_after
 from flows.night_outcome import judge_and_record
 from flows.night_plan import PlanningTerms, end_with_plan, plan_night
 from flows.night_training import train_night
@@ -34,18 +33,19 @@ from flows.parameters import (
     UpdateMode,
     Usd,
 )
-from flows.schedule import TRAIN_CTR
-from infra.caps import Caps
+from flows.service.clean_up import clean_up_after
+from flows.service.schedule import TRAIN_CTR
+from infra.billing.caps import Caps
 from infra.workspace import Workspace
 from tasks.data import find_night_of, source_name
-from tasks.live_fleet import only_fleet
-from tasks.overhead import record_overhead
-from tasks.planned_job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT
-from tasks.promotion_gates import PromotionGates
+from tasks.judging.promotion_gates import PromotionGates
+from tasks.planning.planned_job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT
 from tasks.provisioning import REGION
-from tasks.runs import TrainingParameters, finished_run, new_run_id, utc_now
-from tasks.start import CHAMPION
-from tasks.story import tell
+from tasks.records.runs import TrainingParameters, finished_run, new_run_id, utc_now
+from tasks.reports.overhead import record_overhead
+from tasks.running.live_fleet import only_fleet
+from tasks.running.start import CHAMPION
+from tasks.running.story import tell
 
 ALL_COSTS_COUNT: list[str] = []
 DEFAULT_MARKETS = ["on-demand"]

@@ -58,10 +58,10 @@ _LAUNCH_SOURCE = (
 )
 _NETWORK_SOURCE = (
     "Amazon EC2 instance type specifications, baseline network bandwidth divided by units, "
-    "least over the sizes (figures in infra/catalogue/snapshots)"
+    "least over the sizes (figures in infra/prices/snapshots)"
 )
 _GPU_MEMORY_SOURCE = (
-    "Amazon EC2 DescribeInstanceTypes, accelerator memory (figures in infra/catalogue/snapshots)"
+    "Amazon EC2 DescribeInstanceTypes, accelerator memory (figures in infra/prices/snapshots)"
 )
 _HOST_MEMORY_SOURCE = "Amazon EC2 instance type specifications, memory divided by units"
 _EC2_CLOCK = "Amazon EC2 DescribeInstanceTypes, sustained clock speed"

@@ -20,21 +20,21 @@ from heterps_core.errors import (
     UnknownNameError,
 )
 from heterps_core.instance_metadata import is_in_the_cloud
-from heterps_core.training.run_directory import CHECKPOINTS, RunDirectory
-from heterps_core.training.storage_usage import StorageUsage
-from heterps_core.training.store_location import check_store_location
-from infra.billing import Bill, bill_for_run
+from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
+from heterps_core.training.storage.storage_usage import StorageUsage
+from heterps_core.training.storage.store_location import check_store_location
+from infra.billing.bill import Bill, bill_for_run
+from infra.billing.budget import spent_usd, start_of_month
+from infra.billing.caps import Caps, Spent
 from infra.bootstrap.node_wheel import publish_node_wheel
-from infra.budget import spent_usd, start_of_month
-from infra.caps import Caps, Spent
-from infra.failover import first_running_cluster
 from infra.instances import Instance
-from infra.ledger import EndReason, Ledger, LedgerEntry
-from infra.lifecycle import terminate_run
+from infra.ledger.ledger import EndReason, Ledger, LedgerEntry
+from infra.machines.failover import first_running_cluster
+from infra.machines.lifecycle import terminate_run
+from infra.machines.sweep_report import Sweep
+from infra.machines.sweeper import providers_in_use, sweep_workspace, usable_ledger
+from infra.prices.spot_charges import SpotRecord
 from infra.providers import PROVIDERS, Bootstrap, Provider, provider_for
-from infra.spot_charges import SpotRecord
-from infra.sweep_report import Sweep
-from infra.sweeper import providers_in_use, sweep_workspace, usable_ledger
 from infra.workspace import Workspace
 from tasks.provisioning import LOCAL_PROVIDER, REGION, Provisioning
 
@@ -113,7 +113,7 @@ def rented_cluster(
 ) -> Iterator[Cluster]:
     """Launch a plan, or what may stand in for it, yield its cluster, end it whatever happens.
 
-    See `infra.failover.first_running_cluster`.
+    See `infra.machines.failover.first_running_cluster`.
     """
     ledger = Ledger(workspace.ledger_path)
     rented_from = provider_of(workspace, provider)

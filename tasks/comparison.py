@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from heterps_core.problem.scheduling_problem import SchedulingProblem
-from heterps_core.scheduling.schedulers import get_scheduler
-from heterps_core.scheduling.search_result import SearchResult
-from tasks.compared_problems import ComparedProblem, reason_in_one_line
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.search.schedulers import get_scheduler
+from heterps_core.planning.search.search_result import SearchResult
+from tasks.planning.compared_problems import ComparedProblem, reason_in_one_line
+from tasks.running.story import tell
 from tasks.scheduling import search_plan
-from tasks.story import tell
 
 WARM_UP_EVALUATIONS = 256
 """Of each method before the clock runs: the first search of a process loads parts of torch, and its pace says how

@@ -14,19 +14,23 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.days import Night, find_night, parse_day
 from heterps_core.data.manifest import MANIFEST_NAME
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.preparation import prepare_dataset
-from heterps_core.data.quality import ClickQuality
-from heterps_core.data.readers import check_columns, list_source_files
+from heterps_core.data.reading.days import Night, find_night, parse_day
+from heterps_core.data.reading.readers import check_columns, list_source_files
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
-from heterps_core.data.synthetic import best_reachable_quality, probabilities_beside, write_click_stream
+from heterps_core.data.synthetic.click_stream import (
+    best_reachable_quality,
+    probabilities_beside,
+    write_click_stream,
+)
 from heterps_core.data.table_size import outgrown_tables
 from heterps_core.errors import ConfigurationError, DataError
+from heterps_core.judging.quality import ClickQuality
 from infra.workspace import Workspace
-from tasks.mlflow_names import MADE_UP_DATA
-from tasks.story import tell
+from tasks.records.mlflow_names import MADE_UP_DATA
+from tasks.running.story import tell
 
 CLICK_STREAM_ROWS = 200_000
 """Of the made-up stream: some seconds of training on two cores, and most values are seen often enough."""

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from heterps_core.calibration.corrected_problem import corrected_problem
-from heterps_core.calibration.rolling_origin import Correction, learn_correction
-from heterps_core.calibration.run_speed import RunSpeed, workers_text
 from heterps_core.errors import ConfigurationError
+from heterps_core.planning.calibration.corrected_problem import corrected_problem
+from heterps_core.planning.calibration.rolling_origin import Correction, learn_correction
+from heterps_core.planning.calibration.run_speed import RunSpeed, workers_text
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.problem.scheduling_problem import SchedulingProblem
 from infra.workspace import Workspace
-from tasks.mlflow_store import store_must_answer
-from tasks.past_runs import PastRun, past_trainings
+from tasks.records.mlflow_store import store_must_answer
+from tasks.records.past_runs import PastRun, past_trainings
 
 SPEED_TAG = "heterps.speed"
 

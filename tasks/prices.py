@@ -15,17 +15,17 @@ from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import InstanceOffer
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from infra.caps import Caps, check_caps
-from infra.catalogue.aws_prices import AwsPrices
-from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT
-from infra.catalogue.price_file import PriceFile, csv_rows
-from infra.catalogue.recheck import Recheck, recheck
-from infra.catalogue.refresh import Refresh, refresh
-from infra.catalogue.refreshed_prices import RefreshedPrices, newest_refreshed, write_refreshed
-from infra.catalogue.skypilot_catalogue import SkyPilotCatalogue
+from infra.billing.caps import Caps, check_caps
+from infra.prices.aws_prices import AwsPrices
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT
+from infra.prices.price_file import PriceFile, csv_rows
+from infra.prices.recheck import Recheck, recheck
+from infra.prices.refresh import Refresh, refresh
+from infra.prices.refreshed_prices import RefreshedPrices, newest_refreshed, write_refreshed
+from infra.prices.skypilot_catalogue import SkyPilotCatalogue
 from infra.workspace import Workspace
 from tasks.provisioning import Provisioning, within_caps
-from tasks.retries import REPEATABLE
+from tasks.records.retries import REPEATABLE
 
 DEFAULT_HISTORY_DAYS = 14
 

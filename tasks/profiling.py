@@ -16,18 +16,18 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import MIN_SLOT_ROWS, FeatureSpec
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, UnknownNameError
-from heterps_core.graph.model_graph import ModelGraph
 from heterps_core.models import CTR_MODELS
-from heterps_core.profiling.device_profile import DeviceProfile
-from heterps_core.profiling.device_profile_cache import DeviceProfileCache
-from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
+from heterps_core.models.model_graph import ModelGraph
+from heterps_core.planning.problem.problem_builder import profiles_for_larger_tables
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.model_profiles import profile_model
-from heterps_core.scheduling.problem_builder import profiles_for_larger_tables
-from heterps_core.training.microbatches import default_microbatches
+from heterps_core.profiling.profiles.device_profile import DeviceProfile
+from heterps_core.profiling.profiles.device_profile_cache import DeviceProfileCache
+from heterps_core.profiling.profiles.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
+from heterps_core.profiling.profiles.model_profiles import profile_model
+from heterps_core.training.gradients.microbatches import default_microbatches
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
-from tasks.planned_job import PlannedJob
+from tasks.planning.planned_job import PlannedJob
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

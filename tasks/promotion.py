@@ -10,8 +10,8 @@ from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
 from infra.workspace import Workspace
-from tasks.baseline import Baseline, NoBaseline
-from tasks.champion import (
+from tasks.judging.baseline import Baseline, NoBaseline
+from tasks.records.champion import (
     PromotionDecision,
     PromotionGates,
     apply_decision,
@@ -19,7 +19,7 @@ from tasks.champion import (
     judge_challenger,
     opponent_of,
 )
-from tasks.model_registry import DataKind, find_version, verified_folder
+from tasks.records.model_registry import DataKind, find_version, verified_folder
 
 
 @dataclass(frozen=True, slots=True)

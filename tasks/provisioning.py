@@ -11,27 +11,27 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from heterps_core.cost_model.evaluation import PlanEvaluation
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.hardware import InstanceOffer, Market
+from heterps_core.planning.cost_model.evaluation import PlanEvaluation
+from heterps_core.planning.provisioning.alternatives import within_price
+from heterps_core.planning.provisioning.failover import FailoverPolicy, launch_attempts
+from heterps_core.planning.provisioning.offer_choice import choose_instances, instance_sizes
+from heterps_core.planning.provisioning.rehearsed_stages import rehearsal_stages
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from heterps_core.profiling.machine import num_cores
-from heterps_core.provisioning.alternatives import within_price
-from heterps_core.provisioning.failover import FailoverPolicy, launch_attempts
-from heterps_core.provisioning.offer_choice import choose_instances, instance_sizes
-from heterps_core.provisioning.rehearsed_stages import rehearsal_stages
 from heterps_core.units import SECONDS_PER_HOUR
-from infra.caps import Caps, check_caps
-from infra.catalogue.interruptions import NOTHING_COUNTED, CountedRate, with_interruptions
-from infra.catalogue.price_age import age_text, warn_of_old_prices
-from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
+from infra.billing.caps import Caps, check_caps
+from infra.machines.regions import REGION
+from infra.prices.interruptions import NOTHING_COUNTED, CountedRate, with_interruptions
+from infra.prices.price_age import age_text, warn_of_old_prices
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
 from infra.providers import PROVIDERS
 from infra.providers.base import DEFAULT_LIFETIME_S
-from infra.regions import REGION
-from tasks.bucket_costs import planned_bucket_usd
-from tasks.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS
+from tasks.planning.bucket_costs import planned_bucket_usd
+from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS
 
 LOCAL_PROVIDER = "local"
 

@@ -10,17 +10,17 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from infra.workspace import Workspace
-from tasks import tracking
-from tasks.mlflow_names import NOTE_TAG
-from tasks.mlflow_views import compare_address, nights_address, plan_note
-from tasks.nights import Night, last_nights
-from tasks.nights_page import nights_page
-from tasks.pages import Link, Page, Picture, page_html, page_markdown
-from tasks.promotion_gates import PromotionDecision
-from tasks.report_page import plan_page, run_page
-from tasks.reporting import DEFAULT_MLFLOW_URL
-from tasks.retries import REPEATABLE
-from tasks.run_report import PlanReport, RunReport
+from tasks.judging.nights import Night, last_nights
+from tasks.judging.promotion_gates import PromotionDecision
+from tasks.records import tracking
+from tasks.records.mlflow_names import NOTE_TAG
+from tasks.records.mlflow_views import compare_address, nights_address, plan_note
+from tasks.records.retries import REPEATABLE
+from tasks.reports.nights_page import nights_page
+from tasks.reports.pages import Link, Page, Picture, page_html, page_markdown
+from tasks.reports.report_page import plan_page, run_page
+from tasks.reports.reporting import DEFAULT_MLFLOW_URL
+from tasks.reports.run_report import PlanReport, RunReport
 
 PREFECT_FLOW_RUN = "runs/flow-run"
 

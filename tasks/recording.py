@@ -11,21 +11,21 @@ from prefect.cache_policies import NO_CACHE
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.storage.run_directory import RunDirectory
 from infra.workspace import Workspace
-from tasks import model_registry, tracking
 from tasks.data import PreparedClicks
 from tasks.learning import speed_tag
-from tasks.mlflow_names import CHALLENGER_ALIAS, NOTE_TAG
-from tasks.mlflow_store import deliver_waiting
-from tasks.mlflow_views import experiment_tags, run_name, run_note
-from tasks.pages import Picture
-from tasks.report_pictures import plan_pictures
-from tasks.reporting import explanation_markdown
-from tasks.run_report import PlanReport, RunReport
-from tasks.stage_outcomes import stage_series
-from tasks.story import tell
-from tasks.tracked_run import RunSettings
+from tasks.records import model_registry, tracking
+from tasks.records.mlflow_names import CHALLENGER_ALIAS, NOTE_TAG
+from tasks.records.mlflow_store import deliver_waiting
+from tasks.records.mlflow_views import experiment_tags, run_name, run_note
+from tasks.records.tracked_run import RunSettings
+from tasks.reports.blocks.stage_outcomes import stage_series
+from tasks.reports.pages import Picture
+from tasks.reports.report_pictures import plan_pictures
+from tasks.reports.reporting import explanation_markdown
+from tasks.reports.run_report import PlanReport, RunReport
+from tasks.running.story import tell
 
 STORE_WAIT_S = 1_800.0
 """How long a trained model waits to be registered; its machines have ended, so that waiting costs nothing."""

@@ -10,33 +10,33 @@ from prefect.cache_policies import NO_CACHE
 
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import InfeasiblePlanError
-from heterps_core.explanation.explanation import PlanExplanation, default_detail, explain_plan
 from heterps_core.hardware import InstanceOffer
-from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.problem.extra_costs import ExtraCosts
-from heterps_core.problem.scheduling_problem import SchedulingProblem
-from heterps_core.profiling.machine import num_cores
-from heterps_core.profiling.model_profiles import worker_costs_of
-from heterps_core.provisioning.offer_choice import (
+from heterps_core.models.worker_memory import reserved_bytes
+from heterps_core.planning.explain.explanation import PlanExplanation, default_detail, explain_plan
+from heterps_core.planning.problem.extra_costs import ExtraCosts
+from heterps_core.planning.problem.problem_builder import UnitTerms, build_problem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.provisioning.offer_choice import (
     instance_sizes,
     interruptions_per_unit,
     offers_in_zone,
     unit_prices,
     zones_of,
 )
-from heterps_core.scheduling.optimum import find_optimum
-from heterps_core.scheduling.problem_builder import UnitTerms, build_problem
-from heterps_core.scheduling.rehearsal import RehearsalPrediction, predict_rehearsal
-from heterps_core.scheduling.schedulers import get_scheduler
-from heterps_core.scheduling.search_result import SearchResult
-from heterps_core.simulation.plan_simulation import PlanSimulation, simulate_plan
-from heterps_core.simulation.rehearsed_workers import simulate_workers
-from heterps_core.simulation.simulation_options import SimulationOptions
+from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.planning.search.schedulers import get_scheduler
+from heterps_core.planning.search.search_result import SearchResult
+from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simulate_plan
+from heterps_core.planning.simulate.rehearsal import RehearsalPrediction, predict_rehearsal
+from heterps_core.planning.simulate.rehearsed_workers import simulate_workers
+from heterps_core.planning.simulate.simulation_options import SimulationOptions
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.profiling.machine import num_cores
+from heterps_core.profiling.profiles.model_profiles import worker_costs_of
+from heterps_core.training.gradients.microbatches import default_microbatches
 from heterps_core.training.job import TrainingConfig, TrainingJob
-from heterps_core.training.microbatches import default_microbatches
-from heterps_core.worker_memory import reserved_bytes
-from tasks.extra_costs import job_extra_costs
-from tasks.planned_job import PlannedJob
+from tasks.planning.extra_costs import job_extra_costs
+from tasks.planning.planned_job import PlannedJob
 from tasks.profiling import ProfiledModel
 
 PROVING_SCHEDULER = "exact"

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.sweep_report import Sweep, SweptMachine
+from infra.machines.sweep_report import Sweep, SweptMachine
 from infra.workspace import Workspace
 from tasks.clusters import live_run_ids, run_of_launch, sweep_all_providers
-from tasks.mlflow_store import deliver_waiting
-from tasks.retries import REPEATABLE
-from tasks.run_costs import cost_metrics, runs_with_machines
-from tasks.run_lifecycle import close_dead_run, runs_without_process
+from tasks.records.mlflow_store import deliver_waiting
+from tasks.records.retries import REPEATABLE
+from tasks.reports.blocks.run_costs import cost_metrics, runs_with_machines
+from tasks.running.run_lifecycle import close_dead_run, runs_without_process
 
 
 @task(name="end orphans", cache_policy=NO_CACHE, **REPEATABLE)

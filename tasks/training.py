@@ -17,17 +17,17 @@ from heterps_core.cluster import Cluster
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import TrainingError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.data_slices import check_slices_fit
-from heterps_core.training.host_memory import check_workers_fit
+from heterps_core.training.gradients.microbatches import default_microbatches
 from heterps_core.training.job import TrainingConfig, TrainingJob
-from heterps_core.training.microbatches import default_microbatches
 from heterps_core.training.monitor import follow_training
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.node.data_slices import check_slices_fit
+from heterps_core.training.node.host_memory import check_workers_fit
 from heterps_core.training.step_metrics import Progress
+from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.submission import publish_cluster, submit_job
 from heterps_core.training.training_run import TrainingRun
 from tasks.provisioning import Provisioning, usd_for
-from tasks.start import Start
+from tasks.running.start import Start
 
 LEAST_CHECKPOINT_STEPS, MOST_CHECKPOINT_STEPS = 50, 200
 """At most 200 steps are lost, some seconds here; below 50 the writing would show in the throughput."""
@@ -97,7 +97,7 @@ def check_update_mode(
         ConfigurationError: Hybrid updates, and the first stage holds more than embeddings.
     """
     from heterps_core.models.chain import build_chain
-    from heterps_core.training.stage_model import check_servers_hold_embeddings_only
+    from heterps_core.training.pipeline.stage_model import check_servers_hold_embeddings_only
 
     if config.has_servers:
         check_servers_hold_embeddings_only(build_chain(model, dataset.features, seed=config.seed), stages)

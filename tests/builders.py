@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
+from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 
 GIGABYTE = 1e9
 

@@ -19,10 +19,18 @@ from mlflow import MlflowClient
 
 from infra.loopback import free_loopback_port
 from infra.workspace import HOME_VARIABLE, Workspace
+from tests.paths import PROJECT
 from tests.waiting import wait_for
 
-PROJECT = Path(__file__).parents[1]
 PREFECT = Path(sys.executable).with_name("prefect")
+
+
+def _variable(process: psutil.Process, name: str) -> str | None:
+    """Return a variable of a process's environment; None of one that has ended meanwhile."""
+    try:
+        return process.environ().get(name)
+    except psutil.Error:
+        return None
 
 
 class ServedWorkspace:
@@ -60,7 +68,8 @@ class ServedWorkspace:
     def _start(self) -> subprocess.Popen[bytes]:
         with self.output.open("wb") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "flows.serve"],
+                # A background job of a shell ignores SIGINT, and so would what these tests start.
+                ["env", "--default-signal=INT", sys.executable, "-m", "flows.service.serve"],
                 cwd=PROJECT,
                 env={**self.shell, **self.settings},
                 stdout=output,
@@ -140,11 +149,12 @@ class ServedWorkspace:
         """Return what runs for this workspace, but the test itself."""
         return [process for process in psutil.process_iter() if self._is_ours(process)]
 
+    def nodes_of(self, run_id: str) -> list[psutil.Process]:
+        """Return the processes of a run's local nodes."""
+        return [process for process in self.processes() if _variable(process, "HETERPS_RUN_ID") == run_id]
+
     def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return process.pid != os.getpid() and process.environ().get(HOME_VARIABLE) == str(self.home)
-        except psutil.Error:
-            return False
+        return process.pid != os.getpid() and _variable(process, HOME_VARIABLE) == str(self.home)
 
     def training_record(self, run_id: str) -> Any:
         """Return MLflow's record of a training run."""

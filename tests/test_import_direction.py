@@ -1,4 +1,4 @@
-"""Imports point one way: flows -> tasks -> infra -> heterps_core; and no module is part of a circle.
+"""Imports point one way: flows -> tasks -> infra -> heterps_core, and in the core up its folders; no circles.
 
 The direction is read from every import statement, also those inside functions; that light modules stay light is
 tried in a fresh interpreter.
@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.paths import PROJECT
+
 ROOMS = ("heterps_core", "infra", "tasks", "flows")
 
 FORBIDDEN = {
@@ -23,16 +24,32 @@ FORBIDDEN = {
     "tasks": {"flows", "boto3", "botocore", "optuna"},
     "flows": {"boto3", "botocore", "mlflow", "optuna", "torch"},
 }
+CORE_FOLDERS = (
+    "data",
+    "transport",
+    "embeddings",
+    "models",
+    "plans",
+    "training",
+    "profiling",
+    "planning",
+    "topology",
+    "judging",
+    "serving",
+    "measurement",
+)
+"""Each imports only from those before it, and from the modules of the core itself."""
+
 ONLY_IMPORTERS = {
-    "optuna": {"heterps_core/scheduling/schedulers/bayesian.py"},
+    "optuna": {"heterps_core/planning/search/schedulers/bayesian.py"},
     "mlflow": {
-        "tasks/mlflow_store.py",
-        "tasks/model_registry.py",
-        "tasks/past_runs.py",
-        "tasks/patient_client.py",
-        "tasks/tracking.py",
+        "tasks/records/mlflow_store.py",
+        "tasks/records/model_registry.py",
+        "tasks/records/past_runs.py",
+        "tasks/records/patient_client.py",
+        "tasks/records/tracking.py",
     },
-    "boto3": {"infra/catalogue/aws_prices.py", "infra/providers/aws/provider.py"},
+    "boto3": {"infra/prices/aws_prices.py", "infra/providers/aws/provider.py"},
 }
 LIGHT = [
     "heterps_core",
@@ -40,24 +57,24 @@ LIGHT = [
     "heterps_core.units",
     "heterps_core.hardware",
     "heterps_core.cluster",
-    "heterps_core.graph.model_graph",
+    "heterps_core.models.model_graph",
     "heterps_core.plans.scheduling_plan",
     "heterps_core.plans.provisioning_plan",
     "heterps_core.data.dataset",
     "heterps_core.data.preparation",
-    "heterps_core.profiling.layer_profile",
-    "heterps_core.problem.scheduling_problem",
-    "heterps_core.cost_model.evaluation",
-    "heterps_core.simulation.rehearsed_workers",
-    "heterps_core.cli",
+    "heterps_core.profiling.profiles.layer_profile",
+    "heterps_core.planning.problem.scheduling_problem",
+    "heterps_core.planning.cost_model.evaluation",
+    "heterps_core.planning.simulate.rehearsed_workers",
+    "flows.cli",
 ]
 
 
 def module_files() -> dict[str, Path]:
     files = {}
     for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
+        for path in sorted((PROJECT / room).rglob("*.py")):
+            parts = path.relative_to(PROJECT).with_suffix("").parts
             files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return files
 
@@ -94,18 +111,48 @@ def module_level_imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("module", FILES)
-def test_a_module_imports_only_from_rooms_below_it(module):
-    room = module.partition(".")[0]
-    names = {name.partition(".")[0] for name in imported_names(ast.parse(FILES[module].read_text()))}
+def test_modules_import_only_from_rooms_below_theirs():
+    wrong = {
+        module: names
+        for module, path in FILES.items()
+        if (
+            names := {name.partition(".")[0] for name in imported_names(ast.parse(path.read_text()))}
+            & FORBIDDEN[module.partition(".")[0]]
+        )
+    }
 
-    assert not names & FORBIDDEN[room]
+    assert wrong == {}
+
+
+def core_folder(module: str) -> str | None:
+    """Return the folder of the core in which a module lies; None for the core's own modules."""
+    path = FILES[module].relative_to(PROJECT / "heterps_core")
+    return path.parts[0] if len(path.parts) > 1 else None
+
+
+def test_folders_of_the_core_import_only_from_those_before_them():
+    wrong = set()
+    for module, path in FILES.items():
+        if not module.startswith("heterps_core."):
+            continue
+        own = core_folder(module)
+        for name in imported_names(ast.parse(path.read_text())):
+            imported = next((each for each in (name, name.rpartition(".")[0]) if each in FILES), None)
+            if imported is None or not imported.startswith("heterps_core."):
+                continue
+            other = core_folder(imported)
+            if other in (None, own):
+                continue
+            if own is None or CORE_FOLDERS.index(other) > CORE_FOLDERS.index(own):
+                wrong.add(f"{module} -> {imported}")
+
+    assert wrong == set()
 
 
 @pytest.mark.parametrize("package", ONLY_IMPORTERS)
 def test_an_outside_package_enters_only_where_it_is_needed(package):
     importers = {
-        path.relative_to(ROOT).as_posix()
+        path.relative_to(PROJECT).as_posix()
         for path in FILES.values()
         if package in {name.partition(".")[0] for name in imported_names(ast.parse(path.read_text()))}
     }
@@ -137,7 +184,7 @@ def test_light_modules_load_neither_torch_nor_the_outside_world():
     )
 
     loaded = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=True
     )
 
     assert loaded.stdout.split() == []

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from flows.addresses import bind_host, check_port_is_free, mlflow_port, prefect_port
-from flows.schedule import nightly_timezone
+from flows.service.addresses import bind_host, check_port_is_free, mlflow_port, prefect_port
+from flows.service.schedule import nightly_timezone
 from heterps_core.errors import ConfigurationError, HeterpsError
-from infra.checks import Check, CheckState, machine_checks, package_checks
-from infra.regions import REGION
+from infra.checks.checks import Check, CheckState, machine_checks, package_checks
+from infra.machines.regions import REGION
 from infra.workspace import TRACKING_VARIABLE, Workspace
 
 HELP = """\
@@ -72,7 +72,7 @@ def all_checks(workspace: Workspace, *, provider: str, region: str) -> Iterator[
     yield from machine_checks(workspace)
     yield from package_checks(LOCK_FILE)
     yield _time_zone()
-    from infra.database_checks import database_checks
+    from infra.checks.database_checks import database_checks
 
     yield from database_checks(workspace)
     yield from _ports(workspace)

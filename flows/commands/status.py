@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flows.prefect_api import ask
-from flows.schedule import NIGHTLY_TIME, TRAIN_CTR, nightly_timezone
+from flows.service.prefect_api import ask
+from flows.service.schedule import NIGHTLY_TIME, TRAIN_CTR, nightly_timezone
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace, answers
 
 if TYPE_CHECKING:
-    from tasks.run_history import RunLine
+    from tasks.records.run_history import RunLine
 
 HELP = """\
 Show what runs now: services, flow runs, machines with their age and cost, caps and the month's spending, the
@@ -92,8 +92,8 @@ def run(options: argparse.Namespace, *, now: datetime | None = None) -> None:
 
 def gather(workspace: Workspace, *, now: datetime) -> Status:
     """Ask everything that can be asked, each part by itself."""
-    from tasks import mlflow_store
-    from tasks.budget import spending_of
+    from tasks.records import mlflow_store
+    from tasks.running.budget import spending_of
 
     api_url = _api_url(workspace)
     deployment = None if api_url is None else ask(api_url, f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}")
@@ -175,7 +175,7 @@ def _flow_runs(api_url: str) -> list[dict[str, Any]] | None:
 
 
 def _open_records(workspace: Workspace) -> list[RunLine] | None:
-    from tasks.run_history import run_lines
+    from tasks.records.run_history import run_lines
 
     try:
         return [line for line in run_lines(workspace, most=100) if line.status == "RUNNING"]
@@ -184,8 +184,8 @@ def _open_records(workspace: Workspace) -> list[RunLine] | None:
 
 
 def _machines(workspace: Workspace, *, now: datetime) -> list[Machine]:
-    from infra.ledger import EntryState, Ledger
-    from tasks.budget import machines_usd
+    from infra.ledger.ledger import EntryState, Ledger
+    from tasks.running.budget import machines_usd
 
     if not workspace.ledger_path.exists():
         return []
@@ -211,9 +211,9 @@ def _providers(workspace: Workspace) -> list[str]:
 
 
 def _champion(workspace: Workspace) -> str | None:
-    from tasks.champion import SINCE_TAG
-    from tasks.mlflow_names import CHAMPION_ALIAS
-    from tasks.model_registry import version_called
+    from tasks.records.champion import SINCE_TAG
+    from tasks.records.mlflow_names import CHAMPION_ALIAS
+    from tasks.records.model_registry import version_called
 
     try:
         found = version_called(workspace, CHAMPION_ALIAS)
@@ -257,7 +257,7 @@ def _flow_run_lines(status: Status) -> list[str]:
 
 
 def _machine_lines(status: Status) -> list[str]:
-    from tasks.tables import aligned_table
+    from tasks.reports.tables import aligned_table
 
     if not status.machines:
         return ["  none"]

@@ -1,0 +1,1 @@
+"""From a file of clicks to a prepared data set."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.hashing import rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform, fit_numeric_transform, take_logarithms
-from heterps_core.data.row_batch import RowBatch
+from heterps_core.data.reading.row_batch import RowBatch
 from heterps_core.errors import DataError
 
 ARRAY_NAMES = ("dense", "ids", "labels")

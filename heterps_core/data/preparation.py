@@ -29,8 +29,8 @@ from heterps_core.data.manifest import (
     write_manifest,
 )
 from heterps_core.data.numeric_transform import NumericTransform
-from heterps_core.data.readers import Source, count_rows, list_source_files, read_rows
-from heterps_core.data.row_batch import RowBatch
+from heterps_core.data.reading.readers import Source, count_rows, list_source_files, read_rows
+from heterps_core.data.reading.row_batch import RowBatch
 from heterps_core.data.schema import DataSchema
 from heterps_core.data.table_size import buckets_for_rows
 from heterps_core.errors import ConfigurationError, DataError

@@ -1,0 +1,1 @@
+"""Embedding tables: rows, shards, kernels, optimizers."""

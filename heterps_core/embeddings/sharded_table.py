@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU, to_device
-from heterps_core.embeddings.huge_pages import use_huge_pages
 from heterps_core.embeddings.initialization import initial_rows
 from heterps_core.embeddings.lookup_table import LookupTable, copy_rows
 from heterps_core.embeddings.row_optimizers import RowOptimizer, sum_by_row
 from heterps_core.embeddings.row_range import rows_per_shard, shard_rows
+from heterps_core.transport.huge_pages import use_huge_pages
 
 
 @dataclass(frozen=True, slots=True)

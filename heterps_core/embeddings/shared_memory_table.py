@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from heterps_core.embeddings.lookup_table import copy_rows
 from heterps_core.embeddings.row_optimizers import RowOptimizer
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
-from heterps_core.training.shared_memory_link import SharedMemoryLink
+from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 
 class SharedMemoryTable(ShardedTable):

@@ -1,0 +1,1 @@
+"""Measures the step of a plan by running it on the engine."""

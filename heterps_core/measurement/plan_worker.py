@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from heterps_core.data.batch import ClickBatch
-from heterps_core.training.optimizers import get_dense_optimizer
-from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.stage_exchange import RowSlice, replica_slice
-from heterps_core.training.stage_layers import keep_freed_memory
-from heterps_core.training.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.gradients.optimizers import get_dense_optimizer
+from heterps_core.training.pipeline.stage_exchange import RowSlice, replica_slice
+from heterps_core.training.pipeline.stage_layers import keep_freed_memory
+from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
+from heterps_core.transport.rank_layout import RankLayout
 
 LEARNING_RATE = 1e-5
 """Training on made-up inputs must not drive parameters anywhere; the time of a step does not depend on it."""

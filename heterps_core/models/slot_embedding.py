@@ -25,7 +25,7 @@ from heterps_core.embeddings.row_optimizers import RowOptimizer
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.embeddings.shared_memory_table import SharedMemoryTable
 from heterps_core.errors import ConfigurationError
-from heterps_core.training.shared_memory_link import SharedMemoryLink
+from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 
 class SlotEmbedding(nn.Module):

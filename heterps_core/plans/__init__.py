@@ -1,0 +1,1 @@
+"""The nouns: scheduling plan and provisioning plan."""

@@ -1,0 +1,1 @@
+"""Measures layers, workers and links on the machine at hand."""

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flows.commands.planning.profile import write_profiles
 from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import ConfigurationError, UnknownNameError
-from heterps_core.profiling.command import write_profiles
 from heterps_core.profiling.imported.imported_model import ImportedModel
 from heterps_core.profiling.imported.pipedream import DEFAULT_DEVICE_TYPE, read_pipedream
 from heterps_core.profiling.imported.rescaling import estimate_each_layer
 from heterps_core.profiling.imported.sailor import read_sailor
-from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.profiling.profiles.layer_profile import LayerProfile
 from heterps_core.text_table import aligned
 from heterps_core.units import BITS_PER_BYTE, BYTES_PER_GIB, MS_PER_S
 
@@ -273,7 +273,7 @@ _READERS: Mapping[str, Callable[[argparse.Namespace, Sequence[PricedDevice]], Im
 def _write_problem(
     options: argparse.Namespace, imported: ImportedModel, devices: Sequence[PricedDevice]
 ) -> None:
-    from heterps_core.scheduling.problem_builder import UnitTerms, build_problem
+    from heterps_core.planning.problem.problem_builder import UnitTerms, build_problem
 
     terms = {}
     for device in devices:

@@ -26,25 +26,25 @@ from heterps_core.compute_device import CPU, clock_of
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.embeddings.sharded_table import ShardedTable
-from heterps_core.graph.model_graph import ModelGraph
-from heterps_core.graph.tracing import BYTES_PER_ROW_NUMBER, trace_chain
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.image_chain import IMAGE_SHAPE, build_image_chain
+from heterps_core.models.model_graph import ModelGraph
 from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.models.tracing import BYTES_PER_ROW_NUMBER, trace_chain
 from heterps_core.profiling.cuda_card import this_card
-from heterps_core.profiling.layer_profile import (
+from heterps_core.profiling.link_measurement import measure_links, second_process
+from heterps_core.profiling.machine import software_versions, this_machine
+from heterps_core.profiling.machine_speed import measure_machine_speed
+from heterps_core.profiling.measuring_process import PROFILE_NAME, REQUEST_NAME, ProfileRequest
+from heterps_core.profiling.profiles.layer_profile import (
     LOCAL_DEVICE_TYPE,
     LOCAL_GPU_DEVICE_TYPE,
     LayerProfile,
     LayerTiming,
 )
-from heterps_core.profiling.link_measurement import measure_links, second_process
-from heterps_core.profiling.machine import software_versions, this_machine
-from heterps_core.profiling.machine_speed import measure_machine_speed
-from heterps_core.profiling.measuring_process import PROFILE_NAME, REQUEST_NAME, ProfileRequest
 from heterps_core.profiling.profiling_input import ProfilingInput, profiling_input
 from heterps_core.profiling.timing import Phase, RepeatLimits, Timing, time_phases
-from heterps_core.training.optimizers import get_dense_optimizer
+from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.units import BYTES_PER_FLOAT32
 
 LEARNING_RATE = 1e-6

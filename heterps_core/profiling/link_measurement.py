@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from heterps_core.errors import HeterpsError
-from heterps_core.profiling.layer_profile import Link
+from heterps_core.profiling.profiles.layer_profile import Link
 from heterps_core.profiling.timing import Timing
 from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from heterps_core.compute_device import CPU, clock_of
-from heterps_core.profiling.layer_profile import MachineSpeed
+from heterps_core.profiling.profiles.layer_profile import MachineSpeed
 from heterps_core.profiling.timing import Phase, RepeatLimits, time_phases
 from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
 

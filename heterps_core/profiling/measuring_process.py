@@ -18,8 +18,8 @@ from typing import Any
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError, HeterpsError
-from heterps_core.profiling.layer_profile import LayerProfile
-from heterps_core.profiling.worker_costs import WorkerCosts
+from heterps_core.profiling.profiles.layer_profile import LayerProfile
+from heterps_core.profiling.profiles.worker_costs import WorkerCosts
 from heterps_core.training.job import TrainingJob
 
 REQUEST_NAME, PROFILE_NAME = "request.json", "profile.json"

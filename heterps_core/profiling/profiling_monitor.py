@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError, TrainingError
-from heterps_core.profiling.device_profile import DeviceProfile, hardware_name
+from heterps_core.profiling.profiles.device_profile import DeviceProfile, hardware_name
 from heterps_core.profiling.profiling_node import profile_key
 from heterps_core.training.monitor import (
     BOOT_LIMIT_S,
@@ -17,8 +17,8 @@ from heterps_core.training.monitor import (
     SILENCE_LIMIT_S,
     Pulse,
 )
-from heterps_core.training.node_life import EXIT, HEARTBEAT, node_key
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.node.node_life import EXIT, HEARTBEAT, node_key
+from heterps_core.training.storage.run_directory import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

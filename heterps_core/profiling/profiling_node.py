@@ -14,9 +14,9 @@ from heterps_core.cluster import Node
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.hardware import DeviceKind
-from heterps_core.profiling.device_profile import DeviceProfile, hardware_name
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
-from heterps_core.training.node_life import (
+from heterps_core.profiling.profiles.device_profile import DeviceProfile, hardware_name
+from heterps_core.training.node.node_life import (
     heartbeat,
     own_node,
     own_run_directory,

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from heterps_core.training.gradient_sum import GradientSum
-from heterps_core.training.stage_layers import StageLayers
-from heterps_core.training.stage_runner import MicroBatch, StageRunner
-from heterps_core.training.weight_gradients import WeightGradients
+from heterps_core.training.gradients.gradient_sum import GradientSum
+from heterps_core.training.gradients.weight_gradients import WeightGradients
+from heterps_core.training.pipeline.stage_layers import StageLayers
+from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 
 
 class CoreTimer:

@@ -32,16 +32,16 @@ import torch.distributed as dist
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.profiling.measuring_process import COSTS_NAME, JOB_NAME
+from heterps_core.profiling.profiles.worker_costs import StageCosts, WorkerCosts
 from heterps_core.profiling.timed_runner import TimedRunner
-from heterps_core.profiling.worker_costs import StageCosts, WorkerCosts
 from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.run_directory import RunDirectory
-from heterps_core.training.shared_memory_link import SharedMemoryLink
-from heterps_core.training.shared_memory_neighbours import connect_neighbours
-from heterps_core.training.stage_model import build_stage_model
+from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
+from heterps_core.training.pipeline.stage_model import build_stage_model
+from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.transport.rank_layout import RankLayout
+from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 STORE_NAME = "store"
 """File in the folder by which the processes find one another."""

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from heterps_core.cost_model.arrays import Floats
-from heterps_core.cost_model.stage_cost import COMPARISON_TOLERANCE
-from heterps_core.cost_model.stage_table import StageTable
+from heterps_core.planning.cost_model.arrays import Floats
+from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
+from heterps_core.planning.cost_model.stage_table import StageTable
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.provisioning.replica_balance import LayerRun, fixed_stages
+from heterps_core.planning.provisioning.whole_counts import least_replicas_at_floor, stages_within_caps
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.problem.scheduling_problem import SchedulingProblem
-from heterps_core.provisioning.replica_balance import LayerRun, fixed_stages
-from heterps_core.provisioning.whole_counts import least_replicas_at_floor, stages_within_caps
 
 _MOST_STEPS = 200
 _STEP_TOLERANCE = 1e-12

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, is_cpu
+from heterps_core.planning.provisioning.replica_balance import LayerRun
+from heterps_core.planning.provisioning.whole_counts import least_replicas_at_floor, stages_within_caps
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.problem.scheduling_problem import SchedulingProblem, is_cpu
-from heterps_core.provisioning.replica_balance import LayerRun
-from heterps_core.provisioning.whole_counts import least_replicas_at_floor, stages_within_caps
 
 CORES_PER_ACCELERATOR = 6
 """The paper's GPU server as remembered, not checked: two processors of 24 cores beside 8 V100."""

@@ -13,18 +13,18 @@ from torch import Tensor
 from heterps_core.data.manifest import DatasetManifest
 from heterps_core.errors import CheckpointError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.serving.exported_files import (
+from heterps_core.training.checkpoint import complete_checkpoints, load_latest_checkpoint
+from heterps_core.training.job import OptimizerState, TrainingJob
+from heterps_core.training.pipeline.stage_model import build_stage_model
+from heterps_core.training.storage.exported_files import (
     DESCRIPTION,
     OPTIMIZER_STATE,
     SCHEMA_VERSION,
     WEIGHTS,
     file_sha256,
 )
-from heterps_core.training.checkpoint import complete_checkpoints, load_latest_checkpoint
-from heterps_core.training.job import OptimizerState, TrainingJob
-from heterps_core.training.named_tensors import dense_optimizer_state, row_optimizer_state, weights_of
-from heterps_core.training.run_directory import JOB, RunDirectory
-from heterps_core.training.stage_model import build_stage_model
+from heterps_core.training.storage.named_tensors import dense_optimizer_state, row_optimizer_state, weights_of
+from heterps_core.training.storage.run_directory import JOB, RunDirectory
 
 
 def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path, *, model: str) -> None:

@@ -21,8 +21,8 @@ from heterps_core.embeddings.row_optimizers import RowWiseSGD
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.serving.exported_files import WEIGHTS, read_description
 from heterps_core.serving.raw_columns import Columns, dense_input, id_input
+from heterps_core.training.storage.exported_files import WEIGHTS, read_description
 
 ROWS_PER_BATCH = 8192
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from heterps_core.data.array_files import hash_batch
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.readers import read_rows
+from heterps_core.data.reading.readers import read_rows
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.serving.exported_model import ClickPredictor
 

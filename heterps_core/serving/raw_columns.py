@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.hashing import rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform
-from heterps_core.data.row_batch import column_texts, shorten
+from heterps_core.data.reading.row_batch import column_texts, shorten
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 

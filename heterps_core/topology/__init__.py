@@ -1,0 +1,1 @@
+"""Where ranks of a plan lie in a network."""

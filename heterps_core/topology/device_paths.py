@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heterps_core.cost_model.arrays import Floats
 from heterps_core.errors import ConfigurationError
+from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.topology.machine_topology import Device, DeviceLink, MachineTopology
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from heterps_core.errors import MalformedProblemError
-from heterps_core.problem.field_checks import check_not_negative, check_positive, check_text, shown
+from heterps_core.planning.problem.field_checks import check_not_negative, check_positive, check_text, shown
 
 MAX_PORT = 65_535
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from heterps_core.cost_model.arrays import Floats
+from heterps_core.planning.cost_model.arrays import Floats
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.simulate.row_routes import routes_between
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
-from heterps_core.problem.scheduling_problem import SchedulingProblem
-from heterps_core.simulation.row_routes import routes_between
 from heterps_core.topology.rank_traffic import RankTraffic
-from heterps_core.training.stage_exchange import replica_slice
+from heterps_core.training.pipeline.stage_exchange import replica_slice
 
 
 def problem_traffic(

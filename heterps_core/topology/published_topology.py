@@ -9,7 +9,7 @@ from heterps_core.cluster import Cluster
 from heterps_core.device_types import get_device_type
 from heterps_core.hardware import DeviceKind, DeviceType
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from heterps_core.profiling.layer_profile import Link
+from heterps_core.profiling.profiles.layer_profile import Link
 from heterps_core.topology.communication_time import PADDLE_LATENCIES, PCIE_SECONDS
 from heterps_core.topology.machine_topology import (
     Device,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_core.cost_model.arrays import Floats, Ints
 from heterps_core.errors import ConfigurationError
+from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.topology.device_paths import DevicePaths, device_paths
 from heterps_core.topology.machine_topology import MachineTopology
 from heterps_core.topology.rank_traffic import RankTraffic

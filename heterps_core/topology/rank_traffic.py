@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heterps_core.cost_model.arrays import Floats
-from heterps_core.graph.model_graph import ModelGraph
+from heterps_core.models.model_graph import ModelGraph
+from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
-from heterps_core.training.stage_exchange import replica_slice, routes_to_neighbour
+from heterps_core.training.pipeline.stage_exchange import replica_slice, routes_to_neighbour
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

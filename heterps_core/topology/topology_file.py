@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from heterps_core.errors import ConfigurationError, MalformedProblemError
-from heterps_core.problem.field_checks import (
+from heterps_core.planning.problem.field_checks import (
     as_object,
     check_number,
     member,

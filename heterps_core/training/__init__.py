@@ -1,0 +1,1 @@
+"""The trainer: job, worker, loop, checkpoints, and how the flow follows it."""

@@ -19,7 +19,8 @@ from torch.distributed import ProcessGroup
 
 from heterps_core.errors import CheckpointError
 from heterps_core.training.cursor import TrainingCursor
-from heterps_core.training.named_tensors import (
+from heterps_core.training.pipeline.stage_model import StageModel
+from heterps_core.training.storage.named_tensors import (
     dense_optimizer_state,
     fill_tensors,
     row_optimizer_state,
@@ -27,10 +28,9 @@ from heterps_core.training.named_tensors import (
     tables_by_tensor,
     weights_of,
 )
-from heterps_core.training.run_directory import CHECKPOINTS, RunDirectory
-from heterps_core.training.signed_json import DamagedFileError, read_signed_json, write_signed_json
-from heterps_core.training.stage_model import StageModel
-from heterps_core.training.stored_tensors import TensorManifest, TensorRows, write_tensors
+from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
+from heterps_core.training.storage.signed_json import DamagedFileError, read_signed_json, write_signed_json
+from heterps_core.training.storage.stored_tensors import TensorManifest, TensorRows, write_tensors
 
 logger = logging.getLogger(__name__)
 

@@ -20,25 +20,25 @@ from torch.distributed import ProcessGroup
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.quality import WHERE_DIVERGED
 from heterps_core.embeddings.lookup_table import LookupTable
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import TrainingError
+from heterps_core.judging.quality import WHERE_DIVERGED
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.batch_feed import BATCHES_AHEAD, BatchFeed, check_ids
 from heterps_core.training.checkpoint import save_checkpoint
 from heterps_core.training.cursor import TrainingCursor
-from heterps_core.training.finite_gradients import check_gradients
+from heterps_core.training.gradients.finite_gradients import check_gradients
+from heterps_core.training.gradients.replica_buffers import take_buffers_of_first_replica
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.noise import noise_seed
-from heterps_core.training.parameter_server import ParameterServer
-from heterps_core.training.parameter_server_client import PulledTable
-from heterps_core.training.replica_buffers import take_buffers_of_first_replica
-from heterps_core.training.run_directory import STOP, RunDirectory
-from heterps_core.training.stage_exchange import RowSlice
-from heterps_core.training.stage_model import StageModel
-from heterps_core.training.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.pipeline.stage_exchange import RowSlice
+from heterps_core.training.pipeline.stage_model import StageModel
+from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.servers.parameter_server import ParameterServer
+from heterps_core.training.servers.parameter_server_client import PulledTable
 from heterps_core.training.step_metrics import MetricWriter, StepMetrics
+from heterps_core.training.storage.run_directory import STOP, RunDirectory
 
 logger = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
-from heterps_core.graph.model_graph import Layer
-from heterps_core.graph.tracing import trace_chain
 from heterps_core.models.chain import build_chain
+from heterps_core.models.model_graph import Layer
+from heterps_core.models.tracing import trace_chain
+from heterps_core.models.worker_memory import host_bytes_of_worker
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.job import TrainingConfig
-from heterps_core.training.optimizers import get_dense_optimizer
-from heterps_core.training.stage_device import is_gpu
-from heterps_core.worker_memory import host_bytes_of_worker
+from heterps_core.training.pipeline.stage_device import is_gpu
 
 
 def worker_bytes(

@@ -8,11 +8,11 @@ from typing import Any
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import InterruptedTrainingError, TrainingError
-from heterps_core.training.failures import WorkerFailure, read_failures, root_cause
-from heterps_core.training.host_memory import MEMORY_FIX
-from heterps_core.training.node_life import EXIT, HEARTBEAT, node_key
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.node.failures import WorkerFailure, read_failures, root_cause
+from heterps_core.training.node.host_memory import MEMORY_FIX
+from heterps_core.training.node.node_life import EXIT, HEARTBEAT, node_key
 from heterps_core.training.step_metrics import Progress, read_progress
+from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import TrainingRun, read_training_run
 
 POLL_INTERVAL_S = 0.25

@@ -20,21 +20,21 @@ from typing import Any
 from torch import Tensor
 
 from heterps_core.errors import CheckpointError
-from heterps_core.serving.exported_files import OPTIMIZER_STATE, WEIGHTS
 from heterps_core.training.checkpoint import load_latest_checkpoint
 from heterps_core.training.cursor import TrainingCursor
-from heterps_core.training.hashed_files import BlockHasher, write_hashes
 from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
-from heterps_core.training.named_tensors import (
+from heterps_core.training.pipeline.stage_model import StageModel
+from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
+from heterps_core.training.storage.hashed_files import BlockHasher, write_hashes
+from heterps_core.training.storage.named_tensors import (
     dense_optimizer_state,
     fill_tensors,
     row_optimizer_state,
     weights_of,
 )
-from heterps_core.training.run_directory import START_MODEL, RunDirectory
-from heterps_core.training.signed_json import DamagedFileError, read_signed_json, write_signed_json
-from heterps_core.training.stage_model import StageModel
-from heterps_core.training.stored_tensors import StoredRows, TensorManifest
+from heterps_core.training.storage.run_directory import START_MODEL, RunDirectory
+from heterps_core.training.storage.signed_json import DamagedFileError, read_signed_json, write_signed_json
+from heterps_core.training.storage.stored_tensors import StoredRows, TensorManifest
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"

@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import asdict, dataclass
 
-from heterps_core.training.run_directory import PROGRESS, STEPS, RunDirectory
+from heterps_core.training.storage.run_directory import PROGRESS, STEPS, RunDirectory
 
 logger = logging.getLogger(__name__)
 

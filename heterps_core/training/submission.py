@@ -7,7 +7,7 @@ from pathlib import Path
 from heterps_core.cluster import Cluster
 from heterps_core.data.manifest import MANIFEST_NAME
 from heterps_core.training.job import TrainingJob
-from heterps_core.training.run_directory import (
+from heterps_core.training.storage.run_directory import (
     CLUSTER,
     DATA,
     FAILURES,

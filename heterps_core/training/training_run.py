@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from heterps_core.data.quality import ClickQuality
 from heterps_core.errors import TrainingError
-from heterps_core.training.process_report import idle_shares, read_process_reports, storage_of
-from heterps_core.training.run_directory import RESULT, RunDirectory
+from heterps_core.judging.quality import ClickQuality
+from heterps_core.training.node.process_report import idle_shares, read_process_reports, storage_of
 from heterps_core.training.step_metrics import StepMetrics, read_steps
-from heterps_core.training.storage_usage import StorageUsage
+from heterps_core.training.storage.run_directory import RESULT, RunDirectory
+from heterps_core.training.storage.storage_usage import StorageUsage
 
 WARMUP_SHARE = 0.1
 """Share of an attempt's first steps that does not count for throughput: allocation, caches, first connections."""

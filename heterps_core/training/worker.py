@@ -19,40 +19,33 @@ import torch.distributed as dist
 from heterps_core.cluster import Cluster
 from heterps_core.compute_device import CPU
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.quality import measure_quality
 from heterps_core.embeddings.row_kernels import row_kernels
 from heterps_core.errors import HeterpsError
-from heterps_core.training.failures import (
-    SILENCE_LIMIT_S,
-    LostWorkerError,
-    WorkerFailure,
-    is_loss_of_another,
-    now_s,
-    root_cause,
-    write_failure,
-)
-from heterps_core.training.host_memory import allocation_failure
+from heterps_core.judging.quality import measure_quality
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.node import DATASET_VARIABLE
-from heterps_core.training.node_life import (
+from heterps_core.training.node.failures import WorkerFailure, now_s, root_cause, write_failure
+from heterps_core.training.node.host_memory import allocation_failure
+from heterps_core.training.node.node_life import (
     NODE_ID_VARIABLE,
     own_node,
     own_run_directory,
     runs_here_for_rehearsal,
 )
-from heterps_core.training.parameter_server import ParameterServer
-from heterps_core.training.process_report import ProcessReport, write_process_report
-from heterps_core.training.rank_layout import RankLayout, WorkerPlace, fingerprint, layout_from_places
-from heterps_core.training.run_directory import CLUSTER, JOB, RESULT, STEPS, RunDirectory
-from heterps_core.training.shared_memory_link import SharedMemoryLink
-from heterps_core.training.shared_memory_neighbours import connect_neighbours
-from heterps_core.training.stage_device import is_gpu, join_by_nccl, stage_device
-from heterps_core.training.stage_model import build_stage_model
-from heterps_core.training.stage_runner import StageRunner
+from heterps_core.training.node.process_report import ProcessReport, write_process_report
+from heterps_core.training.node.training_node import DATASET_VARIABLE
+from heterps_core.training.node.worker_life import SIGNS_VARIABLE, SignsOfLife
+from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
+from heterps_core.training.pipeline.stage_device import is_gpu, join_by_nccl, stage_device
+from heterps_core.training.pipeline.stage_model import build_stage_model
+from heterps_core.training.pipeline.stage_runner import StageRunner
+from heterps_core.training.servers.parameter_server import ParameterServer
 from heterps_core.training.start_model import begin
 from heterps_core.training.step_metrics import MetricWriter
-from heterps_core.training.worker_life import SIGNS_VARIABLE, SignsOfLife
+from heterps_core.training.storage.run_directory import CLUSTER, JOB, RESULT, STEPS, RunDirectory
+from heterps_core.transport.lost_workers import SILENCE_LIMIT_S, LostWorkerError, is_loss_of_another
+from heterps_core.transport.rank_layout import RankLayout, WorkerPlace, fingerprint, layout_from_places
+from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 logger = logging.getLogger(__name__)
 

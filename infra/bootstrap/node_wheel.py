@@ -17,7 +17,7 @@ from pathlib import Path
 
 import heterps_core
 from heterps_core.errors import ConfigurationError
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.storage.run_directory import RunDirectory
 
 WHEEL_FOLDER = "code"
 SUFFIXES = (".py", ".cpp", ".typed")

@@ -22,9 +22,9 @@ from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from infra.bootstrap.node_wheel import NodeWheel
 from infra.instances import Instance
-from infra.ledger import NO_MACHINE, EndReason, Ledger, LedgerEntry
-from infra.service_charges import usd_per_machine_hour
-from infra.spot_charges import SpotRecord
+from infra.ledger.ledger import NO_MACHINE, EndReason, Ledger, LedgerEntry
+from infra.prices.service_charges import usd_per_machine_hour
+from infra.prices.spot_charges import SpotRecord
 
 BOOTSTRAP_SCRIPT = Path(__file__).parent.parent / "bootstrap" / "bootstrap.sh"
 
@@ -32,7 +32,7 @@ TRAINING_NODE = ("-m", "heterps_core.training.node")
 """Arguments of Python that make a process a training node."""
 
 DEFAULT_LIFETIME_S = 6 * 3600
-"""After this a node ends itself at the latest; `infra.lifecycle` sets less by plan and caps."""
+"""After this a node ends itself at the latest; `infra.machines.lifecycle` sets less by plan and caps."""
 
 # Part of file names, tags and client tokens alike.
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -21,7 +21,7 @@ from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.instances import Instance
-from infra.ledger import EndReason, Ledger
+from infra.ledger.ledger import EndReason, Ledger
 from infra.loopback import LOOPBACK, free_loopback_port
 from infra.providers.base import (
     BOOTSTRAP_SCRIPT,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from heterps_core.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 
 ROUNDING = 1e-12
 """Relative slack of limits, as the contract's implementation allows it."""

@@ -22,9 +22,9 @@ import pyarrow.csv as pa_csv
 from heterps_core.data.array_files import hash_batch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
-from heterps_core.data.readers import read_rows
+from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.schema import CRITEO_SCHEMA
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 
 NUM_ROWS = 200_000
 BATCH_SIZE = 4_096

@@ -23,11 +23,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flows.schedule import BACKFILL_CTR, NIGHTLY_VARIABLE, SWEEP_ORPHANS, TRAIN_CTR
-from infra.ledger import EntryState, Ledger
-from tasks.mlflow_store import outbox
-from tasks.nights import night_of
-from tasks.past_runs import past_trainings
+from flows.service.schedule import BACKFILL_CTR, NIGHTLY_VARIABLE, SWEEP_ORPHANS, TRAIN_CTR
+from infra.ledger.ledger import EntryState, Ledger
+from tasks.judging.nights import night_of
+from tasks.records.mlflow_store import outbox
+from tasks.records.past_runs import past_trainings
 from tests.benchmarks.served_processes import kind_of, surplus
 from tests.benchmarks.thirty_nights import ArrivingDays, Documented, day_of, documented_ending
 from tests.served_workspace import ServedWorkspace, wait_for

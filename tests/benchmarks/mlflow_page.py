@@ -22,18 +22,19 @@ from typing import Any
 
 import numpy as np
 
-from flows.serve import services_to_run
-from flows.service_environment import service_environment
+from flows.service.serve import services_to_run
+from flows.service.service_environment import service_environment
 from infra.loopback import free_loopback_port
 from infra.workspace import ServiceAddresses, Workspace
-from tasks import run_lifecycle, tracking
+from tasks.judging.nights import MOST_NIGHTS
 from tasks.learning import readable_past, speed_tag
-from tasks.mlflow_names import DAY_TAG, NOTE_TAG
-from tasks.mlflow_views import compare_address, experiment_tags, nights_address, run_name, run_note
-from tasks.nights import MOST_NIGHTS
-from tasks.run_report import PlanReport
-from tasks.stage_outcomes import stage_series
-from tasks.tracked_run import RunSettings, TrackedRun
+from tasks.records import tracking
+from tasks.records.mlflow_names import DAY_TAG, NOTE_TAG
+from tasks.records.mlflow_views import compare_address, experiment_tags, nights_address, run_name, run_note
+from tasks.records.tracked_run import RunSettings, TrackedRun
+from tasks.reports.blocks.stage_outcomes import stage_series
+from tasks.reports.run_report import PlanReport
+from tasks.running import run_lifecycle
 from tests.benchmarks.browser import Browser, open_browser
 from tests.tasks.report_builders import make_plan_report, make_run_report
 from tests.waiting import wait_for

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.ledger import EntryState, Ledger
+from infra.ledger.ledger import EntryState, Ledger
 from infra.workspace import HOME_VARIABLE, Workspace
-from tasks.nights import Night, night_of
-from tasks.past_runs import past_trainings
+from tasks.judging.nights import Night, night_of
+from tasks.records.past_runs import past_trainings
 from tests.benchmarks.thirty_nights import ArrivingDays, Documented, day_of, documented_ending
 
 ROWS_PER_DAY = 20_000

@@ -30,12 +30,12 @@ from typing import Any
 
 import psutil
 
-from heterps_core.data.click_days import write_click_days
-from heterps_core.training.run_directory import CLUSTER, JOB, STEPS, RunDirectory
+from heterps_core.data.synthetic.click_days import write_click_days
 from heterps_core.training.step_metrics import MetricWriter, StepMetrics, read_progress
+from heterps_core.training.storage.run_directory import CLUSTER, JOB, STEPS, RunDirectory
 from infra.workspace import HOME_VARIABLE, Workspace
-from tasks.overhead import START_TO_FIRST_STEP
-from tasks.past_runs import past_trainings
+from tasks.records.past_runs import past_trainings
+from tasks.reports.overhead import START_TO_FIRST_STEP
 from tests.served_workspace import ServedWorkspace
 
 FIRST_DAY = date(2026, 10, 1)
@@ -61,7 +61,7 @@ PARTS = (
 ROLES = {
     "prefect server": "Prefect's server",
     "torch.distributed.run": "watchers of workers",
-    "heterps_core.training.node": "watchers of workers",
+    "heterps_core.training.node.training_node": "watchers of workers",
     "heterps_core.training.worker": "workers",
     "flows.train_ctr": "flow",
 }
@@ -161,7 +161,7 @@ def start_of_served_night(service: ServedWorkspace, data: Path, day: date) -> Ni
     )
     newest = [run for run in service.flow_runs("train-ctr") if run["state_type"] == "COMPLETED"][-1]
     lines = service.ask("/logs/filter", {"logs": {"flow_run_id": {"any_": [newest["id"]]}}})
-    story = [line for line in lines if line["name"] == "tasks.story"]
+    story = [line for line in lines if line["name"] == "tasks.running.story"]
     told = first_told((line["message"], seconds_of(line["timestamp"])) for line in story)
     return night_start(service.workspace, asked=seconds_of(newest["expected_start_time"]), told=told, day=day)
 

@@ -36,19 +36,19 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.gradients.microbatches import default_microbatches
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.microbatches import default_microbatches
-from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.run_directory import RunDirectory
-from heterps_core.training.shared_memory_boundary import SharedNeighbour
-from heterps_core.training.shared_memory_neighbours import connect_neighbours
-from heterps_core.training.stage_model import StageModel, build_stage_model
-from heterps_core.training.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.pipeline.shared_memory_boundary import SharedNeighbour
+from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
+from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.transport.rank_layout import RankLayout
 from tests.worker_processes import run_in_processes
 
 MODEL = "ctrdnn"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from heterps_core.errors import InfeasiblePlanError
-from heterps_core.problem.scheduling_problem import SchedulingProblem
-from heterps_core.scheduling.optimum import find_optimum
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.search.optimum import find_optimum
 from tests.builders import make_problem
 
 MAX_UNITS = 400

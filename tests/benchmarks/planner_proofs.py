@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import InfeasiblePlanError
-from heterps_core.problem.extra_costs import NO_EXTRA_COSTS, ExtraCosts
-from heterps_core.problem.scheduling_problem import SchedulingProblem
-from heterps_core.scheduling.optimum import find_optimum, highest_throughput
-from heterps_core.scheduling.schedulers import SCHEDULERS, get_scheduler
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.problem.extra_costs import NO_EXTRA_COSTS, ExtraCosts
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.search.optimum import find_optimum, highest_throughput
+from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
 from tests.benchmarks.independent_planner import CandidateStages, CheaperPlanSearch
 from tests.benchmarks.planner import figure, show
 from tests.builders import make_problem

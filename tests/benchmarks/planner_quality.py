@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from heterps_core.problem.scheduling_problem import SchedulingProblem
-from heterps_core.scheduling.optimum import find_optimum
-from heterps_core.scheduling.schedulers import get_scheduler
-from heterps_core.scheduling.schedulers.reinforce import ReinforceScheduler
-from heterps_core.scheduling.search_result import SearchResult
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.planning.search.schedulers import get_scheduler
+from heterps_core.planning.search.schedulers.reinforce import ReinforceScheduler
+from heterps_core.planning.search.search_result import SearchResult
 from tests.benchmarks.planner import draw, figure, show, timed, with_scaled_prices
 
 NEAR = 1e-3

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from heterps_core.scheduling.optimum import find_optimum
-from heterps_core.scheduling.plan_rater import PlanRater
+from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.planning.search.plan_rater import PlanRater
 from tests.benchmarks.planner import draw, figure, show, timed, with_scaled_prices
 
 

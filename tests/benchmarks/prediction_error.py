@@ -31,20 +31,20 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.models import CTR_MODELS
 from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.gradients.microbatches import default_microbatches
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.microbatches import default_microbatches
-from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.run_directory import STOP, RunDirectory
-from heterps_core.training.shared_memory_link import SharedMemoryLink
-from heterps_core.training.shared_memory_neighbours import connect_neighbours
-from heterps_core.training.stage_model import build_stage_model
-from heterps_core.training.stage_runner import StageRunner
+from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
+from heterps_core.training.pipeline.stage_model import build_stage_model
+from heterps_core.training.pipeline.stage_runner import StageRunner
+from heterps_core.training.storage.run_directory import STOP, RunDirectory
+from heterps_core.transport.rank_layout import RankLayout
+from heterps_core.transport.shared_memory_link import SharedMemoryLink
 from tests.worker_processes import run_in_processes
 
 REPLICAS = ((1,), (1, 1), (2,), (2, 1), (1, 2), (1, 1, 1), (2, 1, 2), (1, 1, 1, 1))
@@ -156,9 +156,9 @@ def _in_turns(values: Any, count: int, random: np.random.Generator) -> list[Any]
 
 def predicted_samples_per_s(plan: RandomPlan, dataset: PreparedDataset, cache: Path, seed: int) -> float:
     """Profile and predict as the flow does."""
-    from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE
     from heterps_core.profiling.layer_profiler import trace_model
-    from heterps_core.profiling.model_profiles import profile_model
+    from heterps_core.profiling.profiles.layer_profile import LOCAL_DEVICE_TYPE
+    from heterps_core.profiling.profiles.model_profiles import profile_model
     from tasks.profiling import ProfiledModel, profile_request
     from tasks.scheduling import predict_launch
 

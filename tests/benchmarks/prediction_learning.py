@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from heterps_core.calibration.rolling_origin import UnseenNight, as_share, replay
-from heterps_core.calibration.run_speed import AnsweredPrediction, workers_text
+from heterps_core.planning.calibration.rolling_origin import UnseenNight, as_share, replay
+from heterps_core.planning.calibration.run_speed import AnsweredPrediction, workers_text
 from heterps_core.profiling.machine import this_machine
 from tests.benchmarks.prediction_error import (
     RandomPlan,

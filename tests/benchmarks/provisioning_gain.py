@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import InfeasiblePlanError
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
+from heterps_core.planning.provisioning.whole_counts import least_replicas_at_floor, stages_within_caps
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.problem.scheduling_problem import SchedulingProblem
 from heterps_core.provisioning.continuous_newton import newton_replicas
 from heterps_core.provisioning.fixed_ratio import static_ratio_replicas, static_server_ratio_replicas
-from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas
-from heterps_core.provisioning.whole_counts import least_replicas_at_floor, stages_within_caps
 from tests.benchmarks.planner import draw, figure, show
 
 Provisioning = Callable[[SchedulingProblem, Sequence[LayerRun]], tuple[Stage, ...]]

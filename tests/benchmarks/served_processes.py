@@ -11,9 +11,9 @@ from tests.served_workspace import ServedWorkspace
 SERVICES = {
     "prefect server": 1,
     "mlflow server": 1,
-    "flows.deployments": 1,
-    "flows.guard": 1,
-    "flows.serve": 1,
+    "flows.service.deployments": 1,
+    "flows.service.guard": 1,
+    "flows.service.serve": 1,
 }
 """Processes of a served workspace in which nothing runs."""
 

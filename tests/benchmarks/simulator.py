@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from heterps_core.cost_model.evaluation import evaluate
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.simulate.pipeline_load import PipelineLoad, StageLoad, pipeline_load
+from heterps_core.planning.simulate.pipeline_simulation import simulate
+from heterps_core.planning.simulate.simulation_options import SimulationOptions
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.problem.scheduling_problem import SchedulingProblem
-from heterps_core.simulation.pipeline_load import PipelineLoad, StageLoad, pipeline_load
-from heterps_core.simulation.pipeline_simulation import simulate
-from heterps_core.simulation.simulation_options import SimulationOptions
 from tests.builders import make_problem
-from tests.heterps_core.simulation.builders import balanced_plan, random_plan
+from tests.heterps_core.planning.simulate.builders import balanced_plan, random_plan
 
 NUM_LAYERS, NUM_TYPES = 12, 4
 NUM_MICROBATCHES = 8

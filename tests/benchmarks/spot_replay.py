@@ -19,8 +19,9 @@ from heterps_core.spot.job import nightly_job
 from heterps_core.spot.policies import MARKET_POLICIES
 from heterps_core.spot.trace import SpotMarket, SpotTrace, market_of
 from heterps_core.spot.trace_files import read_trace
+from tests.paths import PROJECT
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+DATA = PROJECT.parent / "shared" / "data"
 
 WORK_HOURS = (2, 4, 8)
 SLACKS = (1.1, 1.25, 1.5, 2.0)

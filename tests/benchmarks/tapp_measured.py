@@ -20,12 +20,12 @@ import numpy as np
 from heterps_core.measurement.placed_plan import MeasuredModel, PlacedStage, stages_of_assignment
 from heterps_core.measurement.plan_measurer import PlanMeasurer, StepMeasurement
 from heterps_core.models.image_chain import IMAGE_SHAPE
-from heterps_core.scheduling.measured_search import Assignment, MeasuredSearch, search_by_measuring
-from heterps_core.scheduling.pipe_torch import balanced_cut
-from heterps_core.scheduling.schedulers.base import ProposingScheduler
-from heterps_core.scheduling.schedulers.policy_gradient import one_torch_thread
-from heterps_core.scheduling.schedulers.reinforce import ReinforceScheduler, ReinforceSettings
-from heterps_core.scheduling.schedulers.tapp import TappScheduler, TappSettings, root_cost_rewards
+from heterps_core.planning.search.measured_search import Assignment, MeasuredSearch, search_by_measuring
+from heterps_core.planning.search.pipe_torch import balanced_cut
+from heterps_core.planning.search.schedulers.base import ProposingScheduler
+from heterps_core.planning.search.schedulers.policy_gradient import one_torch_thread
+from heterps_core.planning.search.schedulers.reinforce import ReinforceScheduler, ReinforceSettings
+from heterps_core.planning.search.schedulers.tapp import TappScheduler, TappSettings, root_cost_rewards
 from heterps_core.text_table import aligned
 from tests.benchmarks.unlike_devices import (
     cut_seconds,

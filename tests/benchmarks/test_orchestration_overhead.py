@@ -1,6 +1,6 @@
 import pytest
 
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.storage.run_directory import RunDirectory
 from tests.benchmarks.orchestration_overhead import PARTS, NightStart, first_told, ready_workers
 
 

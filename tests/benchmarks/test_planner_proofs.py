@@ -1,16 +1,16 @@
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from heterps_core.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from tests.benchmarks import planner_proofs
 from tests.benchmarks.independent_planner import CandidateStages, CheaperPlanSearch
 from tests.benchmarks.planner_proofs import draw_capped, examine
 from tests.builders import make_problem
+from tests.paths import TESTS
 
-PROBLEMS = Path(__file__).parents[1] / "golden" / "problems"
+PROBLEMS = TESTS / "golden" / "problems"
 
 
 def test_no_proof_is_contradicted_by_any_method_on_twenty_four_capped_problems():

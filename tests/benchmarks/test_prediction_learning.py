@@ -1,7 +1,7 @@
 import pytest
 
-from heterps_core.calibration.rolling_origin import replay
 from heterps_core.data.features import FeatureSpec
+from heterps_core.planning.calibration.rolling_origin import replay
 from tests.benchmarks.prediction_error import draw_plans
 from tests.benchmarks.prediction_learning import answer_of, figures_of
 

@@ -3,7 +3,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from heterps_core.cost_model.evaluation import evaluate
+from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.plans.scheduling_plan import Stage
 from tests.benchmarks import provisioning_gain
 from tests.builders import make_problem

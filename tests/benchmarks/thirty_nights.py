@@ -12,10 +12,10 @@ from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 
-from heterps_core.data.click_days import write_click_days
-from heterps_core.data.days import PARTITION_PREFIX
-from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT
-from infra.catalogue.refreshed_prices import write_refreshed
+from heterps_core.data.reading.days import PARTITION_PREFIX
+from heterps_core.data.synthetic.click_days import write_click_days
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT
+from infra.prices.refreshed_prices import write_refreshed
 from infra.workspace import Workspace
 from tasks.prices import price_folder
 

@@ -16,10 +16,10 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.models.ctr_dnn import EMBEDDING_DIMENSION, HIDDEN_WIDTHS
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig
-from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.shared_memory_link import SharedMemoryLink
-from heterps_core.training.stage_model import StageModel, build_stage_model
-from heterps_core.training.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
+from heterps_core.transport.rank_layout import RankLayout
+from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 BATCH_SIZE = 4096
 NUM_SLOTS, NUM_DENSE = 26, 13

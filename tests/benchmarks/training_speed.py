@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from heterps_core.training.stage_layers import DTYPES
-from heterps_core.training.weight_gradients import FLOATS_PER_REGISTER
+from heterps_core.training.gradients.weight_gradients import FLOATS_PER_REGISTER
+from heterps_core.training.pipeline.stage_layers import DTYPES
 from tests.benchmarks.training_baselines import FBGEMM_INSTALL, fbgemm_step, make_worker_step, two_workers
 from tests.benchmarks.training_engine import (
     BATCH_SIZE,

@@ -14,15 +14,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from heterps_core.cost_model.arrays import Floats
 from heterps_core.measurement.placed_plan import Device
 from heterps_core.models.image_blocks import block_sizes
 from heterps_core.models.image_chain import build_image_chain
-from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem
+from heterps_core.planning.cost_model.arrays import Floats
+from heterps_core.planning.problem.problem_builder import UnitTerms, build_problem
+from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem
+from heterps_core.planning.search.optimum import find_optimum, highest_throughput
 from heterps_core.profiling.layer_profiler import trace_model
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
-from heterps_core.scheduling.optimum import find_optimum, highest_throughput
-from heterps_core.scheduling.problem_builder import UnitTerms, build_problem
 
 NUM_IMAGES = 50_000
 """Of CIFAR-10's training set."""

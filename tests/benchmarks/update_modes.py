@@ -18,22 +18,22 @@ import torch.distributed as dist
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
-from heterps_core.data.quality import measure_quality
 from heterps_core.data.schema import CRITEO_SCHEMA
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.judging.quality import measure_quality
 from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.gradients.microbatches import default_microbatches
 from heterps_core.training.job import UPDATE_MODES, TrainingConfig, default_batch_size
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.microbatches import default_microbatches
-from heterps_core.training.parameter_server import ParameterServer
-from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.run_directory import STALENESS, RunDirectory
-from heterps_core.training.stage_model import build_stage_model
-from heterps_core.training.stage_runner import StageRunner
+from heterps_core.training.pipeline.stage_model import build_stage_model
+from heterps_core.training.pipeline.stage_runner import StageRunner
+from heterps_core.training.servers.parameter_server import ParameterServer
 from heterps_core.training.step_metrics import MetricWriter, read_steps
+from heterps_core.training.storage.run_directory import STALENESS, RunDirectory
 from heterps_core.training.training_run import median_throughput_samples_per_s
+from heterps_core.transport.rank_layout import RankLayout
 from tests.worker_processes import run_in_processes
 
 MODEL = "ctrdnn"

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
 from heterps_core.errors import UnknownNameError
-from heterps_core.graph.model_graph import LayerKind, ModelGraph
-from heterps_core.graph.tracing import trace_chain
 from heterps_core.models import CNN_MODELS
 from heterps_core.models.image_chain import IMAGE_SHAPE, NUM_CLASSES, build_image_chain
+from heterps_core.models.model_graph import LayerKind, ModelGraph
+from heterps_core.models.tracing import trace_chain
 
 
 @pytest.fixture(scope="module", params=CNN_MODELS)

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
-from heterps_core.graph.model_graph import LayerKind, ModelGraph
-from heterps_core.graph.tracing import trace_chain
 from heterps_core.models import CTR_MODELS
 from heterps_core.models.chain import build_chain, load_builder, run_layers
+from heterps_core.models.model_graph import LayerKind, ModelGraph
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.stage_runner import MicroBatch, StageRunner
+from heterps_core.models.tracing import trace_chain
+from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
+from heterps_core.transport.rank_layout import RankLayout
 from tests.contracts.own_models import OWN_MODELS
 from tests.heterps_core.training.cut_models import take
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from heterps_core.errors import BudgetExceededError, ConfigurationError, UnknownNameError
-from infra.billing import bill_for_run
-from infra.caps import Caps
-from infra.ledger import EndReason, EntryState, Ledger
-from infra.lifecycle import running_cluster, terminate_run
+from infra.billing.bill import bill_for_run
+from infra.billing.caps import Caps
+from infra.ledger.ledger import EndReason, EntryState, Ledger
+from infra.machines.lifecycle import running_cluster, terminate_run
+from infra.machines.sweeper import sweep
 from infra.providers import PROVIDERS, Bootstrap, Provider, ProviderSettings, get_provider
-from infra.sweeper import sweep
 from tests.infra.builders import bootstrap, moto_ec2, plan
 from tests.moto_server import REGION
 

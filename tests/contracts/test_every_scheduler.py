@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError, UnknownNameError
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
 from heterps_core.plans.scheduling_plan import SchedulingPlan
-from heterps_core.scheduling.optimum import find_optimum
-from heterps_core.scheduling.schedulers import SCHEDULERS, get_scheduler
 from tests.benchmarks.independent_planner import CandidateStages
 from tests.builders import make_problem
 
@@ -125,7 +125,7 @@ def test_plans_do_not_depend_on_the_process_or_its_threads():
     code = (
         "import sys, torch\n"
         "torch.set_num_threads(int(sys.argv[1]))\n"
-        "from heterps_core.scheduling.schedulers import get_scheduler\n"
+        "from heterps_core.planning.search.schedulers import get_scheduler\n"
         "from tests.builders import make_problem\n"
         "problem = make_problem(9, num_layers=12, num_types=4)\n"
         "for name in ('reinforce', 'reinforce-paper'):\n"

@@ -8,7 +8,7 @@ import pytest
 from flows import backfill_ctr as module
 from flows.backfill_ctr import backfill_ctr, check
 from flows.command_line import parser_for
-from heterps_core.data.click_days import write_click_days
+from heterps_core.data.synthetic.click_days import write_click_days
 from heterps_core.errors import ConfigurationError, DataError, TrainingError, UnknownNameError
 
 

@@ -17,8 +17,8 @@ from flows.parameter_checks import check_run
 from flows.profile_devices import profile_devices
 from flows.refresh_prices import refresh_prices
 from flows.train_ctr import train_ctr
-from heterps_core.data.click_days import write_click_days
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_days import write_click_days
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import HeterpsError
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

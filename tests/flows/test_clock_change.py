@@ -8,8 +8,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.schedules import Cron
 
-from flows.deployments import deployment, deployments
-from flows.schedule import NIGHTLY_TIME, TIMEZONE_VARIABLE, TRAIN_CTR
+from flows.service.deployments import deployment, deployments
+from flows.service.schedule import NIGHTLY_TIME, TIMEZONE_VARIABLE, TRAIN_CTR
 from flows.train_ctr import train_ctr
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

@@ -8,7 +8,7 @@ import pytest
 
 from flows.command_line import main, parameter_helps, parser_for
 from flows.parameter_checks import check_parameters, check_run
-from flows.prefect_connection import LOGGERS_IN_FLOW_LOG
+from flows.service.prefect_connection import LOGGERS_IN_FLOW_LOG
 from flows.train_ctr import train_ctr
 from heterps_core.errors import ConfigurationError, DataError, UnknownNameError
 
@@ -135,7 +135,7 @@ def test_what_the_core_tells_is_on_its_way_to_the_log_of_the_flow():
         "import logging, flows.sweep_orphans\n"
         "from prefect.logging.configuration import setup_logging\n"
         "setup_logging(incremental=False)\n"
-        "for name in ('heterps_core.training.monitor', 'infra.sweeper', 'tasks.story'):\n"
+        "for name in ('heterps_core.training.monitor', 'infra.machines.sweeper', 'tasks.running.story'):\n"
         "    top = logging.getLogger(name.partition('.')[0])\n"
         "    print(logging.getLogger(name).isEnabledFor(logging.INFO), *map(type, top.handlers))\n"
     )

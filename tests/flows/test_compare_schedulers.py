@@ -10,9 +10,9 @@ from prefect.client.orchestration import get_client
 from flows.command_line import main, parser_for
 from flows.compare_schedulers import check_parameters, command_line, compare_schedulers
 from heterps_core.errors import ConfigurationError, UnknownNameError
-from heterps_core.problem.scheduling_problem import SchedulingProblem
-from heterps_core.scheduling.schedulers import SCHEDULERS, get_scheduler
-from heterps_core.scheduling.schedulers.base import ProposingScheduler
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
+from heterps_core.planning.search.schedulers.base import ProposingScheduler
 from infra.workspace import Workspace
 from tests.tasks.builders import make_problem
 

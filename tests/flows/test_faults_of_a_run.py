@@ -17,18 +17,18 @@ import pytest
 from mlflow import MlflowClient
 from prefect.settings import PREFECT_API_URL
 
-from heterps_core.data.synthetic import write_click_stream
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.training.step_metrics import read_progress, read_steps
-from infra.ledger import Ledger
+from heterps_core.training.storage.run_directory import RunDirectory
+from infra.ledger.ledger import Ledger
 from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
-from tasks.record_outbox import Outbox
+from tasks.records.record_outbox import Outbox
+from tests.paths import PROJECT
 from tests.tracking_server import TrackingServer
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
-PROJECT = Path(__file__).parents[2]
 LIMIT_S = 180.0
 SETTINGS = [
     *("--epochs", "15", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),

@@ -4,12 +4,12 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from infra.workspace import HOME_VARIABLE
+from tests.paths import PROJECT
 from tests.waiting import wait_for
 
 pytestmark = [
@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root"),
 ]
 
-PROJECT = Path(__file__).parents[2]
 LIMIT_S = 180.0
 SETTINGS = [
     *("--epochs", "300", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),

@@ -9,14 +9,14 @@ from mlflow.artifacts import load_text
 
 from flows.backfill_ctr import backfill_ctr
 from flows.train_ctr import train_ctr
-from heterps_core.data.click_days import Drift, write_click_days
+from heterps_core.data.synthetic.click_days import Drift, write_click_days
 from heterps_core.errors import BudgetExceededError
-from infra.ledger import Ledger
+from infra.ledger.ledger import Ledger
 from infra.workspace import HOME_VARIABLE, Workspace
-from tasks import baseline
-from tasks.champion import champion_of
-from tasks.model_registry import registered_versions
-from tasks.past_runs import past_trainings
+from tasks.judging import baseline
+from tasks.records.champion import champion_of
+from tasks.records.model_registry import registered_versions
+from tasks.records.past_runs import past_trainings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 

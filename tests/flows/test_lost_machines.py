@@ -13,21 +13,21 @@ import pytest
 from mlflow import MlflowClient
 from prefect.settings import PREFECT_API_URL
 
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.training.checkpoint import complete_checkpoints
-from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.step_metrics import read_progress
-from infra.ledger import EntryState, Ledger
+from heterps_core.training.storage.run_directory import RunDirectory
+from infra.ledger.ledger import EntryState, Ledger
 from infra.workspace import HOME_VARIABLE, Workspace
-from tasks.mlflow_names import KIND_TRAINING
-from tasks.mlflow_store import runs_of
+from tasks.records.mlflow_names import KIND_TRAINING
+from tasks.records.mlflow_store import runs_of
 from tests.heterps_core.training.node_processes import kill_machine
+from tests.paths import PROJECT
 from tests.waiting import wait_for
 
 # Two or three whole runs each, of a minute or more beside another test process.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-PROJECT = Path(__file__).parents[2]
 LIMIT_S = 240.0
 NUM_STEPS = 70 * 12
 SETTINGS = [

@@ -9,14 +9,14 @@ from mlflow import MlflowClient
 
 from flows.backfill_ctr import backfill_ctr
 from flows.train_ctr import train_ctr
-from heterps_core.data.click_days import Drift, write_click_days
+from heterps_core.data.synthetic.click_days import Drift, write_click_days
 from heterps_core.errors import ConfigurationError, DataError, ProvisioningError
-from infra.caps import Caps
-from infra.ledger import Ledger
-from infra.lifecycle import running_cluster
+from infra.billing.caps import Caps
+from infra.ledger.ledger import Ledger
+from infra.machines.lifecycle import running_cluster
 from infra.workspace import HOME_VARIABLE, Workspace
-from tasks.champion import champion_of
 from tasks.clusters import provider_of
+from tasks.records.champion import champion_of
 from tests.infra.builders import bootstrap, offer, plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]

@@ -4,9 +4,9 @@ import pytest
 from prefect.utilities.callables import parameter_schema
 
 from flows.train_ctr import train_ctr
-from heterps_core.data.quality import WHERE_DIVERGED
 from heterps_core.data.schema import DataSchema
-from heterps_core.scheduling.schedulers import SCHEDULERS
+from heterps_core.judging.quality import WHERE_DIVERGED
+from heterps_core.planning.search.schedulers import SCHEDULERS
 from infra.providers import PROVIDERS
 
 

@@ -7,12 +7,12 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.command_line import parser_for
 from flows.profile_devices import check, profile_devices
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, UnknownNameError
-from infra.ledger import EntryState, Ledger
+from infra.ledger.ledger import EntryState, Ledger
 from infra.workspace import Workspace
 from tasks.clusters import provider_of
-from tasks.mlflow_names import EXPERIMENT, KIND_TAG
+from tasks.records.mlflow_names import EXPERIMENT, KIND_TAG
 
 GOOD = {
     "data": None,

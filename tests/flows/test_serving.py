@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from mlflow import MlflowClient
 
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from infra.workspace import HOME_VARIABLE
 from tests.served_workspace import PROJECT, ServedWorkspace
 from tests.waiting import wait_for
@@ -83,7 +83,7 @@ def test_a_port_that_is_taken_is_named_with_its_owner_and_the_way_out(service, t
     other = {**service.shell, HOME_VARIABLE: str(tmp_path / "other"), "HETERPS_PREFECT_PORT": port}
 
     done = subprocess.run(
-        [sys.executable, "-m", "flows.serve"],
+        [sys.executable, "-m", "flows.service.serve"],
         cwd=PROJECT,
         env=other,
         capture_output=True,
@@ -133,9 +133,7 @@ def test_the_sweep_ends_what_a_killed_flow_left_and_closes_its_record(service, c
             what="the first training step",
         )
         run_id = progress[0].parent.name
-        nodes = [
-            process for process in service.processes() if process.environ().get("HETERPS_RUN_ID") == run_id
-        ]
+        nodes = service.nodes_of(run_id)
     finally:
         os.killpg(flow.pid, signal.SIGKILL)
         flow.communicate()
@@ -145,9 +143,7 @@ def test_the_sweep_ends_what_a_killed_flow_left_and_closes_its_record(service, c
 
     service.command("deployment", "run", "sweep-orphans", "--watch", "--watch-interval", "1")
 
-    assert [
-        process for process in service.processes() if process.environ().get("HETERPS_RUN_ID") == run_id
-    ] == []
+    assert service.nodes_of(run_id) == []
     record = service.training_record(run_id)
     assert record.info.status == "KILLED"
     assert "owner process dead" in record.data.tags["heterps.end_reason"]
@@ -172,7 +168,7 @@ def test_lines_of_the_project_are_in_the_log_of_the_flow(service):
 
     lines = service.ask("/logs/filter", {"logs": {"flow_run_id": {"any_": [completed["id"]]}}})
 
-    assert "tasks.story" in {line["name"] for line in lines}
+    assert "tasks.running.story" in {line["name"] for line in lines}
     assert any("bill of run" in line["message"].lower() for line in lines)
 
 

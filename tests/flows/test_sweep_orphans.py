@@ -8,7 +8,7 @@ import pytest
 
 from flows.sweep_orphans import sweep_orphans
 from heterps_core.errors import ProvisioningError
-from infra.ledger import Ledger
+from infra.ledger.ledger import Ledger
 from infra.providers import provider_for
 from infra.workspace import Workspace
 from tests.infra.builders import bootstrap, moto_ec2, offer, plan

@@ -11,20 +11,20 @@ import pytest
 from mlflow import MlflowClient
 from prefect.settings import PREFECT_API_URL
 
-from heterps_core.data.click_days import write_click_days
+from heterps_core.data.synthetic.click_days import write_click_days
 from heterps_core.training.checkpoint import complete_checkpoints
-from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.step_metrics import read_progress
-from infra.ledger import Ledger
+from heterps_core.training.storage.run_directory import RunDirectory
+from infra.ledger.ledger import Ledger
 from infra.workspace import HOME_VARIABLE, Workspace
 from tasks.data import source_name
-from tasks.past_runs import past_trainings
-from tasks.runs import finished_run
+from tasks.records.past_runs import past_trainings
+from tasks.records.runs import finished_run
+from tests.paths import PROJECT
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
-PROJECT = Path(__file__).parents[2]
 LIMIT_S = 180.0
 SETTINGS = [
     *("--epochs", "1000", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),

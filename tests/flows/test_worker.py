@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.deployments import deployments
-from flows.prefect_connection import project_environment
+from flows.service.deployments import deployments
+from flows.service.prefect_connection import project_environment
 from infra.loopback import free_loopback_port
 from infra.workspace import Workspace, answers
+from tests.paths import PROJECT
 from tests.waiting import wait_for
 
-PROJECT = Path(__file__).parents[2]
 PREFECT = Path(sys.executable).with_name("prefect")
 DOCUMENT = yaml.safe_load((PROJECT / "prefect.yaml").read_text())
 

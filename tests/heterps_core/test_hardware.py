@@ -9,7 +9,7 @@ import pytest
 from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.hardware import DeviceKind, InstanceOffer, InstanceType, Market, family_of
-from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
 
 
 def instance_type(

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from flows.commands.sweep import add_arguments
+from flows.commands.sweep import run as run_sweep
 from heterps_core.errors import HeterpsError
 from heterps_core.hardware import Market
 from heterps_core.units import SECONDS_PER_HOUR
-from infra.ledger import EntryState, Ledger
+from infra.ledger.ledger import EntryState, Ledger
 from infra.providers.aws.provider import AwsEc2Provider
-from tasks.commands.sweep import add_arguments
-from tasks.commands.sweep import run as run_sweep
 from tests.infra.fault_cases import Case, Fault, Kind
 from tests.infra.faults import PRICES, RUN_ID, Steps, in_a_child, live, truncate, unlike_plan
 from tests.infra.moto_ec2 import MotoServer

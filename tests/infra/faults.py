@@ -26,21 +26,21 @@ from botocore.config import Config
 from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from botocore.retries.standard import ExponentialBackoff
 
-import infra.lifecycle
+import infra.machines.lifecycle
 from heterps_core.cluster import Cluster
 from heterps_core.errors import HeterpsError, LedgerError
 from heterps_core.hardware import Market
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.units import SECONDS_PER_HOUR
-from infra.budget import BudgetWatch
-from infra.caps import Caps
-from infra.ledger import Ledger
-from infra.lifecycle import running_cluster
+from infra.billing.budget import BudgetWatch
+from infra.billing.caps import Caps
+from infra.billing.spending import SpendingMeter
+from infra.ledger.ledger import Ledger
+from infra.machines.lifecycle import running_cluster
+from infra.machines.sweeper import sweep
 from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.base import Bootstrap
-from infra.spending import SpendingMeter
-from infra.sweeper import sweep
 from tasks.clusters import run_of_launch, spent_before_launch
 from tests.infra.builders import bootstrap, offer
 from tests.infra.fault_cases import WATCHED, Case, Fault, Kind
@@ -309,7 +309,7 @@ def in_a_child(act: Callable[[], object]) -> int:
     if child == 0:
         status = 2
         try:
-            infra.lifecycle.TERMINATE_PAUSE_S = 0.0
+            infra.machines.lifecycle.TERMINATE_PAUSE_S = 0.0
             ExponentialBackoff.delay_amount = lambda self, context: 0.0  # type: ignore[method-assign]
             logging.disable()
             act()

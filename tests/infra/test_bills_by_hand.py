@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from heterps_core.hardware import Market
-from heterps_core.training.storage_usage import StorageUsage
-from infra.billing import FREE, PREEMPTED, bill_as_text, bill_for_run
-from infra.ledger import EndReason, Ledger
+from heterps_core.training.storage.storage_usage import StorageUsage
+from infra.billing.bill import FREE, PREEMPTED, bill_as_text, bill_for_run
+from infra.ledger.ledger import EndReason, Ledger
+from infra.prices.spot_charges import SpotRecord
 from infra.providers.aws.provider import AwsEc2Provider
-from infra.spot_charges import SpotRecord
 from tests.infra.builders import offer, plan
 
 LAUNCHED_AT = datetime(2026, 7, 31, 22, 30, tzinfo=UTC)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from heterps_core.hardware import Market
-from infra.ledger import Ledger
+from infra.ledger.ledger import Ledger
 from tests.infra.builders import bootstrap
 from tests.infra.fault_account import account_after, account_of
 from tests.infra.fault_cases import WATCHED, WITHOUT_FAULT, Case, Fault, Kind, draw

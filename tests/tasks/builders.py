@@ -1,9 +1,9 @@
 """A small planning problem whose figures can be checked by hand, and a search result over it."""
 
-from heterps_core.cost_model.evaluation import evaluate
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
+from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
-from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
-from heterps_core.scheduling.search_result import HistoryPoint, SearchResult
 
 
 def make_problem(*, throughput_floor_samples_per_s=1_000.0):

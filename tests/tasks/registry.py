@@ -12,11 +12,18 @@ import numpy as np
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from infra.workspace import Workspace
-from tasks import model_registry, run_lifecycle
-from tasks.champion import PromotionDecision, PromotionGates, apply_decision, champion_of, judge_challenger
-from tasks.promotion_gates import ModelFigures
+from tasks.judging.promotion_gates import ModelFigures
+from tasks.records import model_registry
+from tasks.records.champion import (
+    PromotionDecision,
+    PromotionGates,
+    apply_decision,
+    champion_of,
+    judge_challenger,
+)
+from tasks.running import run_lifecycle
 from tests.heterps_core.serving.builders import LOGISTIC_MODEL, fit_logistic, write_logistic
 
 NUM_ROWS = 8_000

@@ -2,22 +2,22 @@
 
 from datetime import UTC, datetime, timedelta
 
-from heterps_core.calibration.run_speed import RunSpeed, StageSpeed
-from heterps_core.cost_model.evaluation import evaluate
-from heterps_core.data.quality import ClickQuality
-from heterps_core.scheduling.rehearsal import RehearsalPrediction
+from heterps_core.judging.quality import ClickQuality
+from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.simulate.rehearsal import RehearsalPrediction
 from heterps_core.training.step_metrics import StepMetrics
-from heterps_core.training.storage_usage import StorageUsage
+from heterps_core.training.storage.storage_usage import StorageUsage
 from heterps_core.training.training_run import TrainingRun
-from infra.billing import Bill, BillLine
-from infra.caps import Caps
-from tasks.baseline import NoBaseline
+from infra.billing.bill import Bill, BillLine
+from infra.billing.caps import Caps
+from tasks.judging.baseline import NoBaseline
+from tasks.judging.nights import Night
 from tasks.learning import NOTHING_LEARNT
-from tasks.nights import Night
 from tasks.provisioning import find_offers, provision
-from tasks.run_report import PlanReport, RunReport
+from tasks.records.tracked_run import TrackedRun
+from tasks.reports.run_report import PlanReport, RunReport
 from tasks.scheduling import Searches, explain_choice, simulate_choice
-from tasks.tracked_run import TrackedRun
 from tests.tasks.builders import make_problem, make_result
 
 RUN_ID = "20261121-0230-00000001"

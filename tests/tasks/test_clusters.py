@@ -3,7 +3,7 @@ import pytest
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
 from tasks.clusters import RUN_STORE_VARIABLE, run_location
-from tests.heterps_core.training.test_store_location import KEY, SECRET, WITH_CREDENTIALS
+from tests.heterps_core.training.storage.test_store_location import KEY, SECRET, WITH_CREDENTIALS
 
 
 @pytest.mark.parametrize("location", WITH_CREDENTIALS)

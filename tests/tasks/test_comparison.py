@@ -3,10 +3,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tasks.compared_problems import ComparedProblem
 from tasks.comparison import ComparedSearch, Comparison, MethodSummary
-from tasks.comparison_figure import gap_figure
-from tasks.comparison_report import Origin, comparison_markdown, comparison_text
+from tasks.planning.compared_problems import ComparedProblem
+from tasks.reports.comparison_figure import gap_figure
+from tasks.reports.comparison_report import Origin, comparison_markdown, comparison_text
 from tests.tasks.builders import make_problem, make_result
 
 PROBLEM = make_problem()

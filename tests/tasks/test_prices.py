@@ -7,10 +7,10 @@ import pytest
 
 from heterps_core.errors import BudgetExceededError, ConfigurationError, ProvisioningError
 from heterps_core.plans.scheduling_plan import Stage
-from infra.caps import Caps
-from infra.catalogue.aws_prices import AwsPrices
-from infra.catalogue.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
-from infra.catalogue.refreshed_prices import write_refreshed
+from infra.billing.caps import Caps
+from infra.prices.aws_prices import AwsPrices
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
+from infra.prices.refreshed_prices import write_refreshed
 from infra.workspace import Workspace
 from tasks import prices as prices_module
 from tasks.prices import (
@@ -22,7 +22,7 @@ from tasks.prices import (
 )
 from tasks.provisioning import Provisioning, find_offers
 from tests.infra.builders import offer, plan
-from tests.infra.catalogue.aws_answers import (
+from tests.infra.prices.aws_answers import (
     change,
     instance_type,
     product,

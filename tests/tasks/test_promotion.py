@@ -1,4 +1,4 @@
-"""What a night's model becomes, over a real registry; the gates themselves are tests/tasks/test_champion.py."""
+"""What a night's model becomes, over a real registry; for the gates see records/test_champion.py."""
 
 import json
 from datetime import date
@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from heterps_core.data.quality import measure_quality
-from tasks import model_registry
-from tasks.baseline import Baseline, NoBaseline
-from tasks.champion import champion_before, champion_of, roll_back
+from heterps_core.judging.quality import measure_quality
+from tasks.judging.baseline import Baseline, NoBaseline
+from tasks.judging.promotion_gates import BASELINE_GATE, PromotionGates
 from tasks.promotion import NotJudged, promote_if_better
-from tasks.promotion_gates import BASELINE_GATE, PromotionGates
+from tasks.records import model_registry
+from tasks.records.champion import champion_before, champion_of, roll_back
 from tests.tasks.registry import EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED
 
 

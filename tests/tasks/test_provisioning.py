@@ -3,17 +3,17 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import BudgetExceededError, InfeasiblePlanError
 from heterps_core.hardware import InstanceOffer, Market
+from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
-from infra.caps import Caps
-from infra.catalogue.interruptions import CountedRate
-from infra.catalogue.price_catalogue import PriceCatalogue
-from infra.catalogue.refreshed_prices import write_refreshed
+from infra.billing.caps import Caps
+from infra.prices.interruptions import CountedRate
+from infra.prices.price_catalogue import PriceCatalogue
+from infra.prices.refreshed_prices import write_refreshed
 from tasks.provisioning import check_lifetime, find_offers, provision, usd_for
 from tests.infra.builders import offer
-from tests.infra.catalogue.aws_answers import NOW
+from tests.infra.prices.aws_answers import NOW
 from tests.tasks.builders import make_problem, make_result
 
 ON_DEMAND = offer("c7i.large", price_usd_per_hour=0.10)

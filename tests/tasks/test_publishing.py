@@ -1,17 +1,18 @@
 """Recording and publishing a run from its reports, against a real store; Prefect's artifacts are collected here."""
 
 import json
-from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
 from infra.workspace import Workspace
-from tasks import publishing, run_lifecycle
+from tasks import publishing
+from tasks.judging.nights import last_nights
 from tasks.learning import SPEED_TAG, learn_from_runs
-from tasks.nights import last_nights
 from tasks.publishing import publish_plan, publish_report
 from tasks.recording import record_plan, record_run
+from tasks.running import run_lifecycle
+from tests.paths import PROJECT
 from tests.tasks.report_builders import RUN_ID, make_plan_report, make_run_report
 
 
@@ -78,7 +79,7 @@ def test_the_run_is_named_and_noted_and_its_figures_have_stable_names(recorded, 
 
 def test_every_figure_is_described(recorded, client):
     _, report, _ = recorded
-    text = (Path(__file__).parents[2] / "docs" / "METRICS.md").read_text()
+    text = (PROJECT / "docs" / "METRICS.md").read_text()
 
     names = client.get_run(report.tracked.mlflow_run_id).data.metrics
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []

@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from mlflow import MlflowClient
 
-from infra.ledger import EndReason, Ledger
+from infra.ledger.ledger import EndReason, Ledger
 from infra.workspace import Workspace
-from tasks import mlflow_store
-from tasks.mlflow_names import PROCESS_TAG
-from tasks.run_lifecycle import open_run
-from tasks.runs import clean_up_run
+from tasks.records import mlflow_store
+from tasks.records.mlflow_names import PROCESS_TAG
+from tasks.records.runs import clean_up_run
+from tasks.running.run_lifecycle import open_run
 from tasks.sweeping import close_dead_records
 from tests.infra.builders import offer, plan
 

@@ -9,15 +9,15 @@ import pytest
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError
+from heterps_core.planning.provisioning.offer_choice import choose_instances
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.provisioning.offer_choice import choose_instances
-from heterps_core.training.data_slices import SYSTEM_BYTES
 from heterps_core.training.job import TrainingConfig
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.node.data_slices import SYSTEM_BYTES
+from heterps_core.training.storage.run_directory import RunDirectory
 from tasks.provisioning import Provisioning
-from tasks.start import Start
+from tasks.running.start import Start
 from tasks.training import check_update_mode, training_config, write_job
 from tests.infra.builders import offer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from heterps_core.graph.model_graph import ModelGraph
-from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.models.model_graph import ModelGraph
+from heterps_core.profiling.profiles.layer_profile import LayerProfile
 
 OPTIMIZER_VALUES_PER_PARAMETER = 2
 """Adam's two moments, as in this project's own profiles; the files do not name an optimizer."""

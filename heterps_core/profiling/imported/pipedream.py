@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heterps_core.errors import ConfigurationError, DataError
-from heterps_core.graph.model_graph import Layer, LayerKind, ModelGraph
 from heterps_core.hardware import DeviceType
-from heterps_core.profiling.analytic_profile import layer_work
+from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
 from heterps_core.profiling.imported.chain_cuts import Block, cut_into_blocks
 from heterps_core.profiling.imported.imported_model import OPTIMIZER_VALUES_PER_PARAMETER, ImportedModel
 from heterps_core.profiling.imported.pipedream_graph import OperationGraph, OperationNode, read_graph
 from heterps_core.profiling.imported.rescaling import rescaled
-from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
+from heterps_core.profiling.profiles.analytic_profile import layer_work
+from heterps_core.profiling.profiles.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
 from heterps_core.profiling.timing import Timing
 from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
 

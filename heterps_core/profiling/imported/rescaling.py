@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.graph.model_graph import ModelGraph
 from heterps_core.hardware import DeviceType
-from heterps_core.profiling.analytic_profile import Work, layer_work
-from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
+from heterps_core.models.model_graph import ModelGraph
+from heterps_core.profiling.profiles.analytic_profile import Work, layer_work
+from heterps_core.profiling.profiles.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
 from heterps_core.profiling.timing import Timing
 from heterps_core.units import MS_PER_S
 

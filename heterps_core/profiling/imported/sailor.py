@@ -19,9 +19,9 @@ from typing import Any
 
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError, DataError, UnknownNameError
-from heterps_core.graph.model_graph import Layer, LayerKind, ModelGraph
+from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
 from heterps_core.profiling.imported.imported_model import OPTIMIZER_VALUES_PER_PARAMETER, ImportedModel
-from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
+from heterps_core.profiling.profiles.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
 from heterps_core.profiling.timing import Timing
 from heterps_core.units import MS_PER_S
 

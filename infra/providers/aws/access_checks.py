@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import ClientError
 
 from heterps_core.errors import ConfigurationError, HeterpsError
-from heterps_core.training.run_directory import RunDirectory
-from heterps_core.training.store_location import check_store_location
-from infra.checks import Check, CheckState
+from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.storage.store_location import check_store_location
+from infra.checks.checks import Check, CheckState
 from infra.providers.aws.errors import explained
 from infra.providers.aws.node_role import check_boundary, own_node_roles, roles_path
 from infra.providers.aws.queries import find_image, find_network

@@ -15,7 +15,7 @@ from heterps_core.cluster import Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import AWS
 from heterps_core.plans.provisioning_plan import NodeRequest
-from infra.ledger import Ledger
+from infra.ledger.ledger import Ledger
 from infra.providers.aws.errors import (
     InsufficientCapacityError,
     QuotaExceededError,

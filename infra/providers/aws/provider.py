@@ -22,7 +22,8 @@ from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import AWS, Market
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.instances import Instance
-from infra.ledger import EndReason, Ledger, LedgerEntry
+from infra.ledger.ledger import EndReason, Ledger, LedgerEntry
+from infra.prices.spot_charges import SpotRecord
 from infra.providers.aws.clock import Ec2Clock
 from infra.providers.aws.errors import explained
 from infra.providers.aws.fleet import fleet_groups
@@ -50,7 +51,6 @@ from infra.providers.base import (
     node_environment,
     user_data,
 )
-from infra.spot_charges import SpotRecord
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from infra.prices.spot_charges import SpotRecord
 from infra.providers.aws.tags import end_of
-from infra.spot_charges import SpotRecord
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client

@@ -9,7 +9,7 @@ import pytest
 
 from flows.cli import main
 from flows.commands.doctor import add_arguments
-from infra.ledger import Ledger
+from infra.ledger.ledger import Ledger
 from infra.workspace import Workspace
 
 

@@ -8,10 +8,11 @@ import pytest
 from flows.cli import main
 from flows.commands.status import run
 from heterps_core.errors import ConfigurationError
-from infra.ledger import Ledger
+from infra.ledger.ledger import Ledger
 from infra.workspace import ServiceAddresses, Workspace
-from tasks import mlflow_store, run_lifecycle
-from tasks.record_outbox import Write
+from tasks.records import mlflow_store
+from tasks.records.record_outbox import Write
+from tasks.running import run_lifecycle
 from tests.infra.builders import offer, plan
 
 
@@ -93,7 +94,7 @@ def test_a_store_that_does_not_answer_is_said_and_the_rest_is_shown(workspace, s
         raise ConfigurationError("away")
 
     workspace.create()
-    monkeypatch.setattr("tasks.run_history.run_lines", refuse)
+    monkeypatch.setattr("tasks.records.run_history.run_lines", refuse)
 
     code, printed = status()
 

@@ -10,7 +10,7 @@ from heterps_core.data import preparation
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.hashing import rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform
-from heterps_core.data.readers import read_rows
+from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 from tests.heterps_core.data.made_up_rows import criteo_fields, criteo_lines, prepare, write_lines

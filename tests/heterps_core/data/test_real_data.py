@@ -1,14 +1,12 @@
 """Counts of real files that may not be passed on; they lie beside the repository where they lie at all."""
 
-from pathlib import Path
-
 import pytest
 
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
+from tests.paths import PROJECT
 
-ROOT = Path(__file__).parents[3]
-DATA = ROOT.parent / "shared" / "data"
+DATA = PROJECT.parent / "shared" / "data"
 
 
 def prepare(name, schema, out_dir):
@@ -41,7 +39,7 @@ def test_shares_of_missing_values_are_those_that_were_counted_before(tmp_path):
 
 
 def test_the_adult_table_through_its_schema_file(tmp_path):
-    schema = DataSchema.load(ROOT / "docs" / "examples" / "adult.schema.json")
+    schema = DataSchema.load(PROJECT / "docs" / "examples" / "adult.schema.json")
 
     dataset = prepare("adult/adult.data.csv.gz", schema, tmp_path / "out")
 

@@ -1,12 +1,12 @@
 import json
-from pathlib import Path
 
 import pytest
 
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import ConfigurationError
+from tests.paths import PROJECT
 
-ADULT_SCHEMA_FILE = Path(__file__).parents[3] / "docs" / "examples" / "adult.schema.json"
+ADULT_SCHEMA_FILE = PROJECT / "docs" / "examples" / "adult.schema.json"
 
 MINIMAL = {"schema_version": 1, "name": "clicks", "label_column": "click", "categorical_columns": ["site"]}
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
-from heterps_core.graph.tracing import trace_chain
 from heterps_core.models.image_chain import IMAGE_SHAPE, build_image_chain
+from heterps_core.models.tracing import trace_chain
 
 CLASSES_OF_IMAGENET, CLASSES_OF_CIFAR = 1000, 10
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from heterps_core.graph.model_graph import Layer, LayerKind, ModelGraph
-from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
+from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
+from heterps_core.profiling.profiles.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
+from heterps_core.profiling.profiles.worker_costs import StageCosts, WorkerCosts
 from heterps_core.profiling.timing import Timing
-from heterps_core.profiling.worker_costs import StageCosts, WorkerCosts
 
 BATCH_SIZE = 100
 

@@ -1,17 +1,17 @@
 """From a real profile to a plan by two commands, and what the first says when it cannot."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from heterps_core.cli import main
+from flows.cli import main
 from heterps_core.errors import ConfigurationError
-from heterps_core.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.profiling.import_command import parse_device
-from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.profiling.profiles.layer_profile import LayerProfile
+from tests.paths import TESTS
 
-ALEXNET = Path(__file__).parents[2] / "golden" / "pipedream" / "alexnet.graph.txt"
+ALEXNET = TESTS / "golden" / "pipedream" / "alexnet.graph.txt"
 IMPORT = ["import-profile", str(ALEXNET), "--format", "pipedream"]
 DEVICES = ["--device", "gpu-v100=3.06:16", "--device", "gpu-t4=0.526:32"]
 

@@ -11,21 +11,22 @@ import numpy as np
 import pytest
 import torch
 
+from flows.commands.planning import profile as command
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError, HeterpsError
-from heterps_core.profiling import command, layer_profiler
-from heterps_core.profiling.analytic_profile import estimate_profile
-from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.profiling import layer_profiler
 from heterps_core.profiling.layer_profiler import trace_model
 from heterps_core.profiling.machine import this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
-from heterps_core.profiling.model_profiles import profile_model
-from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey
+from heterps_core.profiling.profiles.analytic_profile import estimate_profile
+from heterps_core.profiling.profiles.layer_profile import LayerProfile
+from heterps_core.profiling.profiles.model_profiles import profile_model
+from heterps_core.profiling.profiles.profile_cache import ProfileCache, ProfileKey
 from heterps_core.profiling.profiling_input import NUM_BATCHES, profiling_input, zipf_ids
 
 BATCH_SIZE = 64

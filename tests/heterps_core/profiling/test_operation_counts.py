@@ -8,13 +8,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings import row_kernels
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
-from heterps_core.graph.model_graph import LayerKind
 from heterps_core.models.image_chain import build_image_chain
+from heterps_core.models.model_graph import LayerKind
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.profiling.analytic_profile import NUM_OPERATIONS
 from heterps_core.profiling.measuring_process import ProfileRequest
+from heterps_core.profiling.profiles.analytic_profile import NUM_OPERATIONS
 from heterps_core.profiling.profiling_input import profiling_input
-from heterps_core.training.optimizers import get_dense_optimizer
+from heterps_core.training.gradients.optimizers import get_dense_optimizer
 
 VIEWS = {"view", "_unsafe_view", "slice", "unsqueeze", "t", "detach", "expand"}
 MARKERS = {"_record_function_enter_new", "_record_function_exit"}

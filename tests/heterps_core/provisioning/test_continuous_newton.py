@@ -3,14 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import InfeasiblePlanError
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas, fixed_stages
 from heterps_core.provisioning.continuous_newton import (
     balanced_stage_seconds,
     newton_replicas,
     replicas_within,
 )
-from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas, fixed_stages
 from tests.builders import make_problem
 
 RUNS = [LayerRun(0, 0, "cpu"), LayerRun(1, 1, "gpu")]

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.cost_model.evaluation import evaluate
 from heterps_core.errors import InfeasiblePlanError
-from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
+from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
 from heterps_core.provisioning.fixed_ratio import static_ratio_replicas, static_server_ratio_replicas
-from heterps_core.provisioning.replica_balance import LayerRun, balance_replicas
 from tests.builders import make_problem
 
 RUNS = [LayerRun(0, 0, "cpu"), LayerRun(1, 1, "gpu"), LayerRun(2, 2, "cpu")]

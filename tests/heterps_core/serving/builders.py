@@ -18,7 +18,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.models.slot_embedding import SlotEmbedding
-from tasks.baseline import design_matrix
+from tasks.judging.baseline import design_matrix
 
 LOGISTIC_MODEL = f"{__name__}:build_logistic"
 

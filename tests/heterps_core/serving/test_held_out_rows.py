@@ -10,7 +10,7 @@ import pytest
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.serving.exported_model import ClickPredictor
 from heterps_core.serving.held_out_rows import held_out_labels, held_out_logits

@@ -13,7 +13,7 @@ import pytest
 from heterps_core.data.array_files import hash_batch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
-from heterps_core.data.readers import read_rows
+from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 from heterps_core.serving.raw_columns import dense_input, id_input

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from heterps_core.cli import main
+from flows.cli import main
 
 
 @pytest.fixture

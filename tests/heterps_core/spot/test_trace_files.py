@@ -7,8 +7,9 @@ import pytest
 
 from heterps_core.errors import DataError
 from heterps_core.spot.trace_files import read_trace
+from tests.paths import PROJECT
 
-SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
+SHARED = PROJECT.parent / "shared" / "data"
 
 
 def written(tmp_path: Path, name: str, text: str) -> Path:

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 from heterps_core.topology.problem_traffic import problem_traffic
 from heterps_core.topology.rank_traffic import plan_traffic
 from tests.heterps_core.topology.test_rank_traffic import GRAPH

@@ -5,7 +5,7 @@ from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import UnknownNameError
 from heterps_core.hardware import InstanceOffer, InstanceType, Market
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
-from heterps_core.profiling.layer_profile import Link
+from heterps_core.profiling.profiles.layer_profile import Link
 from heterps_core.topology.device_paths import device_paths
 from heterps_core.topology.machine_topology import LinkType, TopologyDevice
 from heterps_core.topology.published_topology import topology_of_cluster, topology_of_plan

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.graph.model_graph import Layer, LayerKind, ModelGraph
+from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.topology.rank_traffic import plan_traffic
 

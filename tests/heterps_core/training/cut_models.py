@@ -13,8 +13,8 @@ from torch import Tensor
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.models.chain import build_chain
-from heterps_core.training.stage_model import StageModel
-from heterps_core.training.stage_runner import StageRunner
+from heterps_core.training.pipeline.stage_model import StageModel
+from heterps_core.training.pipeline.stage_runner import StageRunner
 from tests.heterps_core.training.reference import plain_model, train_plainly
 
 FEATURES = FeatureSpec(num_dense=13, slot_rows=(300,) * 26)

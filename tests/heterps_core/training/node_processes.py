@@ -22,15 +22,15 @@ from torch import nn
 from heterps_core.cluster import Cluster, Node
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.hardware import Market
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import follow_training
-from heterps_core.training.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE, RUN_KEY_VARIABLE
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.node.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE, RUN_KEY_VARIABLE
 from heterps_core.training.step_metrics import REPORT_INTERVAL_S, Progress
+from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.submission import publish_cluster, submit_job
 from heterps_core.training.training_run import TrainingRun
 from infra.loopback import free_loopback_port
@@ -156,7 +156,7 @@ def running_nodes(
     )
     processes = [
         psutil.Popen(
-            [sys.executable, "-m", "heterps_core.training.node"],
+            [sys.executable, "-m", "heterps_core.training.node.training_node"],
             env={
                 **os.environ,
                 RUN_DIRECTORY_VARIABLE: own.location,

@@ -6,8 +6,8 @@ import torch
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
-from heterps_core.data.quality import WHERE_DIVERGED
 from heterps_core.errors import DataError, TrainingError
+from heterps_core.judging.quality import WHERE_DIVERGED
 from heterps_core.training.batch_feed import BATCHES_AHEAD, BatchFeed, check_ids
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.loop import check_losses

@@ -20,8 +20,8 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint import load_latest_checkpoint, save_checkpoint, step_to_resume_from
 from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.job import TrainingConfig
-from heterps_core.training.run_directory import RunDirectory
-from heterps_core.training.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.storage.run_directory import RunDirectory
 from tests.worker_processes import run_in_processes
 
 SECRET = b"the key of this run"

@@ -28,10 +28,11 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training import monitor
 from heterps_core.training.checkpoint import complete_checkpoints
-from heterps_core.training.failures import SILENCE_LIMIT_S, root_cause
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.node.failures import root_cause
 from heterps_core.training.step_metrics import Progress
+from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import TrainingRun
+from heterps_core.transport.lost_workers import SILENCE_LIMIT_S
 from tests.heterps_core.training.node_processes import (
     CHECKPOINT_INTERVAL_STEPS,
     NUM_MICROBATCHES,

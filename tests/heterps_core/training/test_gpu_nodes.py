@@ -10,8 +10,8 @@ import pytest
 from heterps_core.errors import TrainingError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingJob
-from heterps_core.training.node_life import PROVIDER_VARIABLE
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.node.node_life import PROVIDER_VARIABLE
+from heterps_core.training.storage.run_directory import RunDirectory
 from tests.heterps_core.training.node_processes import NUM_STEPS, make_job, prepare_clicks, train
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from heterps_core.training.failures import WorkerFailure, root_cause
 from heterps_core.training.job import TrainingJob
-from heterps_core.training.run_directory import STALENESS, RunDirectory
+from heterps_core.training.node.failures import WorkerFailure, root_cause
 from heterps_core.training.step_metrics import Progress, read_progress
+from heterps_core.training.storage.run_directory import STALENESS, RunDirectory
 from heterps_core.training.submission import request_stop
 from heterps_core.training.training_run import TrainingRun
 from tests.heterps_core.training.node_processes import (

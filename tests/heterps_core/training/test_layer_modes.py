@@ -16,15 +16,15 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.export import export_model
 from heterps_core.serving.exported_model import ClickPredictor
 from heterps_core.serving.held_out_rows import held_out_logits
 from heterps_core.training.checkpoint import complete_checkpoints
 from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
-from heterps_core.training.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.start_model import begin
+from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.submission import submit_job
 from tests.contracts.own_models import WITH_BATCH_NORM, build_with_dropout
 from tests.heterps_core.training.reference import plain_model, train_plainly

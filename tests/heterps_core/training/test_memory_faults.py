@@ -19,13 +19,13 @@ from torch import nn
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import InterruptedTrainingError, TrainingError
 from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.models.worker_memory import ROW_ORDER_BYTES_PER_SAMPLE, WORKER_BYTES
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.failures import OutOfMemoryError, root_cause
 from heterps_core.training.memory_need import worker_bytes
 from heterps_core.training.monitor import follow_training
-from heterps_core.training.node_life import PROVIDER_VARIABLE
-from heterps_core.training.run_directory import RunDirectory
-from heterps_core.worker_memory import ROW_ORDER_BYTES_PER_SAMPLE, WORKER_BYTES
+from heterps_core.training.node.failures import OutOfMemoryError, root_cause
+from heterps_core.training.node.node_life import PROVIDER_VARIABLE
+from heterps_core.training.storage.run_directory import RunDirectory
 from tests.heterps_core.training.node_processes import (
     NUM_MICROBATCHES,
     TINY,

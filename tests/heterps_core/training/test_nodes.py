@@ -21,8 +21,8 @@ from torch import nn
 from heterps_core.errors import CheckpointError, TrainingError
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.checkpoint import complete_checkpoints
-from heterps_core.training.run_directory import RESERVED_BYTES, RunDirectory
 from heterps_core.training.step_metrics import Progress
+from heterps_core.training.storage.run_directory import RESERVED_BYTES, RunDirectory
 from heterps_core.training.submission import request_stop
 from heterps_core.training.training_run import TrainingRun
 from tests.heterps_core.training.node_processes import (

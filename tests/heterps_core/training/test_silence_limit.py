@@ -10,16 +10,16 @@ from torch import nn
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
-from heterps_core.training.failures import SILENCE_LIMIT_S
-from heterps_core.training.parameter_server_messages import Patience
-from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.shared_memory_neighbours import connect_neighbours
-from heterps_core.training.stage_runner import (
+from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
+from heterps_core.training.pipeline.stage_runner import (
     FIRST_SILENCE_LIMIT_S,
     STEPS_OF_SILENCE,
     MicroBatch,
     StageRunner,
 )
+from heterps_core.training.servers.parameter_server_messages import Patience
+from heterps_core.transport.lost_workers import SILENCE_LIMIT_S
+from heterps_core.transport.rank_layout import RankLayout
 from tests.worker_processes import run_in_processes
 
 NUM_ROWS = 8

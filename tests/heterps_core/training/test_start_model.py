@@ -19,18 +19,18 @@ from safetensors.torch import load_file
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
-from heterps_core.data.synthetic import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import CheckpointError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.export import export_model
-from heterps_core.serving.exported_files import OPTIMIZER_STATE, WEIGHTS
 from heterps_core.serving.exported_model import ClickPredictor
 from heterps_core.training.checkpoint import save_checkpoint
 from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.job import UPDATE_MODES, OptimizerState, StartModel, TrainingConfig, TrainingJob
-from heterps_core.training.run_directory import START_MODEL, RunDirectory
-from heterps_core.training.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.start_model import begin, load_start_model, publish_start_model
+from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
+from heterps_core.training.storage.run_directory import START_MODEL, RunDirectory
 from heterps_core.training.submission import submit_job
 from tests.heterps_core.training.node_processes import TINY, make_job, train
 from tests.s3_server import bucket_location

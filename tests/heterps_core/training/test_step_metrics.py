@@ -1,7 +1,7 @@
 """Metrics of steps: written together, and kept while they cannot be."""
 
-from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.step_metrics import MetricWriter, StepMetrics, read_progress, read_steps
+from heterps_core.training.storage.run_directory import RunDirectory
 
 
 def make_step(step: int) -> StepMetrics:

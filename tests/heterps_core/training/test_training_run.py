@@ -3,8 +3,8 @@
 import pytest
 
 from heterps_core.errors import TrainingError
-from heterps_core.training.run_directory import RunDirectory
 from heterps_core.training.step_metrics import StepMetrics
+from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import (
     clock_throughput_samples_per_s,
     median_throughput_samples_per_s,

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from heterps_core.compute_device import CPU
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.node import DATASET_VARIABLE
-from heterps_core.training.rank_layout import RankLayout
-from heterps_core.training.run_directory import JOB, RunDirectory
+from heterps_core.training.node.training_node import DATASET_VARIABLE
+from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from heterps_core.training.worker import Worker
+from heterps_core.transport.rank_layout import RankLayout
 
 
 def training_loop_of(rank: int, run: RunDirectory) -> tuple[TrainingJob, TrainingLoop]:

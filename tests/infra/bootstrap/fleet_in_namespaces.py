@@ -24,11 +24,11 @@ from moto.server import ThreadedMotoServer
 
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.training.monitor import follow_training
-from heterps_core.training.process_report import read_process_reports
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.node.process_report import read_process_reports
+from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.submission import publish_cluster, submit_job
 from infra.bootstrap.node_wheel import publish_node_wheel
-from infra.ledger import Ledger
+from infra.ledger.ledger import Ledger
 from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.base import Bootstrap
 from tests.heterps_core.training.node_processes import TINY, make_job, prepare_clicks

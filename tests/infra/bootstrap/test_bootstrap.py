@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.storage.run_directory import RunDirectory
 from infra.bootstrap.node_wheel import publish_node_wheel
 from infra.providers.base import BOOTSTRAP_SCRIPT
 from tests.heterps_core.training.node_processes import make_job, prepare_clicks

@@ -10,10 +10,11 @@ import fnmatch
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-IAM_FOLDER = Path(__file__).parents[3] / "infra" / "iam"
+from tests.paths import PROJECT
+
+IAM_FOLDER = PROJECT / "infra" / "iam"
 ACCOUNT_ID = "123456789012"
 NAMES = {
     "ACCOUNT_ID": ACCOUNT_ID,

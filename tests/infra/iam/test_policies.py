@@ -13,11 +13,11 @@ from botocore.exceptions import ClientError
 
 from heterps_core.hardware import Market
 from heterps_core.profiling.profiling_node import profile_key
-from heterps_core.training.run_directory import RunDirectory
+from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.submission import request_stop
-from infra.ledger import Ledger
+from infra.ledger.ledger import Ledger
+from infra.machines.sweeper import sweep
 from infra.providers.aws.node_role import node_policy
-from infra.sweeper import sweep
 from tests.heterps_core.training.node_processes import make_job, prepare_clicks, train
 from tests.infra.builders import bootstrap, plan
 from tests.infra.faults import Steps, live, provider_with_roles

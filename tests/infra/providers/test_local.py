@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from heterps_core.errors import ConfigurationError, ProvisioningError
-from infra.ledger import EndReason, EntryState, Ledger
+from infra.ledger.ledger import EndReason, EntryState, Ledger
+from infra.machines.sweeper import sweep
 from infra.providers.base import Bootstrap
 from infra.providers.local import LEASE_SUFFIX, LocalProvider
 from infra.providers.local_processes import STATE_VARIABLE, ProcessIdentity
-from infra.sweeper import sweep
 from tests.infra.builders import SLEEP, bootstrap, plan
-
-PROJECT_ROOT = Path(__file__).parents[3]
+from tests.paths import PROJECT
 
 
 @pytest.fixture
@@ -125,9 +124,9 @@ OWNER = textwrap.dedent(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     from pathlib import Path
-    from infra.caps import Caps
-    from infra.ledger import Ledger
-    from infra.lifecycle import running_cluster
+    from infra.billing.caps import Caps
+    from infra.ledger.ledger import Ledger
+    from infra.machines.lifecycle import running_cluster
     from infra.providers.local import LEASE_SUFFIX, LocalProvider
     from tests.infra.builders import bootstrap, plan
 
@@ -151,7 +150,7 @@ OWNER = textwrap.dedent(
 def owner(tmp_path, provider):
     """A separate process that holds a cluster of two nodes."""
     process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(tmp_path)], cwd=PROJECT_ROOT, start_new_session=True
+        [sys.executable, "-c", OWNER, str(tmp_path)], cwd=PROJECT, start_new_session=True
     )
     wait_until(lambda: (tmp_path / "up").exists() or process.poll() is not None, timeout_s=30.0)
     yield process
@@ -268,7 +267,7 @@ def test_without_arguments_the_bootstrap_script_becomes_the_training_node(provid
     launch(provider, ledger, bootstrap(tmp_path / "run", (), python=str(echo)))
     console = tmp_path / "run" / "nodes" / "stage0-node0" / "console.log"
 
-    wait_until(lambda: "called with: -m heterps_core.training.node\n" in console.read_text())
+    wait_until(lambda: "called with: -m heterps_core.training.node.training_node\n" in console.read_text())
 
 
 def test_refuses_a_run_directory_that_is_not_on_this_machine(provider, ledger):

@@ -9,16 +9,15 @@ import re
 import shlex
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
 
-from flows.prefect_connection import project_environment
+from flows.service.prefect_connection import project_environment
 from infra.workspace import Workspace
+from tests.paths import PROJECT
 
-ROOT = Path(__file__).parents[3]
-SERVICE = ROOT / "infra" / "service"
+SERVICE = PROJECT / "infra" / "service"
 UNITS = sorted((SERVICE / "systemd").glob("*.service"))
 COMPOSE = yaml.safe_load((SERVICE / "compose" / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
@@ -31,7 +30,7 @@ def variables_in_code() -> set[str]:
     """Return every upper-case name with underscores that stands as a string in the project's code."""
     names = set()
     for room in ("heterps_core", "infra", "tasks", "flows"):
-        for path in (ROOT / room).rglob("*.py"):
+        for path in (PROJECT / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     names |= set(re.findall(r"\bHETERPS_[A-Z_]+\b", node.value))
@@ -39,7 +38,7 @@ def variables_in_code() -> set[str]:
 
 
 def module_exists(name: str) -> bool:
-    return (ROOT / name.replace(".", "/")).with_suffix(".py").exists()
+    return (PROJECT / name.replace(".", "/")).with_suffix(".py").exists()
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)

@@ -1,17 +1,17 @@
 """A real PipeDream profile of AlexNet against published figures, and broken files."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError, DataError
-from heterps_core.graph.model_graph import LayerKind
+from heterps_core.models.model_graph import LayerKind
 from heterps_core.profiling.imported.pipedream import forward_flops, read_pipedream
 from heterps_core.profiling.imported.pipedream_graph import OperationNode
+from tests.paths import TESTS
 
-ALEXNET = Path(__file__).parents[3] / "golden" / "pipedream" / "alexnet.graph.txt"
+ALEXNET = TESTS / "golden" / "pipedream" / "alexnet.graph.txt"
 V100 = DEVICE_TYPES["gpu-v100"]
 
 SMALL = """\

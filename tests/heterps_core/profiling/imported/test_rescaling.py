@@ -1,19 +1,19 @@
 """Estimates from a real V100 profile of AlexNet, and a formula worked by hand."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
-from heterps_core.profiling.analytic_profile import Work
 from heterps_core.profiling.imported.pipedream import read_pipedream
 from heterps_core.profiling.imported.rescaling import estimate_each_layer, rescaled
-from heterps_core.profiling.layer_profile import MachineSpeed
+from heterps_core.profiling.profiles.analytic_profile import Work
+from heterps_core.profiling.profiles.layer_profile import MachineSpeed
 from heterps_core.profiling.timing import Timing
+from tests.paths import TESTS
 
-ALEXNET = Path(__file__).parents[3] / "golden" / "pipedream" / "alexnet.graph.txt"
+ALEXNET = TESTS / "golden" / "pipedream" / "alexnet.graph.txt"
 V100 = DEVICE_TYPES["gpu-v100"]
 
 SLOW = MachineSpeed(flops_per_s=100.0, memory_bandwidth_bytes_per_s=50.0, kernel_launch_seconds=0.001)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.ledger import Ledger
+from infra.ledger.ledger import Ledger
 from infra.providers.aws.provider import AwsEc2Provider
 from tests.infra.builders import bootstrap, plan
 from tests.infra.moto_ec2 import Wire, moto_process
@@ -53,7 +53,7 @@ def launch(provider, ledger):
             launch_plan or plan(),
             run_id=run_id,
             lease_until=datetime.now(UTC) + timedelta(seconds=lease_s),
-            bootstrap=bootstrap(Path("/srv/heterps/run"), ("-m", "heterps_core.training.node")),
+            bootstrap=bootstrap(Path("/srv/heterps/run"), ("-m", "heterps_core.training.node.training_node")),
             ledger=ledger,
         )
 

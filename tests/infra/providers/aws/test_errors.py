@@ -6,7 +6,7 @@ from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError, CredentialRetrievalError, EndpointConnectionError
 
 from heterps_core.errors import ProvisioningError
-from infra.ledger import EntryState
+from infra.ledger.ledger import EntryState
 from infra.providers import ProviderSettings, get_provider
 from infra.providers.aws.errors import (
     CAPACITY_WAYS_OUT,

@@ -7,8 +7,8 @@ from botocore.exceptions import ReadTimeoutError
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import Market
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
-from infra.billing import bill_for_run
-from infra.ledger import EndReason, EntryState
+from infra.billing.bill import bill_for_run
+from infra.ledger.ledger import EndReason, EntryState
 from infra.providers.aws import queries
 from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.provider import AwsEc2Provider

@@ -6,9 +6,9 @@ import pytest
 
 from heterps_core.errors import BudgetExceededError
 from heterps_core.hardware import Market
-from infra.caps import Caps, Spent
-from infra.ledger import EndReason
-from infra.lifecycle import running_cluster
+from infra.billing.caps import Caps, Spent
+from infra.ledger.ledger import EndReason
+from infra.machines.lifecycle import running_cluster
 from tasks.clusters import spent_before_launch
 from tests.infra.builders import bootstrap
 from tests.infra.faults import unlike_plan

@@ -8,7 +8,7 @@ from botocore.exceptions import EndpointConnectionError
 
 import infra.providers.aws.launch
 from heterps_core.errors import ConfigurationError, ProvisioningError
-from infra.ledger import EndReason, EntryState
+from infra.ledger.ledger import EndReason, EntryState
 from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.node_role import delete_node_role, own_node_roles, role_name, roles_path
 from infra.providers.aws.provider import AwsEc2Provider

@@ -8,9 +8,9 @@ import pytest
 from botocore.stub import ANY, Stubber
 
 from heterps_core.hardware import Market
-from infra.ledger import EndReason, Ledger
+from infra.ledger.ledger import EndReason, Ledger
+from infra.prices.spot_charges import SpotRecord
 from infra.providers.aws.provider import AwsEc2Provider
-from infra.spot_charges import SpotRecord
 from infra.workspace import Workspace
 from tasks.clusters import bills_of_run, keep_spot_records
 from tests.infra.builders import offer, plan

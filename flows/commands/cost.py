@@ -1,0 +1,149 @@
+"""`heterps cost`: what runs cost, from the ledger, and held against what the cloud charged."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flows.commands import RUN_HELP
+from infra.workspace import Workspace
+
+HELP = """\
+Show what runs cost: seconds of every instance times the price that was frozen when it was launched.
+
+Without RUN: one line a run, the newest last, and the sum of this month. With RUN: its bill line by line, all
+launches of it. With --export: our bill beside what the cloud charged, instance by instance, from an AWS cost and
+usage export (CSV, gzip or Parquet; the older report or CUR 2.0, with resource ids); with RUN, of that run alone.
+
+examples:
+  heterps cost
+  heterps cost latest
+  heterps cost 20261121-0430-1a2b3c4d --json
+  heterps cost --export cost-and-usage-00001.csv.gz
+
+exit status: 0; 2 where a run or a file is not known or cannot be read.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run_id", nargs="?", metavar="RUN", help=f"{RUN_HELP} (default: all runs)")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="what the cloud charged")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print bills.
+
+    Raises:
+        UnknownNameError: There is no such run in the ledger.
+        ConfigurationError: The id is the beginning of several.
+        DataError: The export cannot be read.
+    """
+    workspace = Workspace.locate()
+    if options.export is not None:
+        _print_reconciliation(workspace, options.export, named=options.run_id, as_json=options.json)
+    elif options.run_id is not None:
+        _print_bill(workspace, options.run_id, as_json=options.json)
+    else:
+        _print_runs(workspace, as_json=options.json)
+
+
+def _print_bill(workspace: Workspace, named: str, *, as_json: bool) -> None:
+    from infra.billing.bill import bill_as_text
+    from tasks.clusters import bills_of_run, providers_of_run
+    from tasks.running.run_names import find_run
+
+    providers = providers_of_run(workspace)
+    run_id = find_run(named, providers, family="run with machines")
+    bills = bills_of_run(workspace, providers[run_id], run_id)
+    if as_json:
+        print(json.dumps([bill.to_json() for bill in bills], indent=2))
+    else:
+        print("\n\n".join(bill_as_text(bill) for bill in bills))
+
+
+def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
+    from infra.billing.budget import start_of_month
+    from tasks.clusters import bills_of_run, providers_of_run
+    from tasks.reports.tables import aligned_table
+    from tasks.running.budget import spending_of
+
+    now = datetime.now(UTC)
+    providers = providers_of_run(workspace)
+    bills = {run_id: bills_of_run(workspace, provider, run_id) for run_id, provider in providers.items()}
+    months = {
+        provider: spending_of(workspace, provider, "", now=now).month_usd
+        for provider in sorted(set(providers.values()))
+    }
+    if as_json:
+        document = {
+            "runs": [
+                {
+                    "run_id": run_id,
+                    "provider": providers[run_id],
+                    "total_usd": sum(bill.total_usd for bill in launches),
+                    "failed_launches_usd": sum(bill.failed_launches_usd for bill in launches),
+                }
+                for run_id, launches in bills.items()
+            ],
+            "month": f"{now:%Y-%m}",
+            "month_usd": months,
+        }
+        print(json.dumps(document, indent=2))
+        return
+    if not bills:
+        print("no run has had machines yet")
+        return
+    rows = [
+        [
+            run_id,
+            providers[run_id],
+            str(len(launches)),
+            f"{sum(line.instance_seconds for bill in launches for line in bill.lines):,.0f}",
+            f"{sum(bill.total_usd for bill in launches):.6f}",
+            f"{sum(bill.failed_launches_usd for bill in launches):.6f}",
+        ]
+        for run_id, launches in bills.items()
+    ]
+    header = ["run", "provider", "launches", "instance-seconds", "USD", "of it failed launches"]
+    print("\n".join(aligned_table(header, rows, left={0, 1})))
+    for provider, usd in months.items():
+        charged = "" if provider != "local" else " at list prices, which nobody charges"
+        print(f"  since {start_of_month(now):%Y-%m-%d}, provider {provider}: {usd:.6f} USD{charged}")
+
+
+def _print_reconciliation(workspace: Workspace, export: Path, *, named: str | None, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from infra.billing.cost_export import read_cost_export
+    from infra.billing.reconciliation import reconcile, reconciliation_as_text
+    from infra.ledger.ledger import Ledger
+    from tasks.clusters import provider_of, providers_of_run, run_of_launch
+    from tasks.running.run_names import find_run
+
+    run_id = (
+        None if named is None else find_run(named, providers_of_run(workspace), family="run with machines")
+    )
+    entries = [
+        entry
+        for entry in Ledger(workspace.ledger_path).entries()
+        if entry.provider == "aws" and run_id in (None, run_of_launch(entry.run_id))
+    ]
+    own_ids = {entry.provider_instance_id for entry in entries}
+    charged = [
+        item
+        for item in read_cost_export(export)
+        if run_id is None
+        or item.resource_id in own_ids
+        or (item.run_id is not None and run_of_launch(item.run_id) == run_id)
+    ]
+    found = reconcile(
+        entries,
+        charged,
+        minimum_billed_s=provider_of(workspace, "aws").minimum_billed_s,
+        now=datetime.now(UTC),
+    )
+    print(json.dumps(asdict(found), indent=2, default=str) if as_json else reconciliation_as_text(found))

@@ -1,0 +1,88 @@
+"""`heterps make-days`: days of made-up clicks whose truth drifts, to try the nightly line with."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from heterps_core.data.reading.days import parse_day
+from heterps_core.text_table import aligned
+
+HELP = """\
+Write made-up clicks in the Criteo format, a folder day=YYYY-MM-DD for each day, for train-ctr and backfill-ctr.
+
+What makes people click moves slowly from day to day, and new ids appear, so that a model which goes on every night
+beats one that was trained once. The true click probability of every row is known; best AUC and log-loss are what
+the truth itself reaches, and no model does better but by luck. The same seed goes on where an earlier call ended.
+
+examples:
+  heterps make-days clicks --first-day 2026-11-01 --num-days 8
+  heterps make-days clicks --first-day 2026-11-01 --num-days 31 --rows-per-day 100000 --drift 0.2
+  python -m flows.train_ctr --data clicks --day 2026-11-01
+  python -m flows.backfill_ctr --data clicks --first-day 2026-11-02 --last-day 2026-11-07
+
+exit status: 0 when all days are written; 2 where an argument cannot be used or a file not be written.
+"""
+
+DEFAULT_ROWS_PER_DAY = 50_000
+HEADER = ("day", "rows", "best AUC", "best log-loss")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="made if it is not there")
+    parser.add_argument("--first-day", required=True, metavar="YYYY-MM-DD", help="first day to write")
+    parser.add_argument("--num-days", type=int, default=8, metavar="N", help="days to write (default: 8)")
+    parser.add_argument(
+        "--rows-per-day",
+        type=int,
+        default=DEFAULT_ROWS_PER_DAY,
+        metavar="N",
+        help=f"rows of each day (default: {DEFAULT_ROWS_PER_DAY:,})",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides all rows (default: 0)")
+    parser.add_argument(
+        "--drift",
+        type=float,
+        default=0.1,
+        metavar="RADIANS",
+        help="how far the truth turns a day; effects of days n apart correlate by cos(n RADIANS); 0 keeps it "
+        "(default: 0.1)",
+    )
+    parser.add_argument(
+        "--new-ids",
+        type=float,
+        default=0.02,
+        metavar="SHARE",
+        help="share of the ids that are new each day, in columns of 100 ids and more (default: 0.02)",
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write the days and print what each of them can be predicted with at best.
+
+    Raises:
+        ConfigurationError: An argument is out of its range.
+        DataError: A file cannot be written.
+    """
+    from heterps_core.data.synthetic.click_days import Drift, write_click_days
+
+    days = write_click_days(
+        options.folder,
+        first_day=parse_day(options.first_day),
+        num_days=options.num_days,
+        rows_per_day=options.rows_per_day,
+        seed=options.seed,
+        drift=Drift(radians_per_day=options.drift, new_id_share_per_day=options.new_ids),
+    )
+    qualities = [(each.day, each.best_reachable()) for each in days]
+    rows = [
+        (
+            str(day),
+            f"{best.num_rows:,}",
+            "-" if best.auc is None else f"{best.auc:.4f}",
+            f"{best.log_loss:.4f}",
+        )
+        for day, best in qualities
+    ]
+    print("\n".join(aligned([HEADER, *rows], words=[0])))

@@ -1,0 +1,169 @@
+"""`heterps plan`: the cheapest plan of a problem file as a table, with its proof and its explanation."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from heterps_core.errors import ConfigurationError, MalformedProblemError
+from heterps_core.json_file import write_json
+from heterps_core.planning.problem.extra_costs import COST_TERMS
+from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
+from heterps_core.text_table import aligned
+
+if TYPE_CHECKING:
+    from heterps_core.planning.explain.explanation import PlanExplanation
+    from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+    from heterps_core.planning.search.search_result import SearchResult
+
+HELP = """\
+Search the cheapest plan for a planning problem and print it with its proof and why it is as it is.
+
+examples:
+  heterps plan problem.json --scheduler exact
+  heterps plan problem.json --scheduler reinforce --seed 7 --budget-evaluations 100000 --output plan.json
+  heterps plan problem.json --scheduler exact --leave-out startup --leave-out storage --explain none
+
+exit status: 0 with a plan; 2 where the problem or an argument is malformed; 3 where no plan exists.
+"""
+
+_LEAST_SHOWN_USD = 5e-7
+"""Of a line of the bill, which is printed with six decimals."""
+
+EXPLAIN_CHOICES = ("none", "short", "full")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("problem", type=Path, metavar="PROBLEM.json", help="the planning problem")
+    parser.add_argument(
+        "--scheduler", required=True, metavar="NAME", help=f"one of: {', '.join(sorted(SCHEDULERS))}"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all random choices (default: 0)")
+    parser.add_argument(
+        "--budget-evaluations",
+        type=int,
+        metavar="N",
+        help="most plans to rate (default: the scheduler's own)",
+    )
+    parser.add_argument(
+        "--leave-out",
+        action="append",
+        default=[],
+        metavar="TERM",
+        help=f"plan without this cost, may be repeated; one of: {', '.join(COST_TERMS)}",
+    )
+    parser.add_argument(
+        "--explain",
+        choices=EXPLAIN_CHOICES,
+        help="how much to say about the plan (default: full, or short where full would take many seconds)",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="PLAN.json", help="write plan and explanation here too"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Search, print the plan and its explanation, and write both if asked.
+
+    Raises:
+        HeterpsError: The problem or an argument cannot be used, no plan exists, or the output cannot be written.
+    """
+    scheduler = get_scheduler(options.scheduler)
+    if options.seed < 0:
+        raise ConfigurationError(f"--seed must not be negative, got {options.seed}")
+    problem = _load_problem(options.problem, leave_out=options.leave_out)
+    budget = options.budget_evaluations
+    result = scheduler.search(
+        problem,
+        budget_evaluations=scheduler.default_budget_evaluations if budget is None else budget,
+        seed=options.seed,
+    )
+    explanation = _explain(problem, result, asked=options.explain)
+    if options.output is not None:
+        explained = {} if explanation is None else {"explanation": explanation.to_json()}
+        write_json(options.output, {**result.plan.to_json(), **explained})
+    print(plan_table(problem, result))
+    if explanation is not None:
+        from heterps_core.planning.explain.text import explanation_text
+
+        print(f"\n{explanation_text(problem, explanation)}")
+
+
+def plan_table(problem: SchedulingProblem, result: SearchResult) -> str:
+    """Return a plan as text for people: a row per stage, then the totals with the proof."""
+    plan, evaluation = result.plan, result.evaluation
+    slowest = evaluation.bottleneck
+    rows = [
+        ("stage", "layers", "device type", "replicas", "compute ms", "comm. ms", "memory GB", "USD/hour", "")
+    ]
+    for index, part in enumerate(evaluation.stages):
+        stage = part.stage
+        rows.append(
+            (
+                str(index),
+                f"{stage.first_layer}..{stage.last_layer}",
+                stage.device_type,
+                str(stage.num_replicas),
+                f"{part.compute_seconds * 1e3:.3f}",
+                f"{part.communication_seconds * 1e3:.3f}",
+                f"{part.memory_bytes / 1e9:.3f}",
+                f"{part.price_usd_per_hour:.4f}",
+                "<- slowest" if part is slowest else "",
+            )
+        )
+    floor = problem.throughput_floor_samples_per_s
+    totals = [
+        ("throughput", f"{plan.throughput_samples_per_s:,.1f} samples/s (floor {floor:,.1f})"),
+        ("price", f"{plan.price_usd_per_hour:,.4f} USD/hour for {evaluation.run_seconds / 3600:,.3f} hours"),
+        ("cost", f"{plan.cost_usd:,.6f} USD"),
+        *_cost_lines(result),
+        ("lower bound", f"{plan.cost_lower_bound_usd:,.6f} USD (proven: no plan is cheaper)"),
+        ("gap", "0 (proven optimal)" if plan.optimality_gap == 0 else f"{plan.optimality_gap:.4%}"),
+        ("search", f"{plan.num_evaluations:,} evaluations in {plan.search_seconds:.3f} s"),
+    ]
+    return "\n".join(
+        [
+            f"Plan for {problem.model} ({problem.num_layers} layers) by {plan.scheduler}, seed {plan.seed}",
+            "",
+            *aligned(rows, words=(1, 2)),
+            "",
+            *(f"{label:<12}{text}" for label, text in totals),
+        ]
+    )
+
+
+def _load_problem(path: Path, *, leave_out: Sequence[str]) -> SchedulingProblem:
+    """Read a problem; what is wrong with a field is told with the file's name."""
+    from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+
+    try:
+        problem = SchedulingProblem.load(path)
+    except MalformedProblemError as error:
+        if error.field == str(path):
+            raise
+        raise MalformedProblemError(str(path), str(error)) from error
+    return replace(problem, extra_costs=problem.extra_costs.without(leave_out))
+
+
+def _explain(
+    problem: SchedulingProblem, result: SearchResult, *, asked: str | None
+) -> PlanExplanation | None:
+    from heterps_core.planning.explain.explanation import Detail, default_detail, explain_plan
+
+    if asked == "none":
+        return None
+    detail = default_detail(problem) if asked is None else Detail(asked)
+    return explain_plan(problem, result.plan.stages, detail=detail)
+
+
+def _cost_lines(result: SearchResult) -> list[tuple[str, str]]:
+    """Return what the cost is made of, where that is more than one thing."""
+    # What rounds to nothing in print is the last digit of a sum, not a cost.
+    lines = [line for line in result.evaluation.cost_lines if abs(line.cost_usd) >= _LEAST_SHOWN_USD]
+    if len(lines) <= 1:
+        return []
+    return [("", f"{line.cost_usd:,.6f} USD {line.name}") for line in lines]

@@ -1,0 +1,179 @@
+"""`heterps profile`: what each layer of a model costs on this machine and, by estimate, on others.
+
+Arguments and table only; torch is loaded when the command runs, not when its help is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from heterps_core.data.features import FeatureSpec
+from heterps_core.device_types import DEVICE_TYPES
+from heterps_core.errors import ConfigurationError
+from heterps_core.json_file import write_json
+from heterps_core.models import CNN_MODELS, CTR_MODELS
+from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
+from heterps_core.profiling.profiles.layer_profile import LayerProfile
+from heterps_core.profiling.timing import Timing
+from heterps_core.text_table import aligned
+
+HELP = """\
+Time each layer of a model alone on this machine: forward, backward and update, median and spread.
+
+examples:
+  heterps profile --model ctrdnn
+  heterps profile --model my_models:build --batch-size 1024 --device-type gpu-t4 --output profiles.json
+  heterps profile --batch-size 4096 --device cuda --output profiles.json
+
+exit status: 0 with a profile; 2 where an argument cannot be used.
+"""
+
+SCHEMA_VERSION = 1
+
+DEFAULT_BATCH_SIZE = 512
+
+DEFAULT_IMAGE_BATCH_SIZE = 32
+"""An image asks for a thousand times the work of a click."""
+
+CRITEO_SHAPE = FeatureSpec(num_dense=13, slot_rows=(100_000,) * 26)
+"""Columns of the Criteo click logs, with 100,000 rows in each table; used where no data set is given."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--model",
+        default="ctrdnn",
+        metavar="NAME",
+        help=f"{', '.join(sorted(CTR_MODELS))}, or package.module:function (default: ctrdnn); "
+        f"of images: {', '.join(sorted(CNN_MODELS))}",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help=f"rows that are trained at once (default: {DEFAULT_BATCH_SIZE}, images {DEFAULT_IMAGE_BATCH_SIZE})",
+    )
+    parser.add_argument(
+        "--device-type",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"estimate for this type too, may be repeated; one of: {', '.join(sorted(DEVICE_TYPES))}",
+    )
+    parser.add_argument(
+        "--dataset",
+        type=Path,
+        metavar="FOLDER",
+        help="a prepared data set for columns and row numbers (default: the shape of the Criteo logs)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="cuda: time the layers on the first CUDA device of this machine too (default: cpu)",
+    )
+    parser.add_argument("--output", type=Path, metavar="PROFILES.json", help="write the profiles here too")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Profile, print a table for each device type, and write the profiles if asked.
+
+    Raises:
+        HeterpsError: An argument cannot be used, the measurement failed, or the output cannot be written.
+    """
+    from heterps_core.profiling.cuda_card import require_cuda
+    from heterps_core.profiling.layer_profiler import trace_model
+    from heterps_core.profiling.profiles.model_profiles import profile_model
+
+    request = _request(options)
+    # Always measured anew: a person who asks on the command line wants to see this machine as it is now.
+    if options.device == "cuda":
+        require_cuda()
+    profiles = profile_model(request, trace_model(request), options.device_type, cache_directory=None)
+    if options.device == "cuda":
+        on_gpu = measure_in_fresh_process(replace(request, device="cuda"))
+        profiles = {**profiles, on_gpu.device_type: on_gpu}
+    if options.output is not None:
+        write_profiles(options.output, list(profiles.values()))
+    print("\n\n".join(profile_table(profile) for profile in profiles.values()))
+
+
+def profile_table(profile: LayerProfile) -> str:
+    """Return a profile as text for people: a row per layer, then what follows from them."""
+    rows: list[tuple[str, ...]] = [
+        ("layer", "kind", "forward ms", "backward ms", "update ms", "spread ms", "bytes", "")
+    ]
+    for timing in profile.timings:
+        rows.append(
+            (
+                timing.layer,
+                timing.kind,
+                *(_shown(phase) for phase in (timing.forward, timing.backward, timing.update)),
+                "-" if timing.is_estimated else f"{timing.spread_ms:.3f}",
+                f"{timing.exchanged_bytes + timing.all_reduced_bytes:,.0f}",
+                "estimated" if timing.is_estimated else "measured",
+            )
+        )
+    total_ms = sum(timing.compute_ms(update_share=1.0) for timing in profile.timings)
+    alpha = profile.compute_parallel_fraction(batch_size=profile.batch_size)
+    beta = profile.communication_parallel_fraction(batch_size=profile.batch_size)
+    lines = [
+        f"{profile.model} on one unit of {profile.device_type}, {profile.batch_size} samples: {profile.hardware}",
+        "",
+        *aligned(rows, words=(0, 1, len(rows[0]) - 1)),
+        "",
+        f"sum          {total_ms:.3f} ms, {profile.batch_size / total_ms * 1e3:,.0f} samples/s",
+        f"scaling      alpha {alpha:.3f} (computation), beta {beta:.3f} (communication inside a stage)",
+    ]
+    if profile.sum_over_step is not None:
+        lines.append(f"check        the layers' sum is {profile.sum_over_step:.1%} of a whole training step")
+    return "\n".join(lines)
+
+
+def write_profiles(path: Path, profiles: Sequence[LayerProfile]) -> None:
+    """Write profiles as one JSON file, by device type.
+
+    Raises:
+        ConfigurationError: The file cannot be written.
+    """
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "profiles": {profile.device_type: profile.to_json() for profile in profiles},
+    }
+    write_json(path, document)
+
+
+def _request(options: argparse.Namespace) -> ProfileRequest:
+    if options.model in CNN_MODELS:
+        if options.dataset is not None:
+            raise ConfigurationError(
+                f"{options.model} is profiled with drawn images, got --dataset {options.dataset}; leave it away"
+            )
+        return ProfileRequest(
+            model=options.model, features=None, batch_size=_batch_size(options, DEFAULT_IMAGE_BATCH_SIZE)
+        )
+    batch_size = _batch_size(options, DEFAULT_BATCH_SIZE)
+    if options.dataset is None:
+        return ProfileRequest(model=options.model, features=CRITEO_SHAPE, batch_size=batch_size)
+    from heterps_core.data.dataset import PreparedDataset
+
+    dataset = PreparedDataset.open(options.dataset)
+    return ProfileRequest(
+        model=options.model,
+        features=dataset.features,
+        batch_size=batch_size,
+        dataset=str(options.dataset.resolve()),
+        dataset_fingerprint=dataset.manifest.fingerprint,
+    )
+
+
+def _batch_size(options: argparse.Namespace, default: int) -> int:
+    return default if options.batch_size is None else options.batch_size
+
+
+def _shown(phase: Timing) -> str:
+    return f"{phase.median_ms:.3f}" if phase.median_ms > 0 else "-"

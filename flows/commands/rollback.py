@@ -1,0 +1,56 @@
+"""`heterps rollback`: makes an earlier champion champion again, by one command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from infra.workspace import Workspace
+
+HELP = """\
+Make the champion before the one of now champion again.
+
+Its files are checked first, against the hash that they were registered with. Whoever loads models:/ctr@champion gets
+it from then on, and the next night goes on from it. Given again, it goes one champion further back; --to leads to any
+version that was champion, also forward again. The version that was rolled back is not promoted again by itself.
+
+examples:
+  heterps rollback
+  heterps rollback --to 12
+  heterps rollback --json
+
+exit status: 0; 2 where there is no champion before this one, or VERSION was never champion; 6 where the files of the
+version to go back to were changed or damaged, and nothing was done.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--to", metavar="VERSION", help="that was champion (default: the one before)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Roll back.
+
+    Raises:
+        ConfigurationError: There is no champion to go back to.
+        UnknownNameError: The version was never champion.
+        CheckpointError: Its files were changed or damaged.
+    """
+    from tasks.records.champion import roll_back
+
+    done = roll_back(Workspace.locate(), to=options.to)
+    if options.json:
+        document = {
+            "from_version": done.from_version,
+            "to_version": done.to.version,
+            "run_id": done.to.run_id,
+        }
+        print(json.dumps(document, indent=2))
+    else:
+        day = f" on {done.to.day}" if done.to.day else ""
+        print(
+            f"champion is version {done.to.version} again, trained by run {done.to.run_id}{day}; "
+            f"it was version {done.from_version}"
+        )

@@ -1,0 +1,106 @@
+"""`heterps runs`: the last runs side by side: day, model, plan, how each ended, cost, throughput, AUC."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from datetime import date
+from typing import TYPE_CHECKING
+
+from infra.workspace import Workspace
+
+if TYPE_CHECKING:
+    from tasks.records.run_history import RunLine
+
+HELP = """\
+Show the last runs, the newest last: what each was, how it ended, what it cost, and whether it was fast and good.
+
+The figures are those of MLflow, under the same names in every run. A run that is called running although its process
+is gone says so; the sweeper closes it. USD of a rehearsal are list prices, which nobody charges.
+
+examples:
+  heterps runs
+  heterps runs --last 100 --status failed
+  heterps runs --model ctrdnn --day 2026-11-20
+  heterps runs --json | jq -r '.[] | [.run_id, .auc] | @tsv'
+
+exit status: 0, also where no run fits; 2 where an argument cannot be, or the record of runs cannot be read.
+"""
+
+DEFAULT_LAST = 20
+MOST_READ = 1_000
+"""Runs that filters look at, the newest."""
+
+STATUSES = ("finished", "failed", "killed", "running")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--last", type=_count, default=DEFAULT_LAST, metavar="N", help="how many (default: %(default)s)"
+    )
+    parser.add_argument("--model", metavar="NAME", help="only of this model")
+    parser.add_argument("--status", choices=STATUSES, help="only those that ended so, or still run")
+    parser.add_argument(
+        "--day", type=_day, metavar="YYYY-MM-DD", help="only those that trained on this day's data"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the runs.
+
+    Raises:
+        ConfigurationError: The record of runs does not answer.
+    """
+    from tasks.records.run_history import run_lines
+
+    has_filter = options.model or options.status or options.day
+    lines = [
+        line
+        for line in run_lines(Workspace.locate(), most=MOST_READ if has_filter else options.last)
+        if options.model in (None, line.model)
+        and options.status in (None, line.status.lower())
+        and options.day in (None, line.day)
+    ][-options.last :]
+    if options.json:
+        print(json.dumps([asdict(line) for line in lines], indent=1))
+    elif not lines:
+        print("no run fits" if has_filter else "no run has been recorded yet")
+    else:
+        print("\n".join(_table(lines)))
+
+
+def _table(lines: list[RunLine]) -> list[str]:
+    from tasks.reports.tables import aligned_table
+
+    header = ["run", "day", "model", "plan", "status", "USD", "samples/s", "AUC", "how it ended"]
+    rows = [
+        [
+            line.run_id,
+            line.day or "-",
+            line.model,
+            line.plan or "-",
+            line.status.lower(),
+            "-" if line.usd is None else f"{line.usd:.6f}",
+            "-" if line.throughput_samples_per_s is None else f"{line.throughput_samples_per_s:,.0f}",
+            "-" if line.auc is None else f"{line.auc:.4f}",
+            line.end_reason or "-",
+        ]
+        for line in lines
+    ]
+    return aligned_table(header, rows, left={0, 1, 2, 3, 4, 8})
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_READ:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {MOST_READ:,}, got {text!r}")
+    return int(text)
+
+
+def _day(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a day such as 2026-11-20, got {text!r}") from error

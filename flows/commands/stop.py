@@ -1,0 +1,71 @@
+"""`heterps stop`: ends a run by its id: checkpoint first, then the machines."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from flows.commands import RUN_HELP
+from infra.workspace import Workspace
+
+HELP = """\
+Let a run write a checkpoint and stop, then see that its machines are gone.
+
+The workers look for the request every 20 steps. Where they have not ended after --wait seconds (a hang, a lost
+flow), the machines are ended as they are; what the newest complete checkpoint holds is kept. The run ends as failed,
+its model is not judged, its day is not done; it can go on later with resume_run_id=RUN.
+
+examples:
+  heterps stop latest
+  heterps stop 20261121-0430-1a2b3c4d
+  heterps stop 20261121-0430 --wait 0
+
+exit status: 0 when no machine is left; 2 where the run is not known; 5 where machines could not be ended.
+"""
+
+DEFAULT_WAIT_S = 120.0
+POLL_INTERVAL_S = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run_id", metavar="RUN", help=RUN_HELP)
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=DEFAULT_WAIT_S,
+        metavar="SECONDS",
+        help="for the checkpoint; 0 ends the machines at once (default: %(default)s)",
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Stop a run.
+
+    Raises:
+        UnknownNameError: No run of this id has had machines here.
+        ConfigurationError: The id is the beginning of several.
+        ProvisioningError: A machine could not be ended.
+    """
+    from heterps_core.training.storage.run_directory import RunDirectory
+    from heterps_core.training.submission import request_stop
+    from tasks.clusters import end_machines_of, machines_of_run, providers_of_run, run_location
+    from tasks.running.run_names import find_run
+
+    workspace = Workspace.locate()
+    providers = providers_of_run(workspace)
+    run_id = find_run(options.run_id, providers, family="run with machines")
+    live = machines_of_run(workspace, run_id)
+    if not live:
+        print(f"run {run_id} has no machines: nothing to stop")
+        return
+    # Also where nothing waits for it: a run that is not asked to stop goes on with other machines.
+    request_stop(RunDirectory(run_location(workspace, providers[run_id], run_id)))
+    if options.wait > 0:
+        print(f"asked {len(live)} machines for a checkpoint and a stop; waiting up to {options.wait:.0f} s")
+        deadline_s = time.monotonic() + options.wait
+        while live and time.monotonic() < deadline_s:
+            time.sleep(POLL_INTERVAL_S)
+            live = machines_of_run(workspace, run_id)
+    ended = end_machines_of(workspace, run_id)
+    print(f"run {run_id} has ended" + (f"; {ended} machines were ended as they were" if ended else ""))

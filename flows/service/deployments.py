@@ -1,0 +1,138 @@
+"""The serving process: runs `train-ctr` and `sweep-orphans` on schedule, all of them on request.
+
+`python -m flows.service.serve` starts it, and a team's server runs it beside its own Prefect. It must be its own
+main module, as flow runs that are served from an imported one stay pending for ever. Where workers run the
+deployments of prefect.yaml, `python -m flows.service.deployments --set-up-only` installs what they need beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from prefect import serve
+from prefect.client.schemas.objects import (
+    ConcurrencyLimitConfig,
+    ConcurrencyLimitStrategy,
+)
+from prefect.deployments.runner import RunnerDeployment
+from prefect.flows import EntrypointType, Flow
+from prefect.schedules import Cron, Interval
+from prefect.settings import PREFECT_API_URL
+
+from flows.backfill_ctr import backfill_ctr
+from flows.compare_schedulers import compare_schedulers
+from flows.parameter_checks import check_parameters, check_types
+from flows.profile_devices import profile_devices
+from flows.refresh_prices import refresh_prices
+from flows.service.prefect_api import wait_for_server
+from flows.service.recovery import end_gone_runs, install_crash_automations, skip_missed_runs, start_again
+from flows.service.schedule import (
+    BACKFILL_CTR,
+    COMPARE_SCHEDULERS,
+    NIGHTLY_CRON,
+    NIGHTLY_VARIABLE,
+    PROFILE_DEVICES,
+    REFRESH_PRICES,
+    SWEEP_INTERVAL_S,
+    SWEEP_ORPHANS,
+    TRAIN_CTR,
+    nightly_parameters,
+    nightly_timezone,
+)
+from flows.sweep_orphans import sweep_orphans
+from flows.train_ctr import train_ctr
+from heterps_core.errors import HeterpsError, UnknownNameError
+
+# A sweep that hangs must not pile up. tasks/running/live_fleet.py has why runs that train keep one another out by
+# themselves.
+ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Register the deployments and run what they are asked for, until SIGINT or SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m flows.service.deployments", description=main.__doc__)
+    parser.add_argument(
+        "--set-up-only",
+        action="store_true",
+        help="install the automations that call dead runs crashed, drop runs that were missed, and end",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        checked_nightly_parameters()
+        if api_url := PREFECT_API_URL.value():
+            wait_for_server(api_url)
+        install_crash_automations()
+        skip_missed_runs()
+        if not options.set_up_only:
+            start_again()
+            end_gone_runs()
+            # Schedules stay as they are on a stop, so that one which somebody paused stays paused.
+            serve(*deployments(), pause_on_shutdown=False, print_starting_message=False)
+    except HeterpsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+def deployments() -> tuple[RunnerDeployment, ...]:
+    """Return the nightly training, the sweeper, and what runs on request only, each named as its flow."""
+    nightly = Cron(NIGHTLY_CRON, timezone=nightly_timezone())
+    return (
+        deployment(train_ctr, TRAIN_CTR, schedule=nightly, parameters=checked_nightly_parameters()),
+        deployment(
+            sweep_orphans,
+            SWEEP_ORPHANS,
+            schedule=Interval(SWEEP_INTERVAL_S),
+            concurrency_limit=ONE_AT_A_TIME,
+        ),
+        deployment(compare_schedulers, COMPARE_SCHEDULERS),
+        deployment(refresh_prices, REFRESH_PRICES),
+        deployment(profile_devices, PROFILE_DEVICES),
+        deployment(backfill_ctr, BACKFILL_CTR),
+    )
+
+
+def deployment(
+    flow: Flow[..., Any],
+    name: str,
+    *,
+    schedule: Cron | Interval | None = None,
+    parameters: dict[str, Any] | None = None,
+    concurrency_limit: ConcurrencyLimitConfig | None = None,
+) -> RunnerDeployment:
+    """Return the deployment of a flow."""
+    return flow.to_deployment(
+        name=name,
+        parameters=parameters,
+        schedule=schedule,
+        concurrency_limit=concurrency_limit,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+
+
+def checked_nightly_parameters() -> dict[str, Any]:
+    """Return the parameters of the nightly training that the environment sets.
+
+    The data is looked for by each night and not here, as a folder may come later than the service. A model of one's
+    own is built by each night too, for the columns of its data.
+
+    Raises:
+        UnknownNameError: train-ctr has no such parameter.
+        ConfigurationError: A value is of another type, or see `flows.parameter_checks.check_parameters`.
+    """
+    known = {name: each.default for name, each in inspect.signature(train_ctr.fn).parameters.items()}
+    parameters = nightly_parameters()
+    for name in parameters:
+        if name not in known:
+            raise UnknownNameError(f"parameter of train-ctr in {NIGHTLY_VARIABLE}", name, known)
+    typed = check_types(train_ctr.fn, parameters, place=NIGHTLY_VARIABLE)
+    check_parameters(**(known | typed | {"data": None, "schema_file": None, "day": None}))
+    return parameters
+
+
+if __name__ == "__main__":
+    sys.exit(main())

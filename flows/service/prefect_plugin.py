@@ -1,0 +1,89 @@
+"""Start-up plugin of Prefect that lets `prefect deployment run train-ctr` mean `train-ctr/train-ctr`.
+
+Prefect loads it through its entry point group `prefect.plugins` whenever it is imported. It acts in the `prefect`
+command: a bare deployment name is completed, and where nobody chose a server the one that `make serve` started is
+used. And it acts in the process of a flow run, which would end at once where its server has died and is being
+started again: there it waits for the server.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from prefect.plugins import HookContext, SetupResult, register_hook
+
+from flows.service.prefect_api import wait_for_server
+from infra.workspace import Workspace
+
+FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
+"""Prefect's own: the run that a process was started for."""
+
+_COMMANDS = ("run", "inspect")
+_GROUPS = ("deployment", "deployments")
+_OPTIONS_WITHOUT_VALUE = ("--watch", "--prompt", "--no-prompt", "--help", "-h")
+
+
+@register_hook
+def setup_environment(*, ctx: HookContext) -> SetupResult | None:
+    """Complete the name on the command line and point the command at the served Prefect; see above."""
+    if os.environ.get(FLOW_RUN_VARIABLE) and (api_url := os.environ.get("PREFECT_API_URL")):
+        wait_for_server(api_url)
+        return None
+    if not is_prefect_command(sys.argv, sys.orig_argv):
+        return None
+    sys.argv[1:] = with_full_deployment_name(sys.argv[1:])
+    if os.environ.get("PREFECT_API_URL"):
+        return None
+    services = Workspace.locate().running_services()
+    if services is None:
+        return None
+    return SetupResult(env={"PREFECT_API_URL": services.prefect_api_url})
+
+
+def is_prefect_command(argv: Sequence[str], original_argv: Sequence[str]) -> bool:
+    """Tell whether this process is the `prefect` console script or `python -m prefect`.
+
+    Args:
+        argv: `sys.argv`; its first item is "-m" while `python -m` still imports the package.
+        original_argv: `sys.orig_argv`, the interpreter's own arguments.
+    """
+    if argv[0] == "-m":
+        return "prefect" in original_argv[: len(original_argv) - len(argv) + 1]
+    program = PurePath(argv[0])
+    return program.stem == "prefect" or program.parts[-2:] == ("prefect", "__main__.py")
+
+
+def with_full_deployment_name(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with a bare deployment name `x` written as `x/x`.
+
+    Only for `deployment run` and `deployment inspect`; everything else is returned as it is.
+
+    Example:
+        >>> with_full_deployment_name(["deployment", "run", "train-ctr", "--watch"])
+        ['deployment', 'run', 'train-ctr/train-ctr', '--watch']
+    """
+    completed = list(arguments)
+    words = _positions_of_words(arguments)
+    if len(words) < 3:
+        return completed
+    group, command, name = (arguments[position] for position in words[:3])
+    if group in _GROUPS and command in _COMMANDS and "/" not in name:
+        completed[words[2]] = f"{name}/{name}"
+    return completed
+
+
+def _positions_of_words(arguments: Sequence[str]) -> list[int]:
+    """Return the positions of arguments that are neither options nor values of options."""
+    positions = []
+    is_value = False
+    for position, argument in enumerate(arguments):
+        if is_value:
+            is_value = False
+        elif argument.startswith("-"):
+            is_value = "=" not in argument and argument not in _OPTIONS_WITHOUT_VALUE
+        else:
+            positions.append(position)
+    return positions

@@ -1,0 +1,1 @@
+"""Readers of text and Parquet, file by file and day by day."""

@@ -1,0 +1,116 @@
+"""Which files a source names, in which order, and which reader each of them takes.
+
+Everything downstream sees one stream of checked rows, whatever the files were. Their order is the order
+of time: the last rows are the ones held out.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from heterps_core.data.reading.parquet_reader import check_parquet_columns, count_parquet_rows, read_parquet
+from heterps_core.data.reading.row_batch import RowBatch
+from heterps_core.data.reading.source_folders import data_files_of, in_time_order
+from heterps_core.data.reading.text_reader import GZIP_MAGIC, check_text_columns, count_text_rows, read_text
+from heterps_core.data.schema import DataSchema
+from heterps_core.errors import DataError
+
+Source = str | Path | Sequence[str | Path]
+"""A file, a folder, a pattern such as "day_*.gz", or a list of them."""
+
+_PARQUET_MAGIC = b"PAR1"
+
+
+def list_source_files(source: Source) -> tuple[Path, ...]:
+    """Return the files of a source in time order.
+
+    A list keeps its order. The files of a folder or pattern are ordered by name with numbers by value
+    (day_2 before day_10); see `data_files_of` for which files of a folder are data.
+
+    Raises:
+        DataError: A file is missing, a folder or pattern holds no file, or a folder one that may not be meant.
+    """
+    if not isinstance(source, str | Path):
+        files = tuple(file for part in source for file in list_source_files(part))
+        if not files:
+            raise DataError("the list of sources", "must name at least one file, got none")
+        return files
+    path = Path(source)
+    if path.is_dir():
+        found = data_files_of(path)
+        expected = "a folder must hold at least one data file, got none"
+    elif path.exists():
+        return (path,)
+    else:
+        # Path.glob takes no absolute patterns.
+        matches = [Path(name) for name in glob.glob(str(source))]  # noqa: PTH207
+        found = [file for match in matches for file in (data_files_of(match) if match.is_dir() else [match])]
+        expected = "there is no such file or folder; check the path"
+    if not found:
+        raise DataError(path, expected)
+    return tuple(in_time_order(found))
+
+
+def read_rows(files: Sequence[Path], schema: DataSchema) -> Iterator[RowBatch]:
+    """Yield all rows of the files, one file after the other, in batches of some thousand rows.
+
+    The kind of each file (Parquet, gzip or plain text) is told by its first bytes, not by its name.
+
+    Raises:
+        DataError: A file cannot be read or breaks the schema; with file, line and what was expected.
+    """
+    for file in files:
+        num_rows = 0
+        for batch in _read_file(file, schema):
+            num_rows += len(batch.labels)
+            yield batch
+        if num_rows == 0:
+            raise DataError(file, f"must hold at least one row of {schema.name} data, got none")
+
+
+def check_columns(file: Path, schema: DataSchema) -> None:
+    """Check that a file has the columns of a schema, by its first line or its footer alone.
+
+    Raises:
+        DataError: It cannot be read, or lacks a column; with what was expected.
+    """
+    if _is_parquet(file, schema):
+        check_parquet_columns(file, schema)
+    else:
+        check_text_columns(file, schema)
+
+
+def count_rows(files: Sequence[Path], schema: DataSchema) -> int:
+    """Return how many rows the files hold, without parsing them; blank lines of a text file count too.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
+    return sum(
+        count_parquet_rows(file) if _is_parquet(file, schema) else count_text_rows(file, schema)
+        for file in files
+    )
+
+
+def _read_file(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
+    return read_parquet(path, schema) if _is_parquet(path, schema) else read_text(path, schema)
+
+
+def _is_parquet(path: Path, schema: DataSchema) -> bool:
+    """Tell whether a file is Parquet, else text.
+
+    Raises:
+        DataError: It cannot be read, is empty, or is no gzip file though its name says so.
+    """
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_PARQUET_MAGIC))
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror}") from error
+    if not magic:
+        raise DataError(path, f"must hold at least one row of {schema.name} data, but is empty")
+    if path.suffix == ".gz" and not magic.startswith(GZIP_MAGIC):
+        raise DataError(path, "must be a gzip file, as its name ends in .gz; rename it or get it again")
+    return magic == _PARQUET_MAGIC

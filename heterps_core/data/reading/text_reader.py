@@ -1,0 +1,243 @@
+"""Reads CSV and TSV files, plain or gzip, with or without header.
+
+The fast path is Arrow's threaded parser, which says little about a bad row and nothing reliable about
+where it stands. So when it fails, the file is read once more, slowly and line by line, to tell the
+user the line and what was expected there.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from heterps_core.data.reading.row_batch import RowBatch, check_rows, row_problem, shorten
+from heterps_core.data.schema import DataSchema
+from heterps_core.errors import DataError
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+_BLOCK_BYTES = 4 * 1024 * 1024
+_UTF8_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _TextLayout:
+    """How one text file is laid out."""
+
+    delimiter: str
+    columns: tuple[str, ...]
+    """All columns, in file order."""
+
+    num_lines_before_rows: int
+    is_padded: bool
+    """Whether blanks around fields are dropped."""
+
+    @property
+    def quote(self) -> str | None:
+        """Fields may stand in quotes (RFC 4180), except between tabs, where a quote is a character."""
+        return None if self.delimiter == "\t" else '"'
+
+
+def read_text(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
+    """Yield the rows of a text file.
+
+    Raises:
+        DataError: The file cannot be read, or a line breaks the schema.
+    """
+    layout = _find_layout(path, schema)
+    num_good_rows = 0
+    try:
+        with _open_stream(path) as stream:
+            for record_batch in pa_csv.open_csv(stream, **_arrow_options(layout, schema)):
+                batch = check_rows(record_batch, schema, is_padded=layout.is_padded)
+                if batch is None:
+                    raise _find_bad_line(path, layout, schema, num_good_rows)
+                num_good_rows += len(batch.labels)
+                yield batch
+    except pa.ArrowInvalid as error:
+        raise _find_bad_line(path, layout, schema, num_good_rows, cause=error) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def check_text_columns(path: Path, schema: DataSchema) -> None:
+    """Check by its first line that a text file has the columns of a schema.
+
+    Raises:
+        DataError: It cannot be read, lacks a column, or its first line breaks the schema.
+    """
+    layout = _find_layout(path, schema)
+    if layout.num_lines_before_rows > 0:
+        return
+    number, line = _first_line(path, schema)
+    problem = _line_problem(line, layout, schema)
+    if problem:
+        raise DataError(path, problem, line=number)
+
+
+def count_text_rows(path: Path, schema: DataSchema) -> int:
+    """Return how many lines a text file holds behind its header; blank ones count too.
+
+    Raises:
+        DataError: The file cannot be read, or has no header where it needs one.
+    """
+    num_lines, last = 0, b""
+    num_lines_before_rows = _find_layout(path, schema).num_lines_before_rows
+    try:
+        with _open_stream(path) as stream:
+            while block := stream.read(_BLOCK_BYTES):
+                num_lines += block.count(b"\n")
+                last = block[-1:]
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return num_lines + (last != b"\n") - num_lines_before_rows
+
+
+def _open_stream(path: Path) -> pa.NativeFile:
+    return pa.input_stream(str(path), compression="gzip" if _is_gzip(path) else None)
+
+
+def _arrow_options(layout: _TextLayout, schema: DataSchema) -> dict[str, Any]:
+    # Padded numbers are read as text first: Arrow compares missing markers before it drops blanks.
+    number_type = pa.string() if layout.is_padded else pa.float64()
+    types = dict.fromkeys(schema.used_columns, pa.string())
+    types.update(dict.fromkeys(schema.numeric_columns, number_type))
+    return {
+        "read_options": pa_csv.ReadOptions(
+            column_names=layout.columns, skip_rows=layout.num_lines_before_rows, block_size=_BLOCK_BYTES
+        ),
+        "parse_options": pa_csv.ParseOptions(
+            delimiter=layout.delimiter, quote_char=layout.quote or False, newlines_in_values=False
+        ),
+        "convert_options": pa_csv.ConvertOptions(
+            column_types=types,
+            include_columns=schema.used_columns,
+            null_values=["", *schema.missing_markers],
+            strings_can_be_null=False,
+        ),
+    }
+
+
+def _find_layout(path: Path, schema: DataSchema) -> _TextLayout:
+    """Look at the first line to tell separator and header."""
+    number, line = _first_line(path, schema)
+    separator = schema.separator or ("\t" if line.count("\t") >= max(1, line.count(",")) else ",")
+    layout = _TextLayout(
+        delimiter=separator[0],
+        columns=schema.column_names,
+        num_lines_before_rows=0,
+        is_padded=len(separator) > 1,
+    )
+    fields = _split(line, layout)
+    has_header = schema.has_header
+    if has_header is None:
+        has_header = not set(fields).isdisjoint(schema.used_columns)
+    if has_header:
+        _check_header(path, number, fields, schema)
+        return replace(layout, columns=tuple(fields), num_lines_before_rows=number)
+    if not schema.column_names:
+        raise DataError(
+            path,
+            f"expected a header with the columns {', '.join(schema.used_columns)}; got {shorten(line)}; "
+            f"add column_names to the schema if the file has no header",
+            line=number,
+        )
+    return layout
+
+
+def _check_header(path: Path, number: int, fields: list[str], schema: DataSchema) -> None:
+    missing = [column for column in schema.used_columns if column not in fields]
+    if missing:
+        found = shorten(", ".join(fields))
+        raise DataError(
+            path, f"the header must name the columns {', '.join(missing)}; got {found}", line=number
+        )
+    twice = [column for column in schema.used_columns if fields.count(column) > 1]
+    if twice:
+        raise DataError(path, f"the header must name each column once, but has {twice[0]} twice", line=number)
+
+
+def _first_line(path: Path, schema: DataSchema) -> tuple[int, str]:
+    """Return number and text of the first line that is not blank."""
+    for number, line in _lines(path):
+        if line:
+            return number, _decode(path, number, line)
+    raise DataError(
+        path, f"must hold at least one row of {schema.name} data, but has no line that is not blank"
+    )
+
+
+def _is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield line numbers from 1 and lines without their end."""
+    try:
+        with cast(BinaryIO, gzip.open(path, "rb")) if _is_gzip(path) else path.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                start = len(_UTF8_MARK) if number == 1 and line.startswith(_UTF8_MARK) else 0
+                yield number, line[start:].rstrip(b"\r\n")
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    """Say why reading failed: an error of the system has a text, a damaged gzip stream has none."""
+    reason = getattr(error, "strerror", None)
+    if reason:
+        return DataError(path, f"cannot be read: {reason}")
+    return DataError(path, f"the gzip stream is truncated or damaged ({error}); get the file anew")
+
+
+def _decode(path: Path, number: int, line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line"
+        raise DataError(path, f"must be UTF-8 text, got {found}", line=number) from error
+
+
+def _split(line: str, layout: _TextLayout) -> list[str]:
+    if layout.quote is None:
+        fields = line.split(layout.delimiter)
+    else:
+        fields = next(csv.reader([line], delimiter=layout.delimiter, quotechar=layout.quote), [])
+    return [field.strip(" ") for field in fields] if layout.is_padded else fields
+
+
+def _find_bad_line(
+    path: Path,
+    layout: _TextLayout,
+    schema: DataSchema,
+    num_good_rows: int,
+    cause: Exception | None = None,
+) -> DataError:
+    """Return the error of the first bad line after the given number of good rows."""
+    num_rows = 0
+    for number, line in _lines(path):
+        if number <= layout.num_lines_before_rows or not line:
+            continue
+        num_rows += 1
+        if num_rows <= num_good_rows:
+            continue
+        problem = _line_problem(_decode(path, number, line), layout, schema)
+        if problem:
+            return DataError(path, problem, line=number)
+    return DataError(path, f"cannot be parsed as {schema.name} data after {num_good_rows} rows: {cause}")
+
+
+def _line_problem(line: str, layout: _TextLayout, schema: DataSchema) -> str | None:
+    fields = _split(line, layout)
+    if len(fields) != len(layout.columns):
+        return f"expected {len(layout.columns)} fields separated by {layout.delimiter!r}, got {len(fields)}"
+    return row_problem(dict(zip(layout.columns, fields, strict=True)), schema)

@@ -1,0 +1,1 @@
+"""Synthetic clicks whose truth is known."""

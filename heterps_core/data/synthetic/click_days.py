@@ -1,0 +1,196 @@
+"""A made-up click stream day by day, whose truth moves: what a nightly line needs to show that it keeps up.
+
+The effects of a day are a turn of two fixed draws, cos(drift n) a + sin(drift n) b for day number n, so they keep
+their size, those of two days correlate by the cosine of the angle between them, and any day can be written without
+those before it. In slots of many values a share of the values is replaced by new ones each day, with effects of
+their own, as campaigns come and go.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from heterps_core.data.reading.days import PARTITION_PREFIX
+from heterps_core.data.reading.readers import read_rows
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic.click_stream import ClickStream, best_reachable_quality, write_rows
+from heterps_core.data.synthetic.click_truth import (
+    CALIBRATION_STREAM,
+    SLOT_CARDINALITIES,
+    ClickEffects,
+    ClickTruth,
+    FloatArray,
+    draw_value_effects,
+    value_texts,
+)
+from heterps_core.errors import ConfigurationError
+from heterps_core.judging.quality import ClickQuality
+
+DEFAULT_DRIFT = 0.1
+"""Angle in radians by which the truth turns a day: a week later its effects correlate by 0.76 with those before."""
+
+DEFAULT_NEW_ID_SHARE = 0.02
+"""Share of the values that are new each day, in slots of many values."""
+
+MIN_CHANGING_CARDINALITY = 100
+"""Slots of fewer values, such as the kind of a device, keep theirs."""
+
+_LAST_DRAW, _DAY_ROWS, _NEW_IDS = (CALIBRATION_STREAM + number for number in (1, 2, 3))
+"""Random streams of the second draw of effects, of the rows of a day, and of what replaces values."""
+
+_GENERATION_BITS = 40
+"""Above those of slot and value in the number that a value's text is made from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClickDay:
+    """One written day."""
+
+    day: date
+    stream: ClickStream
+
+    def best_reachable(self) -> ClickQuality:
+        """Return what the truth itself reaches on the rows as written; reads them."""
+        labels = [batch.labels for batch in read_rows([self.stream.path], CRITEO_SCHEMA)]
+        return best_reachable_quality(self.stream.click_probabilities(), np.concatenate(labels))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drift:
+    """How the truth changes from day to day.
+
+    Raises:
+        ConfigurationError: A number is out of its range.
+    """
+
+    radians_per_day: float = DEFAULT_DRIFT
+    """At least 0; 0 keeps all effects."""
+
+    new_id_share_per_day: float = DEFAULT_NEW_ID_SHARE
+    """In [0, 1]; 0 keeps all values."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.radians_per_day) and self.radians_per_day >= 0):
+            raise ConfigurationError(
+                f"the drift must be a number of radians of at least 0, got {self.radians_per_day}"
+            )
+        if not 0 <= self.new_id_share_per_day <= 1:
+            raise ConfigurationError(
+                f"the share of new ids must be in [0, 1], got {self.new_id_share_per_day}"
+            )
+
+
+def write_click_days(
+    folder: Path | str,
+    *,
+    first_day: date,
+    num_days: int,
+    rows_per_day: int,
+    seed: int,
+    drift: Drift | None = None,
+) -> tuple[ClickDay, ...]:
+    """Write days of clicks as folder/day=YYYY-MM-DD/clicks.tsv.gz, with the true probabilities beside them.
+
+    The same seed and drift give the same rows for a day whichever days are written with it, so a later call goes on
+    where an earlier one ended.
+
+    Args:
+        folder: Made if it is not there.
+        first_day: Of the days.
+        num_days: At least 1.
+        rows_per_day: At least 1.
+        seed: At least 0.
+        drift: Of the truth; by default a turn of 0.1 radians and 2 % of new ids a day.
+
+    Raises:
+        ConfigurationError: A number is out of its range.
+        DataError: A file cannot be written.
+    """
+    for name, number, least in (
+        ("num_days", num_days, 1),
+        ("rows_per_day", rows_per_day, 1),
+        ("seed", seed, 0),
+    ):
+        if number < least:
+            raise ConfigurationError(f"{name} must be at least {least}, got {number}")
+    written = []
+    for number in range(num_days):
+        day = first_day + timedelta(days=number)
+        stream = write_rows(
+            Path(folder) / f"{PARTITION_PREFIX}{day}" / "clicks.tsv.gz",
+            truth_of_day(day, seed=seed, drift=drift or Drift()),
+            num_rows=rows_per_day,
+            entropy=(seed, _DAY_ROWS, day.toordinal()),
+        )
+        written.append(ClickDay(day=day, stream=stream))
+    return tuple(written)
+
+
+def truth_of_day(day: date, *, seed: int, drift: Drift) -> ClickTruth:
+    """Return what is behind the clicks of a day; without drift the truth of `write_click_stream`."""
+    number = day.toordinal()
+    effects = ClickEffects.draw(np.random.default_rng([seed, CALIBRATION_STREAM]))
+    if drift.radians_per_day:
+        last = ClickEffects.draw(np.random.default_rng([seed, _LAST_DRAW]))
+        effects = _turned(effects, last, angle=drift.radians_per_day * number)
+    values: list[FloatArray] = []
+    texts: list[pa.StringArray] = []
+    for slot, size in enumerate(SLOT_CARDINALITIES):
+        slot_effects, numbers = effects.values[slot], np.arange(size)
+        if drift.new_id_share_per_day and size >= MIN_CHANGING_CARDINALITY:
+            generations = _generations(slot, size, number, seed=seed, share=drift.new_id_share_per_day)
+            slot_effects = _replaced(slot_effects, slot, generations, seed=seed)
+            numbers = numbers + (generations << _GENERATION_BITS)
+        values.append(slot_effects)
+        texts.append(value_texts(slot, numbers))
+    of_day = ClickEffects(
+        values=tuple(values),
+        factors=effects.factors,
+        count_slopes=effects.count_slopes,
+        count_curvatures=effects.count_curvatures,
+    )
+    return ClickTruth(of_day, texts, np.random.default_rng([seed, CALIBRATION_STREAM, number]))
+
+
+def _turned(first: ClickEffects, last: ClickEffects, *, angle: float) -> ClickEffects:
+    """Return effects on the way from one draw to the other, of the same size as either."""
+    cosine, sine = math.cos(angle), math.sin(angle)
+
+    def turn(before: FloatArray, after: FloatArray) -> FloatArray:
+        return cosine * before + sine * after
+
+    return ClickEffects(
+        values=tuple(turn(*pair) for pair in zip(first.values, last.values, strict=True)),
+        factors=tuple(
+            (turn(one, other), turn(two, another))
+            for (one, two), (other, another) in zip(first.factors, last.factors, strict=True)
+        ),
+        count_slopes=turn(first.count_slopes, last.count_slopes),
+        count_curvatures=turn(first.count_curvatures, last.count_curvatures),
+    )
+
+
+def _generations(slot: int, size: int, number: int, *, seed: int, share: float) -> npt.NDArray[np.int64]:
+    """Return how often each value [size] of a slot has been replaced by a day, each at its own turn."""
+    lifetime_days = max(1, round(1 / share))
+    turns = np.random.default_rng([seed, _NEW_IDS, slot]).integers(0, lifetime_days, size=size)
+    generations: npt.NDArray[np.int64] = (number + turns) // lifetime_days
+    return generations
+
+
+def _replaced(effects: FloatArray, slot: int, generations: npt.NDArray[np.int64], *, seed: int) -> FloatArray:
+    """Return the effects [size + 1] of a slot with a draw of its own for each generation of a value."""
+    size = len(generations)
+    replaced = effects.copy()
+    for generation in np.unique(generations):
+        drawn = draw_value_effects(np.random.default_rng([seed, _NEW_IDS, slot, int(generation)]), size)
+        is_of_it = np.flatnonzero(generations == generation)
+        replaced[is_of_it] = drawn[is_of_it]
+    return replaced

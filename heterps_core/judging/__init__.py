@@ -1,0 +1,1 @@
+"""How good predictions are, and whether one model is better than another."""

@@ -1,0 +1,1 @@
+"""From profiles and prices to a plan: problem, cost model, search, explanation, simulation."""

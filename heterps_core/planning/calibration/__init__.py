@@ -1,0 +1,1 @@
+"""Corrects profiles by the speed of past runs."""

@@ -1,0 +1,286 @@
+"""What a plan costs and why: time, memory and price per stage, totals, and every broken constraint.
+
+This is the plain form of the planning contract's formulas, one stage at a time. Searches rate plans in
+bulk by other means (`batch_rating.py`, `segment_table.py`); what is reported always comes from here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.planning.cost_model.instance_cover import InstanceCover
+from heterps_core.planning.cost_model.objective import BYTES_PER_GB
+from heterps_core.planning.cost_model.stage_cost import (
+    boundary_seconds,
+    is_within,
+    replica_memory_bytes,
+    replicated_seconds,
+    scaled_seconds,
+)
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType
+from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
+from heterps_core.units import SECONDS_PER_HOUR
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageEvaluation:
+    """One stage of a plan, with its share of everything."""
+
+    stage: Stage
+    compute_seconds: float
+    """CT, for one training batch."""
+
+    communication_seconds: float
+    """DT, in-stage and across both boundaries, for one training batch."""
+
+    memory_bytes: float
+    """State on one replica."""
+
+    price_usd_per_hour: float
+    """Of the instances that carry the replicas."""
+
+    @property
+    def seconds(self) -> float:
+        """ET = max(CT, DT): computation and communication overlap."""
+        return max(self.compute_seconds, self.communication_seconds)
+
+
+class CostLine(NamedTuple):
+    """One line of the predicted bill."""
+
+    name: str
+    cost_usd: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Violation:
+    """A constraint that a plan breaks, and by how far."""
+
+    constraint: str
+    """ "throughput floor", "memory" or "units cap"."""
+
+    subject: str
+    """What breaks it: the pipeline, a stage or a device type."""
+
+    required: float
+    reached: float
+    unit: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.constraint} of {self.subject}: {self.reached:.6g} {self.unit} "
+            f"against a limit of {self.required:.6g}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanEvaluation:
+    """A plan's cost as a breakdown."""
+
+    stages: tuple[StageEvaluation, ...]
+    throughput_samples_per_s: float
+    price_usd_per_hour: float
+    run_seconds: float
+    """ETT: wall time of all epochs, without start-up, teardown and interruptions."""
+
+    cost_lines: tuple[CostLine, ...]
+    """What the run is charged for, a line for each cost; those that are switched off are 0."""
+
+    violations: tuple[Violation, ...]
+    """Empty where the plan is feasible."""
+
+    @property
+    def cost_usd(self) -> float:
+        """The sum of all lines."""
+        return sum(line.cost_usd for line in self.cost_lines)
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether every constraint holds."""
+        return not self.violations
+
+    @property
+    def bottleneck(self) -> StageEvaluation:
+        """The slowest stage, which sets the throughput."""
+        return max(self.stages, key=lambda stage: stage.seconds)
+
+
+def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluation:
+    """Return time, memory, price and constraint violations of a plan.
+
+    With ET(k) of each stage as in `evaluate_stage`, throughput = B / max ET, and
+    cost = E * M / throughput / 3600 * sum of price * k, with the lines of `extra_costs` besides.
+
+    Raises:
+        ConfigurationError: The stages do not cover the chain, name an unknown device type, or two
+            neighbouring stages share one.
+    """
+    check_stages_cover_chain(stages, problem.num_layers)
+    for left, right in pairwise(stages):
+        if left.device_type == right.device_type:
+            raise ConfigurationError(
+                f"neighbouring stages must differ in device type, but layers {left.first_layer}.."
+                f"{left.last_layer} and {right.first_layer}..{right.last_layer} are both on "
+                f"{left.device_type!r}; join them"
+            )
+    parts = tuple(evaluate_stage(problem, stage) for stage in stages)
+    slowest_seconds = max(part.seconds for part in parts)
+    throughput_samples_per_s = problem.batch_size / slowest_seconds
+    run_seconds = problem.num_epochs * problem.num_samples / throughput_samples_per_s
+    return PlanEvaluation(
+        stages=parts,
+        throughput_samples_per_s=throughput_samples_per_s,
+        price_usd_per_hour=sum(part.price_usd_per_hour for part in parts),
+        run_seconds=run_seconds,
+        cost_lines=_cost_lines(problem, parts, run_seconds),
+        violations=(
+            *_floor_violation(problem, slowest_seconds),
+            *_memory_violations(problem, parts),
+            *_cap_violations(problem, stages),
+        ),
+    )
+
+
+def _cost_lines(
+    problem: SchedulingProblem, parts: Sequence[StageEvaluation], run_seconds: float
+) -> tuple[CostLine, ...]:
+    """Return the bill; the lines add up to the objective of `objective.py`."""
+    extra = problem.extra_costs
+    units = [problem.device_types[part.stage.device_type] for part in parts]
+    replicas = [part.stage.num_replicas for part in parts]
+    run_hours = run_seconds / SECONDS_PER_HOUR
+    overhead_hours = (extra.startup_seconds + extra.teardown_seconds) / SECONDS_PER_HOUR
+    price = sum(part.price_usd_per_hour for part in parts)
+    unit_price = sum(unit.price_usd_per_hour * count for unit, count in zip(units, replicas, strict=True))
+    storage_usd = (run_hours + overhead_hours) * extra.storage_usd_per_hour
+    transfer_usd = sum(
+        # Activations cross forward, their gradients back.
+        2 * problem.layers[left.last_layer].output_bytes_per_sample / BYTES_PER_GB * extra.transfer_usd_per_gb
+        for left, right in pairwise(part.stage for part in parts)
+        if problem.device_types[left.device_type].zone != problem.device_types[right.device_type].zone
+    ) * (problem.num_samples * problem.num_epochs)
+    interruptions_per_hour = sum(
+        unit.interruptions_per_hour * count for unit, count in zip(units, replicas, strict=True)
+    )
+    lost_share = (
+        math.sqrt(2 * extra.checkpoint_seconds / SECONDS_PER_HOUR * interruptions_per_hour)
+        + extra.restart_seconds / SECONDS_PER_HOUR * interruptions_per_hour
+    )
+    hourly_usd = price + extra.storage_usd_per_hour + transfer_usd / (run_hours + overhead_hours)
+    return (
+        CostLine("compute", run_hours * unit_price),
+        CostLine("whole instances", run_hours * (price - unit_price)),
+        CostLine("start-up and teardown", overhead_hours * price),
+        CostLine("storage", storage_usd),
+        CostLine("transfer between zones", transfer_usd),
+        CostLine("spot risk", run_hours * lost_share * hourly_usd),
+        CostLine("search and profiling", extra.search_and_profiling_usd),
+    )
+
+
+def evaluate_stage(problem: SchedulingProblem, stage: Stage) -> StageEvaluation:
+    """Return time, memory and price of one stage of layers a..b on type t with k replicas.
+
+    OCT, ODT are the sums of the layers' compute and communication seconds; ODT also holds the time of
+    both boundaries. CT(k) = OCT * B/B_o * (1 - alpha + alpha/k), DT(k) likewise with ODT and beta. Where a single
+    replica does not communicate, ODT of k = 1 is the time of the boundaries alone.
+
+    Raises:
+        ConfigurationError: The problem has no such device type.
+    """
+    if stage.device_type not in problem.device_types:
+        known = ", ".join(problem.device_types)
+        raise ConfigurationError(f"unknown device type {stage.device_type!r} in a plan; known are: {known}")
+    unit = problem.device_types[stage.device_type]
+    layers = problem.layers[stage.first_layer : stage.last_layer + 1]
+    is_first = stage.first_layer == 0
+    is_last = stage.last_layer == problem.num_layers - 1
+    compute_seconds = sum(layer.compute_seconds[stage.device_type] for layer in layers)
+    communication_seconds = 0.0
+    if stage.num_replicas > 1 or problem.single_replica_communicates:
+        communication_seconds = sum(layer.communication_seconds[stage.device_type] for layer in layers)
+    communication_seconds += boundary_seconds(
+        0 if is_first else problem.layers[stage.first_layer - 1].output_bytes_per_sample,
+        0 if is_last else layers[-1].output_bytes_per_sample,
+        profile_batch_size=problem.profile_batch_size,
+        bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s,
+    )
+    sizes = {"batch_size": problem.batch_size, "profile_batch_size": problem.profile_batch_size}
+    return StageEvaluation(
+        stage=stage,
+        compute_seconds=replicated_seconds(
+            scaled_seconds(compute_seconds, **sizes), unit.compute_parallel_fraction, stage.num_replicas
+        ),
+        communication_seconds=replicated_seconds(
+            scaled_seconds(communication_seconds, **sizes),
+            unit.communication_parallel_fraction,
+            stage.num_replicas,
+        ),
+        memory_bytes=replica_memory_bytes(
+            sum(layer.state_bytes for layer in layers if not layer.is_sharded),
+            sum(layer.state_bytes for layer in layers if layer.is_sharded),
+            stage.num_replicas,
+        ),
+        price_usd_per_hour=_price_usd_per_hour(unit, stage.num_replicas),
+    )
+
+
+def _price_usd_per_hour(unit: UnitType, num_replicas: int) -> float:
+    if not unit.instances:
+        return unit.price_usd_per_hour * num_replicas
+    cover = InstanceCover(
+        [size.units for size in unit.instances],
+        [size.price_usd_per_hour for size in unit.instances],
+        most_units=num_replicas,
+    )
+    return cover.price_usd_per_hour(num_replicas)
+
+
+def _floor_violation(problem: SchedulingProblem, slowest_seconds: float) -> list[Violation]:
+    if is_within(slowest_seconds, problem.stage_seconds_limit):
+        return []
+    return [
+        Violation(
+            constraint="throughput floor",
+            subject="the pipeline",
+            required=problem.throughput_floor_samples_per_s,
+            reached=problem.batch_size / slowest_seconds,
+            unit="samples/s",
+        )
+    ]
+
+
+def _memory_violations(problem: SchedulingProblem, parts: Sequence[StageEvaluation]) -> list[Violation]:
+    return [
+        Violation(
+            constraint="memory",
+            subject=f"layers {part.stage.first_layer}..{part.stage.last_layer} on {part.stage.device_type}",
+            required=problem.device_types[part.stage.device_type].usable_bytes,
+            reached=part.memory_bytes,
+            unit="bytes",
+        )
+        for part in parts
+        if not is_within(part.memory_bytes, problem.device_types[part.stage.device_type].usable_bytes)
+    ]
+
+
+def _cap_violations(problem: SchedulingProblem, stages: Sequence[Stage]) -> list[Violation]:
+    used = dict.fromkeys(problem.device_types, 0)
+    for stage in stages:
+        used[stage.device_type] += stage.num_replicas
+    return [
+        Violation(
+            constraint="units cap",
+            subject=name,
+            required=problem.device_types[name].max_units,
+            reached=num_units,
+            unit="units",
+        )
+        for name, num_units in used.items()
+        if num_units > problem.device_types[name].max_units
+    ]

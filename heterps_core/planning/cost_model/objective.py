@@ -1,0 +1,150 @@
+"""What a plan costs altogether, from its longest stage time, its price, its interruptions and its transfers.
+
+With x the longest stage time in seconds, R the price of all instances in USD per hour, the bill of a run is
+
+    E M / B / 3600 * (x h + x0) * (R + r0 + w / (x + x0))  +  fixed USD
+
+x0 are start-up and teardown, spread over the steps; r0 is storage per hour; w the price of what crosses between
+zones in one step (in seconds times USD per hour); h >= 1 is the stretch by interruptions. With all terms off it is
+the planning contract's x * R. Young's checkpoint interval sqrt(2 delta / L) for L interruptions per hour costs a
+share sqrt(2 delta L) of the time in pauses and lost work together, and each interruption a restart rho, so
+h = 1 + sqrt(2 delta L) + rho L (J. W. Young, CACM 17(9), 1974; J. T. Daly, FGCS 22(3), 2006, whose higher
+terms matter only where a checkpoint takes a good part of the time between failures). Work that is lost is
+transferred again; charging w for the whole stretch overstates that by the pauses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.partition_sums import sums_over_changes
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.units import SECONDS_PER_HOUR
+
+BYTES_PER_GB = 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Objective:
+    """The terms of a problem's cost in the planner's unit, seconds of a step times USD per hour ("product").
+
+    Methods take plain numbers and arrays alike.
+    """
+
+    extra_seconds: float
+    """x0."""
+
+    extra_usd_per_hour: float
+    """r0."""
+
+    checkpoint_hours: float
+    """delta."""
+
+    restart_hours: float
+    """rho."""
+
+    interruptions_per_hour: Floats
+    """Of one unit of each device type, all 0 where interruptions cost nothing; shape (T,)."""
+
+    transfer_products: Floats | None
+    """w where the boundary before a layer lies between two types, shape (L, T, T): [layer, type before, type
+    after]. None where nothing is charged for transfers."""
+
+    most_interruptions_per_hour: float
+    """Of all units that there are."""
+
+    usd_per_product: float
+    fixed_usd: float
+
+    @property
+    def shift_seconds(self) -> float:
+        """z such that a plan's product falls no faster than x + z where its stage time x falls.
+
+        x0 without interruptions; with them (x h + x0) / (x + z) must not rise with x for any h, so
+        z = x0 / the largest h.
+        """
+        return float(self.extra_seconds / self.stretch(self.most_interruptions_per_hour))
+
+    @property
+    def has_interruptions(self) -> bool:
+        """Whether the stretch of any plan is above 1."""
+        return bool(self.interruptions_per_hour.any())
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the product is x * R, as in the planning contract."""
+        return (
+            self.extra_seconds == 0 and self.extra_usd_per_hour == 0 and not self.weighs_differently_over_time
+        )
+
+    @property
+    def weighs_differently_over_time(self) -> bool:
+        """Whether two plans of the same stage time may change their order where that time changes."""
+        return self.has_interruptions or self.transfer_products is not None
+
+    def stretch(self, interruptions_per_hour: Any) -> Any:
+        """Return h for the interruptions of a whole plan."""
+        return (
+            1
+            + np.sqrt(2 * self.checkpoint_hours * interruptions_per_hour)
+            + self.restart_hours * interruptions_per_hour
+        )
+
+    def product(
+        self, stage_seconds: Any, usd_per_hour: Any, interruptions_per_hour: Any, transfer_product: Any
+    ) -> Any:
+        """Return (x h + x0) * (R + r0 + w / (x + x0))."""
+        stretched = stage_seconds * self.stretch(interruptions_per_hour) + self.extra_seconds
+        return stretched * self.hourly(stage_seconds, usd_per_hour, transfer_product)
+
+    def hourly(self, stage_seconds: Any, usd_per_hour: Any, transfer_product: Any) -> Any:
+        """Return R + r0 + w / (x + x0): all that is charged by the hour."""
+        return (
+            usd_per_hour + self.extra_usd_per_hour + transfer_product / (stage_seconds + self.extra_seconds)
+        )
+
+    def transfers(self, rows: Ints) -> Floats:
+        """Return w of partitions, last stage first, padded with -1; shape (X, L) -> (X,)."""
+        if self.transfer_products is None:
+            return np.zeros(len(rows))
+        return sums_over_changes(self.transfer_products, rows)
+
+    def cost_usd(self, product: Any) -> Any:
+        """Return the bill of a run."""
+        return product * self.usd_per_product + self.fixed_usd
+
+
+def objective_of(problem: SchedulingProblem) -> Objective:
+    """Return the objective of a problem."""
+    extra = problem.extra_costs
+    units = tuple(problem.device_types.values())
+    usd_per_product = problem.num_steps / SECONDS_PER_HOUR
+    counts_interruptions = extra.checkpoint_seconds > 0 or extra.restart_seconds > 0
+    interruptions = np.array([unit.interruptions_per_hour for unit in units]) * counts_interruptions
+    return Objective(
+        extra_seconds=(extra.startup_seconds + extra.teardown_seconds) / problem.num_steps,
+        extra_usd_per_hour=extra.storage_usd_per_hour,
+        checkpoint_hours=extra.checkpoint_seconds / SECONDS_PER_HOUR,
+        restart_hours=extra.restart_seconds / SECONDS_PER_HOUR,
+        interruptions_per_hour=interruptions,
+        most_interruptions_per_hour=float(interruptions @ [unit.max_units for unit in units]),
+        transfer_products=_transfer_products(problem, usd_per_product),
+        usd_per_product=usd_per_product,
+        fixed_usd=extra.search_and_profiling_usd,
+    )
+
+
+def _transfer_products(problem: SchedulingProblem, usd_per_product: float) -> Floats | None:
+    zones = np.array([unit.zone for unit in problem.device_types.values()])
+    is_crossing = zones[:, None] != zones
+    if problem.extra_costs.transfer_usd_per_gb == 0 or not is_crossing.any():
+        return None
+    bytes_per_sample = np.array([0.0, *(layer.output_bytes_per_sample for layer in problem.layers[:-1])])
+    # Activations cross forward, their gradients back.
+    run_bytes = 2 * bytes_per_sample * problem.num_samples * problem.num_epochs
+    usd = run_bytes / BYTES_PER_GB * problem.extra_costs.transfer_usd_per_gb
+    return np.asarray((usd / usd_per_product)[:, None, None] * is_crossing)

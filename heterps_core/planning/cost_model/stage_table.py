@@ -1,0 +1,261 @@
+"""Costs of many possible stages at once, as arrays, and the least replicas with which each keeps a stage time.
+
+For a fixed longest stage time x the cheapest replica count of a stage depends on nothing outside the stage.
+The exact optimum, integer provisioning and batch rating all rest on this one question, asked in bulk.
+
+Shape legend: L = layers, T = device types, G = L (L + 1) / 2 runs of layers ordered by (last, first),
+X = stage times asked for, N = any shape of candidate stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.instance_cover import InstanceCover
+from heterps_core.planning.cost_model.objective import objective_of
+from heterps_core.planning.cost_model.partition_sums import run_layers
+from heterps_core.planning.cost_model.stage_cost import (
+    COMPARISON_TOLERANCE,
+    boundary_seconds,
+    is_within,
+    replica_memory_bytes,
+    replicated_seconds,
+    scaled_seconds,
+)
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType
+
+_NEAR_INTEGER = 1e-7
+"""Replica counts this near (relatively) to a whole number are settled by computing the time itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageTable:
+    """Candidate stages; every array broadcasts to the same shape N."""
+
+    compute_seconds: Floats
+    """On one unit, for one training batch."""
+
+    communication_seconds: Floats
+    memory_replicas: Floats
+    """Least replicas whose memory holds the stage; infinite where none does."""
+
+    compute_parallel_fraction: Floats
+    communication_parallel_fraction: Floats
+    price_usd_per_hour: Floats
+    """Of one unit."""
+
+    max_units: Floats
+    interruptions_per_hour: Floats
+    """Of one unit; 0 where interruptions cost nothing."""
+
+    type_indices: Ints
+    single_communication_seconds: Floats | None = None
+    """On one unit where it is the only replica; None where that makes no difference."""
+
+    covers: Mapping[int, Floats]
+    """Type index -> price of 0..max_units units, for types that are sold in whole instances."""
+
+    def seconds(self, num_replicas: Floats) -> Floats:
+        """Return ET(k) = max(CT(k), DT(k)), elementwise."""
+        communication = replicated_seconds(
+            self.communication_seconds, self.communication_parallel_fraction, num_replicas
+        )
+        if self.single_communication_seconds is not None:
+            alone = replicated_seconds(
+                self.single_communication_seconds, self.communication_parallel_fraction, 1
+            )
+            communication = np.where(num_replicas == 1, alone, communication)
+        slower: Floats = np.maximum(
+            replicated_seconds(self.compute_seconds, self.compute_parallel_fraction, num_replicas),
+            communication,
+        )
+        return slower
+
+    def fastest_seconds(self) -> Floats:
+        """Return the least ET(k) over the counts that memory and the cap allow, where there are any; elementwise.
+
+        From two replicas on, more are never slower; one alone may be the fastest, as it does not communicate.
+        """
+        seconds = self.seconds(self.max_units)
+        if self.single_communication_seconds is not None:
+            alone = self.seconds(np.ones_like(self.memory_replicas))
+            seconds = np.where(self.memory_replicas <= 1, np.minimum(seconds, alone), seconds)
+        return np.asarray(seconds)
+
+    def usd_per_hour(self, num_replicas: Floats) -> Floats:
+        """Return what k replicas are charged, elementwise; infinite where k is."""
+        prices = np.asarray(num_replicas * self.price_usd_per_hour)
+        if self.covers:
+            types = np.broadcast_to(self.type_indices, prices.shape)
+            for index, cover in self.covers.items():
+                where = np.nonzero((types == index) & np.isfinite(num_replicas))
+                prices[where] = cover[num_replicas[where].astype(np.int64)]
+        return prices
+
+    def least_replicas(self, stage_seconds: Floats) -> Floats:
+        """Return the least k with ET(k) <= x that memory and the type's cap allow.
+
+        From s (1 - f + f / k) <= x follows k >= s f / (x - s (1 - f)), for computation and communication.
+
+        Args:
+            stage_seconds: x, shape (X,), positive.
+
+        Returns:
+            Shape (X, *N); infinite where no k is allowed.
+        """
+        x = stage_seconds.reshape(-1, *(1,) * self.compute_seconds.ndim)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            exact = np.maximum(
+                _amdahl_replicas(self.compute_seconds, self.compute_parallel_fraction, x),
+                _amdahl_replicas(self.communication_seconds, self.communication_parallel_fraction, x),
+            )
+            np.maximum(exact, self.memory_replicas, out=exact)
+            nearest = np.rint(exact)
+            doubtful = np.abs(exact - nearest) <= _NEAR_INTEGER * nearest
+        replicas = np.ceil(exact)
+        where = np.nonzero(doubtful & np.isfinite(exact))
+        if where[0].size:
+            rounded = nearest[where]
+            too_slow = self._at(where[1:]).seconds(rounded) > stage_seconds[where[0]]
+            replicas[where] = rounded + too_slow
+        if self.single_communication_seconds is not None:
+            alone = self.seconds(np.ones_like(self.memory_replicas))
+            replicas[(alone <= x) & (self.memory_replicas <= 1)] = 1.0
+        replicas[replicas > self.max_units] = np.inf
+        return replicas
+
+    def take(self, rows: Ints) -> StageTable:
+        """Return the candidates with these flat indices, as a table of one axis."""
+        index = np.unravel_index(rows, self.compute_seconds.shape)
+        return self._at(tuple(index))
+
+    def _at(self, index: tuple[Ints, ...]) -> StageTable:
+        shape = self.compute_seconds.shape
+        return StageTable(
+            covers=self.covers,
+            **{
+                field.name: np.broadcast_to(getattr(self, field.name), shape)[index]
+                for field in fields(StageTable)
+                if field.name != "covers" and getattr(self, field.name) is not None
+            },
+        )
+
+
+def _amdahl_replicas(unit_seconds: Floats, parallel_fraction: Floats, x: Floats) -> Floats:
+    serial_seconds = unit_seconds * (1 - parallel_fraction)
+    slack_seconds = x - serial_seconds
+    replicas = (unit_seconds * parallel_fraction) / slack_seconds
+    replicas[np.isnan(replicas)] = np.inf  # 0 / 0: no parallel part and no slack
+    replicas[slack_seconds < 0] = np.inf
+    # One replica is compared directly: a tiny parallel part would be lost in the slack's rounding.
+    replicas[unit_seconds <= x] = 1.0
+    return np.maximum(replicas, 1.0, out=replicas)
+
+
+def segment_table(problem: SchedulingProblem) -> StageTable:
+    """Return every run of consecutive layers on every device type, shape (G, T).
+
+    Run (first a, last b) has the row b (b + 1) / 2 + a, see `segment_row`.
+    """
+    last, first = np.tril_indices(problem.num_layers)
+    return _stage_table(problem, first, last, _sums_of_all_runs)
+
+
+def run_table(problem: SchedulingProblem, runs: Sequence[tuple[int, int]]) -> StageTable:
+    """Return some runs of layers first..last on every device type, shape (runs, T)."""
+    first, last = np.array(runs).T
+    return _stage_table(
+        problem,
+        first,
+        last,
+        lambda values: np.array([sum(values[begin : end + 1]) for begin, end in runs], dtype=np.float64),
+    )
+
+
+def _stage_table(
+    problem: SchedulingProblem, first: Ints, last: Ints, sums: Callable[[Sequence[float]], Floats]
+) -> StageTable:
+    """Return a table of runs; `sums` adds a value of each layer up over each run."""
+    units = tuple(problem.device_types.values())
+    shape = (last.size, len(units))
+    compute_seconds, communication_seconds, boundaries, memory_replicas = (np.empty(shape) for _ in range(4))
+    replicated_bytes = sums([layer.state_bytes * (not layer.is_sharded) for layer in problem.layers])
+    sharded_bytes = sums([layer.state_bytes * layer.is_sharded for layer in problem.layers])
+    cut_bytes = np.array([0.0, *(layer.output_bytes_per_sample for layer in problem.layers[:-1]), 0.0])
+    sizes = {"batch_size": problem.batch_size, "profile_batch_size": problem.profile_batch_size}
+    for index, (name, unit) in enumerate(problem.device_types.items()):
+        work = sums([layer.compute_seconds[name] for layer in problem.layers])
+        traffic = sums([layer.communication_seconds[name] for layer in problem.layers])
+        across = boundary_seconds(
+            cut_bytes[first],
+            cut_bytes[last + 1],
+            profile_batch_size=problem.profile_batch_size,
+            bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s,
+        )
+        compute_seconds[:, index] = scaled_seconds(work, **sizes)
+        communication_seconds[:, index] = scaled_seconds(traffic + across, **sizes)
+        boundaries[:, index] = scaled_seconds(across, **sizes)
+        memory_replicas[:, index] = least_memory_replicas(replicated_bytes, sharded_bytes, unit.usable_bytes)
+    return StageTable(
+        compute_seconds=compute_seconds,
+        communication_seconds=communication_seconds,
+        single_communication_seconds=None if problem.single_replica_communicates else boundaries,
+        memory_replicas=memory_replicas,
+        compute_parallel_fraction=np.array([unit.compute_parallel_fraction for unit in units]),
+        communication_parallel_fraction=np.array([unit.communication_parallel_fraction for unit in units]),
+        price_usd_per_hour=np.array([unit.price_usd_per_hour for unit in units]),
+        max_units=np.array([unit.max_units for unit in units], dtype=np.float64),
+        interruptions_per_hour=objective_of(problem).interruptions_per_hour,
+        type_indices=np.arange(len(units)),
+        covers={index: _cover_prices(unit) for index, unit in enumerate(units) if unit.instances},
+    )
+
+
+def _cover_prices(unit: UnitType) -> Floats:
+    cover = InstanceCover(
+        [size.units for size in unit.instances],
+        [size.price_usd_per_hour for size in unit.instances],
+        most_units=unit.max_units,
+    )
+    return np.array(cover.prices_usd_per_hour())
+
+
+def segment_row(first_layer: int, last_layer: int) -> int:
+    """Return the row of a run of layers in `segment_table`."""
+    return last_layer * (last_layer + 1) // 2 + first_layer
+
+
+def segment_layers(row: int) -> tuple[int, int]:
+    """Return first and last layer of a row of `segment_table`."""
+    first_layer, last_layer = run_layers(np.array(row))
+    return int(first_layer), int(last_layer)
+
+
+def least_memory_replicas(replicated_bytes: Floats, sharded_bytes: Floats, memory_bytes: float) -> Floats:
+    """Return the least k with replicated + sharded / k <= memory; infinite where none is enough."""
+    limit_bytes = memory_bytes * (1 + COMPARISON_TOLERANCE)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        replicas = np.maximum(np.ceil(sharded_bytes / (limit_bytes - replicated_bytes)), 1.0)
+    replicas[sharded_bytes == 0] = 1.0
+    replicas[replicated_bytes > limit_bytes] = np.inf
+    # The quotient may be a rounding error off a whole number; the comparison itself decides.
+    fewer = np.maximum(replicas - 1, 1.0)
+    enough = is_within(replica_memory_bytes(replicated_bytes, sharded_bytes, fewer), memory_bytes)
+    return np.where(enough, fewer, replicas)
+
+
+def _sums_of_all_runs(values: Sequence[float]) -> Floats:
+    """Return the sums over all runs of consecutive values, shape (G,).
+
+    Summed from each first value onwards: differences of prefix sums would lose the digits of small runs.
+    """
+    num_values = len(values)
+    sums = np.cumsum(
+        np.triu(np.broadcast_to(np.asarray(values, dtype=np.float64), (num_values,) * 2)), axis=1
+    )
+    last, first = np.tril_indices(num_values)
+    return np.asarray(sums[first, last])

@@ -1,0 +1,168 @@
+"""Why a plan is the cheapest, what would change it, and what more throughput costs: one noun for all of it.
+
+Everything is told about the cheapest plan there is. Where the chosen plan is dearer, as a heuristic's may be, the
+explanation says by how much and what it places elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.explain.binding_constraints import (
+    BindingConstraint,
+    price_of_floor,
+    prices_of_units,
+)
+from heterps_core.planning.explain.cost_range import CostRange, Doubt, find_cost_range, find_doubts
+from heterps_core.planning.explain.placement import Move, moves_between
+from heterps_core.planning.explain.price_flips import PriceFlip, find_price_flips
+from heterps_core.planning.explain.reasons import (
+    Pace,
+    SingleType,
+    TypeRole,
+    TypeWorth,
+    find_pace,
+    find_roles,
+    find_single_types,
+    find_worths,
+)
+from heterps_core.planning.explain.runner_up import RunnerUp, find_runner_up
+from heterps_core.planning.explain.throughput_front import (
+    MORE_THROUGHPUT,
+    FrontPoint,
+    PriceOfThroughput,
+    price_of_throughput,
+    sweep_front,
+)
+from heterps_core.planning.explain.variants import SAME_COST
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.units import SAMPLES_PER_MILLION
+
+SCHEMA_VERSION = 1
+
+MAX_RUNS_FOR_FULL = 4_000
+"""Runs of layers times device types up to which a plan is explained in full unasked: 32 layers x 4 types are
+2,112 and take about a second, 64 x 8 are 16,640 and take a quarter of a minute."""
+
+
+class Detail(StrEnum):
+    """How much is explained."""
+
+    SHORT = "short"
+    """What a handful of searches tells: reasons, the price of the floor and of more throughput."""
+
+    FULL = "full"
+    """All; one search for each layer, several for each device type."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanExplanation:
+    """What is known about the cheapest plan besides itself."""
+
+    detail: Detail
+    """Where it is `SHORT`, the parts that say so are empty because they were not looked for."""
+
+    stages: tuple[Stage, ...]
+    """The cheapest plan: the chosen one, unless that is dearer."""
+
+    cost_usd: float
+    cost_lower_bound_usd: float
+    usd_per_million_samples: float
+    throughput_samples_per_s: float
+    chosen_extra_usd: float
+    """What the chosen plan costs more; 0 where it is the cheapest."""
+
+    chosen_moves: tuple[Move, ...]
+    """What the cheapest plan places elsewhere than the chosen one."""
+
+    roles: tuple[TypeRole, ...]
+    pace: Pace
+    single_types: tuple[SingleType, ...]
+    floor_price: tuple[BindingConstraint, ...]
+    """What the throughput floor costs; empty where it costs nothing."""
+
+    ten_percent_more: PriceOfThroughput
+    """Over the plan's throughput."""
+
+    ten_percent_higher_floor: PriceOfThroughput | None
+    """None without a floor."""
+
+    cost_range: CostRange | None
+    """None where no time has a spread."""
+
+    worths: tuple[TypeWorth, ...]
+    """Only in full."""
+
+    runner_up: RunnerUp | None
+    """Only in full; None where no other placement comes near."""
+
+    price_flips: tuple[PriceFlip, ...]
+    """Only in full."""
+
+    unit_prices: tuple[BindingConstraint, ...]
+    """Caps and memory limits that cost something. Only in full."""
+
+    doubts: tuple[Doubt, ...]
+    """Where another placement would win within the spread. Only in full."""
+
+    front: tuple[FrontPoint, ...]
+    """Only in full."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the explanation as plain JSON values."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+
+def default_detail(problem: SchedulingProblem) -> Detail:
+    """Return how much can be explained in about a second."""
+    num_runs = problem.num_layers * (problem.num_layers + 1) // 2 * len(problem.device_types)
+    return Detail.FULL if num_runs <= MAX_RUNS_FOR_FULL else Detail.SHORT
+
+
+def explain_plan(problem: SchedulingProblem, chosen: Sequence[Stage], *, detail: Detail) -> PlanExplanation:
+    """Explain a plan by what other problems, each changed in one thing, would make of it.
+
+    Args:
+        problem: What was planned.
+        chosen: A feasible plan for it.
+        detail: How much is asked for.
+    """
+    optimum = find_optimum(problem)
+    chosen_usd = evaluate(problem, chosen).cost_usd
+    is_cheapest = chosen_usd <= optimum.cost_usd * (1 + SAME_COST)
+    stages = tuple(chosen) if is_cheapest else optimum.stages
+    evaluation = evaluate(problem, stages)
+    cost_usd, throughput = evaluation.cost_usd, evaluation.throughput_samples_per_s
+    floor = problem.throughput_floor_samples_per_s
+    is_full = detail is Detail.FULL
+    return PlanExplanation(
+        detail=detail,
+        stages=stages,
+        cost_usd=cost_usd,
+        cost_lower_bound_usd=min(optimum.cost_lower_bound_usd, cost_usd),
+        usd_per_million_samples=cost_usd / (problem.num_epochs * problem.num_samples) * SAMPLES_PER_MILLION,
+        throughput_samples_per_s=throughput,
+        chosen_extra_usd=0.0 if is_cheapest else chosen_usd - cost_usd,
+        chosen_moves=moves_between(chosen, stages),
+        roles=find_roles(problem, evaluation),
+        pace=find_pace(evaluation),
+        single_types=find_single_types(problem),
+        floor_price=price_of_floor(problem, cost_usd),
+        ten_percent_more=price_of_throughput(problem, MORE_THROUGHPUT * throughput, cost_usd),
+        ten_percent_higher_floor=(
+            price_of_throughput(problem, MORE_THROUGHPUT * floor, cost_usd) if floor > 0 else None
+        ),
+        cost_range=find_cost_range(problem, stages),
+        worths=find_worths(problem, stages, cost_usd) if is_full else (),
+        runner_up=find_runner_up(problem, stages, cost_usd) if is_full else None,
+        price_flips=find_price_flips(problem, stages) if is_full else (),
+        unit_prices=prices_of_units(problem, cost_usd) if is_full else (),
+        doubts=find_doubts(problem, stages) if is_full else (),
+        front=sweep_front(problem, stages) if is_full else (),
+    )

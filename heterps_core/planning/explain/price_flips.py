@@ -1,0 +1,134 @@
+"""At which price of a device type the cheapest plan becomes another placement.
+
+The cost of a fixed plan is linear in the price of one device type, so the least cost of all plans is a concave
+chain of lines over that price. Its corners are found by walking from line to line: the line of the plan at
+hand is cut with that of a cheaper plan, and the cut is asked again until no plan is cheaper there (Eisner and
+Severance 1976). So a flip is exact, and is the first one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.explain.placement import Move, device_type_of_layers, moves_between
+from heterps_core.planning.explain.variants import SAME_COST, cheapest_plan, with_price_factor
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.plans.scheduling_plan import Stage
+
+MOST_FACTOR = 10.0
+"""Prices of device types in use are raised up to this many times."""
+
+LEAST_FACTOR = 1 / 20
+"""Prices of device types that are not in use are lowered down to this share."""
+
+_MAX_PLANS = 60
+"""Plans asked for one device type before the walk ends without an answer; a few are enough."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PriceFlip:
+    """Up or down to which price of a device type the placement stays the cheapest one."""
+
+    device_type: str
+    is_used: bool
+    """In the plan: its price rises. Otherwise it falls."""
+
+    offer: str
+    """Size whose price is meant, the cheapest for each unit; empty where the price is that of a unit."""
+
+    price_usd_per_hour: float
+    """Today's, of the offer or of one unit."""
+
+    searched_usd_per_hour: float
+    """How far the price was moved."""
+
+    flip_usd_per_hour: float | None
+    """Beyond it another placement is cheapest; None where none is, as far as the price was moved."""
+
+    stages: tuple[Stage, ...]
+    """The cheapest plan just beyond the flip; empty without one."""
+
+    moves: tuple[Move, ...]
+    """What is placed elsewhere in that plan."""
+
+
+def find_price_flips(problem: SchedulingProblem, stages: Sequence[Stage]) -> tuple[PriceFlip, ...]:
+    """Return the first flip of each device type, those of the plan first.
+
+    Args:
+        problem: What is planned.
+        stages: The cheapest plan.
+    """
+    used = dict.fromkeys(stage.device_type for stage in stages)
+    unused = [name for name in problem.device_types if name not in used]
+    return tuple(_find_flip(problem, name, stages, is_used=name in used) for name in (*used, *unused))
+
+
+def _find_flip(
+    problem: SchedulingProblem, device_type: str, stages: Sequence[Stage], *, is_used: bool
+) -> PriceFlip:
+    farthest = MOST_FACTOR if is_used else LEAST_FACTOR
+    factor, beyond = _first_flip(problem, device_type, tuple(stages), farthest)
+    offer, price = _quoted_price(problem, device_type)
+    return PriceFlip(
+        device_type=device_type,
+        is_used=is_used,
+        offer=offer,
+        price_usd_per_hour=price,
+        searched_usd_per_hour=price * farthest,
+        flip_usd_per_hour=None if factor is None else price * factor,
+        stages=beyond,
+        moves=moves_between(stages, beyond) if beyond else (),
+    )
+
+
+def _first_flip(
+    problem: SchedulingProblem, device_type: str, stages: tuple[Stage, ...], farthest: float
+) -> tuple[float | None, tuple[Stage, ...]]:
+    """Return the factor on the price from which on another placement is cheapest, and that plan."""
+    placement = device_type_of_layers(stages)
+    near, asked = stages, farthest
+    far: tuple[Stage, ...] = ()
+    for _ in range(_MAX_PLANS):
+        changed = with_price_factor(problem, device_type, asked)
+        found = cheapest_plan(changed)
+        if found is None or found.cost_usd >= evaluate(changed, near).cost_usd * (1 - SAME_COST):
+            # No plan is cheaper here: the near plan is the cheapest up to this price.
+            if not far:
+                return None, ()
+            if device_type_of_layers(far) != placement:
+                return asked, far
+            near, far, asked = far, (), farthest
+            continue
+        far = found.stages
+        cut = _equal_cost_factor(problem, device_type, near, far)
+        # Cuts only move towards today's price; one that does not is a tie within rounding.
+        if abs(cut - 1) >= abs(asked - 1):
+            return asked, far
+        asked = cut
+    return None, ()
+
+
+def _equal_cost_factor(
+    problem: SchedulingProblem, device_type: str, near: Sequence[Stage], far: Sequence[Stage]
+) -> float:
+    """Return the factor on the price at which two plans cost the same."""
+    doubled = with_price_factor(problem, device_type, 2.0)
+    near_usd, far_usd = (evaluate(problem, stages).cost_usd for stages in (near, far))
+    near_slope, far_slope = (
+        evaluate(doubled, stages).cost_usd - usd for stages, usd in ((near, near_usd), (far, far_usd))
+    )
+    gained_usd = near_slope - far_slope
+    return 1.0 + (far_usd - near_usd) / gained_usd if gained_usd else math.inf
+
+
+def _quoted_price(problem: SchedulingProblem, device_type: str) -> tuple[str, float]:
+    """Return the size with the least price of a unit and its price; without sizes, the price of a unit."""
+    unit = problem.device_types[device_type]
+    if not unit.instances:
+        return "", unit.price_usd_per_hour
+    cheapest = min(unit.instances, key=lambda size: size.price_usd_per_hour / size.units)
+    return cheapest.name, cheapest.price_usd_per_hour

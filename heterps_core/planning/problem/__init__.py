@@ -1,0 +1,1 @@
+"""The scheduling problem: what is given."""

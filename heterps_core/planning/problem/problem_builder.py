@@ -1,0 +1,233 @@
+"""From profiles and prices to a planning problem: seconds, bytes and parallel fractions as the contract wants them.
+
+The contract has one alpha and one beta for a device type and no latency, so what a profile knows is condensed
+here, and each docstring says what is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.hardware import DeviceType
+from heterps_core.models.model_graph import ModelGraph
+from heterps_core.planning.problem.extra_costs import NO_EXTRA_COSTS, ExtraCosts, InstanceSize
+from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
+from heterps_core.profiling.profiles.layer_profile import LayerProfile
+
+ROUND_TRIP_MESSAGES = 4
+"""Of an embedding for one batch: counts, row numbers and rows on the way forward, gradients on the way back."""
+
+ESTIMATE_RELATIVE_ERROR = 0.5
+"""Assumed error of an estimated time, as a share of it: no estimate has been held against the device it is for.
+Models that extrapolate measurements from one GPU to another are off by 12 % on average (Yu et al., Habitat, USENIX
+ATC 2021); published peaks calibrated on another kind of machine must be expected to do several times worse."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitTerms:
+    """On which terms one unit of a device type is to be had."""
+
+    price_usd_per_hour: float
+    max_units: int
+    """Most units of this type in the whole plan."""
+
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+    """Across stage boundaries."""
+
+    instances: tuple[InstanceSize, ...] = ()
+    """In which units are sold; without sizes every unit is sold alone."""
+
+    interruptions_per_hour: float = 0.0
+    """Of one unit; 0 on-demand."""
+
+    reserved_bytes: float = 0.0
+    """Of its memory, what tables and weights may not fill."""
+
+    @classmethod
+    def of_device_type(
+        cls,
+        device_type: DeviceType,
+        *,
+        price_usd_per_hour: float,
+        max_units: int,
+        instances: tuple[InstanceSize, ...] = (),
+        interruptions_per_hour: float = 0.0,
+        reserved_bytes: float = 0.0,
+    ) -> UnitTerms:
+        """Return terms with the published memory and network of a device type."""
+        return cls(
+            price_usd_per_hour=price_usd_per_hour,
+            max_units=max_units,
+            instances=instances,
+            interruptions_per_hour=interruptions_per_hour,
+            memory_bytes=device_type.memory_bytes,
+            reserved_bytes=reserved_bytes,
+            bandwidth_bytes_per_s=device_type.network_bandwidth_bytes_per_s,
+        )
+
+
+def build_problem(
+    graph: ModelGraph,
+    profiles: Mapping[str, LayerProfile],
+    terms: Mapping[str, UnitTerms],
+    *,
+    batch_size: int,
+    num_samples: float,
+    num_epochs: float,
+    throughput_floor_samples_per_s: float,
+    extra_costs: ExtraCosts = NO_EXTRA_COSTS,
+) -> SchedulingProblem:
+    """Build the planning problem of a model.
+
+    Alpha of a device type is that of the whole chain, from its times at two batch sizes. Beta is that of all
+    in-stage communication together with one boundary of average width, because the contract applies it to both.
+    A stage of embeddings scales better than its beta says, a stage of dense layers worse.
+
+    Args:
+        graph: The model.
+        profiles: Device type -> profile; all of the same batch size, which becomes B_o.
+        terms: Device type -> price and limits, for the same device types. Their order is the problem's.
+        batch_size: B, samples per training step, at least 1.
+        num_samples: M, samples per epoch.
+        num_epochs: E.
+        throughput_floor_samples_per_s: 0 for no floor.
+        extra_costs: What is charged besides the units' time.
+
+    Raises:
+        ConfigurationError: Profiles are missing, are of another model, or have different batch sizes.
+        MalformedProblemError: A number breaks the contract.
+    """
+    profile_batch_size = _check_profiles(graph, profiles, terms)
+    if batch_size < 1:
+        raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}")
+    return SchedulingProblem(
+        model=graph.name,
+        batch_size=batch_size,
+        profile_batch_size=profile_batch_size,
+        num_samples=num_samples,
+        num_epochs=num_epochs,
+        throughput_floor_samples_per_s=throughput_floor_samples_per_s,
+        layers=tuple(
+            LayerCosts(
+                name=layer.name,
+                kind=layer.kind.value,
+                is_sharded=layer.is_sharded,
+                state_bytes=layer.state_bytes,
+                output_bytes_per_sample=layer.output_bytes_per_sample,
+                compute_seconds={
+                    name: profiles[name].compute_seconds(index, batch_size=batch_size) for name in terms
+                },
+                communication_seconds={
+                    name: in_stage_seconds(profiles[name], index, batch_size=batch_size) for name in terms
+                },
+                compute_relative_spread={
+                    name: compute_relative_spread(profiles[name], index, batch_size=batch_size)
+                    for name in terms
+                },
+            )
+            for index, layer in enumerate(graph.layers)
+        ),
+        device_types={
+            name: _unit_type(graph, profiles[name], unit, batch_size=batch_size)
+            for name, unit in terms.items()
+        },
+        extra_costs=extra_costs,
+        single_replica_communicates=False,
+    )
+
+
+def profiles_for_larger_tables(
+    profiles: Mapping[str, LayerProfile], *, measured: ModelGraph, planned: ModelGraph
+) -> dict[str, LayerProfile]:
+    """Take profiles of a model for the same model with other table sizes.
+
+    A rehearsal trains with tables that fit this machine; the job that it stands for has larger ones. Their look-ups
+    miss the caches more often, which this ignores: the times are those of the measured tables.
+
+    Raises:
+        ConfigurationError: The models differ in more than the rows of their tables.
+    """
+    if measured.without_table_sizes().layers != planned.without_table_sizes().layers:
+        raise ConfigurationError(
+            f"a profile may be used for the same model with other table sizes only, but the layers of "
+            f"{measured.name!r} and {planned.name!r} differ; profile the model anew"
+        )
+    fingerprint = planned.fingerprint()
+    return {name: replace(profile, graph_fingerprint=fingerprint) for name, profile in profiles.items()}
+
+
+def in_stage_seconds(profile: LayerProfile, layer: int, *, batch_size: int) -> float:
+    """Return a layer's share of ODT: in-stage communication of B_o samples in the limit of many replicas.
+
+    An embedding exchanges its distinct rows: row numbers out, rows in, gradients out, in four messages. A dense
+    layer all-reduces its gradients, 2 |W| bytes over a ring, once a training batch, of which B_o of B samples
+    bear B_o / B. Among k replicas only (k - 1) / k of either crosses a link, so this errs on the slow side:
+    two-fold for two replicas. One replica takes none of it (`single_replica_communicates`). Compare `rehearsal.py`,
+    where k is known.
+    """
+    timing = profile.timings[layer]
+    if timing.is_sharded:
+        return profile.exchange_link.seconds(timing.exchanged_bytes, num_messages=ROUND_TRIP_MESSAGES)
+    return profile.update_share(batch_size) * profile.all_reduce_seconds(layer)
+
+
+def compute_relative_spread(profile: LayerProfile, layer: int, *, batch_size: int) -> float:
+    """Return how far a layer's compute seconds may be off, as a share of them.
+
+    Measured: half of what lies between the tenth and the ninetieth percentile of the repeats, as if forward, backward
+    and update were slow together. Estimated: `ESTIMATE_RELATIVE_ERROR`.
+    """
+    timing = profile.timings[layer]
+    if timing.is_estimated:
+        return ESTIMATE_RELATIVE_ERROR
+    compute_ms = timing.compute_ms(update_share=profile.update_share(batch_size))
+    return timing.spread_ms / 2 / compute_ms if compute_ms > 0 else 0.0
+
+
+def _unit_type(graph: ModelGraph, profile: LayerProfile, terms: UnitTerms, *, batch_size: int) -> UnitType:
+    return UnitType(
+        price_usd_per_hour=terms.price_usd_per_hour,
+        max_units=terms.max_units,
+        instances=terms.instances,
+        interruptions_per_hour=terms.interruptions_per_hour,
+        memory_bytes=terms.memory_bytes,
+        reserved_bytes=terms.reserved_bytes,
+        bandwidth_bytes_per_s=terms.bandwidth_bytes_per_s,
+        compute_parallel_fraction=profile.compute_parallel_fraction(batch_size=batch_size),
+        communication_parallel_fraction=profile.communication_parallel_fraction(
+            batch_size=batch_size, boundary_bytes_per_sample=_mean_boundary_bytes_per_sample(graph)
+        ),
+    )
+
+
+def _mean_boundary_bytes_per_sample(graph: ModelGraph) -> float:
+    inner_cuts = [layer.output_bytes_per_sample for layer in graph.layers[:-1]]
+    return sum(inner_cuts) / len(inner_cuts) if inner_cuts else 0.0
+
+
+def _check_profiles(
+    graph: ModelGraph, profiles: Mapping[str, LayerProfile], terms: Mapping[str, UnitTerms]
+) -> int:
+    """Return the batch size that all profiles share."""
+    if not terms:
+        raise ConfigurationError("a problem needs at least one device type, got none")
+    missing = [name for name in terms if name not in profiles]
+    if missing:
+        raise ConfigurationError(
+            f"every device type needs a profile, but {', '.join(missing)} has none; "
+            f"there are profiles for: {', '.join(profiles)}"
+        )
+    for name in terms:
+        if profiles[name].graph_fingerprint != graph.fingerprint():
+            raise ConfigurationError(
+                f"the profile for {name} must be of the model {graph.name!r} as it is now, but was made of "
+                f"{profiles[name].model!r} with other sizes; profile it anew"
+            )
+    sizes = {name: profiles[name].batch_size for name in terms}
+    if len(set(sizes.values())) > 1:
+        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise ConfigurationError(f"all profiles must have the same batch size, got: {shown}")
+    return next(iter(sizes.values()))

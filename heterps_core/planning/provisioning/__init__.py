@@ -1,0 +1,1 @@
+"""From units to instances: replicas, offers, failover."""

@@ -1,0 +1,274 @@
+"""Which instances to buy so that every stage has its units, at the least price.
+
+Units are what a plan counts, instances are what is sold, in sizes of several units. Per stage this is a
+small covering problem, solved exactly. The planner is told the sizes from here too and solves the same covering
+problem inside its objective, so a plan costs what is then bought, and its lower bound holds for the purchase: the
+bound is over all plans charged with their cheapest covers, and no purchase is cheaper than those.
+
+A plan stands in one zone: what crosses between two is charged by the byte, and a chain's activations are many
+bytes. Which zone is found by solving each.
+
+A device type says how it is bought, on-demand or on spot. A plan that is all on spot buys one machine on-demand: it
+keeps the rendezvous store, and losing that one ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from heterps_core.device_types import DEVICE_TYPES, get_device_type
+from heterps_core.errors import ProvisioningError
+from heterps_core.hardware import DeviceKind, InstanceOffer, Market
+from heterps_core.planning.cost_model.instance_cover import InstanceCover
+from heterps_core.planning.problem.extra_costs import InstanceSize
+from heterps_core.planning.provisioning.alternatives import with_alternatives
+from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
+from heterps_core.plans.scheduling_plan import Stage
+
+USUAL_UNITS = 8
+"""Of a stage, for figures that depend on the sizes of instances."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitPrice:
+    """The cheapest way to have one unit of a device type."""
+
+    device_type: str
+    usd_per_hour: float
+    """Price of the instance over the units that it carries."""
+
+    offer: InstanceOffer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoverOption:
+    """An offer that could serve a stage, with the units that one instance brings."""
+
+    offer: InstanceOffer
+    units: int
+
+
+def unit_prices(offers: Iterable[InstanceOffer]) -> dict[str, UnitPrice]:
+    """Return, per device type that the offers carry, the least price of one unit.
+
+    Where a stage needs fewer units than the instance with the best unit price carries, or a number that no sizes
+    add up to, it is charged more: one A100 is sold only in eights. `ProvisioningPlan.rounding_usd_per_hour`
+    says by how much.
+    """
+    best: dict[str, UnitPrice] = {}
+    for offer in offers:
+        for hardware in DEVICE_TYPES.values():
+            device_type = hardware.in_market(offer.market)
+            units = device_type.units_in(offer)
+            if units == 0:
+                continue
+            price = offer.price_usd_per_hour / units
+            known = best.get(device_type.name)
+            if known is None or price < known.usd_per_hour:
+                best[device_type.name] = UnitPrice(
+                    device_type=device_type.name, usd_per_hour=price, offer=offer
+                )
+    return best
+
+
+def instance_sizes(device_type: str, offers: Iterable[InstanceOffer]) -> tuple[InstanceSize, ...]:
+    """Return the sizes in which the units of a device type are sold, as the planner charges them.
+
+    Raises:
+        UnknownNameError: The device type is in no table.
+        ProvisioningError: No offer carries it; the message lists those that are carried.
+    """
+    return tuple(
+        InstanceSize(
+            name=option.offer.instance_type.name,
+            units=option.units,
+            price_usd_per_hour=option.offer.price_usd_per_hour,
+        )
+        for option in _options_for(device_type, tuple(offers))
+    )
+
+
+def interruptions_per_unit(device_type: str, offers: Iterable[InstanceOffer]) -> float:
+    """Return the interruptions per hour that one unit of a device type brings to a plan.
+
+    An instance is lost with all its units, so units in larger instances bring fewer. The planner counts in
+    units and needs one figure: that of the instances that are bought for `USUAL_UNITS` of them.
+
+    Raises:
+        UnknownNameError: The device type is in no table.
+        ProvisioningError: No offer carries it; the message lists those that are carried.
+    """
+    bought = cheapest_cover(USUAL_UNITS, _options_for(device_type, tuple(offers)))
+    return sum(option.offer.interruptions_per_hour * count for option, count in bought) / USUAL_UNITS
+
+
+def zones_of(offers: Iterable[InstanceOffer]) -> tuple[str | None, ...]:
+    """Return the zones in which a plan could stand; (None,) where no price is of one zone alone."""
+    return tuple(sorted({offer.zone for offer in offers if offer.zone is not None})) or (None,)
+
+
+def offers_in_zone(offers: Iterable[InstanceOffer], zone: str | None) -> tuple[InstanceOffer, ...]:
+    """Return what is sold in a zone: the offers of the zone, and those of all zones, bound to it."""
+    return tuple(replace(offer, zone=zone) for offer in offers if offer.zone in (None, zone))
+
+
+def offers_that_hold_workers(
+    device_types: Iterable[str], offers: Iterable[InstanceOffer], *, host_bytes_of_worker: float
+) -> tuple[InstanceOffer, ...]:
+    """Return the offers without the hosts of cards that have too little memory for a worker of each card.
+
+    Raises:
+        UnknownNameError: A device type is in no table.
+        ProvisioningError: No host of a card has enough; names what the largest has for each card.
+    """
+    offers = tuple(offers)
+    too_small: set[InstanceOffer] = set()
+    for name in device_types:
+        hardware = get_device_type(name)
+        if hardware.kind is DeviceKind.CPU:
+            continue
+        shares = {
+            offer: offer.instance_type.memory_bytes / units
+            for offer in offers
+            if (units := hardware.equal_units_of(offer.instance_type)) > 0
+        }
+        small = {offer for offer, share in shares.items() if share < host_bytes_of_worker}
+        if shares and len(small) == len(shares):
+            raise ProvisioningError(
+                f"a host of {name} must have {host_bytes_of_worker:.6g} bytes of memory for each card's worker, but "
+                f"the largest offer has {max(shares.values()):.6g}; plan for fewer training rows or leave {name} out"
+            )
+        too_small |= small
+    return tuple(offer for offer in offers if offer not in too_small)
+
+
+def choose_instances(stages: Sequence[Stage], offers: Iterable[InstanceOffer]) -> ProvisioningPlan:
+    """Return the cheapest instances that give each stage one unit per replica, all in one zone.
+
+    Exact over zones and sizes. Sizes may be mixed within a stage; their units are taken as equally fast.
+    Stages do not share instances, even where they could: each has its own machines, so that one can be
+    replaced alone. Each group has what else may be bought for it.
+
+    Args:
+        stages: Of a scheduling plan, or of its rehearsal.
+        offers: What may be bought.
+
+    Raises:
+        UnknownNameError: A stage names a device type that is in no table.
+        ProvisioningError: No zone's offers carry all device types; the message lists those that are carried.
+    """
+    return instances_by_zone(stages, offers)[0]
+
+
+def instances_by_zone(
+    stages: Sequence[Stage], offers: Iterable[InstanceOffer]
+) -> tuple[ProvisioningPlan, ...]:
+    """Return the cheapest instances of each zone that has all that is needed, the cheapest zone first.
+
+    Raises:
+        UnknownNameError: A stage names a device type that is in no table.
+        ProvisioningError: No zone's offers carry all device types; the message lists those that are carried.
+    """
+    offers = tuple(offers)
+    plans, refusals = [], []
+    for zone in zones_of(offers):
+        try:
+            plans.append(_choose_in_zone(stages, offers_in_zone(offers, zone)))
+        except ProvisioningError as error:
+            refusals.append(error)
+    if not plans:
+        raise refusals[0]
+    return tuple(sorted(plans, key=lambda plan: plan.price_usd_per_hour))
+
+
+def _choose_in_zone(stages: Sequence[Stage], offers: Sequence[InstanceOffer]) -> ProvisioningPlan:
+    prices = unit_prices(offers)
+    groups: list[InstanceGroup] = []
+    planned_usd_per_hour = 0.0
+    for index, stage in enumerate(stages):
+        options = _options_for(stage.device_type, offers)
+        planned_usd_per_hour += stage.num_replicas * prices[stage.device_type].usd_per_hour
+        for option, count in cheapest_cover(stage.num_replicas, options):
+            groups.append(
+                InstanceGroup(
+                    stage=index,
+                    device_type=stage.device_type,
+                    offer=option.offer,
+                    count=count,
+                    units_per_instance=option.units,
+                )
+            )
+    steady, extra_usd_per_hour = _with_one_on_demand(groups, offers)
+    return ProvisioningPlan(
+        replicas=tuple(stage.num_replicas for stage in stages),
+        groups=tuple(with_alternatives(group, offers) for group in steady),
+        planned_price_usd_per_hour=planned_usd_per_hour,
+        rendezvous_usd_per_hour=extra_usd_per_hour,
+    )
+
+
+def _with_one_on_demand(
+    groups: Sequence[InstanceGroup], offers: Sequence[InstanceOffer]
+) -> tuple[list[InstanceGroup], float]:
+    """Return groups of which at least one instance is on-demand, and what that adds in USD per hour.
+
+    Of a plan that is all on spot the instance is bought on-demand for which that adds least.
+    """
+    if any(group.offer.market is Market.ON_DEMAND for group in groups):
+        return list(groups), 0.0
+    steady = {o.instance_type.name: o for o in offers if o.market is Market.ON_DEMAND}
+    extra = {
+        index: steady[name].price_usd_per_hour - group.offer.price_usd_per_hour
+        for index, group in enumerate(groups)
+        if (name := group.offer.instance_type.name) in steady
+    }
+    if not extra:
+        names = ", ".join(sorted({group.offer.instance_type.name for group in groups}))
+        raise ProvisioningError(
+            f"one machine must be on-demand, as losing the rendezvous store ends a run, but none of {names} has an "
+            f"on-demand price; use prices of both markets"
+        )
+    index = min(extra, key=lambda each: extra[each])
+    group = groups[index]
+    kept = replace(group, offer=steady[group.offer.instance_type.name], count=1)
+    on_spot = [replace(group, count=group.count - 1)] if group.count > 1 else []
+    return [*groups[:index], kept, *on_spot, *groups[index + 1 :]], extra[index]
+
+
+def cheapest_cover(num_units: int, options: Sequence[CoverOption]) -> list[tuple[CoverOption, int]]:
+    """Return counts of options that together carry at least `num_units`, at the least price.
+
+    Args:
+        num_units: At least 1.
+        options: At least one, each with at least 1 unit.
+
+    Returns:
+        The options used, with their counts, the largest first.
+
+    Raises:
+        ConfigurationError: No units or no options.
+    """
+    cover = InstanceCover(
+        [option.units for option in options],
+        [option.offer.price_usd_per_hour for option in options],
+        most_units=num_units,
+    )
+    counts = [(options[index], count) for index, count in cover.counts(num_units).items()]
+    return sorted(counts, key=lambda pair: (-pair[0].units, pair[0].offer.instance_type.name))
+
+
+def _options_for(name: str, offers: Sequence[InstanceOffer]) -> list[CoverOption]:
+    device_type = get_device_type(name)
+    options = [
+        CoverOption(offer=offer, units=units)
+        for offer in offers
+        if (units := device_type.units_in(offer)) > 0
+    ]
+    if not options:
+        raise ProvisioningError(
+            f"no offer carries device type {name} (families {', '.join(device_type.instance_families)}); "
+            f"the {len(offers)} offers carry: {', '.join(sorted(unit_prices(offers))) or 'no known device type'}; "
+            f"plan with those, or choose another region, market or price snapshot"
+        )
+    return options

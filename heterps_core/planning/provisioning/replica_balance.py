@@ -1,0 +1,203 @@
+"""How many replicas each stage of a fixed partition needs, exactly, in whole numbers.
+
+Replica counts from a continuous solution, rounded up, leave slack on dear stages that cheap ones could use;
+the integer optimum is found instead. At a fixed longest stage time every stage takes its least count, so
+only the stage times that some stage reaches with a whole number of replicas matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from heterps_core.errors import InfeasiblePlanError
+from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.objective import Objective, objective_of
+from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
+from heterps_core.planning.cost_model.stage_table import StageTable, run_table, segment_row
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType
+from heterps_core.planning.provisioning.stage_time_search import (
+    RateSolutions,
+    StageTimeOptimum,
+    least_stage_seconds,
+    minimise_stage_time_rate,
+)
+from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
+
+_POINTS_PER_ROUND = 24
+"""Stage times per vectorised pass; more costs time, for the few stages of one plan."""
+
+
+class LayerRun(NamedTuple):
+    """Consecutive layers on one device type: a stage whose replica count is still open."""
+
+    first_layer: int
+    last_layer: int
+    """Inclusive."""
+
+    device_type: str
+
+
+def balance_replicas(problem: SchedulingProblem, runs: Sequence[LayerRun]) -> tuple[Stage, ...]:
+    """Return the runs as stages with the replica counts of least cost.
+
+    Exact: minimises the objective (max ET(k) * sum of price * k, with the extra costs) over whole k, subject to
+    the floor, memory, and the units of each type over all stages.
+
+    Raises:
+        InfeasiblePlanError: No replica counts keep all constraints; names the one that fails.
+    """
+    fixed = fixed_stages(problem, runs)
+    replicas = fixed.cheapest_replicas(limit_seconds=problem.stage_seconds_limit).plan
+    if replicas is None:
+        raise _infeasible(problem, runs, fixed)
+    stages = tuple(Stage(*run, num_replicas=int(count)) for run, count in zip(runs, replicas, strict=True))
+    check_stages_cover_chain(stages, problem.num_layers)
+    return stages
+
+
+def fixed_stages(problem: SchedulingProblem, runs: Sequence[LayerRun]) -> FixedStages:
+    """Return the costs of these runs, in order."""
+    names = problem.device_type_names
+    types = np.array([names.index(run.device_type) for run in runs])
+    rows = np.array([segment_row(run.first_layer, run.last_layer) for run in runs]) * len(names) + types
+    objective = objective_of(problem)
+    table = run_table(problem, [(run.first_layer, run.last_layer) for run in runs])
+    return FixedStages(
+        table=table.take(np.arange(len(runs)) * len(names) + types),
+        objective=objective,
+        transfer_product=float(objective.transfers(rows[None, ::-1])[0]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FixedStages:
+    """The S stages of one partition; a `RateSolver` whose plan is their replica counts."""
+
+    table: StageTable
+    """Shape (S,)."""
+
+    objective: Objective
+    transfer_product: float
+    """w of the objective for these stages."""
+
+    @classmethod
+    def of_rows(cls, table: StageTable, objective: Objective, rows: Ints) -> FixedStages:
+        """Return the stages with these flat indices of a (G, T) table, first stage first."""
+        return cls(
+            table=table.take(rows),
+            objective=objective,
+            transfer_product=float(objective.transfers(rows[None, ::-1])[0]),
+        )
+
+    @property
+    def shift_seconds(self) -> float:
+        """z of the objective."""
+        return self.objective.shift_seconds
+
+    def solve(self, stage_seconds: Floats, best_product: float) -> RateSolutions[Ints]:
+        """Return what the least replicas for each stage time are charged; all exact."""
+        replicas = self.table.least_replicas(stage_seconds)  # (X, S)
+        for device_type in np.unique(self.table.type_indices):
+            members = self.table.type_indices == device_type
+            units = replicas[:, members].sum(axis=1)
+            replicas[units > self.table.max_units[members][0]] = np.inf
+        is_possible = np.asarray(np.isfinite(replicas).all(axis=1))
+        reached_seconds = np.where(is_possible, self.table.seconds(replicas).max(axis=1), stage_seconds)
+        counts = np.where(is_possible[:, None], replicas, 1.0)
+        products = self.objective.product(
+            reached_seconds,
+            self.table.usd_per_hour(counts).sum(axis=1),
+            counts @ self.table.interruptions_per_hour,
+            self.transfer_product,
+        )
+        products[~is_possible] = np.inf
+        return RateSolutions(
+            rates=products / (reached_seconds + self.shift_seconds),
+            reached_seconds=reached_seconds,
+            products=products,
+            plan_at=lambda index: replicas[index].astype(np.int64),
+        )
+
+    def cheapest_replicas(
+        self, *, limit_seconds: float, below_product: float = np.inf
+    ) -> StageTimeOptimum[Ints]:
+        """Return the replica counts of least cost, shape (S,).
+
+        Args:
+            limit_seconds: Longest stage time that is allowed.
+            below_product: Product of a plan from elsewhere; only cheaper counts are looked for.
+        """
+        low_seconds, high_seconds = self._range(limit_seconds)
+        return minimise_stage_time_rate(
+            self,
+            low_seconds=low_seconds,
+            high_seconds=high_seconds,
+            batch_size=_POINTS_PER_ROUND,
+            known_product=below_product,
+        )
+
+    def least_seconds(self) -> float:
+        """Return the shortest longest-stage time that memory and caps allow, infinite where none does."""
+        low_seconds, high_seconds = self._range(np.inf)
+        return least_stage_seconds(self, low_seconds=low_seconds, high_seconds=high_seconds)
+
+    def _range(self, limit_seconds: float) -> tuple[float, float]:
+        if not np.isfinite(self.table.memory_replicas).all():
+            return np.inf, 0.0
+        low_seconds = float(self.table.fastest_seconds().max())
+        high_seconds = float(self.table.seconds(self.table.memory_replicas).max())
+        return low_seconds, min(high_seconds, limit_seconds * (1 + COMPARISON_TOLERANCE))
+
+
+def _infeasible(
+    problem: SchedulingProblem, runs: Sequence[LayerRun], fixed: FixedStages
+) -> InfeasiblePlanError:
+    for run, num_replicas in zip(runs, fixed.table.memory_replicas, strict=True):
+        unit = problem.device_types[run.device_type]
+        if not np.isfinite(num_replicas):
+            state_bytes = sum(
+                layer.state_bytes
+                for layer in problem.layers[run.first_layer : run.last_layer + 1]
+                if not layer.is_sharded
+            )
+            return InfeasiblePlanError(
+                "memory",
+                f"layers {run.first_layer}..{run.last_layer} keep {state_bytes:.6g} bytes on each replica, but "
+                f"one unit of {run.device_type} has {memory_text(unit)}; place some elsewhere",
+            )
+    least_seconds = fixed.least_seconds()
+    if np.isfinite(least_seconds):
+        return floor_missed(problem, least_seconds)
+    for index, (name, unit) in enumerate(problem.device_types.items()):
+        needed = int(fixed.table.memory_replicas[fixed.table.type_indices == index].sum())
+        if needed > unit.max_units:
+            return InfeasiblePlanError(
+                "units cap",
+                f"memory alone takes {needed} units of {name}, but max_units is {unit.max_units}",
+            )
+    raise AssertionError("stages that fit into memory and caps reach some throughput")
+
+
+def memory_text(unit: UnitType) -> str:
+    """Return the memory of a unit that state may fill, in bytes, and what is reserved beside it."""
+    if unit.reserved_bytes == 0:
+        return f"{unit.memory_bytes:.6g}"
+    return (
+        f"{max(unit.usable_bytes, 0):.6g} ({unit.memory_bytes:.6g} less {unit.reserved_bytes:.6g} "
+        f"reserved for what a worker takes before any table)"
+    )
+
+
+def floor_missed(problem: SchedulingProblem, least_seconds: float) -> InfeasiblePlanError:
+    """Return the error for a floor above what the shortest stage time gives."""
+    floor = problem.throughput_floor_samples_per_s
+    reachable = problem.batch_size / least_seconds
+    return InfeasiblePlanError(
+        "throughput floor",
+        f"the highest reachable throughput is {reachable:.6g} samples/s, {1 - reachable / floor:.1%} below the "
+        f"floor of {floor:.6g}; lower the floor, raise max_units, or offer a faster device type",
+    )

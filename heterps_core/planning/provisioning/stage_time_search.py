@@ -1,0 +1,160 @@
+"""Exact minimisation of stage time x price over the longest stage time x of a plan.
+
+For a fixed x the cheapest units cost rate(x) per hour, a step function that never rises with x; the cost of a
+run is proportional to (x + z) * rate(x), with z a shift for what is charged however short x is (0 in the plain
+contract). Knowing the rate at one x rules out a whole range below it, so a few dozen rates prove the minimum.
+What the rate is of (fixed stages, or every plan there is) is the solver's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from heterps_core.planning.cost_model.arrays import Floats
+
+_BISECTION_TOLERANCE = 1e-6
+
+PlanT = TypeVar("PlanT")
+PlanT_co = TypeVar("PlanT_co", covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RateSolutions(Generic[PlanT_co]):
+    """What a solver knows about each of X stage times."""
+
+    rates: Floats
+    """Lower bounds on rate(x), infinite where x cannot be reached; shape (X,)."""
+
+    reached_seconds: Floats
+    """y <= x such that rates[i] bounds the rate on all of [y, x]: the true longest stage time of the plan that
+    attains the rate, since its rate holds down to there."""
+
+    products: Floats
+    """(y + z) * rate of a feasible plan that was met, infinite where none was; shape (X,)."""
+
+    plan_at: Callable[[int], PlanT_co]
+    """The plan behind products[i]."""
+
+
+class RateSolver(Protocol[PlanT_co]):
+    """Finds the cheapest rate for given stage times."""
+
+    @property
+    def shift_seconds(self) -> float:
+        """z."""
+
+    def solve(self, stage_seconds: Floats, best_product: float) -> RateSolutions[PlanT_co]:
+        """Return rates for x in `stage_seconds`; may stop early where (x + z) * rate >= best_product is shown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageTimeOptimum(Generic[PlanT]):
+    """The least (x + z) * rate(x), and the proof."""
+
+    plan: PlanT | None
+    """None where no x in the range gives a feasible plan below the known product."""
+
+    product: float
+    """(y + z) * rate of the plan, infinite without one."""
+
+    lower_bound: float
+    """Proven: no x in the range does better. Equal to the product where the solver was exact."""
+
+    num_rates: int
+    """Stage times that the solver was asked for."""
+
+
+def minimise_stage_time_rate(
+    solver: RateSolver[PlanT],
+    *,
+    low_seconds: float,
+    high_seconds: float,
+    batch_size: int,
+    known_product: float = np.inf,
+) -> StageTimeOptimum[PlanT]:
+    """Minimise (x + z) * rate(x) over low <= x <= high.
+
+    Each solved x covers [y, x], where the rate is the same. Below y the rate is at least as high, so
+    everything in [best / rate - z, y] is ruled out too, and a gap between two solved points closes when
+    the lower point's x + z times the upper point's rate is no better than the best. What stays open is
+    solved in the next round, `batch_size` points at a time because solvers work on arrays.
+
+    Args:
+        solver: Gives the rate for a batch of stage times.
+        low_seconds: No plan is faster; positive.
+        high_seconds: The longest stage time that is allowed.
+        batch_size: Stage times per call of the solver, at least 2.
+        known_product: (x + z) * rate of a plan from elsewhere; only better ones are looked for.
+    """
+    if low_seconds > high_seconds:
+        return StageTimeOptimum(plan=None, product=np.inf, lower_bound=np.inf, num_rates=0)
+    best_plan: PlanT | None = None
+    best_product, lower_bound, num_rates = known_product, np.inf, 0
+    shift_seconds = solver.shift_seconds
+    solved_x, solved_y, solved_rate = (np.empty(0) for _ in range(3))
+    asked = np.unique(np.geomspace(low_seconds, high_seconds, batch_size).clip(low_seconds, high_seconds))
+    while asked.size:
+        found = solver.solve(asked, best_product)
+        num_rates += asked.size
+        winner = int(np.argmin(found.products))
+        if found.products[winner] < best_product:
+            best_product, best_plan = float(found.products[winner]), found.plan_at(winner)
+        lower_bound = min(lower_bound, float(np.min((found.reached_seconds + shift_seconds) * found.rates)))
+        order = np.argsort(np.concatenate([solved_x, asked]))
+        solved_x = np.concatenate([solved_x, asked])[order]
+        solved_y = np.concatenate([solved_y, found.reached_seconds])[order]
+        solved_rate = np.concatenate([solved_rate, found.rates])[order]
+        asked = _open_points(solved_x, solved_y, solved_rate, best_product, batch_size, shift_seconds)
+    return StageTimeOptimum(
+        plan=best_plan,
+        product=best_product if best_plan is not None else np.inf,
+        lower_bound=min(lower_bound, best_product),
+        num_rates=num_rates,
+    )
+
+
+def _open_points(
+    x: Floats, y: Floats, rate: Floats, best_product: float, batch_size: int, shift_seconds: float
+) -> Floats:
+    """Return the next stage times to solve, in the gaps that may still hold something better."""
+    low, high, high_rate = x[:-1], np.minimum(x, y)[1:], rate[1:]
+    # Without any plan yet, an infinite best over an infinite rate rules nothing in or out.
+    with np.errstate(invalid="ignore"):
+        high = np.fmin(high, best_product / high_rate - shift_seconds)
+    high = np.nextafter(high, 0.0)
+    is_open = (high > low) & np.isfinite(high_rate) & ((low + shift_seconds) * high_rate < best_product)
+    low, high = low[is_open], high[is_open]
+    if not low.size:
+        return low
+    if low.size >= batch_size:
+        most_promising = np.argsort((low + shift_seconds) * high_rate[is_open], kind="stable")[:batch_size]
+        return np.unique(high[most_promising])
+    points_per_gap = batch_size // low.size
+    shares = np.arange(points_per_gap) / points_per_gap
+    points = high[:, None] ** (1 - shares) * low[:, None] ** shares
+    # Rounding of the powers may leave the open gap.
+    return np.unique(np.maximum(np.minimum(points, high[:, None]), np.nextafter(low[:, None], np.inf)))
+
+
+def least_stage_seconds(solver: RateSolver[PlanT], *, low_seconds: float, high_seconds: float) -> float:
+    """Return the shortest stage time in [low, high] that some plan reaches, infinite where none does.
+
+    Feasible at x means feasible at all longer times, so the border is found by bisection, one stage time at a
+    time: in a batch a solver may settle for a bound where it knows a better plan at another x.
+    """
+    least_seconds = np.inf
+    asked = high_seconds
+    while high_seconds > low_seconds * (1 + _BISECTION_TOLERANCE) or not np.isfinite(least_seconds):
+        found = solver.solve(np.array([asked]), np.inf)
+        if np.isfinite(found.products[0]):
+            least_seconds = high_seconds = float(found.reached_seconds[0])
+        elif asked == high_seconds:
+            break
+        else:
+            low_seconds = asked
+        asked = float(np.sqrt(low_seconds * high_seconds))
+    return least_seconds

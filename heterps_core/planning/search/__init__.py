@@ -1,0 +1,1 @@
+"""Methods that search a plan, and the bound that proves one."""

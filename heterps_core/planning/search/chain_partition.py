@@ -1,0 +1,119 @@
+"""The cheapest way to cut a chain of layers into stages when every stage must keep a given time.
+
+For a fixed stage time the price of a plan is a sum over its stages, so dynamic programming over (last layer,
+device type) is exact. It is solved for many stage times, or many sets of unit prices, in one pass.
+
+Shape legend: X = stage times (or price sets), L = layers, T = device types, G = runs of layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterps_core.planning.cost_model.arrays import Floats, Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChainPartitions:
+    """The cheapest partition for each of X cases."""
+
+    prices: Floats
+    """Least sum of stage prices, infinite where a case has no partition; shape (X,)."""
+
+    rows: Ints
+    """Flat indices run * T + type into a (G, T) table, last stage first, padded with -1; shape (X, L)."""
+
+
+def cheapest_partitions(stage_prices: Floats, change_prices: Floats | None = None) -> ChainPartitions:
+    """Return, for each case, the partition of the chain into stages with the least sum of prices.
+
+    With F[b, t] the least price of layers 0..b whose last stage is on type t,
+
+        F[b, t] = min over a <= b of  G[a, t] + price[a..b, t]
+        G[a, t] = min over t' != t of F[a - 1, t'] + change[a, t', t],   G[0, t] = 0
+
+    G skips t itself because neighbouring stages differ in type.
+
+    Args:
+        stage_prices: Price of each run of layers on each type, infinite where not allowed; shape (X, G, T)
+            with the runs in the order of `segment_table`.
+        change_prices: Price of a boundary before a layer between two types, [case, layer, before, after];
+            shape (X, L, T, T), or (1, L, T, T) for all cases. None where changes are free.
+    """
+    num_cases, num_runs, num_types = stage_prices.shape
+    num_layers = int((np.sqrt(8 * num_runs + 1) - 1) // 2)
+    changes = _forbid_same_type(change_prices, num_layers, num_types)
+    before = np.zeros((num_cases, num_types))  # G of the next layer
+    all_before = np.zeros((num_cases, num_layers, num_types))
+    first_layer, previous_type = (
+        np.zeros((num_cases, num_layers, num_types), dtype=np.int64) for _ in range(2)
+    )
+    for last in range(num_layers):
+        start = last * (last + 1) // 2
+        all_before[:, last] = before
+        total = all_before[:, : last + 1] + stage_prices[:, start : start + last + 1]
+        first_layer[:, last] = choice = total.argmin(axis=1)
+        ending = np.take_along_axis(total, choice[:, None], axis=1)[:, 0]  # F, shape (X, T)
+        if last + 1 < num_layers:
+            arriving = ending[:, :, None] + changes[:, last + 1]  # (X, T', T)
+            previous_type[:, last + 1] = best = arriving.argmin(axis=1)
+            before = np.take_along_axis(arriving, best[:, None], axis=1)[:, 0]
+    best_type = ending.argmin(axis=1)
+    best_price = ending[np.arange(num_cases), best_type]
+    return ChainPartitions(
+        prices=best_price, rows=_trace_back(first_layer, previous_type, best_type, np.isfinite(best_price))
+    )
+
+
+def completion_prices(stage_prices: Floats, change_prices: Floats | None = None) -> Floats:
+    """Return the least price of layers a.. to the end when the stage before a is on type t.
+
+    Args:
+        stage_prices: One case, shape (G, T).
+        change_prices: One case, shape (L, T, T).
+
+    Returns:
+        Shape (L + 1, T); row L is 0.
+    """
+    num_runs, num_types = stage_prices.shape
+    num_layers = int((np.sqrt(8 * num_runs + 1) - 1) // 2)
+    changes = _forbid_same_type(
+        None if change_prices is None else change_prices[None], num_layers, num_types
+    )[0]
+    after = np.zeros((num_layers + 1, num_types))
+    lasts = np.arange(num_layers)
+    for first in range(num_layers - 1, -1, -1):
+        rows = lasts[first:] * (lasts[first:] + 1) // 2 + first
+        beginning = (stage_prices[rows] + after[first + 1 :]).min(axis=0)
+        after[first] = (changes[first] + beginning).min(axis=1)
+    return after
+
+
+def _forbid_same_type(change_prices: Floats | None, num_layers: int, num_types: int) -> Floats:
+    """Return change prices that are infinite where the type stays."""
+    if change_prices is None:
+        change_prices = np.broadcast_to(0.0, (1, num_layers, num_types, num_types))
+    return np.where(np.eye(num_types, dtype=bool), np.inf, change_prices)
+
+
+def _trace_back(
+    first_layer: Ints, previous_type: Ints, best_type: Ints, is_feasible: NDArray[np.bool_]
+) -> Ints:
+    num_cases, num_layers, num_types = first_layer.shape
+    rows = np.full((num_cases, num_layers), -1, dtype=np.int64)
+    cases = np.flatnonzero(is_feasible)
+    last = np.full(cases.size, num_layers - 1)
+    device_type = best_type[cases]
+    for position in range(num_layers):
+        first = first_layer[cases, last, device_type]
+        rows[cases, position] = (last * (last + 1) // 2 + first) * num_types + device_type
+        goes_on = first > 0
+        cases, first, device_type = cases[goes_on], first[goes_on], device_type[goes_on]
+        if not cases.size:
+            break
+        device_type = previous_type[cases, first, device_type]
+        last = first - 1
+    return rows

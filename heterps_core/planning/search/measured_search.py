@@ -1,0 +1,132 @@
+"""A search driven by measured step times instead of the cost model.
+
+The schedulers that propose plans and learn from ratings do not ask where ratings come from. Here each plan is run
+on the engine, its step time becomes the bill of a run on these devices, and the bill is what the scheduler is told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from heterps_core.errors import TrainingError
+from heterps_core.planning.cost_model.arrays import Floats
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.search.plan_rater import Ratings
+from heterps_core.planning.search.schedulers.base import ProposingScheduler, check_budget
+from heterps_core.units import SECONDS_PER_HOUR
+
+Assignment: TypeAlias = tuple[int, ...]
+"""Index of the device of each layer; neighbouring equal ones make one stage."""
+
+MeasureStep: TypeAlias = Callable[[Assignment], float]
+"""Runs a few steps under a plan and returns the seconds of one; raises TrainingError where the plan fails."""
+
+MOST_REPEATS = 10
+"""Plans that may be proposed for each one measured: a policy that has settled draws the same ones for ever."""
+
+
+class MeasuredPlan(NamedTuple):
+    """One plan that a search tried."""
+
+    assignment: Assignment
+    step_seconds: float
+    """As measured, or the penalty."""
+
+    has_failed: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSearch:
+    """What a search by measurements tried, in that order."""
+
+    plans: tuple[MeasuredPlan, ...]
+    """Each once."""
+
+    num_proposed: int
+    """Plans that the scheduler drew, repeated ones included."""
+
+    search_seconds: float
+
+    def fastest(self, count: int) -> list[MeasuredPlan]:
+        """Return the fastest plans that ran, best first, so that they can be measured again: the best of many
+        noisy measurements is too good to be true."""
+        return sorted((plan for plan in self.plans if not plan.has_failed), key=_step_seconds)[:count]
+
+
+def _step_seconds(plan: MeasuredPlan) -> float:
+    return plan.step_seconds
+
+
+def search_by_measuring(
+    scheduler: ProposingScheduler,
+    problem: SchedulingProblem,
+    measure: MeasureStep,
+    *,
+    budget_measurements: int,
+    penalty_seconds: float,
+    seed: int,
+) -> MeasuredSearch:
+    """Let a scheduler propose plans and learn from how long their steps take.
+
+    Args:
+        scheduler: Proposes plans; never sees the times of the problem's cost model.
+        problem: Layers and device types; every unit of every type is one device here.
+        measure: Called once for each plan, repeated ones are remembered.
+        budget_measurements: Most plans to measure, failed ones included; at least 1.
+        penalty_seconds: Stands for the step time of a plan that fails; above that of any plan worth having.
+        seed: Of the scheduler's choices.
+
+    Raises:
+        ConfigurationError: The budget is below 1.
+    """
+    check_budget(budget_measurements)
+    started = time.perf_counter()
+    known: dict[Assignment, MeasuredPlan] = {}
+    num_proposed = 0
+    proposals = scheduler.propose(problem, budget_evaluations=budget_measurements, seed=seed)
+    try:
+        batch = next(proposals)
+        while len(known) < budget_measurements and num_proposed < MOST_REPEATS * budget_measurements:
+            step_seconds = []
+            for assignment in map(tuple, batch.tolist()):
+                if assignment not in known:
+                    if len(known) == budget_measurements:
+                        break
+                    known[assignment] = _tried(assignment, measure, penalty_seconds)
+                step_seconds.append(known[assignment].step_seconds)
+            num_proposed += len(step_seconds)
+            batch = proposals.send(
+                Ratings(cost_usd=run_cost_usd(problem, step_seconds), shortfalls=np.zeros(len(step_seconds)))
+            )
+    except StopIteration:
+        pass
+    finally:
+        proposals.close()
+    return MeasuredSearch(
+        plans=tuple(known.values()),
+        num_proposed=num_proposed,
+        search_seconds=time.perf_counter() - started,
+    )
+
+
+def _tried(assignment: Assignment, measure: MeasureStep, penalty_seconds: float) -> MeasuredPlan:
+    try:
+        return MeasuredPlan(assignment, measure(assignment), has_failed=False)
+    except TrainingError:
+        return MeasuredPlan(assignment, penalty_seconds, has_failed=True)
+
+
+def run_cost_usd(problem: SchedulingProblem, step_seconds: Sequence[float]) -> Floats:
+    """Return the cost of all epochs where every unit is held from the first step to the last, used or not.
+
+    cost = steps * seconds / 3600 * sum over types of price * units, so the cheapest plan is the fastest one.
+    """
+    price_usd_per_hour = sum(
+        unit.price_usd_per_hour * unit.max_units for unit in problem.device_types.values()
+    )
+    return np.asarray(step_seconds) * problem.num_steps / SECONDS_PER_HOUR * price_usd_per_hour

@@ -1,0 +1,205 @@
+"""The cheapest plan of a problem with its proof: the optimum, or a lower bound that no plan undercuts.
+
+This is the certificate that every plan carries, whatever method found it. For a fixed longest stage time the
+problem is solved by `chain_solver.py`; over the stage time it is branch and bound
+(`provisioning/stage_time_search.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from heterps_core.errors import InfeasiblePlanError
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.cost_model.objective import objective_of
+from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
+from heterps_core.planning.cost_model.stage_table import (
+    StageTable,
+    segment_layers,
+    segment_row,
+    segment_table,
+)
+from heterps_core.planning.problem.field_checks import LARGEST_NUMBER
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.provisioning.replica_balance import floor_missed, memory_text
+from heterps_core.planning.provisioning.stage_time_search import (
+    least_stage_seconds,
+    minimise_stage_time_rate,
+)
+from heterps_core.planning.search.chain_solver import ChainSolver, ReplicatedRows
+from heterps_core.plans.scheduling_plan import Stage
+
+_POINTS_PER_ROUND = 32
+"""Stage times per round of the branch and bound."""
+
+_UNLIMITED = 1e12
+"""Factor on the caps that stands for no caps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimum:
+    """The cheapest plan there is, with its proof."""
+
+    stages: tuple[Stage, ...]
+    cost_usd: float
+    cost_lower_bound_usd: float
+    """Equal to the cost where the optimum is proven, below it where the search over caps gave up."""
+
+    num_stage_times: int
+    """Longest stage times that were solved."""
+
+
+def find_optimum(problem: SchedulingProblem) -> Optimum:
+    """Return the cheapest plan and the proven lower bound on the cost of any plan.
+
+    Raises:
+        InfeasiblePlanError: No plan keeps all constraints; names the one that cannot be kept. Or none was met, and
+            the message says that none is proven impossible.
+    """
+    objective = objective_of(problem)
+    solver = ChainSolver(segment_table(problem), objective)
+    low_seconds, high_seconds = stage_time_range(problem, solver.table)
+    found = minimise_stage_time_rate(
+        solver,
+        low_seconds=low_seconds,
+        high_seconds=min(high_seconds, problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE)),
+        batch_size=_POINTS_PER_ROUND,
+    )
+    if found.plan is None:
+        is_impossible = math.isinf(found.lower_bound)
+        raise explain_infeasibility(problem) if is_impossible else _nothing_met()
+    stages = _as_stages(problem, found.plan)
+    cost_usd = evaluate(problem, stages).cost_usd
+    # A bound that misses the optimum by rounding alone is the optimum.
+    is_proven = found.lower_bound >= found.product * (1 - COMPARISON_TOLERANCE)
+    return Optimum(
+        stages=stages,
+        cost_usd=cost_usd,
+        cost_lower_bound_usd=cost_usd if is_proven else objective.cost_usd(found.lower_bound),
+        num_stage_times=found.num_rates,
+    )
+
+
+def highest_throughput(problem: SchedulingProblem) -> float:
+    """Return the highest throughput in samples/s that memory and caps allow, 0 where no plan was met.
+
+    Where the search over caps gives up, it is the highest that was met.
+    """
+    table = segment_table(problem)
+    low_seconds, high_seconds = stage_time_range(problem, table)
+    solver = ChainSolver(table, objective_of(problem))
+    return problem.batch_size / least_stage_seconds(
+        solver, low_seconds=low_seconds, high_seconds=high_seconds
+    )
+
+
+def explain_infeasibility(problem: SchedulingProblem) -> InfeasiblePlanError:
+    """Return the error that names the constraint that no plan keeps, and how far it is missed.
+
+    Constraints are dropped one after the other, the floor first, then the caps: the first whose absence
+    lets a plan exist is the one that is named.
+    """
+    table = segment_table(problem)
+    if _has_plan(problem, table):
+        highest = highest_throughput(problem)
+        return floor_missed(problem, problem.batch_size / highest) if highest else _nothing_met()
+    if _has_plan(problem, _with_scaled_caps(table, _UNLIMITED)):
+        factor = _least_factor(lambda scale: _has_plan(problem, _with_scaled_caps(table, scale)))
+        return InfeasiblePlanError(
+            "units cap",
+            f"memory alone takes more units than max_units allows; {factor:.3g} times as many units of every "
+            f"device type would be enough",
+        )
+    factor = _least_factor(lambda scale: _fits_into_memory(problem, scale))
+    return InfeasiblePlanError(
+        "memory",
+        f"the state of the layers fits on no chain of device types; {factor:.3g} times the memory_bytes of "
+        f"every device type would be enough{_largest_misfit(problem, table)}",
+    )
+
+
+def _nothing_met() -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        "constraints",
+        "the search over the caps gave up before it met one, though none is proven impossible; raise max_units, "
+        "lower the floor, join layers, or use the scheduler 'genetic'",
+    )
+
+
+def _as_stages(problem: SchedulingProblem, plan: ReplicatedRows) -> tuple[Stage, ...]:
+    names = problem.device_type_names
+    stages = [
+        Stage(*segment_layers(row // len(names)), names[row % len(names)], int(count))
+        for row, count in zip(plan.rows.tolist(), plan.num_replicas, strict=True)
+    ]
+    return tuple(sorted(stages, key=lambda stage: stage.first_layer))
+
+
+def stage_time_range(problem: SchedulingProblem, table: StageTable) -> tuple[float, float]:
+    """Return the shortest longest-stage time that any plan could have, and the longest that makes sense.
+
+    No plan beats its slowest layer, computed alone with all units of its best type. With more time than
+    the slowest stage needs on the fewest replicas that hold it, nothing gets cheaper.
+    """
+    alone = np.arange(problem.num_layers)
+    alone = alone * (alone + 1) // 2 + alone
+    fastest = table.compute_seconds * (
+        1 - table.compute_parallel_fraction + table.compute_parallel_fraction / table.max_units
+    )
+    low_seconds = float(fastest[alone].min(axis=1).max())
+    fits = np.isfinite(table.memory_replicas) & (table.memory_replicas <= table.max_units)
+    seconds = table.seconds(table.memory_replicas)
+    return low_seconds, float(seconds[fits].max(initial=0.0))
+
+
+def _has_plan(problem: SchedulingProblem, table: StageTable) -> bool:
+    """Return whether a plan keeps memory and caps, the floor left aside."""
+    _, high_seconds = stage_time_range(problem, table)
+    if high_seconds == 0:
+        return False
+    solver = ChainSolver(table, objective_of(problem))
+    return bool(np.isfinite(solver.solve(np.array([high_seconds]), np.inf).rates[0]))
+
+
+def _with_scaled_caps(table: StageTable, factor: float) -> StageTable:
+    # What so many units would be charged in whole instances does not matter here, and has no table.
+    return replace(table, max_units=np.floor(table.max_units * factor), covers={})
+
+
+def _fits_into_memory(problem: SchedulingProblem, factor: float) -> bool:
+    units = {
+        name: replace(unit, memory_bytes=min(unit.memory_bytes * factor, LARGEST_NUMBER))
+        for name, unit in problem.device_types.items()
+    }
+    table = segment_table(replace(problem, device_types=units))
+    return _has_plan(problem, _with_scaled_caps(table, _UNLIMITED))
+
+
+def _least_factor(is_enough: Callable[[float], bool]) -> float:
+    """Return the least factor above 1 that is enough, to three digits."""
+    low, high = 1.0, 2.0
+    while not is_enough(high) and high < _UNLIMITED:
+        low, high = high, high * 2
+    for _ in range(10):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+def _largest_misfit(problem: SchedulingProblem, table: StageTable) -> str:
+    """Name the largest layer that no device type holds even alone, if there is one."""
+    alone = [segment_row(index, index) for index in range(problem.num_layers)]
+    misfits = np.flatnonzero(~np.isfinite(table.memory_replicas[alone]).any(axis=1))
+    if not misfits.size:
+        return ""
+    worst = max(misfits.tolist(), key=lambda index: problem.layers[index].state_bytes)
+    layer = problem.layers[worst]
+    largest = max(problem.device_types.values(), key=lambda unit: unit.usable_bytes)
+    return (
+        f": layer {worst} ({layer.name}) alone keeps {layer.state_bytes:.6g} bytes, the largest device type "
+        f"has {memory_text(largest)}"
+    )

@@ -1,0 +1,139 @@
+"""Rates the plans that a search proposes, counts them against its budget, and remembers the best.
+
+Every proposal is rated on a grid; those whose bound is below the best so far get exact replica counts, so the
+best plan of a search is never an approximation.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.batch_rating import GridRater, PlanStages, stages_of
+from heterps_core.planning.cost_model.objective import objective_of
+from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
+from heterps_core.planning.cost_model.stage_table import segment_layers, segment_table
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.provisioning.replica_balance import FixedStages
+from heterps_core.planning.search.optimum import stage_time_range
+from heterps_core.planning.search.search_result import HistoryPoint
+from heterps_core.plans.scheduling_plan import Stage
+
+Assignments = NDArray[np.int64]
+"""Plans as a device type index per layer, shape (P, L); neighbouring equal types make one stage."""
+
+_EXACT_BATCH = 4
+"""Batches up to this size get exact replica counts throughout."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratings:
+    """What a search is told about P plans; all arrays have shape (P,)."""
+
+    cost_usd: Floats
+    """At the least replica counts; where a constraint is missed, the cost at the nearest stage time within
+    reach, or infinite."""
+
+    shortfalls: Floats
+    """0 where feasible; else how far the constraints are missed, growing with the distance."""
+
+
+MISS_OFFSET = 1.0
+"""Reward taken off, in nats of cost, for missing a constraint at all."""
+
+MISS_PENALTY = 5.0
+"""Reward taken off per unit of shortfall: a plan twice too slow ranks below feasible ones 80 times dearer."""
+
+_UNREACHABLE_LOG_COST = 50.0
+"""Stands for the log cost of a plan that no stage time makes feasible; above that of any bill in USD."""
+
+
+def log_cost_rewards(ratings: Ratings) -> Floats:
+    """Return -log(cost) of each plan, less a penalty that grows with the distance to feasibility."""
+    with np.errstate(divide="ignore"):
+        log_cost = np.minimum(np.log(ratings.cost_usd), _UNREACHABLE_LOG_COST)
+    misses = ratings.shortfalls > 0
+    return np.asarray(-log_cost - misses * MISS_OFFSET - MISS_PENALTY * ratings.shortfalls)
+
+
+class PlanRater:
+    """Rates plans of one problem against a budget."""
+
+    def __init__(self, problem: SchedulingProblem, *, budget_evaluations: int) -> None:
+        self.problem = problem
+        self.table = segment_table(problem)
+        self._objective = objective_of(problem)
+        self.num_types = len(problem.device_types)
+        low_seconds, high_seconds = stage_time_range(problem, self.table)
+        self.limit_seconds = min(problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE), high_seconds)
+        if self.limit_seconds == 0:  # nothing fits into memory: any grid shows that
+            self.limit_seconds = high_seconds = low_seconds
+        self._grid = GridRater(
+            self.table,
+            self._objective,
+            low_seconds=low_seconds,
+            limit_seconds=self.limit_seconds,
+            high_seconds=high_seconds,
+        )
+        self._budget_evaluations = budget_evaluations
+        self._started = time.perf_counter()
+        self._exactly_rated: dict[bytes, float] = {}
+        self._best_product = np.inf
+        self._best_stages: tuple[Stage, ...] | None = None
+        self.num_evaluations = 0
+        self.history: list[HistoryPoint] = []
+
+    @property
+    def num_evaluations_left(self) -> int:
+        """Plans that may still be rated."""
+        return self._budget_evaluations - self.num_evaluations
+
+    def best_stages(self) -> tuple[Stage, ...] | None:
+        """Return the cheapest feasible plan so far, or None."""
+        return self._best_stages
+
+    def rate(self, assignments: Assignments) -> Ratings:
+        """Return the ratings of plans, of only the first ones where the budget ends; shape (P, L) -> (P,)."""
+        assignments = np.ascontiguousarray(assignments[: self.num_evaluations_left], dtype=np.int64)
+        self.num_evaluations += len(assignments)
+        stages = stages_of(assignments, self.num_types)
+        rating = self._grid.rate(stages)
+        products = rating.products
+        is_small = len(assignments) <= _EXACT_BATCH
+        for plan in np.argsort(rating.lower_bounds, kind="stable").tolist():
+            below_product = np.inf if is_small else self._best_product
+            if rating.lower_bounds[plan] >= below_product:
+                break
+            products[plan] = min(products[plan], self._rate_exactly(stages, plan, below_product))
+        return Ratings(cost_usd=self._objective.cost_usd(products), shortfalls=rating.shortfalls)
+
+    def _rate_exactly(self, stages: PlanStages, plan: int, below_product: float) -> float:
+        """Return the plan's least product, or infinity where it is not below the given one."""
+        rows = stages.of_plan(plan)
+        key = rows.tobytes()
+        if key not in self._exactly_rated:
+            fixed = FixedStages.of_rows(self.table, self._objective, rows)
+            found = fixed.cheapest_replicas(limit_seconds=self.limit_seconds, below_product=below_product)
+            self._exactly_rated[key] = found.product
+            if found.plan is not None and found.product < self._best_product:
+                self._remember(rows, found.plan, found.product)
+        return self._exactly_rated[key]
+
+    def _remember(self, rows: Ints, num_replicas: Ints, product: float) -> None:
+        names = self.problem.device_type_names
+        self._best_product = product
+        self._best_stages = tuple(
+            Stage(*segment_layers(row // self.num_types), names[row % self.num_types], int(count))
+            for row, count in zip(rows.tolist(), num_replicas, strict=True)
+        )
+        self.history.append(
+            HistoryPoint(
+                num_evaluations=self.num_evaluations,
+                seconds=time.perf_counter() - self._started,
+                best_cost_usd=self._objective.cost_usd(product),
+            )
+        )

@@ -1,0 +1,197 @@
+"""The contract of every scheduler, and the ask / rate / tell loop that most of them share.
+
+`Scheduler.search` is all that callers know. A method that only proposes plans derives from
+`ProposingScheduler` and writes one generator; a method that constructs the optimum derives from `Scheduler`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from typing import ClassVar
+
+from heterps_core.errors import ConfigurationError, InfeasiblePlanError
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.search.optimum import Optimum, find_optimum
+from heterps_core.planning.search.plan_rater import Assignments, PlanRater, Ratings
+from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
+from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
+
+Proposals = Generator[Assignments, Ratings, None]
+"""Yields plans to rate (ask) and is sent their ratings (tell)."""
+
+_SUMMATION_TOLERANCE = 1e-9
+"""The same plan summed in another order differs in the last digits, relatively; more is a wrong proof."""
+
+
+class Scheduler(ABC):
+    """A search for the cheapest plan of a problem.
+
+    Life cycle: a scheduler holds settings only. `search` may be called any number of times, with any
+    problems; it keeps nothing between calls, and the same problem, budget and seed give the same plan.
+    """
+
+    name: ClassVar[str]
+    """As listed in `SCHEDULERS`."""
+
+    default_budget_evaluations: ClassVar[int]
+    """What a user gets who names no budget: enough for this method to do well on 16 layers x 4 types."""
+
+    @abstractmethod
+    def search(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> SearchResult:
+        """Return the best plan that was found.
+
+        Args:
+            problem: What to plan.
+            budget_evaluations: Most plans that may be rated, at least 1.
+            seed: Of all random choices.
+
+        Raises:
+            ConfigurationError: The budget is below 1, or too small for a method that cannot do with less.
+            InfeasiblePlanError: No plan was found; names the constraint and how far it is missed.
+        """
+
+
+class ProposingScheduler(Scheduler):
+    """A scheduler that proposes plans in batches and learns from their ratings.
+
+    `search` runs the generator of `propose`: each batch it yields is cut to what is left of the
+    budget, rated with the best replica counts, and its ratings are sent back. The generator may
+    end early; it is closed when the budget is spent.
+    """
+
+    @abstractmethod
+    def propose(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> Proposals:
+        """Yield batches of layer-to-type assignments; receive the ratings of each batch."""
+
+    def search(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> SearchResult:
+        """Run the proposals against the budget; see `Scheduler.search`."""
+        proposals = self.propose(problem, budget_evaluations=budget_evaluations, seed=seed)
+        return self.run_proposals(problem, proposals, budget_evaluations=budget_evaluations, seed=seed)
+
+    def run_proposals(
+        self, problem: SchedulingProblem, proposals: Proposals, *, budget_evaluations: int, seed: int
+    ) -> SearchResult:
+        """Rate what a generator proposes until it ends or the budget does; see `Scheduler.search`."""
+        check_budget(budget_evaluations)
+        started = time.perf_counter()
+        rater = PlanRater(problem, budget_evaluations=budget_evaluations)
+        try:
+            batch = next(proposals)
+            while rater.num_evaluations_left > 0:
+                batch = proposals.send(rater.rate(batch))
+        except StopIteration:
+            pass
+        finally:
+            proposals.close()
+        stages = rater.best_stages()
+        search_seconds = time.perf_counter() - started
+        if stages is None:
+            raise self.nothing_found(problem, rater)
+        return certified_result(
+            problem,
+            scheduler=self.name,
+            seed=seed,
+            stages=stages,
+            num_evaluations=rater.num_evaluations,
+            history=rater.history,
+            search_seconds=search_seconds,
+        )
+
+    def nothing_found(self, problem: SchedulingProblem, rater: PlanRater) -> InfeasiblePlanError:
+        """Return the error for a search without a feasible plan: the problem's own, or the method's."""
+        try:
+            find_optimum(problem)
+        except InfeasiblePlanError as error:
+            return error
+        return InfeasiblePlanError(
+            "constraints",
+            f"{self.name} met no feasible plan in {rater.num_evaluations} evaluations, though one exists; "
+            f"allow more evaluations or use the scheduler 'exact'",
+        )
+
+
+def check_budget(budget_evaluations: int) -> None:
+    """Check that a search may rate at least one plan.
+
+    Raises:
+        ConfigurationError: It may not.
+    """
+    if budget_evaluations < 1:
+        raise ConfigurationError(
+            f"a search needs a budget of at least 1 evaluation, got {budget_evaluations}"
+        )
+
+
+def certified_result(
+    problem: SchedulingProblem,
+    *,
+    scheduler: str,
+    seed: int,
+    stages: Sequence[Stage],
+    num_evaluations: int,
+    history: Sequence[HistoryPoint],
+    search_seconds: float,
+) -> SearchResult:
+    """Return a found plan with the proven bound, as every scheduler hands it back."""
+    started = time.perf_counter()
+    optimum = find_optimum(problem)
+    return result_with_bound(
+        problem,
+        optimum,
+        scheduler=scheduler,
+        seed=seed,
+        stages=stages,
+        num_evaluations=num_evaluations,
+        history=history,
+        search_seconds=search_seconds,
+        certificate_seconds=time.perf_counter() - started,
+    )
+
+
+def result_with_bound(
+    problem: SchedulingProblem,
+    optimum: Optimum,
+    *,
+    scheduler: str,
+    seed: int,
+    stages: Sequence[Stage],
+    num_evaluations: int,
+    history: Sequence[HistoryPoint],
+    search_seconds: float,
+    certificate_seconds: float,
+) -> SearchResult:
+    """Return a plan together with the lower bound of an optimum that is known already.
+
+    Raises:
+        AssertionError: The plan costs less than the bound, so the proof is wrong: a defect of the planner.
+    """
+    evaluation = evaluate(problem, stages)
+    if evaluation.cost_usd < optimum.cost_lower_bound_usd * (1 - _SUMMATION_TOLERANCE):
+        raise AssertionError(
+            f"no plan of {problem.model!r} may cost less than its proven bound of "
+            f"{optimum.cost_lower_bound_usd:.9g} USD, but {scheduler} found one of {evaluation.cost_usd:.9g} USD; "
+            f"this is a defect of the planner, please report it with the problem file"
+        )
+    bound_usd = min(optimum.cost_lower_bound_usd, evaluation.cost_usd)
+    plan = SchedulingPlan(
+        scheduler=scheduler,
+        seed=seed,
+        stages=tuple(stages),
+        throughput_samples_per_s=evaluation.throughput_samples_per_s,
+        price_usd_per_hour=evaluation.price_usd_per_hour,
+        cost_usd=evaluation.cost_usd,
+        cost_lower_bound_usd=bound_usd,
+        optimality_gap=evaluation.cost_usd / bound_usd - 1,
+        num_evaluations=num_evaluations,
+        search_seconds=search_seconds,
+    )
+    return SearchResult(
+        plan=plan,
+        evaluation=evaluation,
+        history=tuple(history),
+        search_seconds=search_seconds,
+        certificate_seconds=certificate_seconds,
+    )

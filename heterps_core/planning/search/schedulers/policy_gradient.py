@@ -1,0 +1,66 @@
+"""What the searches that train a policy with torch share: one thread, own randomness, torch warmed up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.search.schedulers.base import Proposals, ProposingScheduler
+from heterps_core.planning.search.search_result import SearchResult
+
+
+class PolicyGradientScheduler(ProposingScheduler):
+    """A scheduler that learns a policy by gradient steps.
+
+    The search runs on one torch thread: its tensors are too small to share, and the order of sums, and with it
+    the plan, then does not depend on the machine's cores. The first step of a process loads parts of torch for
+    up to a second; that is done before the clock starts.
+    """
+
+    def run_proposals(
+        self, problem: SchedulingProblem, proposals: Proposals, *, budget_evaluations: int, seed: int
+    ) -> SearchResult:
+        """Rate what a generator proposes until it ends or the budget does; see `Scheduler.search`."""
+        with one_torch_thread():
+            _warm_up_torch()
+            return super().run_proposals(problem, proposals, budget_evaluations=budget_evaluations, seed=seed)
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor, *, gradient_norm: float | None = None) -> None:
+    """Make one optimizer step down the loss, with the gradient clipped to a norm if one is given."""
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    if gradient_norm is not None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, gradient_norm)
+    optimizer.step()
+
+
+@contextmanager
+def seeded_torch(seed: int) -> Iterator[None]:
+    """Make torch's global generator, which initialises modules, start from a seed; restore it after."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Run torch on one thread and restore the number after."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _warm_up_torch() -> None:
+    with seeded_torch(0):
+        cell = torch.nn.LSTM(1, 1)
+        optimizer = torch.optim.Adam(cell.parameters())
+        descend(optimizer, cell(torch.zeros(1, 1))[0].sum())

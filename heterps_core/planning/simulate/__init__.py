@@ -1,0 +1,1 @@
+"""A plan as an event simulation of the trainer."""

@@ -1,0 +1,188 @@
+"""What each replica of a pipeline does for a micro-batch: seconds of computing, and seconds on its link.
+
+A planning problem knows a stage by two numbers, CT and DT. Here they are taken apart into passes, messages,
+exchanges and an all-reduce, in such a way that they add up to CT and DT again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.models.model_graph import LayerKind
+from heterps_core.planning.cost_model.evaluation import evaluate_stage
+from heterps_core.planning.cost_model.stage_cost import boundary_seconds
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
+
+FORWARD_SHARE = 1 / 3
+"""Of a layer's computing: the backward pass takes two matrix products for each of the forward pass."""
+
+WEIGHT_GRADIENT_SHARE = 1 / 3
+"""Of a fully connected layer's computing: one of those two, which the trainer puts off (`weight_gradients`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageLoad:
+    """What one replica of a stage does, for a micro-batch of mean size unless it says otherwise.
+
+    A link has two lanes, in and out, each with half of the link's bandwidth: the planning contract charges both
+    directions to one bandwidth, and what a replica sends forward comes back as gradients. So each lane is busy
+    for DT in every batch.
+    """
+
+    num_replicas: int
+    forward_seconds: float
+    backward_seconds: float
+    """Of what must be done before gradients go on to the stage before."""
+
+    weight_gradient_seconds: float
+    """Of what fills the time without messages, and at the latest the end of a step."""
+
+    compute_row_share: float
+    """Share of all three that grows with the rows of a slice, in [0, 1]; the rest is fixed."""
+
+    input_seconds: float
+    """The slice's rows across the boundary with the stage before, in one direction, on one lane; 0 for the first
+    stage."""
+
+    output_seconds: float
+    """The same with the stage behind; 0 for the last."""
+
+    exchange_seconds: float
+    """All replicas of the stage together pull rows of embeddings before the forward pass (on the lanes in) and
+    push gradients after the backward pass (on the lanes out): the time of either."""
+
+    all_reduce_seconds: float
+    """Of dense gradients, for a whole batch, on both lanes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineLoad:
+    """The load of all stages, in order."""
+
+    batch_size: int
+    num_microbatches: int
+    stages: tuple[StageLoad, ...]
+
+    def __post_init__(self) -> None:
+        _check_num_microbatches(self.num_microbatches, self.batch_size)
+
+    def without_overlap(self) -> PipelineLoad:
+        """Return the same work of replicas that compute and communicate one after the other.
+
+        What took a lane of half the bandwidth now takes half as long, within the passes. This is how a worker on
+        CPU behaves, and what `predict_rehearsal` assumes.
+        """
+        return replace(self, stages=tuple(_in_sequence(stage) for stage in self.stages))
+
+
+def _in_sequence(stage: StageLoad) -> StageLoad:
+    moved_seconds = (stage.input_seconds + stage.output_seconds + stage.exchange_seconds) / 2
+    passes_seconds = stage.forward_seconds + stage.backward_seconds + stage.weight_gradient_seconds
+    growing_seconds = stage.compute_row_share * passes_seconds + 2 * moved_seconds
+    total_seconds = passes_seconds + 2 * moved_seconds
+    return replace(
+        stage,
+        forward_seconds=stage.forward_seconds + moved_seconds,
+        backward_seconds=stage.backward_seconds + moved_seconds,
+        compute_row_share=growing_seconds / total_seconds if total_seconds else 0.0,
+        input_seconds=0.0,
+        output_seconds=0.0,
+        exchange_seconds=0.0,
+    )
+
+
+def pipeline_load(
+    problem: SchedulingProblem,
+    stages: Sequence[Stage],
+    *,
+    num_microbatches: int,
+    forward_share: float = FORWARD_SHARE,
+) -> PipelineLoad:
+    """Take the times of a plan's stages apart.
+
+    CT of a stage, for one of its k replicas and a whole batch, is divided evenly among m micro-batches. DT is
+    divided among its parts in proportion to their shares of ODT: the two boundaries, the exchange of sharded
+    layers, and the all-reduce of the others.
+
+    Args:
+        problem: The planning problem.
+        stages: A plan for it.
+        num_microbatches: m, in 1..B.
+        forward_share: Of the forward pass in CT, in [0, 1].
+
+    Raises:
+        ConfigurationError: The stages do not cover the chain, or a number is out of its range.
+    """
+    check_stages_cover_chain(stages, problem.num_layers)
+    _check_num_microbatches(num_microbatches, problem.batch_size)
+    if not 0 <= forward_share <= 1:
+        raise ConfigurationError(f"forward_share must lie in [0, 1], got {forward_share}")
+    return PipelineLoad(
+        batch_size=problem.batch_size,
+        num_microbatches=num_microbatches,
+        stages=tuple(
+            _stage_load(problem, stage, num_microbatches=num_microbatches, forward_share=forward_share)
+            for stage in stages
+        ),
+    )
+
+
+def _check_num_microbatches(num_microbatches: int, batch_size: int) -> None:
+    if not 1 <= num_microbatches <= batch_size:
+        raise ConfigurationError(
+            f"a batch of {batch_size} rows must be cut into 1 to {batch_size} micro-batches, "
+            f"got {num_microbatches}"
+        )
+
+
+def _stage_load(
+    problem: SchedulingProblem, stage: Stage, *, num_microbatches: int, forward_share: float
+) -> StageLoad:
+    evaluation = evaluate_stage(problem, stage)
+    unit = problem.device_types[stage.device_type]
+    layers = problem.layers[stage.first_layer : stage.last_layer + 1]
+    is_first, is_last = stage.first_layer == 0, stage.last_layer == problem.num_layers - 1
+    input_odt, output_odt = (
+        boundary_seconds(
+            cut_bytes,
+            0,
+            profile_batch_size=problem.profile_batch_size,
+            bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s,
+        )
+        for cut_bytes in (
+            0 if is_first else problem.layers[stage.first_layer - 1].output_bytes_per_sample,
+            0 if is_last else layers[-1].output_bytes_per_sample,
+        )
+    )
+    exchange_odt, all_reduce_odt = (
+        sum(layer.communication_seconds[stage.device_type] for layer in layers if layer.is_sharded is sharded)
+        for sharded in (True, False)
+    )
+    if stage.num_replicas == 1 and not problem.single_replica_communicates:
+        exchange_odt = all_reduce_odt = 0.0
+    total_odt = input_odt + output_odt + exchange_odt + all_reduce_odt
+    scale = evaluation.communication_seconds / total_odt if total_odt else 0.0
+    compute_seconds = evaluation.compute_seconds / num_microbatches
+    layer_seconds = sum(layer.compute_seconds[stage.device_type] for layer in layers)
+    connected_seconds = sum(
+        layer.compute_seconds[stage.device_type]
+        for layer in layers
+        if layer.kind == LayerKind.FULLY_CONNECTED
+    )
+    weight_share = connected_seconds / layer_seconds * WEIGHT_GRADIENT_SHARE if layer_seconds else 0.0
+    weight_share = min(weight_share, 1 - forward_share)
+    alpha, k = unit.compute_parallel_fraction, stage.num_replicas
+    return StageLoad(
+        num_replicas=k,
+        forward_seconds=forward_share * compute_seconds,
+        backward_seconds=(1 - forward_share - weight_share) * compute_seconds,
+        weight_gradient_seconds=weight_share * compute_seconds,
+        compute_row_share=(alpha / k) / (1 - alpha + alpha / k),
+        input_seconds=scale * input_odt / num_microbatches,
+        output_seconds=scale * output_odt / num_microbatches,
+        exchange_seconds=scale * exchange_odt / num_microbatches,
+        all_reduce_seconds=scale * all_reduce_odt,
+    )

@@ -1,0 +1,203 @@
+"""What a rehearsal on this machine should reach: the same cut, replicas as few as there are cores.
+
+The plan's device types are not at hand, so a rehearsal is predicted from the profile of this machine alone and
+compared with that, never with the plan's own figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.models.model_graph import ModelGraph
+from heterps_core.planning.cost_model.evaluation import PlanEvaluation, evaluate
+from heterps_core.planning.problem.problem_builder import ROUND_TRIP_MESSAGES
+from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
+from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
+from heterps_core.profiling.profiles.layer_profile import LayerProfile
+
+PRICE_USD_PER_HOUR = 1.0
+"""A rehearsal's price is not predicted, but the contract wants a positive one."""
+
+UNLIMITED_BYTES = 1e18
+"""The rehearsal runs in the memory that there is; that it fits was not planned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RehearsalPrediction:
+    """Predicted speed of a rehearsal."""
+
+    evaluation: PlanEvaluation
+    """By the planner's cost model alone: a stage takes the longer of computing and communicating, and stages
+    never wait for one another."""
+
+    step_seconds: float
+    """Of a training step on this machine, with what the cost model leaves out: by `predict_rehearsal`'s formula, or
+    better by `simulate_workers` where the parts of a worker were measured."""
+
+    batch_size: int
+
+    @property
+    def throughput_samples_per_s(self) -> float:
+        """Samples per second with waits and shared cores; to be compared with the measured one."""
+        return self.batch_size / self.step_seconds
+
+
+def predict_rehearsal(
+    graph: ModelGraph,
+    profile: LayerProfile,
+    stages: Sequence[Stage],
+    *,
+    batch_size: int,
+    num_microbatches: int,
+    num_cores: int,
+) -> RehearsalPrediction:
+    r"""Predict the speed of a rehearsal, one worker with one core for each replica.
+
+    The cost model's times of a stage, CT and DT for a batch, become the time of a step by
+
+    .. math:: T = \max\Big(\frac{1}{m} \sum_s S_s + \frac{m - 1}{m} \max_s S_s,\;
+              \frac{1}{n} \sum_s k_s CT_s\Big), \quad S_s = CT_s + DT_s
+
+    with m micro-batches, k_s replicas and n cores. S_s is a sum, and not the cost model's maximum, because a
+    worker on CPU computes and communicates one after the other. The first term is a pipeline that fills and
+    drains in every step, as the trainer's does; the second holds where workers share cores. Messages inside a
+    stage take the time that the profile found between workers that compute. Ignored: that replicas wait for the
+    slowest of them at every exchange, the latency at boundaries, and reading the batch. All three make the
+    measured throughput the lower one.
+
+    Args:
+        graph: The model.
+        profile: Measured on this machine, with the micro-batch as its batch where possible.
+        stages: The rehearsed cut and replica counts; their device types do not matter.
+        batch_size: B, samples of a step.
+        num_microbatches: m, at least 1.
+        num_cores: n, cores that the workers share, at least 1.
+
+    Raises:
+        ConfigurationError: The stages do not cover the chain, the profile is of another model, or a count is
+            below 1.
+    """
+    for name, count in (("num_microbatches", num_microbatches), ("num_cores", num_cores)):
+        if count < 1:
+            raise ConfigurationError(f"{name} must be at least 1, got {count}")
+    problem, renamed = rehearsal_problem(
+        graph, profile, stages, batch_size=batch_size, num_microbatches=num_microbatches
+    )
+    evaluation = evaluate(problem, renamed)
+    stage_seconds = [part.compute_seconds + part.communication_seconds for part in evaluation.stages]
+    filling_seconds = sum(stage_seconds) / num_microbatches
+    steady_seconds = max(stage_seconds) * (num_microbatches - 1) / num_microbatches
+    work_seconds = sum(part.stage.num_replicas * part.compute_seconds for part in evaluation.stages)
+    return RehearsalPrediction(
+        evaluation=evaluation,
+        step_seconds=max(filling_seconds + steady_seconds, work_seconds / num_cores),
+        batch_size=batch_size,
+    )
+
+
+def rehearsal_problem(
+    graph: ModelGraph,
+    profile: LayerProfile,
+    stages: Sequence[Stage],
+    *,
+    batch_size: int,
+    num_microbatches: int,
+) -> tuple[SchedulingProblem, tuple[Stage, ...]]:
+    """Return a rehearsal as a planning problem of its own, and its stages with that problem's device types.
+
+    Each stage becomes a device type "<name>-stage-<i>". So each can have its own alpha, from its own layers, and
+    neighbours differ in type, as the contract asks. Replica counts are known here, so in-stage communication is
+    exact: a beta of 1 divides it by k, and each layer's seconds are k times what one replica sends.
+
+    Raises:
+        ConfigurationError: See `predict_rehearsal`.
+    """
+    check_stages_cover_chain(stages, len(graph.layers))
+    if profile.graph_fingerprint != graph.fingerprint():
+        raise ConfigurationError(
+            f"a rehearsal of {graph.name!r} must be predicted from its own profile, got one of "
+            f"{profile.model!r} with other sizes; profile it anew"
+        )
+    names = [f"{profile.device_type}-stage-{index}" for index in range(len(stages))]
+    stage_of_layer = [
+        index for index, stage in enumerate(stages) for _ in range(stage.first_layer, stage.last_layer + 1)
+    ]
+    last_layers = {stage.last_layer for stage in stages}
+    layers = tuple(
+        LayerCosts(
+            name=layer.name,
+            kind=layer.kind.value,
+            is_sharded=layer.is_sharded,
+            state_bytes=layer.state_bytes,
+            output_bytes_per_sample=layer.output_bytes_per_sample,
+            compute_seconds=dict.fromkeys(names, profile.compute_seconds(index, batch_size=batch_size)),
+            communication_seconds=dict.fromkeys(
+                names,
+                _nominal_seconds(
+                    profile,
+                    index,
+                    num_replicas=stages[stage_of_layer[index]].num_replicas,
+                    ends_stage=index in last_layers,
+                    batch_size=batch_size,
+                    num_microbatches=num_microbatches,
+                ),
+            ),
+        )
+        for index, layer in enumerate(graph.layers)
+    )
+    problem = SchedulingProblem(
+        model=graph.name,
+        batch_size=batch_size,
+        profile_batch_size=profile.batch_size,
+        num_samples=batch_size,
+        num_epochs=1,
+        throughput_floor_samples_per_s=0.0,
+        layers=layers,
+        device_types={
+            name: UnitType(
+                price_usd_per_hour=PRICE_USD_PER_HOUR,
+                max_units=stage.num_replicas,
+                memory_bytes=UNLIMITED_BYTES,
+                bandwidth_bytes_per_s=profile.boundary_link.bandwidth_bytes_per_s,
+                compute_parallel_fraction=profile.compute_parallel_fraction(
+                    batch_size=batch_size, layers=slice(stage.first_layer, stage.last_layer + 1)
+                ),
+                communication_parallel_fraction=1.0,
+            )
+            for name, stage in zip(names, stages, strict=True)
+        },
+    )
+    renamed = tuple(replace(stage, device_type=name) for stage, name in zip(stages, names, strict=True))
+    return problem, renamed
+
+
+def _nominal_seconds(
+    profile: LayerProfile,
+    layer: int,
+    *,
+    num_replicas: int,
+    ends_stage: bool,
+    batch_size: int,
+    num_microbatches: int,
+) -> float:
+    """Return k times the in-stage communication of one of k replicas for B_o samples; 0 for one.
+
+    A replica looks up 1/k of the rows, of which (k - 1)/k lie elsewhere, in four messages for each micro-batch. A
+    ring moves 2 (k - 1)/k |W| bytes, in one message a step that is charged to the last layer of the stage.
+    """
+    if num_replicas == 1:
+        return 0.0
+    timing = profile.timings[layer]
+    elsewhere = (num_replicas - 1) / num_replicas
+    if timing.is_sharded:
+        exchanged_bytes = elsewhere * timing.exchanged_bytes / num_replicas
+        seconds = exchanged_bytes / profile.exchange_link.bandwidth_bytes_per_s
+        messages = ROUND_TRIP_MESSAGES * num_microbatches
+        seconds += profile.update_share(batch_size) * messages * profile.busy_message_seconds
+    else:
+        seconds = profile.update_share(batch_size) * elsewhere * profile.all_reduce_seconds(layer)
+    if ends_stage:
+        seconds += profile.update_share(batch_size) * profile.busy_message_seconds
+    return num_replicas * seconds

@@ -1,0 +1,126 @@
+"""All messages of one micro-batch between two neighbouring stages at once, as arrays, and how long they travel.
+
+The same slices and the same order of messages as in `training/stage_exchange.py`, for thousands of replicas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.training.pipeline.stage_exchange import replica_slice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowRoutes:
+    """Messages in the order of their rows; every field has shape (R,) for R messages."""
+
+    replicas: Ints
+    """Of the one stage; never falling."""
+
+    peer_replicas: Ints
+    """Of the other; never falling."""
+
+    num_rows: Ints
+    """At least 1."""
+
+    def reversed(self) -> RowRoutes:
+        """Return the same messages in the other direction."""
+        return RowRoutes(replicas=self.peer_replicas, peer_replicas=self.replicas, num_rows=self.num_rows)
+
+
+def slice_bounds(num_rows: int, num_replicas: int) -> Ints:
+    """Return the first row of each replica's slice and the number of rows behind the last; shape (k + 1,)."""
+    firsts = [replica_slice(num_rows, num_replicas, replica).first for replica in range(num_replicas)]
+    return np.array([*firsts, num_rows], dtype=np.int64)
+
+
+def routes_between(num_rows: int, *, num_replicas: int, num_peer_replicas: int) -> RowRoutes:
+    """Return the messages in which the slices of a micro-batch travel from one stage to the other.
+
+    Example:
+        >>> routes = routes_between(12, num_replicas=3, num_peer_replicas=2)
+        >>> list(zip(routes.replicas.tolist(), routes.peer_replicas.tolist(), routes.num_rows.tolist()))
+        [(0, 0, 4), (1, 0, 2), (1, 1, 2), (2, 1, 4)]
+    """
+    bounds, peer_bounds = slice_bounds(num_rows, num_replicas), slice_bounds(num_rows, num_peer_replicas)
+    # Between two neighbouring bounds of either stage lies one message. Empty slices begin where the next one
+    # does, so the last slice that begins at a row is the one that holds it.
+    cuts = np.union1d(bounds, peer_bounds)
+    return RowRoutes(
+        replicas=np.searchsorted(bounds, cuts[:-1], side="right") - 1,
+        peer_replicas=np.searchsorted(peer_bounds, cuts[:-1], side="right") - 1,
+        num_rows=np.diff(cuts),
+    )
+
+
+class Transfer:
+    """The way of one micro-batch from the lanes out of one stage to the lanes in of its neighbour.
+
+    A replica sends its messages one after the other, in the order of peers; a replica receives in the order of
+    senders. A message streams through: it takes the slower of the two lanes' times, begins when both lanes are
+    there for it, and occupies each for that lane's own time, the receiver's at least until the last byte is sent.
+
+    Args:
+        routes: From senders (`replicas`) to receivers (`peer_replicas`).
+        num_senders: Of the stage, with those that have no rows.
+        num_receivers: The same.
+        send_seconds_per_row: On a sender's lane.
+        receive_seconds_per_row: On a receiver's lane.
+    """
+
+    def __init__(
+        self,
+        routes: RowRoutes,
+        *,
+        num_senders: int,
+        num_receivers: int,
+        send_seconds_per_row: float,
+        receive_seconds_per_row: float,
+    ) -> None:
+        send_seconds = routes.num_rows * send_seconds_per_row
+        receive_seconds = routes.num_rows * receive_seconds_per_row
+        self.sending_seconds = np.bincount(routes.replicas, send_seconds, minlength=num_senders)
+        """How long each sender's lane is busy, shape (senders,)."""
+        self._receiving_seconds = np.bincount(routes.peer_replicas, receive_seconds, minlength=num_receivers)
+        self._senders = routes.replicas
+        self._receivers, self._firsts = np.unique(routes.peer_replicas, return_index=True)
+        self._all_receive = self._receivers.size == num_receivers
+        _, sender_firsts = np.unique(routes.replicas, return_index=True)
+        sent_before = np.cumsum(send_seconds) - send_seconds
+        lengths = np.diff([*sender_firsts, send_seconds.size])
+        sent_before -= np.repeat(sent_before[sender_firsts], lengths)
+        received_until = np.cumsum(receive_seconds)
+        lasts = np.append(self._firsts[1:], receive_seconds.size) - 1
+        received_after = np.repeat(received_until[lasts], np.diff(np.append(self._firsts, lasts[-1] + 1)))
+        received_after -= received_until
+        # From the moment when a sender begins with its first message to the moment when the receiver of this
+        # message has it and all those behind it, were they to follow without a gap.
+        self._route_seconds = sent_before + np.maximum(send_seconds, receive_seconds) + received_after
+
+    def received(self, sending_starts: Floats, lane_free: Floats) -> Floats:
+        """Return when each receiver has all its rows.
+
+        Args:
+            sending_starts: When each sender begins with its first message, shape (senders,).
+            lane_free: When each receiver's lane is free, shape (receivers,).
+        """
+        by_lane = lane_free + self._receiving_seconds
+        by_route = np.maximum.reduceat(sending_starts[self._senders] + self._route_seconds, self._firsts)
+        if self._all_receive:
+            np.maximum(by_lane, by_route, out=by_lane)
+        else:
+            by_lane[self._receivers] = np.maximum(by_lane[self._receivers], by_route)
+        return by_lane
+
+    def produced(self, pass_ends: Floats) -> Floats:
+        """Return when the last of each receiver's rows existed; minus infinity for receivers without rows.
+
+        Args:
+            pass_ends: When each sender's pass ended, shape (senders,).
+        """
+        latest = np.full(self._receiving_seconds.size, -np.inf)
+        latest[self._receivers] = np.maximum.reduceat(pass_ends[self._senders], self._firsts)
+        return latest

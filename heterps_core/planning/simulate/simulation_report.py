@@ -1,0 +1,252 @@
+"""A plan's simulation as text for people and as JSON: speed and cost, each stage's time, and what limits the plan."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from heterps_core.planning.cost_model.stage_cost import is_within
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.simulate.plan_simulation import Limit, PlanSimulation, run_cost_usd
+from heterps_core.planning.simulate.simulated_run import SimulatedRun
+from heterps_core.plans.scheduling_plan import SchedulingPlan
+from heterps_core.text_table import aligned
+from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
+from heterps_core.units import MS_PER_S, SECONDS_PER_HOUR
+
+SCHEMA_VERSION = 1
+
+WIDTH = 100
+
+LEAST_SHOWN_DEVIATION = 1e-3
+"""Relative, between the throughput that the plan file promises and that of the problem."""
+
+_LABEL_WIDTH = 12
+_FIXED_COSTS = ("start-up and teardown", "transfer between zones", "search and profiling")
+"""Cost lines that a longer run does not raise."""
+
+
+def simulation_text(problem: SchedulingProblem, plan: SchedulingPlan, simulation: PlanSimulation) -> str:
+    """Return a simulation for a terminal of 100 columns."""
+    return "\n".join(
+        [
+            *textwrap.wrap(_heading(problem, plan, simulation), WIDTH),
+            "",
+            *aligned(_speed_rows(problem, simulation), words=(0,)),
+            "",
+            *aligned(_stage_rows(simulation), words=(1, 2)),
+            "",
+            *(
+                line
+                for label, text in _remarks(problem, plan, simulation)
+                for line in textwrap.wrap(
+                    text,
+                    WIDTH,
+                    initial_indent=f"{label:<{_LABEL_WIDTH}}",
+                    subsequent_indent=" " * _LABEL_WIDTH,
+                    break_on_hyphens=False,
+                )
+            ),
+        ]
+    )
+
+
+def simulation_to_json(problem: SchedulingProblem, simulation: PlanSimulation) -> dict[str, Any]:
+    """Return all figures as plain JSON values; shares lie in [0, 1]."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": problem.model,
+        "batch_size": problem.batch_size,
+        "num_microbatches": simulation.load.num_microbatches,
+        "num_steps": simulation.options.num_steps,
+        "flushes_each_step": simulation.options.flushes_each_step,
+        "warmup_per_stage": simulation.options.warmup_per_stage,
+        "jitter": simulation.options.jitter,
+        "seed": simulation.options.seed,
+        "slow_factors": [
+            {"stage": stage, "replica": replica, "factor": factor}
+            for (stage, replica), factor in sorted(simulation.options.slow_factors.items())
+        ],
+        **{
+            label.replace(" ", "_"): {
+                "throughput_samples_per_s": problem.batch_size / step_seconds,
+                "step_seconds": step_seconds,
+                "run_seconds": problem.num_steps * step_seconds,
+                "cost_usd": run_cost_usd(problem, simulation.evaluation, step_seconds=step_seconds),
+            }
+            for label, step_seconds in _step_seconds(problem, simulation)
+        },
+        "stages": [
+            {**asdict(part.stage), **asdict(use)}
+            for part, use in zip(simulation.evaluation.stages, simulation.run.stages, strict=True)
+        ],
+        "limiting": {**asdict(simulation.limiting), "limit": simulation.limiting.limit.value},
+    }
+
+
+def _heading(problem: SchedulingProblem, plan: SchedulingPlan, simulation: PlanSimulation) -> str:
+    options = simulation.options
+    flush = "" if options.flushes_each_step else ", without a flush"
+    is_default = options.warmup_per_stage == WARMUP_PER_STAGE
+    ahead = "" if is_default else f", {_counted(options.warmup_per_stage, 'pass', 'passes')} ahead per stage"
+    jitter = f", jitter {options.jitter:g} (seed {options.seed})" if options.jitter else ""
+    return (
+        f"Plan for {problem.model} by {plan.scheduler}, simulated: {_counted(options.num_steps, 'step')} of "
+        f"{problem.batch_size:,.0f} rows in {_microbatches(problem, simulation.load.num_microbatches)}"
+        f"{flush}{ahead}{jitter}"
+    )
+
+
+def _step_seconds(problem: SchedulingProblem, simulation: PlanSimulation) -> list[tuple[str, float]]:
+    planned = problem.batch_size / simulation.evaluation.throughput_samples_per_s
+    rows = [("planned", planned), ("simulated", simulation.undisturbed.step_seconds)]
+    if simulation.disturbed is not None:
+        rows.append(("with stragglers", simulation.disturbed.step_seconds))
+    return rows
+
+
+def _speed_rows(problem: SchedulingProblem, simulation: PlanSimulation) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("", "samples/s", "to planned", "step ms", "hours", "USD")]
+    planned = simulation.evaluation.throughput_samples_per_s
+    for label, step_seconds in _step_seconds(problem, simulation):
+        samples_per_s = problem.batch_size / step_seconds
+        cost_usd = run_cost_usd(problem, simulation.evaluation, step_seconds=step_seconds)
+        rows.append(
+            (
+                label,
+                f"{samples_per_s:,.1f}",
+                "" if label == "planned" else _change(samples_per_s, planned),
+                f"{step_seconds * MS_PER_S:,.3f}",
+                f"{problem.num_steps * step_seconds / SECONDS_PER_HOUR:,.3f}",
+                f"{cost_usd:,.6f}",
+            )
+        )
+    return rows
+
+
+def _stage_rows(simulation: PlanSimulation) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("stage", "layers", "device type", "replicas", "computing", "waits: for data", "link", "barrier", "")
+    ]
+    for index, (part, use) in enumerate(
+        zip(simulation.evaluation.stages, simulation.run.stages, strict=True)
+    ):
+        stage = part.stage
+        shares = (use.computing, use.waiting_for_data, use.waiting_for_link, use.waiting_at_barrier)
+        rows.append(
+            (
+                str(index),
+                f"{stage.first_layer}..{stage.last_layer}",
+                stage.device_type,
+                str(stage.num_replicas),
+                *(_percent(share) for share in shares),
+                "<- waits least" if index == simulation.limiting.stage else "",
+            )
+        )
+    return rows
+
+
+def _remarks(
+    problem: SchedulingProblem, plan: SchedulingPlan, simulation: PlanSimulation
+) -> Iterator[tuple[str, str]]:
+    """Yield labels and sentences."""
+    yield "limit", _limit_text(problem, simulation)
+    floor = problem.throughput_floor_samples_per_s
+    if floor:
+        step_seconds = simulation.run.step_seconds
+        verdict = "kept"
+        if not is_within(step_seconds, problem.stage_seconds_limit):
+            verdict = f"missed by {_percent(1 - problem.stage_seconds_limit / step_seconds)}"
+        yield "floor", f"{floor:,.1f} samples/s: {verdict} in simulation"
+    yield "cost", _cost_text(simulation)
+    here = simulation.evaluation.throughput_samples_per_s
+    if abs(plan.throughput_samples_per_s / here - 1) > LEAST_SHOWN_DEVIATION:
+        yield (
+            "note",
+            f"the plan file promises {plan.throughput_samples_per_s:,.1f} samples/s: it was made for a problem "
+            f"with other times than this one",
+        )
+
+
+def _limit_text(problem: SchedulingProblem, simulation: PlanSimulation) -> str:
+    limiting = simulation.limiting
+    stage = simulation.evaluation.stages[limiting.stage].stage
+    name = f"stage {limiting.stage} ({stage.num_replicas} x {stage.device_type})"
+    share = _percent(limiting.share)
+    run = simulation.undisturbed
+    match limiting.limit:
+        case Limit.STRAGGLERS:
+            return f"stragglers in {_slow_stages(simulation)} take {share} of every step" + _relief(
+                simulation.run, limiting.relieved_samples_per_s, "without them it would be"
+            )
+        case Limit.COMPUTING:
+            return (
+                f"computing on {name}, {share} of its time: more replicas or fewer layers there make the plan "
+                f"faster"
+            )
+        case Limit.FILLING:
+            count = simulation.load.num_microbatches
+            return (
+                f"the pipeline fills and drains in every step: with {_microbatches(problem, count)} {name} waits "
+                f"{share} of its time for data"
+            ) + _relief(
+                run,
+                limiting.relieved_samples_per_s,
+                f"{_microbatches(problem, limiting.relieved_microbatches or count)} would give",
+            )
+        case Limit.ROUND_TRIPS:
+            ahead = simulation.options.warmup_per_stage + 1
+            return (
+                f"{name} waits {share} of its time: too few micro-batches are under way to bridge the time "
+                f"of messages"
+            ) + _relief(run, limiting.relieved_samples_per_s, f"{ahead} passes ahead per stage would give")
+        case Limit.LINK:
+            return f"{name} waits {share} of its time for its links" + _relief(
+                run, limiting.relieved_samples_per_s, "with links that take no time it would be"
+            )
+        case Limit.BARRIER:
+            return f"the replicas of {name} wait {share} of their time for the slowest of them" + _relief(
+                run, limiting.relieved_samples_per_s, "without jitter it would be"
+            )
+
+
+def _relief(run: SimulatedRun, relieved_samples_per_s: float | None, condition: str) -> str:
+    if relieved_samples_per_s is None:
+        return ""
+    change = _change(relieved_samples_per_s, run.throughput_samples_per_s)
+    return f"; {condition} {relieved_samples_per_s:,.1f} samples/s ({change})"
+
+
+def _slow_stages(simulation: PlanSimulation) -> str:
+    slow = sorted({stage for stage, _ in simulation.options.slow_factors})
+    return f"stage {', '.join(map(str, slow))}"
+
+
+def _cost_text(simulation: PlanSimulation) -> str:
+    lines = [line.name for line in simulation.evaluation.cost_lines if line.cost_usd != 0]
+    fixed = [name for name in lines if name in _FIXED_COSTS]
+    growing = [name for name in lines if name not in _FIXED_COSTS]
+    stay = f"; {', '.join(fixed)} {'does' if len(fixed) == 1 else 'do'} not" if fixed else ""
+    grow = "grows" if len(growing) == 1 else "grow"
+    price = simulation.evaluation.price_usd_per_hour
+    return f"{price:,.4f} USD/hour; {', '.join(growing)} {grow} with the hours{stay}"
+
+
+def _microbatches(problem: SchedulingProblem, count: int) -> str:
+    rows = problem.batch_size / count
+    size = f"{rows:,.0f}" if rows == int(rows) else f"about {rows:,.0f}"
+    return f"{_counted(count, 'micro-batch', 'micro-batches')} of {size} rows"
+
+
+def _counted(count: int, one: str, several: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else several or f'{one}s'}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _change(value: float, reference: float) -> str:
+    return f"{100 * (value / reference - 1):+.1f} %"

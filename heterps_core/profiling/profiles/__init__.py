@@ -1,0 +1,1 @@
+"""What was measured or estimated, as files and caches."""

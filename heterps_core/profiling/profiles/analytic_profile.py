@@ -1,0 +1,209 @@
+"""Estimates the profile of a device type that is not at hand, by a roofline calibrated on one that is.
+
+Published peaks say what a device could do at best; how far below its peak a layer stays is taken from the same
+kind of layer here. The result is marked as estimated, and says from what. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.hardware import DeviceKind, DeviceType
+from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
+from heterps_core.profiling.profiles.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
+from heterps_core.profiling.timing import Timing
+from heterps_core.units import MS_PER_S
+
+PHASES = ("forward", "backward", "update")
+
+NUM_OPERATIONS: Mapping[LayerKind, Mapping[str, int]] = {
+    # Product and bias at once; products for the gradients of input and weight, and the sum for the bias; the step
+    # count and a fused optimizer.
+    LayerKind.FULLY_CONNECTED: {"forward": 1, "backward": 3, "update": 2},
+    LayerKind.ELEMENTWISE: {"forward": 1, "backward": 1, "update": 0},
+    # Row numbers, room for the output, dense features, a gather and its copy; nothing but views; a copy, two
+    # concatenations, five to sum repeated rows, and eleven of row-wise Adagrad.
+    LayerKind.EMBEDDING: {"forward": 5, "backward": 0, "update": 19},
+    # Each phase is one call for image, weight and bias together.
+    LayerKind.CONVOLUTION: {"forward": 1, "backward": 1, "update": 2},
+    # Of Inception-V3's block A: seven convolutions with batch normalisation and ReLU, a pool, and the join.
+    LayerKind.CONVOLUTION_BLOCK: {"forward": 37, "backward": 25, "update": 2},
+    LayerKind.OTHER: {"forward": 2, "backward": 4, "update": 2},
+}
+"""Operations that a layer of a kind starts in each phase, views aside; each costs one launch.
+
+All but the last are counted by a test; the other blocks of that network start 22 to 52 and 15 to 34. Layers of other
+kinds differ; theirs are assumed.
+"""
+
+FULLY_CONNECTED_BACKWARD_PRODUCTS = 2
+ADAM_PASSES = 7
+"""A fused Adam reads weight, gradient and two moments, and writes weight and moments."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What a phase of a layer asks of a device."""
+
+    flops: float
+    num_bytes: float
+    num_operations: int
+
+    def limit_seconds(self, speed: MachineSpeed) -> float:
+        """Return the roofline: the longer of computing and moving bytes at full speed, without launches."""
+        return max(self.flops / speed.flops_per_s, self.num_bytes / speed.memory_bandwidth_bytes_per_s)
+
+    def launch_seconds(self, speed: MachineSpeed) -> float:
+        """Return the time to start the operations."""
+        return self.num_operations * speed.kernel_launch_seconds
+
+
+def layer_work(layer: Layer, *, batch_size: int) -> dict[str, Work]:
+    """Return the work of each phase, from the sizes in the graph.
+
+    Bytes are those of tensors that are read or written once, as if nothing stayed in a cache. With input x,
+    output y, parameters w, looked-up rows e and batch size B:
+
+    - forward: B (x + y + e) + w
+    - backward: B (2 x + 2 y + e) + 2 w (gradients of input and of parameters each read the output's gradient),
+      and twice the forward's floating point operations
+    - update: 7 w for a dense layer; 4 B e for an embedding (gradients in, rows in and out, summed in between)
+    """
+    moved = batch_size * (layer.input_bytes_per_sample + layer.output_bytes_per_sample)
+    looked_up = batch_size * layer.looked_up_bytes_per_sample
+    dense_bytes = 0 if layer.is_sharded else layer.parameter_bytes
+    flops = batch_size * layer.forward_flops_per_sample
+    operations = NUM_OPERATIONS[layer.kind]
+    return {
+        "forward": Work(
+            flops=flops, num_bytes=moved + looked_up + dense_bytes, num_operations=operations["forward"]
+        ),
+        "backward": Work(
+            flops=FULLY_CONNECTED_BACKWARD_PRODUCTS * flops,
+            num_bytes=2 * moved + looked_up + 2 * dense_bytes,
+            num_operations=operations["backward"],
+        ),
+        "update": Work(
+            flops=0.0,
+            num_bytes=4 * looked_up if layer.is_sharded else ADAM_PASSES * dense_bytes,
+            num_operations=operations["update"] if layer.is_sharded or dense_bytes else 0,
+        ),
+    }
+
+
+def slowdowns(graph: ModelGraph, measured: LayerProfile) -> dict[tuple[LayerKind, str], float]:
+    r"""Return by how much each kind of layer misses the roofline in each phase on the measured machine.
+
+    :math:`c = \max(1, \sum_l (t_l - n_l \lambda) / \sum_l \max(f_l / F, b_l / M))` over the layers of a kind,
+    with measured time t, n operations of launch time \lambda each, f floating point operations, b bytes, and the
+    machine's own rates F and M. At least 1: a tensor that stays in a cache here may not stay there, and
+    no device beats its published peak. 1 where a kind has no work in a phase.
+
+    Raises:
+        ConfigurationError: The machine's rates are not known.
+    """
+    speed = measured.machine_speed
+    if speed is None:
+        raise ConfigurationError(
+            f"an estimate must be calibrated on a machine whose rates are known, but those of "
+            f"{measured.device_type} are not; calibrate on another device type"
+        )
+    measured_seconds: dict[tuple[LayerKind, str], float] = {}
+    limit_seconds: dict[tuple[LayerKind, str], float] = {}
+    for layer, timing in zip(graph.layers, measured.timings, strict=True):
+        for phase, work in layer_work(layer, batch_size=measured.batch_size).items():
+            key = (layer.kind, phase)
+            seconds = _phase(timing, phase).median_ms / MS_PER_S - work.launch_seconds(speed)
+            measured_seconds[key] = measured_seconds.get(key, 0.0) + seconds
+            limit_seconds[key] = limit_seconds.get(key, 0.0) + work.limit_seconds(speed)
+    return {
+        key: max(1.0, measured_seconds[key] / limit) if limit > 0 else 1.0
+        for key, limit in limit_seconds.items()
+    }
+
+
+def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: DeviceType) -> LayerProfile:
+    r"""Estimate the times of all layers on one unit of a device type.
+
+    :math:`t = n \lambda' + c \max(f / F', b / M')` for each layer and phase, with the device type's published
+    launch time, peak rate F' and memory bandwidth M', and the kind's slowdown c from `slowdowns`. Alpha follows
+    from the estimates at the two batch sizes as it does from measurements.
+
+    Ignored: copies between host and accelerator (PCIe) and the preparation of input, which training overlaps with
+    computation; that the host's Python may start operations more slowly than the launch time says, and that some,
+    such as sorting, are several kernels on an accelerator; caches; clocks that fall under load; that a kind may
+    miss the roofline by another factor on other hardware, above all embeddings on accelerators, whose random
+    reads a CPU's slowdown describes badly. Links have the measured latency of this machine's software and the
+    device type's published bandwidth. All-reduce is the exception on CPU types: a unit is a core, neighbours in a
+    ring mostly share a host, and the measured loopback stands for them.
+
+    Args:
+        graph: The model that was measured.
+        measured: Its profile on this machine.
+        device_type: From `DEVICE_TYPES`.
+
+    Raises:
+        ConfigurationError: The profile is of another model, or is itself an estimate.
+    """
+    if measured.is_estimated or measured.graph_fingerprint != graph.fingerprint():
+        raise ConfigurationError(
+            f"an estimate for {device_type.name} must be calibrated on a measured profile of {graph.name!r}, "
+            f"got one of {measured.model!r} on {measured.device_type}; profile the model on this machine first"
+        )
+    speed = MachineSpeed.published(device_type)
+    factors = slowdowns(graph, measured)
+    network = Link(
+        latency_seconds=measured.exchange_link.latency_seconds,
+        bandwidth_bytes_per_s=device_type.network_bandwidth_bytes_per_s,
+    )
+    return replace(
+        measured,
+        device_type=device_type.name,
+        hardware=f"{device_type.name} (estimated; calibrated on {measured.hardware})",
+        timings=_estimated(graph, measured.timings, measured.batch_size, speed, factors, device_type),
+        half_batch_timings=_estimated(
+            graph, measured.half_batch_timings, measured.half_batch_size, speed, factors, device_type
+        ),
+        exchange_link=network,
+        all_reduce_link=measured.all_reduce_link if device_type.kind is DeviceKind.CPU else network,
+        boundary_link=network,
+        machine_speed=speed,
+        sum_over_step=None,
+    )
+
+
+def _estimated(
+    graph: ModelGraph,
+    timings: Sequence[LayerTiming],
+    batch_size: int,
+    speed: MachineSpeed,
+    factors: Mapping[tuple[LayerKind, str], float],
+    device_type: DeviceType,
+) -> tuple[LayerTiming, ...]:
+    estimates = []
+    for layer, timing in zip(graph.layers, timings, strict=True):
+        estimate = {
+            phase: Timing.estimated(
+                MS_PER_S
+                * (work.launch_seconds(speed) + factors[layer.kind, phase] * work.limit_seconds(speed))
+            )
+            for phase, work in layer_work(layer, batch_size=batch_size).items()
+        }
+        shown = ", ".join(f"{phase} {factors[layer.kind, phase]:.2f}" for phase in PHASES)
+        estimates.append(
+            replace(
+                timing,
+                forward=estimate["forward"],
+                backward=estimate["backward"],
+                update=estimate["update"],
+                is_estimated=True,
+                source=f"roofline of {device_type.name}'s published figures times {layer.kind} slowdown: {shown}",
+            )
+        )
+    return tuple(estimates)
+
+
+def _phase(timing: LayerTiming, phase: str) -> Timing:
+    return {"forward": timing.forward, "backward": timing.backward, "update": timing.update}[phase]

@@ -1,0 +1,112 @@
+"""A profile that was measured on a machine of a device type, with where, when and for how much.
+
+What a node of the local provider measures is this machine under another name. It is marked as a rehearsal and is
+never kept for planning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.hardware import SPOT_SUFFIX, moment_of
+from heterps_core.profiling.profiles.layer_profile import LayerProfile
+from heterps_core.schema_version import check_schema_version
+
+SCHEMA_VERSION = 1
+
+VALID_FOR = timedelta(days=30)
+"""Assumed: providers change processors' microcode, drivers and hosts without notice, and nobody says how often; a
+month of nights shares the cost of a measurement, and an old figure does not stay for ever."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceProfile:
+    """What one machine measured."""
+
+    device_type: str
+    """The hardware, without the market in which it is bought."""
+
+    instance_type: str
+    is_rehearsal: bool
+    """Measured on the flow's own machine, which only stands for the device type."""
+
+    profile: LayerProfile
+    run_id: str = ""
+    """That rented the machine; empty until its bill is known."""
+
+    cost_usd: float = 0.0
+    """This profile's share of that run's bill."""
+
+    charged_to: str | None = None
+    """The run that bore `cost_usd` as its cost of search and profiling; None while none did."""
+
+    @property
+    def expires_at(self) -> datetime:
+        """When it counts no longer."""
+        return moment_of(self.profile.measured_at) + VALID_FOR
+
+    def is_valid(self, now: datetime) -> bool:
+        """Tell whether plans may be made with it."""
+        return not self.is_rehearsal and now < self.expires_at
+
+    def __str__(self) -> str:
+        return f"measured on {self.instance_type} {moment_of(self.profile.measured_at):%Y-%m-%d}"
+
+    def in_place_of(self, estimate: LayerProfile) -> LayerProfile:
+        """Return the measured times of layers in the place of estimated ones.
+
+        Kept from the estimate are what one machine alone cannot tell: the links to other machines, the row numbers
+        of the data, and layers that were not measured.
+        """
+        return replace(
+            estimate,
+            hardware=self.profile.hardware,
+            hardware_fingerprint=self.profile.hardware_fingerprint,
+            software=self.profile.software,
+            timings=_measured_where_known(self.profile, estimate, "timings"),
+            half_batch_timings=_measured_where_known(self.profile, estimate, "half_batch_timings"),
+            busy_message_seconds=self.profile.busy_message_seconds,
+            machine_speed=self.profile.machine_speed or estimate.machine_speed,
+            sum_over_step=self.profile.sum_over_step,
+            measured_at=self.profile.measured_at,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"schema_version": SCHEMA_VERSION, **values, "profile": self.profile.to_json()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> DeviceProfile:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ConfigurationError: The schema version is another one, or a field is missing or unusable.
+        """
+        check_schema_version(document, SCHEMA_VERSION, what="a device's profile", way_out="measure it anew")
+        try:
+            values = {field.name: document[field.name] for field in fields(cls)}
+        except KeyError as error:
+            raise ConfigurationError(f"a device's profile lacks {error}; measure it anew") from error
+        return cls(**{**values, "profile": LayerProfile.from_json(values["profile"])})
+
+
+def hardware_name(device_type: str) -> str:
+    """Return the name of a device type without its market: a machine on spot is as fast.
+
+    Example:
+        >>> hardware_name("gpu-t4-spot")
+        'gpu-t4'
+    """
+    return device_type.removesuffix(SPOT_SUFFIX)
+
+
+def _measured_where_known(measured: LayerProfile, estimate: LayerProfile, name: str) -> Any:
+    return tuple(
+        other if own.is_estimated else replace(own, exchanged_bytes=other.exchanged_bytes)
+        for own, other in zip(getattr(measured, name), getattr(estimate, name), strict=True)
+    )

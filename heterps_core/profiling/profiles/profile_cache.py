@@ -1,0 +1,164 @@
+"""Profiles that were measured before, so that a nightly run measures only what changed.
+
+A profile holds as long as the model, the machine, the software, the batch size and the row numbers are the same;
+all of them are in its key. Those of rented machines hold for every machine of their device type, until they expire.
+A file that cannot be read counts as missing: a cache must never stop a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.models.model_graph import ModelGraph
+from heterps_core.profiling.machine import Machine, software_versions
+from heterps_core.profiling.measuring_process import ProfileRequest
+from heterps_core.profiling.profiles.layer_profile import SCHEMA_VERSION
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileKey:
+    """All that a profile depends on."""
+
+    graph_fingerprint: str
+    hardware_fingerprint: str
+    device_type: str
+    software: Mapping[str, str]
+    batch_size: int
+    num_threads: int
+    ids_source: str
+    optimizers: tuple[str, str]
+    """Of dense layers and of embeddings."""
+
+    @classmethod
+    def of(
+        cls, request: ProfileRequest, graph: ModelGraph, machine: Machine, *, device_type: str
+    ) -> ProfileKey:
+        """Return the key of what a request would measure on a machine."""
+        return cls(
+            graph_fingerprint=graph.fingerprint(),
+            hardware_fingerprint=machine.fingerprint(),
+            device_type=device_type,
+            software=software_versions(),
+            batch_size=request.batch_size,
+            num_threads=request.num_threads,
+            ids_source=request.ids_source,
+            optimizers=(request.dense_optimizer, request.embedding_optimizer),
+        )
+
+    @classmethod
+    def of_device_type(
+        cls,
+        request: ProfileRequest,
+        graph: ModelGraph,
+        *,
+        device_type: str,
+        software: Mapping[str, str] | None = None,
+    ) -> ProfileKey:
+        """Return the key of what a request measures on any machine of a device type, with tables of any size.
+
+        Args:
+            request: What is measured.
+            graph: Of the same model; tables grow every night, and a look-up takes as long.
+            device_type: The hardware.
+            software: That it was measured with; None for what is installed here.
+        """
+        versions = software or software_versions()
+        return cls(
+            graph_fingerprint=graph.without_table_sizes().fingerprint(),
+            hardware_fingerprint=device_type,
+            device_type=device_type,
+            # Builds of the same version for other hardware ("2.13.0+cpu") run the same code.
+            software={name: versions[name].partition("+")[0] for name in ("heterps", "torch")},
+            batch_size=request.batch_size,
+            num_threads=request.num_threads,
+            ids_source=request.ids_source,
+            optimizers=(request.dense_optimizer, request.embedding_optimizer),
+        )
+
+    def file_name(self) -> str:
+        """Return a name that differs wherever the key does."""
+        text = json.dumps({"schema_version": SCHEMA_VERSION, **asdict(self)}, sort_keys=True)
+        return f"{self.device_type}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+class Measured(Protocol):
+    """What a cache can keep: a `LayerProfile`, a `DeviceProfile`, or `WorkerCosts`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote; raises ConfigurationError where that cannot be used."""
+
+
+Kept = TypeVar("Kept", bound=Measured)
+
+
+class ProfileCache(Generic[Kept]):
+    """A folder of profiles, one file each.
+
+    Args:
+        directory: The folder; it need not be there yet.
+        kind: Class of what is kept.
+    """
+
+    def __init__(self, directory: Path, kind: type[Kept]) -> None:
+        self._directory = directory
+        self._kind = kind
+
+    def get_or_measure(self, key: ProfileKey, measure: Callable[[], Kept]) -> Kept:
+        """Return the profile of a key; measure and keep it where there is none that can be read."""
+        found = self.get(key)
+        if found is not None:
+            return found
+        profile = measure()
+        self.keep(key, profile)
+        return profile
+
+    def get(self, key: ProfileKey) -> Kept | None:
+        """Return the profile of a key, or None where there is none that can be read."""
+        return _read(self._directory / key.file_name(), self._kind)
+
+    def keep(self, key: ProfileKey, profile: Kept) -> None:
+        """Keep a profile in the place of an earlier one of its key."""
+        _write(self._directory / key.file_name(), profile)
+
+
+def _read(path: Path, kind: type[Kept]) -> Kept | None:
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        return kind.from_json(document)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError, ConfigurationError) as error:
+        logger.warning("the cached profile %s counts as missing, because it cannot be used: %s", path, error)
+        return None
+
+
+def _write(path: Path, profile: Measured) -> None:
+    """Write the file whole or not at all; where that fails the profile is only not kept."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, suffix=".partial", delete=False
+        ) as file:
+            try:
+                json.dump(profile.to_json(), file, indent=1)
+                file.flush()
+                Path(file.name).replace(path)
+            except OSError:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        logger.warning("the profile is not kept in %s: %s", path, error)

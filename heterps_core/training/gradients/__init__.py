@@ -1,0 +1,1 @@
+"""Sums, checks and optimizers of gradients."""

@@ -1,0 +1,50 @@
+"""Ends a run whose dense layers have come to hold what is no number.
+
+The loss does not always tell: a ReLU that is fused with the layer before it turns NaN into 0. Backward passes do not
+hide it, since 0 times NaN is NaN: a NaN in an embedding row that a step looks up is in the gradient of the first
+layer behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from heterps_core.judging.quality import WHERE_DIVERGED
+from heterps_core.training.job import TrainingConfig
+from heterps_core.training.node.failures import SpoiledGradientsError
+
+
+def check_gradients(layers: Mapping[str, nn.Module], *, step: int, config: TrainingConfig) -> None:
+    """Check that dense parameters and their gradients are finite, before they are updated.
+
+    It reads each once, as the optimizer does right after it.
+
+    Args:
+        layers: By name; their gradients are those of a whole step.
+        step: Counted from 1.
+        config: Whose rates the message names.
+
+    Raises:
+        SpoiledGradientsError: Those of a layer are not.
+    """
+    sums = []
+    names = []
+    for name, layer in layers.items():
+        for parameter in layer.parameters():
+            names.append(name)
+            total = parameter.detach().sum()
+            sums.append(total if parameter.grad is None else total + parameter.grad.sum())
+    # One number for all, so that a device is asked once.
+    if not sums or torch.stack(sums).sum().isfinite():
+        return
+    found = ", ".join(
+        dict.fromkeys(name for name, total in zip(names, sums, strict=True) if not total.isfinite())
+    )
+    raise SpoiledGradientsError(
+        f"parameters and gradients must be finite numbers, but in step {step} they are not in {found or 'the sum'} "
+        f"(learning rates: dense {config.dense_learning_rate}, embeddings {config.embedding_learning_rate}); "
+        f"checkpoints from before stay; {WHERE_DIVERGED}"
+    )

@@ -1,0 +1,1 @@
+"""A node of a run: its life, failures and memory."""

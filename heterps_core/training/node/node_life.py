@@ -1,0 +1,146 @@
+"""What every program on a node does beside its work: finds out who it is, gives signs of life, says how it ended.
+
+It needs to know where the run directory is, and which node of the cluster this is: by a variable, or by the id of
+the machine that it runs on, as the machines of a fleet are told the same and learn their names from cluster.json.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from heterps_core.cluster import Cluster, Node
+from heterps_core.errors import ConfigurationError
+from heterps_core.instance_metadata import InstanceMetadata
+from heterps_core.training.node.host_memory import available_bytes, total_bytes
+from heterps_core.training.node.process_report import ProcessReport, write_process_report
+from heterps_core.training.storage.run_directory import CLUSTER, RunDirectory
+
+logger = logging.getLogger(__name__)
+
+RUN_DIRECTORY_VARIABLE = "HETERPS_RUN_DIR"
+RUN_KEY_VARIABLE = "HETERPS_RUN_KEY"
+"""The run's key in hexadecimal digits; not set on nodes that neither write nor read checkpoints."""
+
+NODE_ID_VARIABLE = "HETERPS_NODE_ID"
+PROVIDER_VARIABLE = "HETERPS_PROVIDER"
+LOCAL_PROVIDER = "local"
+
+EXIT = "exit.json"
+HEARTBEAT = "heartbeat.json"
+
+HEARTBEAT_INTERVAL_S = 2.0
+BUCKET_HEARTBEAT_INTERVAL_S = 10.0
+"""Each beat is a request that is paid for: 33 nodes that beat every 2 s would cost 0.3 USD an hour."""
+
+CLUSTER_TIMEOUT_S = 600.0
+"""How long a node waits for cluster.json: the slowest instance of a fleet may boot for minutes."""
+
+CLUSTER_POLL_S = 0.2
+BUCKET_CLUSTER_POLL_S = 2.0
+
+
+def node_key(node_id: str, name: str) -> str:
+    """Return the key of a node's file in the run directory."""
+    return f"nodes/{node_id}/{name}"
+
+
+def own_run_directory() -> RunDirectory:
+    """Return where this node meets the flow's host, with the run's key."""
+    secret = bytes.fromhex(os.environ.get(RUN_KEY_VARIABLE, ""))
+    return RunDirectory(os.environ[RUN_DIRECTORY_VARIABLE], secret=secret)
+
+
+def wait_for_cluster(run: RunDirectory) -> Cluster:
+    """Return the cluster, once the flow has written who takes part.
+
+    Raises:
+        ConfigurationError: It has not in `CLUSTER_TIMEOUT_S`.
+    """
+    deadline_s = time.monotonic() + CLUSTER_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        document = run.read_json(CLUSTER)
+        if document is not None:
+            return Cluster.from_json(document)
+        time.sleep(CLUSTER_POLL_S if run.is_local else BUCKET_CLUSTER_POLL_S)
+    raise ConfigurationError(
+        f"{CLUSTER} must appear in {run.location} within {CLUSTER_TIMEOUT_S:.0f} s of a node's start, but did not; "
+        f"the flow that launched the node has probably ended"
+    )
+
+
+def own_node(cluster: Cluster) -> Node:
+    """Return which node this is: the named one, or the one on this machine.
+
+    Raises:
+        ConfigurationError: The cluster has no such node, or there is neither a name nor a metadata service.
+    """
+    node_id = os.environ.get(NODE_ID_VARIABLE)
+    if node_id:
+        own, names = node_id, {node.node_id: node for node in cluster.nodes}
+    else:
+        own = InstanceMetadata().instance_id()
+        names = {node.provider_instance_id: node for node in cluster.nodes}
+    if own not in names:
+        raise ConfigurationError(f"the node {own!r} must be one of the cluster's: {', '.join(names)}")
+    return names[own]
+
+
+def runs_here_for_rehearsal() -> bool:
+    """Tell whether this node is a process on the flow's machine, and not the machine that it stands for."""
+    return os.environ.get(PROVIDER_VARIABLE, LOCAL_PROVIDER) == LOCAL_PROVIDER
+
+
+@contextmanager
+def heartbeat(run: RunDirectory, node_id: str) -> Iterator[None]:
+    """Write a sign of life every few seconds while the block runs."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while True:
+            try:
+                beat = {"beat_at_s": time.time(), "pid": os.getpid()}
+                memory = {"free_bytes": available_bytes(), "total_bytes": total_bytes()}
+                run.write_json(node_key(node_id, HEARTBEAT), {**beat, **memory})
+            except OSError as error:
+                # A full disk may have room again; what it costs the work is told by those who do it.
+                logger.warning("no sign of life could be written: %s", error)
+            if ended.wait(HEARTBEAT_INTERVAL_S if run.is_local else BUCKET_HEARTBEAT_INTERVAL_S):
+                return
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def write_end(
+    run: RunDirectory, node_id: str, *, exit_status: int, log_tail: str, is_mistake: bool = False
+) -> None:
+    """Say how a node ended, and what it asked of the bucket.
+
+    Args:
+        run: Where to.
+        node_id: Of the node.
+        exit_status: 0 for a good end.
+        log_tail: What it said last.
+        is_mistake: That says all: another machine would end the same way.
+    """
+    if not run.is_local:
+        write_process_report(run, f"node-{node_id}", ProcessReport(storage=run.usage))
+    run.write_last_words(
+        node_key(node_id, EXIT),
+        {
+            "exit_status": exit_status,
+            "ended_at_s": time.time(),
+            "log_tail": log_tail,
+            "is_mistake": is_mistake,
+        },
+    )

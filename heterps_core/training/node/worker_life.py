@@ -1,0 +1,245 @@
+"""Whether the workers of a node live: each gives signs of life in memory that its node sees, and the node looks.
+
+Who stands still or is killed leaves no last words, and its neighbours learn no more than that an answer is missing.
+Its node writes last words for it: a worker that stands still is named and ended within the limit that holds between
+neighbours, also where all others wait for it in a checkpoint; and of one that was killed it is told whether the
+kernel did so for lack of memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from heterps_core.errors import TrainingError
+from heterps_core.training.node.failures import OutOfMemoryError, WorkerFailure, now_s, write_failure
+from heterps_core.training.node.host_memory import MemoryWatch, process_bytes
+from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.transport.lost_workers import SILENCE_LIMIT_S
+
+logger = logging.getLogger(__name__)
+
+SIGNS_VARIABLE = "HETERPS_SIGNS_FILE"
+"""Names the file that a node's workers write their signs of life into, each at the place of its local rank."""
+
+BEAT_INTERVAL_S = 0.5
+LOOK_INTERVAL_S = 0.25
+STILL_LIMIT_S = 0.75 * SILENCE_LIMIT_S
+"""Longest silence towards the own node: it is to name who stands still before neighbours lose their patience, who
+only know for whom they wait."""
+
+NOTED_SILENCE_S = 4 * BEAT_INTERVAL_S
+"""One that had been silent for so long when it ended had stood still before."""
+
+
+class State(IntEnum):
+    """What a worker says of itself."""
+
+    ABSENT = 0
+    WORKING = 1
+    HAS_SPOKEN = 2
+    """It came to its end, left last words, or was asked to end: nothing is to be said for it."""
+
+
+class Sign(NamedTuple):
+    """What a worker tells of itself."""
+
+    beat: int
+    """Another at each sign of life."""
+
+    pid: int
+    rank: int
+    attempt: int
+    step: int
+    """The last that it finished."""
+
+    state: int
+
+
+_SIGN = struct.Struct(f"<{len(Sign._fields)}q")
+
+
+class SignsOfLife:
+    """A worker's signs of life, given from a thread; nothing is written to a disk, which may be full.
+
+    SIGTERM is how torchrun ends the others after one has failed: it ends this process at once, whatever its main
+    thread does, and is noted as no failure of its own. Must be made in the main thread.
+
+    Args:
+        path: The node's file; None where no node looks.
+        slot: Local rank.
+        rank: In the world.
+        attempt: How often torchrun has restarted the workers.
+    """
+
+    def __init__(self, path: str | None, *, slot: int, rank: int, attempt: int) -> None:
+        self._file = None if path is None else _map(Path(path))
+        self._first_byte = slot * _SIGN.size
+        self._sign = Sign(0, os.getpid(), rank, attempt, 0, State.WORKING)
+        self._lock = threading.Lock()
+        if self._file is None:
+            return
+        self._give()
+        wakes, self._signalled = socket.socketpair()
+        wakes.setblocking(False)
+        self._wakes = wakes
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        self._signalled.settimeout(BEAT_INTERVAL_S)
+        threading.Thread(target=self._beat, name="signs-of-life", daemon=True).start()
+
+    def finish_step(self, step: int) -> None:
+        """Tell the last finished step."""
+        self._give(step=step)
+
+    def has_spoken(self) -> None:
+        """Tell that nothing is to be said for this worker; before it ends."""
+        self._give(state=State.HAS_SPOKEN)
+
+    def _beat(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                if signal.SIGTERM in self._signalled.recv(64):
+                    self.has_spoken()
+                    os._exit(128 + signal.SIGTERM)
+            self._give()
+
+    def _give(self, **changes: int) -> None:
+        if self._file is not None:
+            with self._lock:
+                self._sign = self._sign._replace(**changes, beat=self._sign.beat + 1)
+                _SIGN.pack_into(self._file, self._first_byte, *self._sign)
+
+
+@dataclass
+class _Seen:
+    """What a node has seen of a worker."""
+
+    sign: Sign
+    num_looks_unchanged: int = 0
+    num_bytes: int = 0
+    """Of its memory at the last look."""
+
+
+class WorkerWatch:
+    """Looks at the workers of one node, and writes last words for those that can no longer.
+
+    Silence is counted in looks, so that a machine that stood still as a whole finds its workers alive.
+
+    Args:
+        run: Where last words go.
+        path: The file of signs.
+        positions: Stage and replica of each worker, by local rank.
+    """
+
+    def __init__(self, run: RunDirectory, path: Path, positions: Sequence[tuple[int, int]]) -> None:
+        path.write_bytes(bytes(_SIGN.size * len(positions)))
+        self._run = run
+        self._file = _map(path)
+        self._positions = positions
+        self._seen: dict[int, _Seen] = {}
+        self._memory = MemoryWatch()
+
+    def look(self) -> None:
+        """Look once at every worker."""
+        for slot in range(len(self._positions)):
+            sign = Sign._make(_SIGN.unpack_from(self._file, slot * _SIGN.size))
+            seen = self._seen.get(slot)
+            if sign.state != State.WORKING:
+                self._seen.pop(slot, None)
+            elif seen is None or sign.pid != seen.sign.pid:
+                self._seen[slot] = _Seen(sign)
+            elif not _is_alive(sign.pid):
+                self._tell(slot, self._death_of(seen))
+                _SIGN.pack_into(self._file, slot * _SIGN.size, *sign._replace(state=State.HAS_SPOKEN))
+            else:
+                seen.num_looks_unchanged = seen.num_looks_unchanged + 1 if sign.beat == seen.sign.beat else 0
+                seen.sign, seen.num_bytes = sign, process_bytes(sign.pid) or seen.num_bytes
+                if seen.num_looks_unchanged * LOOK_INTERVAL_S >= STILL_LIMIT_S:
+                    with suppress(ProcessLookupError):
+                        # Its end is seen at the next look.
+                        os.kill(sign.pid, signal.SIGKILL)
+
+    def _death_of(self, seen: _Seen) -> TrainingError:
+        """Return what to say of a worker that ended without a word."""
+        silence_s = seen.num_looks_unchanged * LOOK_INTERVAL_S
+        if silence_s >= NOTED_SILENCE_S:
+            return TrainingError(
+                f"a worker must give a sign of life every {STILL_LIMIT_S:.0f} s, but its process stood still for "
+                f"{silence_s:.0f} s and was ended"
+            )
+        shortage = self._memory.shortage(seen.num_bytes)
+        if shortage is not None:
+            return OutOfMemoryError(shortage)
+        return TrainingError(
+            "a worker must end by itself, but its process was killed by a signal, and not for lack of memory; "
+            "somebody ended it, or compiled code broke off"
+        )
+
+    def _tell(self, slot: int, error: TrainingError) -> None:
+        sign = self._seen.pop(slot).sign
+        stage, replica = self._positions[slot]
+        is_mistake = isinstance(error, OutOfMemoryError)
+        failure = WorkerFailure(
+            rank=sign.rank,
+            stage=stage,
+            replica=replica,
+            step=sign.step,
+            attempt=sign.attempt,
+            error_type=type(error).__name__,
+            message=str(error),
+            exit_status=error.exit_status,
+            is_cause=True,
+            is_mistake=is_mistake,
+            failed_at_s=now_s(),
+        )
+        logger.error("%s", failure)
+        try:
+            write_failure(self._run, failure)
+        except OSError as problem:
+            logger.warning("what ended worker %d could not be written down: %s", sign.rank, problem)
+
+
+@contextmanager
+def workers_watched(run: RunDirectory, path: Path, positions: Sequence[tuple[int, int]]) -> Iterator[None]:
+    """Look at a node's workers from a thread while the block runs; see `WorkerWatch`."""
+    watch = WorkerWatch(run, path, positions)
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(LOOK_INTERVAL_S):
+            watch.look()
+
+    thread = threading.Thread(target=look, name="worker-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        # Who died in the last moment.
+        watch.look()
+
+
+def _map(path: Path) -> mmap.mmap:
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

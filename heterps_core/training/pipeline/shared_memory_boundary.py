@@ -1,0 +1,203 @@
+"""The messages between one replica and a neighbouring stage on the same machine, in memory that both see.
+
+A sender copies its rows into a memory file once; a receiver computes with them where they lie. Short messages over
+sockets say what is where, and tell at once when the other end is gone. Nothing runs on other threads and nothing
+spins, so all of a core is left to the layers.
+
+Rows stay until their receiver is done with the whole step: weight gradients are worked out late. A sender has two
+files, one for each step in turn, and writes into the one of two steps ago once all receivers said so; in training
+they have long done so by then.
+
+Shapes: B rows of this replica in a micro-batch, W width of a boundary activation.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from heterps_core.training.pipeline.stage_side import StageSide
+from heterps_core.transport.lost_workers import LostWorkerError
+from heterps_core.transport.shared_memory import (
+    SharedBuffer,
+    aligned,
+)
+from heterps_core.units import BYTES_PER_FLOAT32
+
+NUM_BUFFERS = 2
+"""Of a sender, for the steps in turn."""
+
+DONE = b"done"
+"""Message: nothing that was sent in the step is read any more."""
+
+_Place = struct.Struct("<qqq")
+"""Message: number of the buffer, first byte, and number of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One replica of the neighbouring stage."""
+
+    connection: socket.socket
+    buffers: list[SharedBuffer]
+    arrived: deque[tuple[int, int, int]] = field(default_factory=deque)
+    """Places of rows that nobody has taken yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNeighbour:
+    """A neighbouring stage with which a replica shares memory; made by `shared_memory_neighbours`."""
+
+    peers: list[Peer]
+    """By replica."""
+
+    own_buffers: list[SharedBuffer]
+
+
+class SharedMemoryBoundary:
+    """Does what `StageBoundary` does where a stage and its neighbour are on one machine.
+
+    What `receive` returns must be waited for in order.
+
+    Args:
+        side: This replica's.
+        width: Of the activation that crosses (W).
+        silence_limit_s: Longest wait for one message.
+        shared: The connection with it.
+    """
+
+    def __init__(
+        self,
+        side: StageSide,
+        *,
+        width: int,
+        silence_limit_s: float,
+        shared: SharedNeighbour,
+    ) -> None:
+        self.silence_limit_s = silence_limit_s
+        self._side = side
+        self._width = width
+        self._shared = shared
+        self._step = 0
+        self._num_bytes = 0
+        self._steps_done = [0] * len(shared.peers)
+
+    def receive(self, num_rows: int) -> ArrivingRows:
+        """Expect this replica's slice of a micro-batch of `num_rows` rows."""
+        return ArrivingRows(self, num_rows)
+
+    def send(self, rows_BW: Tensor, num_rows: int) -> None:
+        """Send this replica's slice of a micro-batch of `num_rows` rows; it is copied at once.
+
+        Raises:
+            LostWorkerError: A neighbour died, or has not finished the step before the last one in time.
+        """
+        for peer in range(len(self._steps_done)):
+            while self._steps_done[peer] <= self._step - NUM_BUFFERS:
+                self._read(peer, self.silence_limit_s)
+        turn = self._step % NUM_BUFFERS
+        buffer = self._shared.own_buffers[turn]
+        first_byte = aligned(self._num_bytes)
+        self._num_bytes = first_byte + rows_BW.nbytes
+        buffer.grow(self._num_bytes)
+        buffer.view(first_byte, len(rows_BW), self._width, torch.float32).copy_(rows_BW)
+        row_bytes = self._width * BYTES_PER_FLOAT32
+        for route in self._side.routes(num_rows):
+            place = _Place.pack(turn, first_byte + route.first * row_bytes, route.stop - route.first)
+            self._tell(route.peer_replica, place)
+
+    def wait_until_sent(self) -> None:
+        """Tell neighbours that nothing of theirs is read any more; at the end of a step.
+
+        What was sent is in memory already, so there is nothing to wait for.
+        """
+        for peer in range(len(self._shared.peers)):
+            # One that has left needs to know nothing, and is missed where something is expected of it.
+            with suppress(LostWorkerError):
+                self._tell(peer, DONE)
+        self._step += 1
+        self._num_bytes = 0
+
+    def has_arrived(self, num_rows: int) -> bool:
+        """Tell whether `take` would return at once."""
+        return all(self._has_rows_of(route.peer_replica, 0.0) for route in self._side.routes(num_rows))
+
+    def take(self, num_rows: int) -> Tensor:
+        """Return the slice [B, W] of the next micro-batch, which has `num_rows` rows, once all of it is there."""
+        parts = []
+        for route in self._side.routes(num_rows):
+            self._has_rows_of(route.peer_replica, self.silence_limit_s)
+            sender = self._shared.peers[route.peer_replica]
+            turn, first_byte, num_part_rows = sender.arrived.popleft()
+            assert num_part_rows == route.stop - route.first
+            parts.append(sender.buffers[turn].view(first_byte, num_part_rows, self._width, torch.float32))
+        if not parts:
+            return torch.empty(0, self._width)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _has_rows_of(self, peer: int, limit_s: float) -> bool:
+        """Tell whether rows of a peer are there; read its messages until they are, or there is none."""
+        arrived = self._shared.peers[peer].arrived
+        while not arrived and self._read(peer, limit_s):
+            pass
+        return bool(arrived)
+
+    def _read(self, peer: int, limit_s: float) -> bool:
+        """Read the next message of a peer; returns False where none came at once and `limit_s` is 0."""
+        sender = self._shared.peers[peer]
+        sender.connection.settimeout(limit_s)
+        try:
+            message = sender.connection.recv(_Place.size)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            # Said once of a neighbour that left without reading all; what it sent before is still there.
+            return self._read(peer, limit_s)
+        except OSError as error:
+            raise self._lost(peer, has_ended=not isinstance(error, TimeoutError)) from error
+        if not message:
+            raise self._lost(peer, has_ended=True)
+        if message == DONE:
+            self._steps_done[peer] += 1
+        else:
+            sender.arrived.append(_Place.unpack(message))
+        return True
+
+    def _tell(self, peer: int, message: bytes) -> None:
+        connection = self._shared.peers[peer].connection
+        connection.settimeout(self.silence_limit_s)
+        try:
+            connection.send(message)
+        except OSError as error:
+            raise self._lost(peer, has_ended=not isinstance(error, TimeoutError)) from error
+
+    def _lost(self, peer: int, *, has_ended: bool) -> LostWorkerError:
+        rank = self._side.rank_of(peer)
+        return LostWorkerError.at(self._side.layout, rank, limit_s=self.silence_limit_s, has_ended=has_ended)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivingRows:
+    """A slice of a micro-batch on its way to this replica."""
+
+    boundary: SharedMemoryBoundary
+    num_rows: int
+    """Of the whole micro-batch."""
+
+    def is_there(self) -> bool:
+        """Tell whether `wait` would return at once."""
+        return self.boundary.has_arrived(self.num_rows)
+
+    def wait(self) -> Tensor:
+        """Return the slice [B, W], which must not be written and is valid until the end of the step.
+
+        Raises:
+            LostWorkerError: A neighbour did not send its part in time.
+        """
+        return self.boundary.take(self.num_rows)

@@ -1,0 +1,91 @@
+"""Which device a worker computes on, and how the replicas of a stage on CUDA devices sum what lies there.
+
+A stage that is planned for a GPU type runs on CUDA; messages between stages, row numbers and checkpoints go through
+the host and gloo all the same, so a plan may mix devices as it likes.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from heterps_core.compute_device import CPU
+from heterps_core.device_types import DEVICE_TYPES
+from heterps_core.errors import ConfigurationError
+from heterps_core.hardware import SPOT_SUFFIX, DeviceKind
+from heterps_core.transport.rank_layout import RankLayout
+
+BLOCKING_WAIT_VARIABLE = "TORCH_NCCL_BLOCKING_WAIT"
+"""With it a replica that waits in vain gets an error, as with gloo; without it torch kills the process, which then
+leaves no last words."""
+
+
+def is_gpu(device_type: str) -> bool:
+    """Tell whether a device type is a GPU; names outside the table say so themselves, as those of problem files do.
+
+    Example:
+        >>> [is_gpu(name) for name in ("gpu-t4-spot", "cpu-c7i", "local-cpu", "gpu")]
+        [True, False, False, True]
+    """
+    known = DEVICE_TYPES.get(device_type.removesuffix(SPOT_SUFFIX))
+    return "gpu" in device_type if known is None else known.kind is DeviceKind.GPU
+
+
+def stage_device(device_type: str, slot: int, *, num_slots: int, is_rehearsal: bool) -> torch.device:
+    """Return the device that a worker computes on, and make it this process's own.
+
+    Args:
+        device_type: That the worker's stage is planned for.
+        slot: Number of the worker among those of its stage on this machine, from 0.
+        num_slots: How many those are.
+        is_rehearsal: This machine only stands for the planned one: where it lacks the cards its cores do the work.
+
+    Raises:
+        ConfigurationError: The machine was rented for its cards, and torch does not see one for each worker.
+    """
+    if not is_gpu(device_type):
+        return CPU
+    num_cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num_slots <= num_cards:
+        device = torch.device("cuda", slot)
+        torch.cuda.set_device(device)
+        return device
+    if is_rehearsal:
+        return CPU
+    raise ConfigurationError(
+        f"a node of {device_type} must have a CUDA device for each of its {num_slots} workers, but torch "
+        f"{torch.__version__} sees {num_cards}; give the image a driver and a torch that is built for CUDA, or plan "
+        f"without {device_type}"
+    )
+
+
+def join_by_nccl(layout: RankLayout, device: torch.device, *, limit: timedelta) -> ProcessGroup | None:
+    """Join the replicas of each stage that computes on CUDA devices, beside the groups that they have on the host.
+
+    Every process of the world must call it, since all make every group in the same order.
+
+    Args:
+        layout: Of all workers.
+        device: That this one computes on.
+        limit: Longest wait of one replica for the others.
+
+    Returns:
+        The replicas of this process's stage; None where it computes on the host, or has no other replica.
+    """
+    kinds: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(kinds, device.type)
+    os.environ.setdefault(BLOCKING_WAIT_VARIABLE, "1")
+    own = None
+    for ranks in layout.ranks:
+        if len(ranks) > 1 and all(kinds[rank] == "cuda" for rank in ranks):
+            group = dist.new_group(list(ranks), timeout=limit, backend="nccl")
+            if dist.get_rank() in ranks:
+                own = group
+    if own is not None:
+        # NCCL connects at the first message, which takes seconds that nobody waits for later on.
+        dist.all_reduce(torch.zeros(1, device=device), group=own)
+    return own

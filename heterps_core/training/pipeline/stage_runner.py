@@ -1,0 +1,294 @@
+"""One replica of one stage: it runs its layers over micro-batches and trades rows with its neighbours.
+
+The exchange with neighbours is one of contiguous row slices (`stage_boundary`), posted ahead so that it overlaps
+with computing. Losses are summed and divided by the size of the whole batch, so gradients of replicas add up to the
+gradient of the batch mean, whatever the cut.
+
+Shapes: B rows of this replica in a micro-batch, W width of a boundary activation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from heterps_core.compute_device import CPU
+from heterps_core.data.batch import ClickBatch
+from heterps_core.embeddings.lookup_table import LookupTable
+from heterps_core.training.gradients.gradient_sum import GradientSum
+from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE, one_forward_one_backward
+from heterps_core.training.pipeline.shared_memory_boundary import (
+    ArrivingRows,
+    SharedMemoryBoundary,
+    SharedNeighbour,
+)
+from heterps_core.training.pipeline.stage_boundary import Receiving, StageBoundary
+from heterps_core.training.pipeline.stage_exchange import RowSlice, batch_slices
+from heterps_core.training.pipeline.stage_layers import StageLayers
+from heterps_core.training.pipeline.stage_side import StageSide
+from heterps_core.transport.lost_workers import SILENCE_LIMIT_S, LostWorkerError, lost_worker
+from heterps_core.transport.rank_layout import RankLayout
+from heterps_core.transport.shared_memory_link import SharedMemoryLink
+
+Boundary: TypeAlias = StageBoundary | SharedMemoryBoundary
+
+FIRST_SILENCE_LIMIT_S = 120.0
+"""Longest wait for a message of the first step, in which kernels are built and memory is touched first; later on it
+is `SILENCE_LIMIT_S`."""
+
+STEPS_OF_SILENCE = 10.0
+"""A model whose steps are so slow that this many of them outlast the limit is waited for as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The part of a micro-batch that a replica works on."""
+
+    num_rows: int
+    """Of the whole micro-batch, over all replicas."""
+
+    batch: ClickBatch
+    """This replica's slice."""
+
+    exchanges: Sequence[tuple[LookupTable[Any], Any]] = ()
+    """Of tables whose owners know already what this slice will look up in them, what each is to expect."""
+
+
+class StageRunner:
+    """Runs training steps and predictions of one replica.
+
+    Args:
+        layers: The layers of the stage, in order; embeddings have their tables.
+        layout: Ranks of all stages.
+        stage, replica: Which one this is.
+        input_width: Width of the activation that enters the stage; 0 for the first.
+        output_width: Width of the activation that leaves it.
+        group: The replicas of this stage, for tensors on `device`.
+        precision: Name in `PRECISIONS`: in what dense layers multiply.
+        warmup_per_stage: See `pipeline_schedule`; the same for all stages.
+        silence_limit_s: Longest wait for a message, from the second step on.
+        link: Between the replicas of this stage where they sit on one machine.
+        neighbours: Stages with which this replica shares memory; others get messages.
+        device: Where the layers are; batches must be there too.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        *,
+        layout: RankLayout,
+        stage: int,
+        replica: int,
+        input_width: int,
+        output_width: int,
+        group: ProcessGroup | None,
+        precision: str = "fp32",
+        warmup_per_stage: int = WARMUP_PER_STAGE,
+        silence_limit_s: float = SILENCE_LIMIT_S,
+        link: SharedMemoryLink | None = None,
+        neighbours: Mapping[int, SharedNeighbour] | None = None,
+        device: torch.device = CPU,
+    ) -> None:
+        self.device = device
+        # Dropout and batch normalization work otherwise in training than in predictions.
+        self._modules = nn.ModuleList(layers).train()
+        self._run_layers = StageLayers(layers, precision=precision, puts_off=layout.num_stages > 1)
+        self.stage = stage
+        self.replica = replica
+        self.num_stages = layout.num_stages
+        self.num_replicas = len(layout.ranks[stage])
+        self.group = group
+        self.is_first = stage == 0
+        self.is_last = stage == layout.num_stages - 1
+        self._gradient_sum = GradientSum(
+            [parameter for layer in layers for parameter in layer.parameters()],
+            group=group,
+            link=link,
+            device=device,
+        )
+        self._link = link
+        if link is not None:
+            link.silence_limit_s = FIRST_SILENCE_LIMIT_S
+        self._warmup_per_stage = warmup_per_stage
+        self._neighbours = neighbours or {}
+        self._before = None if self.is_first else self._boundary(layout, stage - 1, input_width)
+        self._after = None if self.is_last else self._boundary(layout, stage + 1, output_width)
+        self._arriving: deque[Receiving | ArrivingRows] = deque()
+        self._layout = layout
+        self._silence_limit_s = silence_limit_s
+        self._slowest_step_s = 0.0
+        self._is_warm = False
+        self.trained_seconds = 0.0
+        """In training steps after the first, which warms up."""
+
+        self.waited_seconds = 0.0
+        """Of these, for messages of other stages with nothing left to work out."""
+
+    @property
+    def silence_limit_s(self) -> float:
+        """Longest wait for another worker that does equal work."""
+        return max(self._silence_limit_s, STEPS_OF_SILENCE * self._slowest_step_s)
+
+    def lost_worker(self, rank: int, error: RuntimeError) -> LostWorkerError:
+        """Return what to say where a message of another worker did not come; `error` is gloo's."""
+        return lost_worker(self._layout, rank, error, silence_limit_s=self.silence_limit_s)
+
+    def row_slices(self, num_rows: int, num_microbatches: int) -> list[tuple[int, RowSlice]]:
+        """Return for each micro-batch of a batch its size and this replica's rows, relative to the batch."""
+        return batch_slices(
+            num_rows,
+            num_microbatches=num_microbatches,
+            num_replicas=self.num_replicas,
+            replica=self.replica,
+        )
+
+    def train_step(
+        self, microbatches: Sequence[MicroBatch], *, next_row_counts: Sequence[int] = ()
+    ) -> list[float]:
+        """Run forward and backward passes of a batch and leave summed gradients in the parameters.
+
+        Args:
+            microbatches: Of the batch, in order.
+            next_row_counts: Rows of the micro-batches of the next call, where it is known to be one of this method
+                with so many; what comes first is then received while this step ends.
+
+        Returns:
+            On the last stage, for each micro-batch, its share of the mean loss over the whole batch; they add up
+            to it. Elsewhere nothing.
+
+        Raises:
+            LostWorkerError: A neighbour died, or was silent for too long.
+        """
+        started_s = time.perf_counter()
+        batch_size = sum(microbatch.num_rows for microbatch in microbatches)
+        arriving = self._arriving
+        to_receive = iter([microbatch.num_rows for microbatch in microbatches][len(arriving) :])
+        returning: deque[Receiving | ArrivingRows] = deque()
+        self._set_mode(is_training=True)
+        live: dict[int, tuple[Tensor | None, Tensor]] = {}
+        losses: list[Tensor] = []
+
+        # As many activations may travel to this stage as the one before it is ahead.
+        while len(arriving) < self._warmup_per_stage and self._post_receive(to_receive):
+            pass
+        order = one_forward_one_backward(
+            num_microbatches=len(microbatches),
+            num_stages=self.num_stages,
+            stage=self.stage,
+            warmup_per_stage=self._warmup_per_stage,
+        )
+        for direction, index in order:
+            microbatch = microbatches[index]
+            if direction == "forward":
+                self._post_receive(to_receive)
+                entering = (
+                    None if self._before is None else self._wait_for(arriving.popleft()).requires_grad_()
+                )
+                for table, exchange in microbatch.exchanges:
+                    table.expect(exchange)
+                leaving = self._run_layers(microbatch.batch, entering)
+                if self._after is not None:
+                    self._after.send(leaving.detach(), microbatch.num_rows)
+                    returning.append(self._after.receive(microbatch.num_rows))
+                else:
+                    leaving = F.binary_cross_entropy_with_logits(
+                        leaving.squeeze(1), microbatch.batch.labels, reduction="sum"
+                    ).div(batch_size)
+                    losses.append(leaving.detach())
+                live[index] = (entering, leaving)
+            else:
+                entering, leaving = live.pop(index)
+                gradient = None if self._after is None else self._wait_for(returning.popleft())
+                torch.autograd.backward(leaving, gradient)
+                if self._before is not None:
+                    assert entering is not None
+                    assert entering.grad is not None
+                    self._before.send(entering.grad, microbatch.num_rows)
+        for num_rows in next_row_counts[: self._warmup_per_stage]:
+            self._post_receive(iter([num_rows]))
+        self._run_layers.weight_gradients.finish()
+        self._wait_until_sent()
+        shares = self._gradient_sum.over_replicas(losses)
+        # The first step warms up, and says nothing of the others.
+        elapsed_s = time.perf_counter() - started_s if self._is_warm else 0.0
+        self.trained_seconds += elapsed_s
+        if not self._is_warm:
+            self.waited_seconds = 0.0
+        self._slowest_step_s, self._is_warm = max(self._slowest_step_s, elapsed_s), True
+        for boundary in self._boundaries:
+            boundary.silence_limit_s = self.silence_limit_s
+        if self._link is not None:
+            self._link.silence_limit_s = self.silence_limit_s
+        return shares
+
+    def predict(self, microbatches: Sequence[MicroBatch]) -> Tensor:
+        """Run forward passes only, in evaluation mode.
+
+        Returns:
+            On the last stage the logits of this replica's rows, in the order of micro-batches, on the host; else
+            empty.
+        """
+        logits = []
+        arriving: deque[Receiving | ArrivingRows] = deque()
+        self._set_mode(is_training=False)
+        with torch.no_grad():
+            if self._before is not None:
+                arriving.extend(self._before.receive(microbatch.num_rows) for microbatch in microbatches)
+            for microbatch in microbatches:
+                entering = None if self._before is None else arriving.popleft().wait()
+                leaving = self._run_layers(microbatch.batch, entering)
+                if self._after is not None:
+                    self._after.send(leaving, microbatch.num_rows)
+                else:
+                    logits.append(leaving.squeeze(1))
+            # Copied before neighbours may write over what arrived.
+            found = torch.cat(logits).cpu() if logits else torch.empty(0, device=CPU)
+            self._wait_until_sent()
+        return found
+
+    def _set_mode(self, *, is_training: bool) -> None:
+        if self._modules.training != is_training:
+            self._modules.train(is_training)
+
+    def _boundary(self, layout: RankLayout, neighbour: int, width: int) -> Boundary:
+        side = StageSide(layout=layout, stage=self.stage, replica=self.replica, neighbour=neighbour)
+        shared = self._neighbours.get(neighbour)
+        if shared is not None:
+            return SharedMemoryBoundary(
+                side, width=width, silence_limit_s=FIRST_SILENCE_LIMIT_S, shared=shared
+            )
+        return StageBoundary(side, width=width, silence_limit_s=FIRST_SILENCE_LIMIT_S, device=self.device)
+
+    @property
+    def _boundaries(self) -> list[Boundary]:
+        return [boundary for boundary in (self._before, self._after) if boundary is not None]
+
+    def _post_receive(self, row_counts: Iterator[int]) -> bool:
+        """Begin to receive a micro-batch; returns False where none is left or no stage sends any."""
+        num_rows = next(row_counts, None)
+        if self._before is None or num_rows is None:
+            return False
+        self._arriving.append(self._before.receive(num_rows))
+        return True
+
+    def _wait_for(self, receiving: Receiving | ArrivingRows) -> Tensor:
+        """Return a slice that arrives, and work out weight gradients until it is there."""
+        weight_gradients = self._run_layers.weight_gradients
+        while weight_gradients and not receiving.is_there():
+            weight_gradients.work_out_next()
+        started_s = time.perf_counter()
+        rows_BW = receiving.wait()
+        self.waited_seconds += time.perf_counter() - started_s
+        return rows_BW
+
+    def _wait_until_sent(self) -> None:
+        for boundary in self._boundaries:
+            boundary.wait_until_sent()

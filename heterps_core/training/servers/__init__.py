@@ -1,0 +1,1 @@
+"""Parameter servers for hybrid updates."""

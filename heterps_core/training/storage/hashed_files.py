@@ -1,0 +1,151 @@
+"""Files of a run of which any range can be checked: by the SHA-256 of each of their blocks of 64 KiB.
+
+Beside a file, `<file>.sha256` holds the hashes of its blocks, and the hash of these is in a manifest. So who trusts
+the manifest can check what it reads of the file, on a disk or in a bucket, having read little more than that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.storage.signed_json import DamagedFileError
+
+BLOCK_BYTES = 65_536
+"""What is read besides a range is less than one at either end; their hashes are 0.05 % of the bytes."""
+
+HASHES_SUFFIX = ".sha256"
+
+_HASH_BYTES = hashlib.sha256().digest_size
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PIECE_BYTES = 16 * BLOCK_BYTES
+"""Hashed by one thread at a time where a file is read."""
+
+_HASH_THREADS = 4
+"""SHA-256 takes longer than a disk; where each core has a worker of its own, they do no harm."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HashedFile:
+    """How long a file is, and what it is checked by."""
+
+    name: str
+    num_bytes: int
+    hashes_sha256: str
+    """Of the file with the hashes of its blocks."""
+
+    def __post_init__(self) -> None:
+        if not _FILE_NAME.fullmatch(self.name):
+            raise ValueError(f"a file of tensors must have a plain name, got {self.name!r}")
+
+
+class BlockHasher:
+    """Takes the SHA-256 of each block of a file while it is written or read from its beginning to its end."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._digests = bytearray()
+        self._open = hashlib.sha256()
+
+    def update(self, content: memoryview) -> None:
+        """Take in the next bytes."""
+        while content:
+            room = BLOCK_BYTES - self.num_bytes % BLOCK_BYTES
+            block, content = content[:room], content[room:]
+            self._open.update(block)
+            self.num_bytes += len(block)
+            if self.num_bytes % BLOCK_BYTES == 0:
+                self._digests += self._open.digest()
+                self._open = hashlib.sha256()
+
+    def digests(self) -> bytes:
+        """Return the hashes of all blocks [blocks x 32], at the end."""
+        return bytes(self._digests) + (self._open.digest() if self.num_bytes % BLOCK_BYTES else b"")
+
+
+def write_hashes(run: RunDirectory, folder: str, name: str, hasher: BlockHasher) -> HashedFile:
+    """Write the hashes of a file's blocks beside it, and return what it is checked by."""
+    hashes = hasher.digests()
+    run.write_bytes(f"{folder}/{name}{HASHES_SUFFIX}", hashes, is_durable=True)
+    return HashedFile(name=name, num_bytes=hasher.num_bytes, hashes_sha256=hashlib.sha256(hashes).hexdigest())
+
+
+def read_verified(
+    run: RunDirectory, folder: str, file: HashedFile, ranges: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield whole blocks that hold the given bytes of a file, after checking them, each part with its offset.
+
+    Raises:
+        DamagedFileError: A file is missing, cannot be read, or is not the one of the manifest.
+    """
+    key = f"{folder}/{file.name}"
+    hashes_key = f"{key}{HASHES_SUFFIX}"
+    hashes = _read_or_damaged(run, hashes_key)
+    if hashlib.sha256(hashes).hexdigest() != file.hashes_sha256:
+        raise _damaged(run, hashes_key, "is not the file that the manifest names")
+    blocks = _whole_blocks(ranges, file.num_bytes)
+    num_missing = sum(stop - first for first, stop in blocks)
+    try:
+        with ThreadPoolExecutor(_HASH_THREADS) as beside:
+            for start, content in run.read_ranges(key, blocks):
+                num_missing -= len(content)
+                view = memoryview(content)
+                firsts = range(0, len(content), _PIECE_BYTES)
+                pieces = [view[first : first + _PIECE_BYTES] for first in firsts]
+                for first, found in zip(firsts, beside.map(_digests, pieces), strict=True):
+                    number = (start + first) // BLOCK_BYTES
+                    if found != hashes[number * _HASH_BYTES : number * _HASH_BYTES + len(found)]:
+                        raise _damaged(
+                            run, key, f"has other bytes behind offset {start + first:,} than were written"
+                        )
+                yield start, content
+    except FileNotFoundError as error:
+        raise _damaged(run, key, "is missing") from error
+    except OSError as error:
+        raise _damaged(run, key, f"cannot be read: {error}") from error
+    if num_missing:
+        raise _damaged(run, key, f"must have {file.num_bytes:,} bytes, but ends before")
+
+
+def _digests(content: memoryview) -> bytes:
+    hasher = BlockHasher()
+    hasher.update(content)
+    return hasher.digests()
+
+
+def _read_or_damaged(run: RunDirectory, key: str) -> bytes:
+    try:
+        content = run.read_bytes(key)
+    except OSError as error:
+        raise _damaged(run, key, f"cannot be read: {error}") from error
+    if content is None:
+        raise _damaged(run, key, "is missing")
+    return content
+
+
+def _damaged(run: RunDirectory, key: str, how: str) -> DamagedFileError:
+    return DamagedFileError(f"{key} in {run.location} {how}")
+
+
+def _whole_blocks(ranges: Iterable[tuple[int, int]], num_bytes: int) -> list[tuple[int, int]]:
+    """Return the blocks that hold some ranges, touching ones together.
+
+    Example:
+        >>> _whole_blocks([(5, 9), (65_536, 65_540), (200_000, 200_001)], 200_500)
+        [(0, 131072), (196608, 200500)]
+    """
+    blocks: list[list[int]] = []
+    for first, stop in sorted(ranges):
+        if first == stop:
+            continue
+        first_byte = first // BLOCK_BYTES * BLOCK_BYTES
+        stop_byte = min(-(-stop // BLOCK_BYTES) * BLOCK_BYTES, num_bytes)
+        if blocks and first_byte <= blocks[-1][1]:
+            blocks[-1][1] = max(blocks[-1][1], stop_byte)
+        else:
+            blocks.append([first_byte, stop_byte])
+    return [(first, stop) for first, stop in blocks]

@@ -1,0 +1,86 @@
+"""The tensors of a replica by names that do not depend on the plan: "layer.tensor".
+
+Checkpoints and exported models are written and read by them, so another cut into stages, or another number of
+replicas, finds its own. A tensor of a table is this replica's rows of it; all others are whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from heterps_core.compute_device import CPU
+from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.training.pipeline.stage_model import StageModel
+from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.storage.stored_tensors import TensorManifest, TensorRows, read_tensors
+
+
+def weights_of(model: StageModel) -> dict[str, Tensor]:
+    """Return what predictions depend on: rows of tables, parameters and buffers."""
+    weights = {f"{name}.weight": table.weight_RD for name, table in model.tables.items()}
+    for name, layer in model.layers.items():
+        weights |= {f"{name}.{key}": tensor for key, tensor in layer.state_dict().items()}
+    return weights
+
+
+def row_optimizer_state(model: StageModel) -> dict[str, Tensor]:
+    """Return what the optimizers of tables have accumulated for this replica's rows."""
+    return {
+        f"{layer_name}.{key}": tensor
+        for layer_name, table in model.tables.items()
+        for key, tensor in table.state.items()
+    }
+
+
+def dense_optimizer_state(model: StageModel) -> dict[str, Tensor]:
+    """Return what the optimizer of the dense parameters has accumulated, by "layer.parameter.tensor"."""
+    if model.dense_optimizer is None:
+        return {}
+    return {
+        f"{layer_name}.{name}.{key}": tensor
+        for layer_name, layer in model.layers.items()
+        for name, parameter in layer.named_parameters()
+        for key, tensor in model.dense_optimizer.state[parameter].items()
+    }
+
+
+def tables_by_tensor(model: StageModel) -> dict[str, ShardedTable]:
+    """Return the table of each tensor of which a replica has some rows only; all tensors beside these are whole."""
+    return {
+        f"{layer_name}.{key}": table for layer_name, table in model.tables.items() for key in table.tensors()
+    }
+
+
+def rows_on_host(model: StageModel, tensors: Mapping[str, Tensor]) -> dict[str, TensorRows]:
+    """Return which rows some tensors of a replica are, themselves where they are on the host, else copies."""
+    tables = tables_by_tensor(model)
+    found = {}
+    for name, tensor in tensors.items():
+        on_host = tensor.to(CPU).contiguous()
+        if name in tables:
+            table = tables[name]
+            found[name] = TensorRows(tensor=on_host, rows=table.rows, num_rows=table.num_rows)
+        else:
+            found[name] = TensorRows.whole(on_host)
+    return found
+
+
+def fill_tensors(
+    run: RunDirectory,
+    folder: str,
+    manifest: TensorManifest,
+    model: StageModel,
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Fill tensors of a replica in place with what stands under their names in a folder, tables with their own rows.
+
+    Raises:
+        CheckpointError: See `read_tensors`.
+    """
+    on_host = rows_on_host(model, tensors)
+    read_tensors(run, folder, manifest, on_host)
+    for name, tensor in tensors.items():
+        if on_host[name].tensor is not tensor:
+            tensor.copy_(on_host[name].tensor)

@@ -1,0 +1,1 @@
+"""How workers of one machine and of several exchange bytes."""

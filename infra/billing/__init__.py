@@ -1,0 +1,1 @@
+"""What was spent and what may be: bills, caps, budget, waste, reconciliation."""

@@ -1,0 +1,203 @@
+"""Holds what a living run has spent against the caps: warns, asks for a checkpoint and a stop, ends the machines.
+
+    within --80 %--> warned --cap less a reserve--> stopping --cap--> ended
+
+A watch that sees neither ledger nor provider for `BLIND_LIMIT_S` asks for the checkpoint and the stop as well.
+
+The reserve pays for the last checkpoint and the teardown, so that a run that obeys stays within its cap; one that
+does not (a worker that hangs) loses its machines at the cap.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from heterps_core.units import SECONDS_PER_HOUR
+from infra.billing.bill import charged_seconds
+from infra.billing.caps import Caps
+from infra.ledger.ledger import LedgerEntry
+
+logger = logging.getLogger(__name__)
+
+WARNING_SHARE = 0.8
+"""Of a cap."""
+
+RESERVE_S = 60.0
+"""Of the fleet's time, for the last checkpoint and the teardown."""
+
+LARGEST_RESERVE_SHARE = 0.05
+"""Of a cap: a small one is not eaten up by its reserve."""
+
+LOOK_INTERVAL_S = 1.0
+
+BLIND_LIMIT_S = 120.0
+"""So long a run with a cap goes on while nothing tells what it spends; known machines are counted on meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spending:
+    """USD so far."""
+
+    run_usd: float
+    """By all launches of the run."""
+
+    month_usd: float
+    """By all runs of the calendar month, this one included."""
+
+    blind_because: str | None = None
+    """Why neither the ledger nor the provider could be read, and this is counted on from what they said before."""
+
+
+def spent_usd(
+    entries: Iterable[LedgerEntry],
+    *,
+    minimum_billed_s: float,
+    services_usd_per_machine_hour: float,
+    now: datetime,
+    since: datetime | None = None,
+) -> float:
+    """Return what machines cost until `now`, of it only what fell after `since` where that is given.
+
+    With disks and addresses, as the bill has it; what a run asks of its bucket is known when it has ended.
+    """
+    total = 0.0
+    for entry in entries:
+        if entry.launched_at is None:
+            continue
+        seconds = charged_seconds(entry, now=now, minimum_billed_s=minimum_billed_s)
+        if since is not None and entry.launched_at < since:
+            seconds -= (since - entry.launched_at).total_seconds()
+        usd_per_hour = entry.price_usd_per_hour + services_usd_per_machine_hour
+        total += max(seconds, 0.0) / SECONDS_PER_HOUR * usd_per_hour
+    return total
+
+
+def start_of_month(now: datetime) -> datetime:
+    """Return the first instant of the calendar month in UTC.
+
+    Example:
+        >>> start_of_month(datetime(2026, 11, 21, 4, 30, tzinfo=UTC)).isoformat()
+        '2026-11-01T00:00:00+00:00'
+    """
+    return now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+class BudgetWatch:
+    """Looks at what a run spends, again and again, and acts once at each threshold.
+
+    Args:
+        caps: What may be spent; a run without caps is only looked at.
+        spending: Tells what was spent until now.
+        price_usd_per_hour: Of all machines of the run, with their disks and addresses.
+        on_warning: Told at 80 % of a cap.
+        on_stop: Asks the workers for a checkpoint and an end.
+        on_end: Ends the machines.
+        steady_s: A clock that is never set, in seconds.
+    """
+
+    def __init__(
+        self,
+        caps: Caps,
+        *,
+        spending: Callable[[], Spending],
+        price_usd_per_hour: float,
+        on_warning: Callable[[str], None],
+        on_stop: Callable[[], None],
+        on_end: Callable[[], None],
+        steady_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._caps = caps
+        self._spending = spending
+        self._price_usd_per_hour = price_usd_per_hour
+        self._on_warning = on_warning
+        self._on_stop = on_stop
+        self._on_end = on_end
+        self._steady_s = steady_s
+        self._saw_s = steady_s()
+        self._warned: set[str] = set()
+        self.has_ended_machines = False
+        self.stopped_by: str | None = None
+        """Why a stop was asked for, with the figures; None while none was."""
+
+    def look(self) -> None:
+        """Compare what was spent with the caps."""
+        blind_because: str | None
+        try:
+            spending = self._spending()
+            blind_because = spending.blind_because
+        except Exception as problem:
+            # Whatever is wrong now, the next look may do; one that never does must not let the run go on.
+            logger.exception("what is spent could not be counted, trying again")
+            spending, blind_because = None, str(problem)
+        self._note_sight(blind_because)
+        if spending is not None:
+            self._hold("USD per run", spending.run_usd, self._caps.max_usd_per_run)
+            self._hold("USD per month", spending.month_usd, self._caps.max_usd_per_month)
+
+    def _note_sight(self, blind_because: str | None) -> None:
+        if blind_because is None:
+            self._saw_s = self._steady_s()
+            return
+        blind_s = self._steady_s() - self._saw_s
+        is_capped = self._caps.max_usd_per_run is not None or self._caps.max_usd_per_month is not None
+        if is_capped and blind_s >= BLIND_LIMIT_S:
+            self._stop(
+                f"what is spent could not be seen for {blind_s:.0f} s, at most {BLIND_LIMIT_S:.0f} s are allowed "
+                f"({blind_because})"
+            )
+
+    def _stop(self, why: str) -> None:
+        """Ask for a stop, once; where it cannot be asked for, the next look tries again."""
+        if self.stopped_by is not None:
+            return
+        logger.warning("%s: asking for a checkpoint and a stop", why)
+        try:
+            self._on_stop()
+        except Exception:
+            logger.exception("the stop could not be asked for, trying again")
+        else:
+            self.stopped_by = why
+
+    def _hold(self, unit: str, spent: float, cap: float | None) -> None:
+        if cap is None:
+            return
+        text = f"{spent:.4g} of the {cap:.4g} {unit} are spent"
+        if spent >= WARNING_SHARE * cap and unit not in self._warned:
+            self._warned.add(unit)
+            self._on_warning(f"{text} ({spent / cap:.0%}); at the cap the run writes a checkpoint and stops")
+        reserve = min(self._price_usd_per_hour * RESERVE_S / SECONDS_PER_HOUR, LARGEST_RESERVE_SHARE * cap)
+        if spent + reserve >= cap:
+            self._stop(text)
+        if spent >= cap and not self.has_ended_machines:
+            logger.error("%s: ending the machines", text)
+            self._on_end()
+            self.has_ended_machines = True
+            self.stopped_by = self.stopped_by or text
+
+
+@contextmanager
+def watched(watch: BudgetWatch, *, interval_s: float = LOOK_INTERVAL_S) -> Iterator[BudgetWatch]:
+    """Let a thread look at the budget while the block runs."""
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(interval_s):
+            try:
+                watch.look()
+            except Exception:
+                # Whatever is wrong now (a cloud that does not answer), the next look may do.
+                logger.exception("the budget could not be held, trying again")
+
+    thread = threading.Thread(target=look, name="budget", daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        is_over.set()
+        thread.join()

@@ -1,0 +1,90 @@
+"""Spending caps: a plan that breaks one is refused before anything is launched.
+
+What is spent while a run lives is held against the same caps by `infra/billing/budget.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from heterps_core.errors import BudgetExceededError, ConfigurationError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caps:
+    """What may be spent; None is no cap."""
+
+    max_usd_per_hour: float | None = None
+    max_usd_per_run: float | None = None
+    max_usd_per_month: float | None = None
+    """By all runs of a workspace in a calendar month, UTC."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            cap = getattr(self, field.name)
+            if cap is not None and not cap > 0:
+                raise ConfigurationError(f"{field.name} must be positive, or left out for no cap, got {cap}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """USD before a launch, by machines that have ended."""
+
+    failed_launches_usd: float = 0.0
+    """By launches of the same run that failed."""
+
+    month_usd: float = 0.0
+    """By all runs of the calendar month, those launches included."""
+
+
+NOTHING_SPENT = Spent()
+
+
+def check_caps(
+    *,
+    price_usd_per_hour: float,
+    predicted_cost_usd: float,
+    failed_launches_usd: float = 0.0,
+    spent_this_month_usd: float = 0.0,
+    caps: Caps,
+) -> None:
+    """Check a plan against the caps.
+
+    Args:
+        price_usd_per_hour: Of all instances that would be bought, with their disks and addresses.
+        predicted_cost_usd: Of the whole run, with the same.
+        failed_launches_usd: By launches of the run that failed; the run is added to it.
+        spent_this_month_usd: By all runs of the month so far; the run is added to it.
+        caps: What may be spent.
+
+    Raises:
+        BudgetExceededError: A cap is exceeded; the message says by how much.
+    """
+    _check(
+        "USD per hour",
+        price_usd_per_hour,
+        caps.max_usd_per_hour,
+        "Raise the cap or ask for a lower throughput floor",
+    )
+    _check(
+        "USD per run",
+        failed_launches_usd + predicted_cost_usd,
+        caps.max_usd_per_run,
+        (f"{failed_launches_usd:.4g} USD went to launches that failed: " if failed_launches_usd else "")
+        + "Raise the cap or ask for fewer epochs or samples (of a rehearsed plan: planned_samples)",
+    )
+    _check(
+        "USD per month",
+        spent_this_month_usd + predicted_cost_usd,
+        caps.max_usd_per_month,
+        f"{spent_this_month_usd:.4g} USD of the month are spent: raise the cap or wait for the next month",
+    )
+
+
+def _check(unit: str, amount: float, cap: float | None, way_out: str) -> None:
+    # `not <=` also refuses a figure that is not a number.
+    if cap is not None and not amount <= cap:
+        raise BudgetExceededError(
+            f"the plan must stay within {cap:.4g} {unit}, but takes {amount:.4g}: {amount - cap:.4g} "
+            f"({amount / cap - 1:.0%}) too much; nothing was launched. {way_out}"
+        )

@@ -1,1 +1,0 @@
-"""Prices: dated snapshots and their reader."""

@@ -1,0 +1,1 @@
+"""What `heterps doctor` looks at."""

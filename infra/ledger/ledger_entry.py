@@ -1,0 +1,138 @@
+"""One line of the ledger: a machine of a run, where it stands, and its frozen price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from heterps_core.hardware import Market
+from heterps_core.plans.provisioning_plan import NodeRequest
+from infra.instances import Instance, LaunchTerms
+
+
+class EntryState(StrEnum):
+    """Where a machine stands; the picture in infra/ledger/ledger.py shows the ways between them."""
+
+    INTENDED = "intended"
+    LAUNCHED = "launched"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+class EndReason(StrEnum):
+    """Why a machine was ended."""
+
+    RUN_ENDED = "run ended"
+    LAUNCH_FAILED = "the rest of the launch failed"
+    LEASE_EXPIRED = "lease expired"
+    LEASE_UNREADABLE = "lease unreadable"
+    OWNER_DEAD = "owner process dead"
+    GONE = "found gone"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerEntry:
+    """One machine of one run."""
+
+    run_id: str
+    attempt: int
+    """Of the run to launch its plan, counted from 1."""
+
+    node_id: str
+    """The machine's own id where it was written down from its tags alone."""
+
+    provider: str
+    stage: int
+    device_type: str
+    instance_type: str
+    market: Market
+    region: str
+    price_usd_per_hour: float
+    """Frozen when the launch was intended."""
+
+    price_as_of: str
+    price_source: str
+    state: EntryState
+    intended_at: datetime
+    launched_at: datetime | None
+    ended_at: datetime | None
+    provider_instance_id: str | None
+    reason: str | None
+    """An `EndReason`, or what the provider answered to a failed launch."""
+
+    def end_at(self, at: datetime) -> datetime:
+        """Return when a launched machine ended that is no more since `at` by this machine's clock.
+
+        The launch is told by the provider's clock. Where this one says that the end came before it, the two differ,
+        and the machine lived at most as long as this clock counted since the intent.
+        """
+        if self.launched_at is None or at >= self.launched_at:
+            return at
+        return self.launched_at + max(at - self.intended_at, timedelta())
+
+
+_FIELDS = tuple(LedgerEntry.__dataclass_fields__)
+_TIMES = ("intended_at", "launched_at", "ended_at")
+
+
+def entry_of_request(
+    run_id: str, provider: str, request: NodeRequest, *, at: datetime, attempt: int
+) -> LedgerEntry:
+    """Return the entry of a launch that is about to be tried."""
+    offer = request.offer
+    return LedgerEntry(
+        run_id=run_id,
+        attempt=attempt,
+        node_id=request.node_id,
+        provider=provider,
+        stage=request.stage,
+        device_type=request.device_type,
+        instance_type=offer.instance_type.name,
+        market=offer.market,
+        region=offer.region,
+        price_usd_per_hour=offer.price_usd_per_hour,
+        price_as_of=offer.price_as_of,
+        price_source=offer.price_source,
+        state=EntryState.INTENDED,
+        intended_at=at,
+        launched_at=None,
+        ended_at=None,
+        provider_instance_id=None,
+        reason=None,
+    )
+
+
+def entry_of_instance(provider: str, instance: Instance, terms: LaunchTerms) -> LedgerEntry:
+    """Return the entry of a machine of which nothing is left but the machine itself."""
+    return LedgerEntry(
+        run_id=instance.run_id,
+        attempt=terms.attempt,
+        node_id=instance.provider_instance_id,
+        provider=provider,
+        stage=terms.stage,
+        device_type=terms.device_type,
+        instance_type=instance.instance_type,
+        market=terms.market,
+        region=terms.region,
+        price_usd_per_hour=terms.price_usd_per_hour,
+        price_as_of=terms.price_as_of,
+        price_source=terms.price_source,
+        state=EntryState.LAUNCHED,
+        intended_at=terms.intended_at,
+        launched_at=instance.launched_at,
+        ended_at=None,
+        provider_instance_id=instance.provider_instance_id,
+        reason=None,
+    )
+
+
+def entry_of_row(row: tuple[object, ...]) -> LedgerEntry:
+    """Return the entry of a row that holds the fields in their order, times as text."""
+    values: dict[str, object] = dict(zip(_FIELDS, row, strict=True))
+    for name in _TIMES:
+        text = values[name]
+        values[name] = datetime.fromisoformat(text) if isinstance(text, str) else None
+    values["market"] = Market(str(values["market"]))
+    values["state"] = EntryState(str(values["state"]))
+    return LedgerEntry(**values)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Fleets over their life: launch with failover, leases, sweeper."""

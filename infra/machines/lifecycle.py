@@ -1,0 +1,240 @@
+"""Machines for as long as a block of code runs, and not a moment longer.
+
+The first of the four layers of teardown: it ends the machines on return, on an error, on an interrupt and
+on SIGTERM. What it cannot outlive (SIGKILL, a lost host) the leases, the sweeper and the nodes themselves answer for.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import FrameType
+
+from heterps_core.cluster import Cluster
+from heterps_core.errors import ProvisioningError
+from heterps_core.plans.provisioning_plan import ProvisioningPlan
+from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.units import SECONDS_PER_HOUR
+from infra.billing.caps import NOTHING_SPENT, Caps, Spent, check_caps
+from infra.ledger.ledger import EndReason, Ledger
+from infra.machines.node_lifetime import READY_TIMEOUT_S, node_lifetime_s, renew_lease_in
+from infra.providers.base import Bootstrap, Provider
+
+logger = logging.getLogger(__name__)
+
+TERMINATE_ATTEMPTS = 3
+TERMINATE_PAUSE_S = 1.0
+RENEWALS_PER_LEASE = 3
+"""Two renewals in a row may fail before a lease ends."""
+
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def running_cluster(
+    provider: Provider,
+    plan: ProvisioningPlan,
+    *,
+    run_id: str,
+    bootstrap: Bootstrap,
+    ledger: Ledger,
+    caps: Caps,
+    predicted_cost_usd: float,
+    spent: Callable[[], Spent] = lambda: NOTHING_SPENT,
+) -> Iterator[Cluster]:
+    """Launch a plan, yield the cluster when it is up, end it whatever happens.
+
+    Args:
+        provider: Where the machines come from.
+        plan: What to launch.
+        run_id: New for each launch; found again on every machine.
+        bootstrap: What the nodes are told.
+        ledger: Where each launch and end is written down.
+        caps: Refuse the plan before anything is launched, and each further attempt to launch it.
+        predicted_cost_usd: Of the whole run.
+        spent: Tells what was spent before, failed attempts included; asked before each machine is asked for.
+
+    Raises:
+        BudgetExceededError: A cap is exceeded; nothing was launched, or what was is ended.
+        ProvisioningError: Machines could not be had, or could not be ended.
+    """
+    price_usd_per_hour = provider.billed_usd_per_hour(plan)
+
+    def check() -> None:
+        before = spent()
+        check_caps(
+            price_usd_per_hour=price_usd_per_hour,
+            predicted_cost_usd=predicted_cost_usd,
+            failed_launches_usd=before.failed_launches_usd,
+            spent_this_month_usd=before.month_usd,
+            caps=caps,
+        )
+
+    check()
+    run = RunDirectory(bootstrap.run_directory)
+    if provider.charges_money:
+        bootstrap = replace(
+            bootstrap,
+            lifetime_s=node_lifetime_s(
+                longest_s=bootstrap.lifetime_s,
+                planned_s=predicted_cost_usd / price_usd_per_hour * SECONDS_PER_HOUR,
+                price_usd_per_hour=price_usd_per_hour,
+                caps=caps,
+            ),
+        )
+    with _ending_signals_raise():
+        try:
+            cluster = provider.launch(
+                plan,
+                run_id=run_id,
+                lease_until=_lease_end(provider),
+                bootstrap=bootstrap,
+                ledger=ledger.checked(check),
+            )
+            with _lease_renewed(provider, run_id, run):
+                timeout_s = min(READY_TIMEOUT_S, _payable_s(price_usd_per_hour, spent(), caps))
+                provider.wait_until_ready(cluster, timeout_s=timeout_s)
+                logger.info(
+                    "run %s: %d nodes are up, %.4g USD/hour",
+                    run_id,
+                    len(cluster.nodes),
+                    cluster.price_usd_per_hour,
+                )
+                yield cluster
+        finally:
+            terminate_run(provider, run_id, ledger=ledger)
+
+
+def terminate_run(provider: Provider, run_id: str, *, ledger: Ledger) -> tuple[str, ...]:
+    """End all machines of a run, look again, and close the run in the ledger; may be called again.
+
+    Also what hooks call that find a crashed or cancelled run: the id is all it needs.
+
+    Returns:
+        The provider's ids of the machines that this call ended.
+
+    Raises:
+        ProvisioningError: Machines are left; their leases end them.
+    """
+    with _ending_signals_wait():
+        for attempt in range(1, TERMINATE_ATTEMPTS + 1):
+            try:
+                return provider.end_run(run_id, ledger=ledger, reason=EndReason.RUN_ENDED)
+            except ProvisioningError as error:
+                problem = str(error)
+            logger.warning("run %s: attempt %d to end its machines: %s", run_id, attempt, problem)
+            time.sleep(TERMINATE_PAUSE_S * attempt)
+    raise ProvisioningError(
+        f"the machines of run {run_id} must be ended and {TERMINATE_ATTEMPTS} attempts failed: {problem}; the "
+        f"sweeper ends them when their leases end, within {provider.lease_s:.0f} s: see that it runs"
+    )
+
+
+def _payable_s(price_usd_per_hour: float, spent: Spent, caps: Caps) -> float:
+    """Return how long a fleet can be waited for before it has spent a cap; its spending is not yet watched then."""
+    left = [
+        cap - before
+        for cap, before in (
+            (caps.max_usd_per_run, spent.failed_launches_usd),
+            (caps.max_usd_per_month, spent.month_usd),
+        )
+        if cap is not None
+    ]
+    return min(left, default=math.inf) / price_usd_per_hour * SECONDS_PER_HOUR
+
+
+def _lease_end(provider: Provider) -> datetime:
+    return provider.now() + timedelta(seconds=provider.lease_s)
+
+
+@contextmanager
+def _lease_renewed(provider: Provider, run_id: str, run: RunDirectory) -> Iterator[None]:
+    """Renew the leases of a run from a thread while the block runs: where its nodes look, and on its machines.
+
+    The machines are born with a lease on them; where the nodes look, the first is written at once.
+    """
+    ended = threading.Event()
+
+    def renew_each() -> None:
+        while True:
+            tried("in the run directory", lambda until: renew_lease_in(run, run_id, until=until))
+            if ended.wait(provider.lease_s / RENEWALS_PER_LEASE):
+                return
+            tried("on the machines", lambda until: provider.renew_lease(run_id, until=until))
+
+    def tried(where: str, renew: Callable[[datetime], None]) -> None:
+        try:
+            renew(_lease_end(provider))
+        except (ProvisioningError, OSError) as problem:
+            logger.warning(
+                "run %s: the lease %s could not be renewed, trying again: %s", run_id, where, problem
+            )
+
+    thread = threading.Thread(target=renew_each, name=f"lease of {run_id}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def _ending_signals_raise() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise SystemExit, so that the block is left as by an error.
+
+    A handler that someone else has set is left alone, and threads cannot set any.
+    """
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + signum)
+
+    with _handlers(leave, _default_signals()):
+        yield
+
+
+@contextmanager
+def _ending_signals_wait() -> Iterator[None]:
+    """Keep a signal from cutting the teardown short, and deliver it afterwards.
+
+    Teardown takes seconds; what it leaves costs for hours.
+    """
+    noted: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        logger.warning("signal %d noted: the machines are being ended, this takes some seconds", signum)
+        noted.append(signum)
+
+    try:
+        with _handlers(note, (*_ENDING_SIGNALS, signal.SIGINT)):
+            yield
+    finally:
+        if noted:
+            signal.raise_signal(noted[0])
+
+
+def _default_signals() -> tuple[signal.Signals, ...]:
+    return tuple(number for number in _ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL)
+
+
+@contextmanager
+def _handlers(
+    handler: Callable[[int, FrameType | None], None], numbers: tuple[signal.Signals, ...]
+) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            # None stands for a handler that was not set from Python and cannot be set again from it.
+            signal.signal(number, previous if previous is not None else signal.SIG_DFL)

@@ -1,0 +1,305 @@
+"""Ends machines that nobody answers for any more, and charges their dollars to their runs.
+
+The third of the four layers of teardown. It trusts nothing but what the provider says of each machine's state, so it
+works when the flow, its host, Prefect, the ledger and the run's own files are all gone. The flow sweep-orphans runs
+it, and `heterps sweep` from plain cron.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from heterps_core.errors import HeterpsError, LedgerError, ProvisioningError
+from infra.billing.budget import spent_usd
+from infra.instances import Instance
+from infra.ledger.ledger import NO_MACHINE, EndReason, EntryState, Ledger, LedgerEntry
+from infra.ledger.ledger_file import readable_entries, set_aside_if_damaged
+from infra.machines.regions import regions_of
+from infra.machines.sweep_report import Sweep, SweptMachine
+from infra.providers import PROVIDERS, Provider, provider_for
+from infra.providers.aws.access_checks import RUN_STORE_VARIABLE
+from infra.workspace import Workspace
+
+logger = logging.getLogger(__name__)
+
+_OPEN_STATES = (EntryState.INTENDED, EntryState.LAUNCHED)
+
+STILL_LISTED = timedelta(minutes=2)
+"""So long after its end a machine may be listed as alive: what EC2 lists lags behind what it does."""
+
+
+def sweep_workspace(
+    workspace: Workspace, names: Sequence[str] | None = None, *, region: str | None = None
+) -> Sweep:
+    """Sweep the providers of a workspace; nothing that fails in one place keeps the others, or the machines, alive.
+
+    Args:
+        workspace: Whose machines.
+        names: Of the providers; None for those in use, which are all where the ledger cannot tell.
+        region: Of AWS, besides those that runs rent in and that the ledger names.
+    """
+    problems: list[str] = []
+    notes: list[str] = []
+    ledger: Ledger | None = None
+    entries: tuple[LedgerEntry, ...] = ()
+    try:
+        ledger, note = usable_ledger(workspace)
+        notes += [note] if note else []
+        entries = ledger.entries()
+        ledger.check_writable()
+    except (LedgerError, OSError) as problem:
+        problems.append(
+            f"machines are ended, and what became of them may be missing in the ledger: {problem}"
+        )
+    if names is None:
+        names = sorted(PROVIDERS) if ledger is None or notes else providers_in_use(ledger)
+    machines: list[SweptMachine] = []
+    places: list[str] = []
+    for name in names:
+        for place in regions_of(entries, name, configured=region) if PROVIDERS[name].has_regions else [""]:
+            where = f"{name} in {place}" if place else name
+            try:
+                provider = provider_for(name, workspace, region=place)
+                machines += sweep(provider, now=provider.now(), ledger=ledger)
+                places.append(where)
+            except (HeterpsError, OSError) as problem:
+                problems.append(f"{where} was not swept: {problem}")
+    return Sweep(machines=tuple(machines), problems=tuple(problems), places=tuple(places), notes=tuple(notes))
+
+
+def usable_ledger(workspace: Workspace) -> tuple[Ledger, str | None]:
+    """Return a ledger that can be read, and what was done for it: a damaged file is set aside and kept.
+
+    The new one has what could still be read; what is missing, a sweep writes down from the machines' tags.
+
+    Raises:
+        LedgerError: It can neither be used nor replaced now: another process holds it, or its disk is full.
+    """
+    path = workspace.ledger_path
+    with set_aside_if_damaged(path, now=datetime.now(UTC)) as aside:
+        if aside is None:
+            return Ledger(path), None
+        ledger = Ledger(path)
+        readable = readable_entries(aside)
+        ledger.restore(readable)
+    note = (
+        f"the ledger was damaged and is kept as {aside}; {len(readable)} machines could be read of it, others are "
+        f"written down from their tags"
+    )
+    logger.warning("%s", note)
+    return ledger, note
+
+
+def sweep(provider: Provider, *, now: datetime, ledger: Ledger | None) -> list[SweptMachine]:
+    """End every machine whose lease is over or whose owner is dead, and write it down.
+
+    Machines that are no more, though nobody ended them (a spot interruption, their own shutdown timer, a process
+    killed between the call and its record), are closed as gone at the time that the provider gives. A machine that
+    the ledger does not know gets an entry from its tags, and one that it holds for ended is launched again. All
+    that must end is ended first, each in an attempt of its own; only then is anything written down.
+
+    Args:
+        provider: Whose machines to look at.
+        now: With a time zone.
+        ledger: Is brought up to date; None where there is none that can be used.
+
+    Raises:
+        ProvisioningError: The provider does not answer.
+    """
+    instances = provider.remembered_instances(_known_ids(ledger, provider))
+    began_s = time.monotonic()
+    looks = [_look_at(provider, instance, now=now, began_s=began_s) for instance in instances]
+    unbooked = None if ledger is not None else "there is no ledger that can be used"
+    swept: list[SweptMachine] = []
+    for look in looks:
+        try:
+            machine = (
+                _booked(provider, look, now=now, ledger=ledger)
+                if ledger is not None and unbooked is None
+                else _unbooked(look)
+            )
+        except LedgerError as problem:
+            # What is wrong with it for one machine (held, full) is so for all, and each would wait for its lock.
+            unbooked = str(problem)
+            machine = _unbooked(look)
+        if machine is not None:
+            swept.append(replace(machine, unbooked=unbooked))
+    if ledger is not None and unbooked is None:
+        try:
+            swept += _close_gone(provider, instances, now=now, ledger=ledger)
+        except LedgerError as problem:
+            logger.warning("machines that are gone are written down by the next sweep: %s", problem)
+    try:
+        for name in provider.remove_leftovers(now=now):
+            logger.info("deleted %s", name)
+    except ProvisioningError as problem:
+        logger.warning("leftovers that cost nothing stay to the next sweep: %s", problem)
+    return swept
+
+
+def reason_to_end(instance: Instance, *, now: datetime, tags_grace_s: float) -> EndReason | None:
+    """Return why a machine should be ended, or None where it should live.
+
+    Args:
+        instance: As the provider shows it.
+        now: With a time zone.
+        tags_grace_s: A machine whose lease cannot be read lives until it is so old: a provider may show a machine
+            before what it carries. One that seems launched later than that from now has a wrong clock against it.
+    """
+    if instance.is_owner_dead:
+        return EndReason.OWNER_DEAD
+    if instance.lease_until is None:
+        is_young = abs((now - instance.launched_at).total_seconds()) < tags_grace_s
+        return None if is_young else EndReason.LEASE_UNREADABLE
+    return EndReason.LEASE_EXPIRED if instance.lease_until < now else None
+
+
+def providers_in_use(ledger: Ledger) -> list[str]:
+    """Return the local provider and those with machines that the ledger does not know to be over.
+
+    Where a run store is set, AWS is in use, whatever a lost ledger says.
+    """
+    names = {entry.provider for entry in ledger.entries() if entry.state in _OPEN_STATES}
+    return sorted({"local", *names, *(["aws"] if os.environ.get(RUN_STORE_VARIABLE) else [])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Look:
+    """A machine, and what became of it when the sweep looked at it."""
+
+    instance: Instance
+    reason: EndReason | None
+    """Why it is over or must be; None where it should live."""
+
+    problem: str | None
+    """Why it could not be ended."""
+
+    over_at: datetime
+    """When it ended, or was seen last."""
+
+
+def _known_ids(ledger: Ledger | None, provider: Provider) -> list[str]:
+    if ledger is None:
+        return []
+    try:
+        entries = _open_entries(ledger, provider)
+    except LedgerError as problem:
+        logger.warning("machines are looked for by their tags alone: %s", problem)
+        return []
+    return [entry.provider_instance_id for entry in entries if entry.provider_instance_id is not None]
+
+
+def _look_at(provider: Provider, instance: Instance, *, now: datetime, began_s: float) -> _Look:
+    """End a machine if it should be; `now` was when the steady clock stood at `began_s`."""
+    if instance.is_ended:
+        return _Look(instance=instance, reason=EndReason.GONE, problem=None, over_at=instance.ended_at or now)
+    reason = reason_to_end(instance, now=now, tags_grace_s=provider.tags_grace_s)
+    problem: str | None = None
+    if reason is not None:
+        try:
+            provider.terminate_instance(instance)
+        except (HeterpsError, OSError) as error:
+            problem = str(error)
+    # Ending the machines before this one took its time, in which it was billed.
+    over_at = now + timedelta(seconds=time.monotonic() - began_s)
+    return _Look(instance=instance, reason=reason, problem=problem, over_at=over_at)
+
+
+def _booked(provider: Provider, look: _Look, *, now: datetime, ledger: Ledger) -> SweptMachine | None:
+    """Write down what became of a machine; None where there is nothing to tell."""
+    instance = look.instance
+    if look.reason is None:
+        _keep_in_books(provider, instance, now=now, ledger=ledger)
+        return None
+    entry = ledger.recover(provider.name, instance)
+    if entry is not None and entry.state is EntryState.LAUNCHED and look.problem is None:
+        return _close(provider, entry, reason=look.reason, at=look.over_at, ledger=ledger)
+    if instance.is_ended:
+        return None
+    return SweptMachine(
+        run_id=instance.run_id if entry is None else entry.run_id,
+        node_id=instance.provider_instance_id if entry is None else entry.node_id,
+        provider_instance_id=instance.provider_instance_id,
+        reason=look.reason,
+        usd=0.0 if entry is None else _cost_usd(provider, entry, at=look.over_at),
+        problem=look.problem,
+    )
+
+
+def _unbooked(look: _Look) -> SweptMachine | None:
+    if look.reason is None or look.instance.is_ended:
+        return None
+    return SweptMachine(
+        run_id=look.instance.run_id,
+        node_id=look.instance.node_id or look.instance.provider_instance_id,
+        provider_instance_id=look.instance.provider_instance_id,
+        reason=look.reason,
+        usd=0.0,
+        problem=look.problem,
+    )
+
+
+def _keep_in_books(provider: Provider, instance: Instance, *, now: datetime, ledger: Ledger) -> None:
+    """See that the ledger has a living machine as launched, unless a launch or an end is being written right now."""
+    entries = ledger.entries(run_id=instance.run_id)
+    own = [entry for entry in entries if entry.provider_instance_id == instance.provider_instance_id]
+    is_being_launched = any(entry.state is EntryState.INTENDED for entry in entries)
+    is_just_ended = any(entry.ended_at is not None and now - entry.ended_at < STILL_LISTED for entry in own)
+    if not is_being_launched and not is_just_ended:
+        ledger.recover(provider.name, instance)
+
+
+def _close_gone(
+    provider: Provider, instances: Sequence[Instance], *, now: datetime, ledger: Ledger
+) -> list[SweptMachine]:
+    """Close the open entries that no machine answers to."""
+    ids = {instance.provider_instance_id for instance in instances}
+    nodes = {(instance.run_id, instance.node_id) for instance in instances}
+    gone: list[SweptMachine] = []
+    for entry in _open_entries(ledger, provider):
+        is_old = (now - entry.intended_at).total_seconds() > provider.lease_s
+        # A young one may have been launched after the provider was asked.
+        if entry.provider_instance_id in ids or (entry.run_id, entry.node_id) in nodes or not is_old:
+            continue
+        if entry.state is EntryState.INTENDED:
+            ledger.failed(entry.run_id, entry.node_id, reason=f"{NO_MACHINE} by the sweep", at=now)
+        else:
+            # It ended some time before; counting to now errs on the dear side.
+            gone.append(_close(provider, entry, reason=EndReason.GONE, at=now, ledger=ledger))
+    return gone
+
+
+def _open_entries(ledger: Ledger, provider: Provider) -> list[LedgerEntry]:
+    return [
+        entry for entry in ledger.entries() if provider.looks_after(entry) and entry.state in _OPEN_STATES
+    ]
+
+
+def _close(
+    provider: Provider, entry: LedgerEntry, *, reason: EndReason, at: datetime, ledger: Ledger
+) -> SweptMachine:
+    ledger.ended(entry.run_id, entry.node_id, reason=reason, at=at)
+    machine = SweptMachine(
+        run_id=entry.run_id,
+        node_id=entry.node_id,
+        provider_instance_id=entry.provider_instance_id or "",
+        reason=reason,
+        usd=_cost_usd(provider, entry, at=at),
+    )
+    logger.info("%s", machine)
+    return machine
+
+
+def _cost_usd(provider: Provider, entry: LedgerEntry, *, at: datetime) -> float:
+    over = replace(entry, ended_at=entry.ended_at or at)
+    return spent_usd(
+        [over],
+        minimum_billed_s=provider.minimum_billed_s,
+        services_usd_per_machine_hour=provider.services_usd_per_machine_hour(),
+        now=at,
+    )

@@ -1,0 +1,1 @@
+"""What is sold for how much: catalogues, refresh, service charges."""

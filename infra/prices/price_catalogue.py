@@ -1,0 +1,169 @@
+"""Reads dated price snapshots and answers with typed offers.
+
+Prices are data with a date and a source, never a live guess: the file that a plan was priced with stays
+with the run, so that a bill can be checked years later. The bundled snapshot is a CSV file as in snapshots/.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNameError
+from heterps_core.hardware import AWS, InstanceOffer, InstanceType, Market
+from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
+from infra.prices.price_file import PriceFile, csv_rows
+
+SNAPSHOT_FOLDER = Path(__file__).parent / "snapshots"
+
+REFRESH_COMMAND = "prefect deployment run refresh-prices"
+
+OfferKey: TypeAlias = tuple[str, str, str | None, Market, str]
+"""Cloud, region, zone, market and instance type."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """On-demand prices of AWS with sizes, as bundled: one time and origin for all of them."""
+
+    path: Path
+    as_of: str
+    """ISO 8601 time at which the prices were true."""
+
+    source: str
+
+    def offers(self) -> Iterator[InstanceOffer]:
+        """Yield the offers; see `PriceFile.offers`."""
+        for line, row in csv_rows(self.path):
+            try:
+                if row["ondemand_usd_per_hour"] and row["vcpus"]:
+                    yield _offer_of(row, self)
+            except (KeyError, ValueError, TypeError) as problem:
+                raise ConfigurationError(
+                    f"{self.path}, line {line}: expected the columns and numbers of the bundled snapshot, "
+                    f"got {type(problem).__name__}: {problem}"
+                ) from problem
+
+
+BUNDLED_SNAPSHOT = Snapshot(
+    path=SNAPSHOT_FOLDER / "aws_ec2_us-east-1_2026-07-20.csv.gz",
+    as_of="2026-07-20T13:44:30+00:00",
+    source="aws/karpenter-provider-aws 1d92708 (AWS price list, Linux, on-demand)",
+)
+
+
+class PriceCatalogue:
+    """Offers of one or more price files, found by cloud, region, market and instance type.
+
+    Rows without a price or without a size are left out: an offer that cannot be counted in units or in
+    USD is none. Where two files price the same thing, the later one in the list wins.
+    """
+
+    def __init__(self, files: Iterable[PriceFile] = (BUNDLED_SNAPSHOT,)) -> None:
+        self.files = tuple(files)
+        self._offers: dict[OfferKey, InstanceOffer] = {
+            offer_key(offer): offer for file in self.files for offer in file.offers()
+        }
+
+    @property
+    def clouds(self) -> tuple[str, ...]:
+        """Clouds with a price, sorted."""
+        return tuple(sorted({offer.cloud for offer in self._offers.values()}))
+
+    def all_offers(self) -> list[InstanceOffer]:
+        """Return the offers of all clouds, regions and markets."""
+        return list(self._offers.values())
+
+    def regions(self, cloud: str = AWS) -> tuple[str, ...]:
+        """Return the regions of a cloud with a price, sorted."""
+        return tuple(sorted({offer.region for offer in self._offers.values() if offer.cloud == cloud}))
+
+    def offers(
+        self,
+        *,
+        region: str,
+        market: Market = Market.ON_DEMAND,
+        families: Iterable[str] | None = None,
+        cloud: str = AWS,
+    ) -> tuple[InstanceOffer, ...]:
+        """Return the offers of a region and market, sorted by name and zone.
+
+        Args:
+            region: For instance "us-east-1".
+            market: On-demand or spot.
+            families: Only these instance families, for instance "c7i"; None for all.
+            cloud: For instance "aws".
+
+        Raises:
+            UnknownNameError: No file has a price in the region, or an instance of a family.
+            ProvisioningError: The region is known, but not with prices of this market.
+        """
+        if region not in self.regions(cloud):
+            raise UnknownNameError("region with prices", region, self.regions(cloud))
+        place = (cloud, region, market)
+        in_place = [o for o in self._offers.values() if (o.cloud, o.region, o.market) == place]
+        found = sorted(in_place, key=lambda offer: (offer.instance_type.name, offer.zone or ""))
+        if not found:
+            raise ProvisioningError(
+                f"no price file has {market} prices for {region}: "
+                f"{', '.join(file.path.name for file in self.files)}; choose the other market, or get them "
+                f"with {REFRESH_COMMAND}"
+            )
+        if families is None:
+            return tuple(found)
+        known = {offer.instance_type.family for offer in found}
+        wanted = set(families)
+        for family in sorted(wanted - known):
+            raise UnknownNameError("instance family", family, _near(family, known))
+        return tuple(offer for offer in found if offer.instance_type.family in wanted)
+
+    def offer(self, instance_type: str, *, region: str, market: Market = Market.ON_DEMAND) -> InstanceOffer:
+        """Return the offer of one instance type, in the cheapest zone where its price differs between zones.
+
+        Raises:
+            UnknownNameError: The region or the instance type is in no snapshot.
+            ProvisioningError: The region is known, but not with prices of this market.
+        """
+        offers = self.offers(region=region, market=market)
+        same = [offer for offer in offers if offer.instance_type.name == instance_type]
+        if not same:
+            names = {offer.instance_type.name for offer in offers}
+            raise UnknownNameError("instance type", instance_type, _near(instance_type, names))
+        return min(same, key=lambda offer: offer.price_usd_per_hour)
+
+
+def offer_key(offer: InstanceOffer) -> OfferKey:
+    """Return what tells an offer from others, whatever its price."""
+    return offer.cloud, offer.region, offer.zone, offer.market, offer.instance_type.name
+
+
+def _offer_of(row: Mapping[str, str], snapshot: Snapshot) -> InstanceOffer:
+    # A fraction of a card (gpu_count 0) is no unit that a replica could have for itself.
+    num_gpus = int(row["gpu_count"] or 0)
+    instance_type = InstanceType(
+        name=row["instance_type"],
+        vcpus=int(row["vcpus"]),
+        memory_bytes=int(row["memory_mib"]) * BYTES_PER_MIB,
+        accelerator_name=row["gpu_name"] or row["accelerator_name"] or None,
+        accelerator_count=num_gpus or int(row["accelerator_count"] or 0),
+        accelerator_memory_bytes_each=int(row["gpu_memory_mib_each"] or 0) * BYTES_PER_MIB,
+        network_bandwidth_bytes_per_s=float(row["network_bandwidth_mbps"] or 0) * BYTES_PER_S_PER_MBIT_PER_S,
+    )
+    return InstanceOffer(
+        instance_type=instance_type,
+        region=row["region"],
+        zone=None,
+        market=Market.ON_DEMAND,
+        price_usd_per_hour=float(row["ondemand_usd_per_hour"]),
+        price_as_of=snapshot.as_of,
+        price_source=snapshot.source,
+    )
+
+
+def _near(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names worth showing: a thousand instance types would bury the answer."""
+    names = sorted(known)
+    return difflib.get_close_matches(name, names, n=10, cutoff=0.5) or names[:10]

@@ -1,0 +1,101 @@
+"""The prices of a purchase, asked for again right before it is launched: what is frozen is the newest price."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from heterps_core.errors import ProvisioningError
+from heterps_core.hardware import InstanceOffer, Market
+from heterps_core.plans.provisioning_plan import ProvisioningPlan
+from infra.prices.aws_prices import PRICING_SOURCE, AwsPrices
+from infra.prices.refresh import utc_text
+from infra.providers.aws.spot_history import SPOT_SOURCE
+
+MOVED_BY = 0.02
+"""A price counts as moved beyond this share of it; spot prices move by less all the time."""
+
+LAST_CHANGE = timedelta(hours=1)
+"""How far back the spot history is asked for; the price in force at its start is always in the answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recheck:
+    """Which prices were asked for again, and which could not be."""
+
+    offers: Mapping[InstanceOffer, InstanceOffer]
+    """Offer as planned -> the same at its price of now."""
+
+    problems: tuple[str, ...]
+    """One line for each question that AWS did not answer; those offers keep price and age."""
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """One line for each price that moved by more than `MOVED_BY`."""
+        return tuple(
+            f"{old.instance_type.name} in {old.place}, {old.market}: {old.price_usd_per_hour:.4f} -> "
+            f"{new.price_usd_per_hour:.4f} USD/hour ({new.price_usd_per_hour / old.price_usd_per_hour - 1:+.0%})"
+            for old, new in self.offers.items()
+            if abs(new.price_usd_per_hour / old.price_usd_per_hour - 1) > MOVED_BY
+        )
+
+    def applied_to(self, plan: ProvisioningPlan) -> ProvisioningPlan:
+        """Return a plan with the prices of now, alternatives in the order of those."""
+        groups = tuple(
+            replace(
+                group,
+                offer=self.offers.get(group.offer, group.offer),
+                alternatives=tuple(
+                    sorted(
+                        (self.offers.get(offer, offer) for offer in group.alternatives),
+                        key=lambda offer: offer.price_usd_per_hour,
+                    )
+                ),
+            )
+            for group in plan.groups
+        )
+        return replace(plan, groups=groups)
+
+
+def recheck(prices: AwsPrices, offers: Iterable[InstanceOffer], *, now: datetime) -> Recheck:
+    """Ask for the prices of offers again: each type on-demand, and all pools of a region on spot at once."""
+    found: dict[InstanceOffer, InstanceOffer] = {}
+    problems: list[str] = []
+    on_spot: dict[str, list[InstanceOffer]] = defaultdict(list)
+    on_demand: dict[tuple[str, str], list[InstanceOffer]] = defaultdict(list)
+    for offer in offers:
+        if offer.market is Market.SPOT:
+            on_spot[offer.region].append(offer)
+        else:
+            on_demand[offer.region, offer.instance_type.name].append(offer)
+    for (region, name), same in on_demand.items():
+        try:
+            answer = prices.on_demand(region, instance_type=name)
+        except ProvisioningError as problem:
+            problems.append(str(problem))
+            continue
+        for offer in same:
+            if name in answer:
+                found[offer] = _priced(offer, answer[name], source=PRICING_SOURCE, now=now)
+            else:
+                problems.append(f"AWS names no on-demand price of {name} in {region}")
+    for region, pools in on_spot.items():
+        names = sorted({offer.instance_type.name for offer in pools})
+        try:
+            histories = prices.spot(region, names, since=now - LAST_CHANGE)
+        except ProvisioningError as problem:
+            problems.append(str(problem))
+            continue
+        for offer in pools:
+            history = histories.get((offer.instance_type.name, offer.zone or ""))
+            if history is None:
+                problems.append(f"AWS names no spot price of {offer.instance_type.name} in {offer.place}")
+            else:
+                found[offer] = _priced(offer, history.last_usd_per_hour, source=SPOT_SOURCE, now=now)
+    return Recheck(offers=found, problems=tuple(problems))
+
+
+def _priced(offer: InstanceOffer, usd_per_hour: float, *, source: str, now: datetime) -> InstanceOffer:
+    return replace(offer, price_usd_per_hour=usd_per_hour, price_as_of=utc_text(now), price_source=source)

@@ -1,0 +1,114 @@
+"""What a run is charged besides its instances: disks, addresses, requests and storage; list prices with their source.
+
+They are small beside the machines, and they are not nothing: 33 nodes that beat every two seconds through a bucket
+would pay 0.9 USD an hour for requests alone, an eighth of what the machines cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from heterps_core.training.node.node_life import BUCKET_HEARTBEAT_INTERVAL_S
+from heterps_core.training.storage.storage_usage import StorageUsage
+from heterps_core.units import SECONDS_PER_HOUR
+
+HOURS_PER_MONTH = 730.0
+
+LEASE_LOOK_INTERVAL_S = 60.0
+REQUESTS_PER_LOOK = 2
+
+_AS_OF = "2026-07"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceRate:
+    """A list price."""
+
+    unit: str
+    usd_per_unit: float
+    source: str
+
+
+RATES: Mapping[str, ServiceRate] = {
+    "disks": ServiceRate(
+        unit="GB-month", usd_per_unit=0.08, source="aws.amazon.com/ebs/pricing, gp3, us-east-1"
+    ),
+    "public addresses": ServiceRate(
+        unit="hour", usd_per_unit=0.005, source="aws.amazon.com/vpc/pricing, public IPv4"
+    ),
+    "requests that write or list": ServiceRate(
+        unit="1,000 requests", usd_per_unit=0.005, source="aws.amazon.com/s3/pricing, Standard, us-east-1"
+    ),
+    "requests that read": ServiceRate(
+        unit="1,000 requests", usd_per_unit=0.0004, source="aws.amazon.com/s3/pricing, Standard, us-east-1"
+    ),
+    "stored data": ServiceRate(
+        unit="GB-month", usd_per_unit=0.023, source="aws.amazon.com/s3/pricing, Standard, us-east-1"
+    ),
+    "traffic out of the region": ServiceRate(
+        unit="GB", usd_per_unit=0.09, source="aws.amazon.com/s3/pricing, data transfer out to the internet"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceLine:
+    """One service in a bill."""
+
+    service: str
+    quantity: float
+    unit: str
+    usd_per_unit: float
+    price_as_of: str
+    price_source: str
+    usd: float
+
+
+def usd_per_machine_hour(*, disk_gb_each: float) -> float:
+    """Return what each hour of an instance costs besides its own price: disk, address, heartbeats and lease looks."""
+    requests = StorageUsage(
+        put_requests=round(SECONDS_PER_HOUR / BUCKET_HEARTBEAT_INTERVAL_S),
+        get_requests=round(REQUESTS_PER_LOOK * SECONDS_PER_HOUR / LEASE_LOOK_INTERVAL_S),
+    )
+    lines = service_lines(instance_seconds=SECONDS_PER_HOUR, disk_gb_each=disk_gb_each, storage=requests)
+    return sum(line.usd for line in lines)
+
+
+def service_lines(
+    *,
+    instance_seconds: float,
+    disk_gb_each: float,
+    storage: StorageUsage | None = None,
+) -> tuple[ServiceLine, ...]:
+    """Return what instances and their bucket are charged besides the instances' own price.
+
+    Transfer between machines of one zone and to a bucket of their region is free (aws.amazon.com/ec2/pricing).
+
+    Args:
+        instance_seconds: Of all instances; each has one disk, and at most one public address.
+        disk_gb_each: Of one disk.
+        storage: What was asked of the bucket, and what it kept for how long.
+    """
+    hours = instance_seconds / SECONDS_PER_HOUR
+    quantities = {"disks": disk_gb_each * hours / HOURS_PER_MONTH, "public addresses": hours}
+    if storage is not None:
+        quantities |= {
+            "requests that write or list": storage.put_requests / 1_000,
+            "requests that read": storage.get_requests / 1_000,
+            "stored data": storage.stored_byte_s / 1e9 / SECONDS_PER_HOUR / HOURS_PER_MONTH,
+            "traffic out of the region": storage.egress_bytes / 1e9,
+        }
+    return tuple(
+        ServiceLine(
+            service=name,
+            quantity=quantity,
+            unit=RATES[name].unit,
+            usd_per_unit=RATES[name].usd_per_unit,
+            price_as_of=_AS_OF,
+            price_source=RATES[name].source,
+            usd=quantity * RATES[name].usd_per_unit,
+        )
+        for name, quantity in quantities.items()
+        if quantity > 0
+    )

@@ -1,0 +1,1 @@
+"""Which model may serve: gates, baseline, judgement."""

@@ -1,0 +1,154 @@
+"""Logistic regression on the same features and split: the least that a trained model must beat.
+
+Without it an AUC says little, as it depends on the data more than on the model. Its penalty is chosen
+on the last part of the training rows, so that the comparison is with a tuned opponent. It is fitted on a sample of
+bounded size and rates the held-out rows in parts, so that its memory does not grow with the data.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.judging.quality import ClickQuality, measure_quality
+from tasks.data import PreparedClicks
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+    from sklearn.linear_model import LogisticRegression
+
+MOST_TRAIN_ROWS = 200_000
+"""Rows that are fitted on: a fifth of a gigabyte as sparse matrices (docs/LOG.md, 2026-11-22)."""
+
+SAMPLE_SEED = 0
+
+ROWS_PER_PART = 50_000
+"""Held-out rows that are rated at once."""
+
+PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3)
+"""Inverse strengths (scikit-learn's C) that are tried."""
+
+TUNING_SHARE = 0.2
+"""Of the training rows, the last ones, on which the penalty is chosen."""
+
+MAX_ITERATIONS = 200
+TOLERANCE = 1e-3
+"""Of the gradient; a smaller one changes the AUC in the fourth decimal only."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """A logistic regression's quality on the held-out rows."""
+
+    quality: ClickQuality
+    inverse_penalty: float
+    """The C that was chosen."""
+
+    num_train_rows: int
+    """That it was fitted on: all training rows, or a sample of `MOST_TRAIN_ROWS`."""
+
+    logits: npt.NDArray[np.float64] = field(repr=False, compare=False)
+    """[num_eval_rows], of the held-out rows in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoBaseline:
+    """There is no logistic regression to compare with."""
+
+    why: str
+
+
+@task(name="logistic regression baseline", cache_policy=NO_CACHE)
+def measure_baseline(clicks: PreparedClicks) -> Baseline | NoBaseline:
+    """Fit a logistic regression on the training rows and rate it on the held-out rows.
+
+    Nothing is raised: the model that it is compared with has been trained and registered, and shall not be lost.
+    """
+    try:
+        return _fitted_baseline(clicks.open())
+    except Exception as problem:
+        logger.warning("there is no logistic regression to compare with", exc_info=problem)
+        first_line = str(problem).partition("\n")[0]
+        return NoBaseline(f"it failed with {type(problem).__name__}: {first_line}")
+
+
+def _fitted_baseline(dataset: PreparedDataset) -> Baseline | NoBaseline:
+    sample = sampled_rows(dataset.num_train_rows, at_most=MOST_TRAIN_ROWS)
+    labels = dataset.labels[sample]
+    if len(np.unique(labels)) < 2:
+        return NoBaseline("the training rows are all of one class")
+    rows = design_matrix(dataset, sample)
+    # Columns that no training row uses have no weight; most buckets are empty.
+    used = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]))
+    rows = rows[:, used]
+    inverse_penalty = _choose_penalty(rows, labels)
+    model = _fit(rows, labels, inverse_penalty)
+    logits = np.empty(dataset.num_eval_rows)
+    for start in range(0, len(logits), ROWS_PER_PART):
+        part = np.arange(start, min(start + ROWS_PER_PART, len(logits)))
+        logits[part] = model.decision_function(design_matrix(dataset, dataset.num_train_rows + part)[:, used])
+    return Baseline(
+        quality=measure_quality(dataset.eval_labels, logits),
+        inverse_penalty=inverse_penalty,
+        num_train_rows=len(sample),
+        logits=logits,
+    )
+
+
+def sampled_rows(num_rows: int, *, at_most: int) -> npt.NDArray[np.int64]:
+    """Return the sorted indices of at most so many rows, spread evenly: one at random of each equal part.
+
+    Example:
+        >>> [int(row) // 10 for row in sampled_rows(50, at_most=5)]
+        [0, 1, 2, 3, 4]
+    """
+    num_parts = min(num_rows, at_most)
+    edges = np.arange(num_parts + 1, dtype=np.int64) * num_rows // max(num_parts, 1)
+    return np.random.default_rng(SAMPLE_SEED).integers(edges[:-1], edges[1:])
+
+
+def design_matrix(dataset: PreparedDataset, rows: npt.NDArray[Any]) -> csr_matrix:
+    """Return rows [n] as a sparse matrix [n, D + all slot rows]: dense columns, then one-hot ids."""
+    from scipy.sparse import csr_matrix, hstack
+
+    ids = dataset.ids[rows].astype(np.int64) + np.asarray(dataset.features.slot_offsets)
+    one_hot = csr_matrix(
+        (np.ones(ids.size, dtype=np.float32), ids.ravel(), np.arange(0, ids.size + 1, ids.shape[1])),
+        shape=(len(ids), dataset.features.total_rows),
+    )
+    return csr_matrix(hstack([csr_matrix(dataset.dense[rows]), one_hot], format="csr"))
+
+
+def _choose_penalty(rows: csr_matrix, labels: npt.NDArray[np.uint8]) -> float:
+    """Return the C with the least log-loss on the last training rows, after a fit on those before them."""
+    first_check = len(labels) - int(len(labels) * TUNING_SHARE)
+    if first_check == len(labels) or len(np.unique(labels[:first_check])) < 2:
+        return PENALTIES[0]
+    losses = {}
+    for penalty in PENALTIES:
+        model = _fit(rows[:first_check], labels[:first_check], penalty)
+        logits = model.decision_function(rows[first_check:])
+        losses[penalty] = measure_quality(labels[first_check:], logits).log_loss
+    logger.info("log-loss of the baseline by inverse penalty: %s", losses)
+    return min(losses, key=lambda penalty: losses[penalty])
+
+
+def _fit(rows: csr_matrix, labels: npt.NDArray[np.uint8], inverse_penalty: float) -> LogisticRegression:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=inverse_penalty, max_iter=MAX_ITERATIONS, tol=TOLERANCE)
+    with warnings.catch_warnings():
+        # The limit bounds the time on hard data; what is lost by it is the baseline's.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return model.fit(rows, labels)

@@ -1,0 +1,312 @@
+"""What a challenger must show to become champion: gates, what each of them found, and the decision.
+
+The gates are for a champion that is trained again every night while the data drifts. There the larger risk is a model
+that grows old, not one that is hardly better: a challenger that knows a newer day need not prove a gain, but that it
+loses no more than a margin (non-inferiority). Without a proven gain it may not cost more; and one that knows no newer
+day than the champion, such as a retrained one, must prove a gain in any case. Where there is no champion to compare
+with, a challenger must be better than the mean click rate, and must not be proven worse than a logistic regression.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.judging.comparison import Estimate, PairedComparison
+from heterps_core.schema_version import check_schema_version
+
+SCHEMA_VERSION = 1
+
+AUC_GATE = "AUC difference, lower end"
+LOG_LOSS_GATE = "log-loss difference, upper end"
+BASELINE_GATE = "AUC less the logistic regression's, upper end"
+MARGIN_GATES = (AUC_GATE, LOG_LOSS_GATE)
+"""That more rows make easier to keep."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromotionGates:
+    """Bounds that a challenger must keep, each against the champion on the same rows, which neither has seen."""
+
+    least_auc_gain: float = -0.001
+    """The lower end of the AUC difference's interval must not be below it. The margin is the smallest difference that
+    is held to matter among click models (Song et al., AutoInt, CIKM 2019, section 5.1, with earlier sources)."""
+
+    most_log_loss_rise: float = 0.001
+    """Nats per row; the upper end of the log-loss difference's interval must not be above it. Margin as for AUC."""
+
+    most_calibration_rise: float = 0.1
+    """How much farther from 1 than the champion's the ratio of predicted to observed clicks may be. Bids are made of
+    probabilities, and AUC does not see whether all of them are too high."""
+
+    most_usd_per_million_samples_ratio: float = 1.5
+    """Cost over the champion's above which a challenger must have a proven gain: an AUC interval above 0. So prices
+    that have risen for good do not keep an old champion for ever, and a dear night does not replace a cheap equal."""
+
+    least_clicks: int = 30
+    """Clicks, and rows without a click, below which nothing is decided: the intervals are normal approximations."""
+
+    confidence: float = 0.95
+    """Of the two-sided intervals, in (0, 1)."""
+
+    def __post_init__(self) -> None:
+        for name, bound in asdict(self).items():
+            if math.isnan(bound):
+                raise ConfigurationError(f"{name} must be a number, got {bound}")
+        if not 0.0 < self.confidence < 1.0:
+            raise ConfigurationError(f"confidence must be in (0, 1), got {self.confidence}")
+        if self.least_clicks < 2:
+            raise ConfigurationError(f"least_clicks must be at least 2, got {self.least_clicks}")
+        if not self.most_usd_per_million_samples_ratio > 0:
+            raise ConfigurationError(
+                f"most_usd_per_million_samples_ratio must be above 0, "
+                f"got {self.most_usd_per_million_samples_ratio}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateVerdict:
+    """What one gate found."""
+
+    name: str
+    value: float | str | None
+    """None where it is not known."""
+
+    bound: float | str
+    rule: str
+    """How the value must stand to the bound: "at least", "at most", "above", "below" or "equal to"."""
+
+    is_met: bool
+    remark: str = ""
+    """What a person must know to read it."""
+
+    def __str__(self) -> str:
+        value, bound = (
+            f"{figure:.5g}" if isinstance(figure, float) else figure for figure in (self.value, self.bound)
+        )
+        return (
+            f"{self.name} must be {self.rule} {bound}, "
+            f"{'is' if self.is_met else 'but is'} {'not known' if value is None else value}"
+            + (f" ({self.remark})" if self.remark else "")
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFigures:
+    """One model's quality on the rows of a decision, and what its training cost."""
+
+    auc: float
+    log_loss: float
+    calibration_ratio: float
+    usd_per_million_samples: float | None
+    """None where it is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromotionDecision:
+    """Whether a version becomes champion, and why."""
+
+    version: str
+    run_id: str
+    champion_version: str | None
+    """That it was judged against; None where there was none."""
+
+    is_promoted: bool
+    why: str
+    """One sentence."""
+
+    gates: tuple[GateVerdict, ...]
+    decided_at: str
+    """ISO 8601, UTC."""
+
+    confidence: float
+    num_rows: int
+    num_clicks: int
+    challenger: ModelFigures | None
+    """None where it was not judged by its predictions."""
+
+    champion: ModelFigures | None
+    auc_difference: Estimate | None
+    """The challenger's less the champion's; None where there was none to compare with."""
+
+    log_loss_difference: Estimate | None
+    """The challenger's less the champion's, or less that of the rows' mean click rate where there was none."""
+
+    @property
+    def passed_beside_champion(self) -> bool:
+        """It passed all gates, and is not champion only because the champion knows later days."""
+        return not self.is_promoted and bool(self.gates) and all(gate.is_met for gate in self.gates)
+
+    @property
+    def missed_baseline_alone(self) -> bool:
+        """Only the logistic regression kept it from becoming the first champion."""
+        return [gate.name for gate in self.gates if not gate.is_met] == [BASELINE_GATE]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Read the JSON form.
+
+        Raises:
+            ConfigurationError: The schema version is another one.
+        """
+        check_schema_version(document, SCHEMA_VERSION, what="a decision")
+        fields = {name: document[name] for name in cls.__dataclass_fields__}
+        fields["gates"] = tuple(GateVerdict(**gate) for gate in fields["gates"])
+        for name, kind in (
+            ("challenger", ModelFigures),
+            ("champion", ModelFigures),
+            ("auc_difference", Estimate),
+            ("log_loss_difference", Estimate),
+        ):
+            fields[name] = None if fields[name] is None else kind(**fields[name])
+        return cls(**fields)
+
+
+def gates_against_champion(
+    gates: PromotionGates,
+    comparison: PairedComparison,
+    *,
+    challenger: ModelFigures,
+    champion: ModelFigures,
+    knows_newer_day: bool,
+) -> tuple[GateVerdict, ...]:
+    """Return what the gates find where there is a champion to compare with.
+
+    Args:
+        gates: Bounds.
+        comparison: Of the two models on the same rows.
+        challenger: Its figures.
+        champion: Its figures.
+        knows_newer_day: The challenger was trained on a later day than the champion; otherwise, also where the data
+            has no days, it must be proven better.
+    """
+    auc, log_loss = comparison.auc_difference, comparison.log_loss_difference
+    errors = [abs(figures.calibration_ratio - 1.0) for figures in (challenger, champion)]
+    return (
+        _auc_gate(gates, auc, knows_newer_day=knows_newer_day),
+        GateVerdict(
+            name=LOG_LOSS_GATE,
+            value=log_loss.high,
+            bound=gates.most_log_loss_rise,
+            rule="at most",
+            is_met=log_loss.high <= gates.most_log_loss_rise,
+            remark=f"difference {log_loss.value:+.5f}, {gates.confidence:.0%} interval from {log_loss.low:+.5f}",
+        ),
+        GateVerdict(
+            name="calibration error",
+            value=errors[0],
+            bound=errors[1] + gates.most_calibration_rise,
+            rule="at most",
+            is_met=errors[0] <= errors[1] + gates.most_calibration_rise,
+            remark=f"predicted over observed clicks {challenger.calibration_ratio:.4f}, "
+            f"the champion's {champion.calibration_ratio:.4f}",
+        ),
+        _cost_gate(gates, comparison, challenger=challenger, champion=champion),
+    )
+
+
+def gate_against_mean_rate(difference: Estimate, *, confidence: float) -> GateVerdict:
+    """Return what the one gate of a first champion finds: it must be better than the mean click rate of the rows."""
+    return GateVerdict(
+        name="log-loss against the mean click rate, upper end",
+        value=difference.high,
+        bound=0.0,
+        rule="below",
+        is_met=difference.high < 0.0,
+        remark=f"difference {difference.value:+.5f}, {confidence:.0%} interval from {difference.low:+.5f}",
+    )
+
+
+def gate_against_baseline(difference: Estimate | str, *, confidence: float) -> GateVerdict:
+    """Return whether a first champion is no worse than a logistic regression: missed where it is proven worse.
+
+    A model that is worse on these rows, though that is not proven, passes with that as the remark: where rows are
+    few, there would otherwise be no champion from which the next day could go on.
+
+    Args:
+        difference: AUC of the challenger less that of the logistic regression, or why there is none.
+        confidence: Of its interval.
+    """
+    if isinstance(difference, str):
+        return GateVerdict(
+            name=BASELINE_GATE, value=None, bound=0.0, rule="at least", is_met=False, remark=difference
+        )
+    is_below = difference.value < 0.0 <= difference.high
+    return GateVerdict(
+        name=BASELINE_GATE,
+        value=difference.high,
+        bound=0.0,
+        rule="at least",
+        is_met=difference.high >= 0.0,
+        remark=f"difference {difference.value:+.5f}, {confidence:.0%} interval from {difference.low:+.5f}"
+        + (", below it but not proven so" if is_below else ""),
+    )
+
+
+def gate_of_rows(gates: PromotionGates, *, num_rows: int, num_clicks: int) -> GateVerdict:
+    """Return whether there are rows enough to decide by."""
+    fewer = min(num_clicks, num_rows - num_clicks)
+    return GateVerdict(
+        name="clicks, or rows without one",
+        value=float(fewer),
+        bound=float(gates.least_clicks),
+        rule="at least",
+        is_met=fewer >= gates.least_clicks,
+        remark=f"{num_clicks:,} clicks in {num_rows:,} rows",
+    )
+
+
+def _auc_gate(gates: PromotionGates, auc: Estimate, *, knows_newer_day: bool) -> GateVerdict:
+    remark = f"difference {auc.value:+.5f}, {gates.confidence:.0%} interval to {auc.high:+.5f}"
+    if knows_newer_day:
+        bound, rule, is_met = gates.least_auc_gain, "at least", auc.low >= gates.least_auc_gain
+    else:
+        bound, rule = max(gates.least_auc_gain, 0.0), "above"
+        is_met = auc.low > bound
+        remark += "; it knows no newer day than the champion, so it must be proven better"
+    return GateVerdict(name=AUC_GATE, value=auc.low, bound=bound, rule=rule, is_met=is_met, remark=remark)
+
+
+def _cost_gate(
+    gates: PromotionGates, comparison: PairedComparison, *, challenger: ModelFigures, champion: ModelFigures
+) -> GateVerdict:
+    ratio = cost_ratio(challenger, champion)
+    has_gain = comparison.auc_difference.low > 0.0
+    is_cheap = ratio is not None and ratio <= gates.most_usd_per_million_samples_ratio
+    remark = (
+        "a cost is not known"
+        if ratio is None
+        else f"{challenger.usd_per_million_samples:.4f} USD per million"
+    )
+    if not is_cheap and has_gain:
+        remark += "; the gain in AUC is proven, which may cost more"
+    return GateVerdict(
+        name="cost over the champion's",
+        value=ratio,
+        bound=gates.most_usd_per_million_samples_ratio,
+        rule="at most",
+        is_met=is_cheap or has_gain,
+        remark=remark,
+    )
+
+
+def cost_ratio(challenger: ModelFigures, champion: ModelFigures) -> float | None:
+    """Return the challenger's cost of a million samples over the champion's; None where one is not known."""
+    ours, theirs = challenger.usd_per_million_samples, champion.usd_per_million_samples
+    if ours is None or theirs is None:
+        return None
+    if theirs == 0.0:
+        return 1.0 if ours == 0.0 else None
+    return ours / theirs
+
+
+def known_usd(usd: float) -> float | None:
+    """Return a cost, or None for one that is none: a run that trained nothing has no cost of a million samples."""
+    return usd if math.isfinite(usd) and usd >= 0.0 else None

@@ -1,0 +1,136 @@
+"""What search methods are compared on: a night's job for each model, or problem files as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from heterps_core.errors import ConfigurationError, HeterpsError, UnknownNameError
+from heterps_core.hardware import InstanceOffer, Market
+from heterps_core.models import CNN_MODELS, CTR_MODELS
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from infra.workspace import Workspace
+from tasks.data import PreparedClicks
+from tasks.planning.planned_job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT, PlannedJob, planned_job
+from tasks.profiling import ProfiledModel, check_model_name, profile_image_layers, profile_layers
+from tasks.provisioning import LOCAL_PROVIDER
+from tasks.running.story import tell
+from tasks.scheduling import make_problem
+
+IMAGE_BATCH_SIZE = 128
+"""Samples of one training step of an image classifier; usual for CIFAR-10."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedProblem:
+    """A problem that the methods are compared on."""
+
+    name: str
+    """Of the model, or the file as it was given."""
+
+    problem: SchedulingProblem
+    estimated_device_types: tuple[str, ...] = ()
+    """Whose times are a roofline and not a measurement; not known of a file."""
+
+    market: str = ""
+    """Of its prices; not known of a file."""
+
+
+def default_models() -> list[str]:
+    """Return the names of all models that can be planned."""
+    return [*CTR_MODELS, *CNN_MODELS]
+
+
+def check_compared_model(model: str) -> None:
+    """Check that a model can be profiled, without loading torch.
+
+    Raises:
+        UnknownNameError, ConfigurationError: See `check_model_name`.
+    """
+    if model in CNN_MODELS:
+        return
+    try:
+        check_model_name(model)
+    except UnknownNameError as error:
+        raise UnknownNameError("model", model, [*error.known, *CNN_MODELS]) from error
+
+
+def load_problems(files: Sequence[str]) -> list[ComparedProblem]:
+    """Read problem files.
+
+    Raises:
+        ConfigurationError: A file cannot be read or is no problem; the message names the file and the field.
+    """
+    problems = []
+    for file in dict.fromkeys(files):
+        try:
+            problems.append(ComparedProblem(name=file, problem=SchedulingProblem.load(Path(file))))
+        except ConfigurationError as error:
+            raise ConfigurationError(str(error) if file in str(error) else f"{file}: {error}") from error
+    return problems
+
+
+def problems_of_models(
+    workspace: Workspace,
+    models: Sequence[str],
+    clicks: PreparedClicks,
+    offers: Sequence[InstanceOffer],
+    *,
+    device_types: Sequence[str],
+    throughput_floor_samples_per_s: float,
+) -> tuple[list[ComparedProblem], dict[str, str]]:
+    """Make the problem of a night's job for each model; return them, and what cannot be made with the reason."""
+    problems: list[ComparedProblem] = []
+    left_out: dict[str, str] = {}
+    for model in dict.fromkeys(models):
+        try:
+            job, profiled = _profiled_job(workspace, model, clicks, device_types)
+            problem = make_problem(
+                profiled,
+                offers,
+                job,
+                device_types=device_types,
+                num_epochs=1,
+                throughput_floor_samples_per_s=throughput_floor_samples_per_s,
+            )
+        except HeterpsError as error:
+            left_out[model] = reason_in_one_line(error)
+            tell("left out", f"{model}: {left_out[model]}")
+            continue
+        tell("profile", profiled.summary)
+        problems.append(
+            ComparedProblem(
+                name=model,
+                problem=problem,
+                estimated_device_types=profiled.estimated_device_types,
+                market=Market.ON_DEMAND,
+            )
+        )
+    return problems, left_out
+
+
+def reason_in_one_line(error: Exception) -> str:
+    """Return an error without the way out that it ends with, which is not for what is only compared."""
+    if not isinstance(error, HeterpsError):
+        return f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
+    return " ".join(str(error).partition(";")[0].split())
+
+
+def _profiled_job(
+    workspace: Workspace, model: str, clicks: PreparedClicks, device_types: Sequence[str]
+) -> tuple[PlannedJob, ProfiledModel]:
+    if model in CNN_MODELS:
+        job = PlannedJob(num_samples=NIGHT_SAMPLES, features=None, batch_size=IMAGE_BATCH_SIZE)
+        return job, profile_image_layers(workspace, job, model=model, device_types=device_types)
+    job = planned_job(
+        clicks.open(),
+        provider=LOCAL_PROVIDER,
+        batch_size=None,
+        planned_samples=NIGHT_SAMPLES,
+        planned_rows_per_slot=PRODUCTION_ROWS_PER_SLOT,
+    )
+    profiled = profile_layers(
+        workspace, clicks, job, model=model, batch_size=job.batch_size, device_types=device_types
+    )
+    return job, profiled

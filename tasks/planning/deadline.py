@@ -1,0 +1,175 @@
+"""From "the model must be ready by 06:00" to the least throughput that a plan must have.
+
+floor = samples of the night * epochs / (time left - what comes before training - what comes after it)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+from heterps_core.errors import ConfigurationError, InfeasiblePlanError
+from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS
+
+PLANNING_SECONDS = 60.0
+"""Assumed, from the question for a floor to the launch: plans are searched, proved and simulated."""
+
+BEFORE_TRAINING_SECONDS = PLANNING_SECONDS + STARTUP_SECONDS
+
+RECORDING_SECONDS = 120.0
+"""Assumed, from the end of the machines to a model that can be asked: baseline, records, registering, judging."""
+
+AFTER_TRAINING_SECONDS = TEARDOWN_SECONDS + RECORDING_SECONDS
+
+_TIME_OF_DAY = re.compile(r"\d{2}:\d{2}")
+_MINUTE = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deadline:
+    """When a model must be ready, and the throughput that it asks for."""
+
+    ready_by: str
+    """As it was given, for instance "06:00"."""
+
+    ready_at: datetime
+    """In the time zone that it was meant in."""
+
+    floor_samples_per_s: float
+
+    @property
+    def text(self) -> str:
+        """The floor and where it comes from, in one line."""
+        return (
+            f"floor {self.floor_samples_per_s:,.0f} samples/s, to be ready by {self.ready_by} "
+            f"({self.ready_at:%Y-%m-%d %H:%M %Z})"
+        )
+
+
+def parse_time_of_day(text: str) -> time:
+    """Read a time of day.
+
+    Raises:
+        ConfigurationError: It is none of the form HH:MM.
+
+    Example:
+        >>> parse_time_of_day("06:00")
+        datetime.time(6, 0)
+    """
+    try:
+        if _TIME_OF_DAY.fullmatch(text):
+            return time.fromisoformat(text)
+    except ValueError:
+        pass
+    raise ConfigurationError(f"ready_by must be a time of day such as 06:00, got {text!r}")
+
+
+def next_time_of_day(wanted: time, *, now: datetime, zone: ZoneInfo) -> datetime:
+    """Return the first instant after `now` at which the clocks of a zone show a time of day.
+
+    A time that is shown twice (the clocks go back) comes at its first showing that is still ahead. One that is
+    skipped (the clocks go forward) comes at the moment of the change.
+
+    Args:
+        wanted: To the minute.
+        now: With a time zone.
+        zone: Whose clocks are meant.
+    """
+    now = now.astimezone(UTC)
+    today = now.astimezone(zone).date()
+    for day in (today, today + timedelta(days=1)):
+        naive = datetime.combine(day, wanted)
+        earlier, later = sorted(naive.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
+        if _shown(earlier, zone) == naive:
+            instants = [earlier, later]
+        else:
+            # Skipped: neither reading shows it, and the clocks change between them.
+            instant = earlier
+            while _shown(instant, zone) < naive:
+                instant += _MINUTE
+            instants = [instant]
+        for instant in instants:
+            if instant > now:
+                return instant.astimezone(zone)
+    raise AssertionError("a day later every time of day is ahead")
+
+
+def deadline_for(
+    ready_by: str, *, now: datetime, zone: ZoneInfo, num_samples: float, num_epochs: int
+) -> Deadline:
+    """Return what a deadline asks of a plan.
+
+    Args:
+        ready_by: Time of day, the next one.
+        now: With a time zone.
+        zone: Of the time of day.
+        num_samples: Of one epoch.
+        num_epochs: At least 1.
+
+    Raises:
+        InfeasiblePlanError: So little time is left that no throughput would do.
+        ConfigurationError: It is no time of day.
+    """
+    ready_at = next_time_of_day(parse_time_of_day(ready_by), now=now, zone=zone)
+    # In UTC: two times of one zone are subtracted as their clocks show them, wrong by an hour on two nights a year.
+    left_s = (ready_at.astimezone(UTC) - now.astimezone(UTC)).total_seconds()
+    training_s = left_s - BEFORE_TRAINING_SECONDS - AFTER_TRAINING_SECONDS
+    if training_s <= 0:
+        raise InfeasiblePlanError(
+            "deadline",
+            f"the model must be ready by {ready_at:%Y-%m-%d %H:%M %Z}, in {left_s / 60:.1f} minutes, but "
+            f"{BEFORE_TRAINING_SECONDS / 60:.1f} pass before the first step and {AFTER_TRAINING_SECONDS / 60:.1f} "
+            f"after the last; start earlier, or move ready_by",
+        )
+    return Deadline(
+        ready_by=ready_by, ready_at=ready_at, floor_samples_per_s=num_samples * num_epochs / training_s
+    )
+
+
+def floor_with(deadline: Deadline | None, floor_samples_per_s: float) -> float:
+    """Return the floor that holds where one was asked for beside a deadline: the larger one."""
+    return floor_samples_per_s if deadline is None else max(deadline.floor_samples_per_s, floor_samples_per_s)
+
+
+def floor_text(deadline: Deadline | None, floor_samples_per_s: float) -> str:
+    """Say where the floor of a plan comes from, to stand behind its summary; nothing where there is no deadline.
+
+    Args:
+        deadline: Of the night.
+        floor_samples_per_s: That was asked for beside it; the larger one holds.
+    """
+    if deadline is None:
+        return ""
+    if floor_samples_per_s > deadline.floor_samples_per_s:
+        return f"; floor {floor_samples_per_s:,.0f} samples/s as asked, more than ready_by {deadline.ready_by} needs"
+    return f"; {deadline.text}"
+
+
+@contextmanager
+def explained_by(deadline: Deadline | None) -> Iterator[None]:
+    """Name the deadline where a plan fails by the floor that came from it.
+
+    Raises:
+        InfeasiblePlanError: The block raised it; with what the deadline asks for and the way out.
+    """
+    try:
+        yield
+    except InfeasiblePlanError as error:
+        if deadline is None:
+            raise
+        detail = str(error).partition(": ")[2]
+        raise InfeasiblePlanError(
+            error.constraint,
+            f"{detail}; the floor comes from the deadline, to be ready by {deadline.ready_by} "
+            f"({deadline.ready_at:%Y-%m-%d %H:%M %Z}): move ready_by, start earlier, allow faster or more device "
+            f"types, or train on fewer samples",
+        ) from error
+
+
+def _shown(instant: datetime, zone: ZoneInfo) -> datetime:
+    """Return what the clocks of a zone show at an instant."""
+    return instant.astimezone(zone).replace(tzinfo=None)

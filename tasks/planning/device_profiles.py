@@ -1,0 +1,208 @@
+"""Rents a machine of each device type, has it measured, keeps what it measured and what that cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from heterps_core.cluster import Cluster
+from heterps_core.errors import TrainingError
+from heterps_core.plans.provisioning_plan import ProvisioningPlan
+from heterps_core.profiling.profiles.device_profile import DeviceProfile
+from heterps_core.profiling.profiles.device_profile_cache import DeviceProfileCache, without_dataset
+from heterps_core.profiling.profiling_monitor import ProfilingResults, follow_profiling
+from heterps_core.profiling.profiling_node import PROFILE_JOB
+from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.submission import publish_cluster
+from heterps_core.units import MS_PER_S
+from infra.billing.bill import Bill
+from infra.billing.caps import Caps, check_caps
+from infra.ledger.ledger import Ledger
+from infra.machines.lifecycle import READY_TIMEOUT_S, running_cluster
+from infra.workspace import Workspace
+from tasks.clusters import next_launch_id, node_bootstrap, provider_of
+from tasks.planning.measurement_decision import MeasurementDecision
+from tasks.profiling import ProfiledModel
+from tasks.provisioning import usd_for
+from tasks.records import tracking
+from tasks.records.tracked_run import TrackedRun
+from tasks.running.live_fleet import only_fleet
+
+PROFILING_NODE = ("-m", "heterps_core.profiling.profiling_node")
+"""Arguments of Python that make a process a node that measures."""
+
+TIME_LIMIT_S = 600.0
+"""From the launch to the last profile: five minutes to boot, and five that a measurement may take at most."""
+
+LIFETIME_S = 1800
+"""After this a node ends itself, whatever became of the flow."""
+
+
+@contextmanager
+def rented_for_measuring(
+    workspace: Workspace,
+    provider: str,
+    plan: ProvisioningPlan,
+    profiled: ProfiledModel,
+    *,
+    run_id: str,
+    run_directory: RunDirectory,
+    caps: Caps,
+    spent_this_month_usd: float,
+) -> Iterator[Cluster]:
+    """Write what is to be measured, launch one machine of each device type, end them whatever happens.
+
+    The caps are held against the most that it can cost: all machines until the time limit.
+
+    Raises:
+        BudgetExceededError: A cap is exceeded; nothing was launched.
+        ProvisioningError: Another run has machines alive, or machines could not be had, or could not be ended.
+    """
+    price_usd_per_hour = provider_of(workspace, provider).billed_usd_per_hour(plan)
+    most_usd = usd_for(price_usd_per_hour, READY_TIMEOUT_S + TIME_LIMIT_S)
+    check_caps(
+        price_usd_per_hour=price_usd_per_hour,
+        predicted_cost_usd=most_usd,
+        spent_this_month_usd=spent_this_month_usd,
+        caps=caps,
+    )
+    request = without_dataset(profiled.planned_request)
+    run_directory.write_json(PROFILE_JOB, request.to_json())
+    ledger = Ledger(workspace.ledger_path)
+    with (
+        only_fleet(workspace, run_id),
+        running_cluster(
+            provider_of(workspace, provider),
+            plan,
+            run_id=next_launch_id(ledger, run_id),
+            bootstrap=replace(
+                node_bootstrap(provider, run_directory, model=request.model),
+                arguments=PROFILING_NODE,
+                lifetime_s=LIFETIME_S,
+            ),
+            ledger=ledger,
+            caps=caps,
+            predicted_cost_usd=most_usd,
+        ) as cluster,
+    ):
+        yield cluster
+
+
+@task(name="measure device types", cache_policy=NO_CACHE)
+def measure_device_types(run: RunDirectory, cluster: Cluster) -> ProfilingResults:
+    """Tell the nodes who they are, and wait for what they measure."""
+    publish_cluster(run, cluster)
+    return follow_profiling(run, cluster, time_limit_s=TIME_LIMIT_S)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredDevices:
+    """What a profiling run brought."""
+
+    profiles: tuple[DeviceProfile, ...]
+    """Each with its share of the bills."""
+
+    problems: Mapping[str, str]
+    """Machine -> why it has no profile."""
+
+    bills: tuple[Bill, ...]
+
+    @property
+    def cost_usd(self) -> float:
+        """Of all machines, those that failed too."""
+        return sum(bill.total_usd for bill in self.bills)
+
+
+def with_costs(
+    results: ProfilingResults, cluster: Cluster, bills: Sequence[Bill], *, run_id: str
+) -> MeasuredDevices:
+    """Divide the bills among the profiles, by what their own machines cost; failed machines are borne by all."""
+    usd: dict[str, float] = {}
+    for line in (line for bill in bills for line in bill.lines):
+        usd[line.device_type] = usd.get(line.device_type, 0.0) + line.usd
+    total_usd = sum(bill.total_usd for bill in bills)
+    shares = {node_id: usd.get(profile.device_type, 0.0) for node_id, profile in results.measured.items()}
+    useful_usd = sum(shares.values())
+    nodes = {node.node_id: f"{node.node_id} ({node.device_type})" for node in cluster.nodes}
+    return MeasuredDevices(
+        profiles=tuple(
+            replace(
+                profile,
+                run_id=run_id,
+                cost_usd=total_usd * shares[node_id] / useful_usd if useful_usd > 0 else 0.0,
+            )
+            for node_id, profile in sorted(results.measured.items())
+        ),
+        problems={nodes[node_id]: problem for node_id, problem in sorted(results.problems.items())},
+        bills=tuple(bills),
+    )
+
+
+def keep_profiles(workspace: Workspace, profiled: ProfiledModel, devices: MeasuredDevices) -> list[str]:
+    """Keep what was measured on rented machines, and return a line for each; rehearsals are only told."""
+    cache = DeviceProfileCache(workspace.profiles_directory)
+    lines = []
+    for measured in devices.profiles:
+        profile = measured.profile
+        milliseconds = sum(timing.compute_ms(update_share=1.0) for timing in profile.timings)
+        speed = f"{profile.batch_size / milliseconds * MS_PER_S:,.0f} samples/s on one unit"
+        if measured.is_rehearsal:
+            lines.append(
+                f"{measured.device_type} rehearsed on {profile.hardware}: {speed}; not kept, since this machine is "
+                f"none of that type"
+            )
+            continue
+        cache.keep(profiled.planned_request, profiled.graph, measured)
+        lines.append(
+            f"{measured.device_type} {measured}: {speed}; kept until {measured.expires_at:%Y-%m-%d}, "
+            f"{measured.cost_usd:.4f} USD"
+        )
+    return lines
+
+
+def check_all_measured(devices: MeasuredDevices) -> None:
+    """Check that no machine failed.
+
+    Raises:
+        TrainingError: Names those that did; what the others measured is kept.
+    """
+    if devices.problems:
+        reasons = "; ".join(f"{machine}: {problem}" for machine, problem in devices.problems.items())
+        raise TrainingError(
+            f"each rented machine must be measured, but {len(devices.problems)} were not, which are ended as the "
+            f"others are: {reasons}"
+        )
+
+
+@task(name="record profiling", cache_policy=NO_CACHE)
+def record_profiling(
+    workspace: Workspace,
+    run: TrackedRun,
+    decisions: Sequence[MeasurementDecision],
+    devices: MeasuredDevices | None,
+) -> None:
+    """Write decisions, profiles and bills to MLflow."""
+    for decision in decisions:
+        tracking.record_metrics(
+            workspace,
+            run,
+            {
+                f"worth/{decision.device_type}/expected_usd": decision.worth.expected_usd,
+                f"worth/{decision.device_type}/most_usd": decision.worth.most_usd,
+                f"worth/{decision.device_type}/cost_usd": decision.cost_usd,
+            },
+        )
+    tracking.record_document(
+        workspace, run, "decisions.json", {"decisions": [each.to_json() for each in decisions]}
+    )
+    if devices is None:
+        return
+    tracking.record_metrics(workspace, run, {"cost/billed_usd": devices.cost_usd})
+    for measured in devices.profiles:
+        tracking.record_document(workspace, run, f"profiles/{measured.device_type}.json", measured.to_json())
+    for bill in devices.bills:
+        tracking.record_document(workspace, run, f"bills/{bill.run_id}.json", bill.to_json())

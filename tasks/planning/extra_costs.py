@@ -1,0 +1,59 @@
+"""What a job is charged besides its machines' time: assumptions and list prices, each with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heterps_core.models.model_graph import ModelGraph
+from heterps_core.planning.problem.extra_costs import ExtraCosts
+
+STARTUP_SECONDS = 120.0
+"""Assumed, from launch to first step: an instance boots in half a minute to a minute, then the environment is
+unpacked, tables are filled and torch starts."""
+
+TEARDOWN_SECONDS = 30.0
+"""Assumed, from the last step to the end of billing: the last checkpoint is written before it, the log after it."""
+
+STORAGE_USD_PER_GB_MONTH = 0.023
+"""S3 Standard, us-east-1, first 50 TB (aws.amazon.com/s3/pricing, as of 2026-07)."""
+
+TRANSFER_USD_PER_GB = 0.02
+"""Between zones of a region: 0.01 for each direction (aws.amazon.com/ec2/pricing/on-demand, data transfer)."""
+
+CHECKPOINT_SECONDS = 5.0
+"""Assumed pause of all workers for one checkpoint, which is written before the next step begins. It is charged where
+machines may be interrupted, at the interval that then costs least, and not on on-demand machines."""
+
+RESTART_SECONDS = STARTUP_SECONDS + 10.0
+"""Assumed, from an interruption to the next step: a new machine starts as the first did, then all meet again
+and share out the checkpoint."""
+
+KEPT_CHECKPOINTS = 2
+HOURS_PER_MONTH = 730.0
+BYTES_PER_GB = 1e9
+
+
+def job_extra_costs(graph: ModelGraph, *, leave_out: Sequence[str], profiling_usd: float = 0.0) -> ExtraCosts:
+    """Return the extra costs of a job of this model, without the terms that are left out.
+
+    Spot risk is charged where device types are on spot; on-demand machines have none.
+
+    Args:
+        graph: The model, with its tables.
+        leave_out: Names of terms.
+        profiling_usd: What was spent before on measuring device types.
+
+    Raises:
+        UnknownNameError: A term to leave out is not known.
+    """
+    checkpoint_bytes = sum(layer.state_bytes for layer in graph.layers)
+    stored_gb = KEPT_CHECKPOINTS * checkpoint_bytes / BYTES_PER_GB
+    return ExtraCosts(
+        startup_seconds=STARTUP_SECONDS,
+        teardown_seconds=TEARDOWN_SECONDS,
+        search_and_profiling_usd=profiling_usd,
+        storage_usd_per_hour=stored_gb * STORAGE_USD_PER_GB_MONTH / HOURS_PER_MONTH,
+        transfer_usd_per_gb=TRANSFER_USD_PER_GB,
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        restart_seconds=RESTART_SECONDS,
+    ).without(leave_out)

@@ -1,0 +1,50 @@
+"""In which markets a run may buy: those that were asked for, without spot once it has been lost too often."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from heterps_core.device_types import in_markets
+from heterps_core.errors import ConfigurationError, UnknownNameError
+from heterps_core.hardware import Market
+from infra.workspace import Workspace
+from tasks.provisioning import FAILOVER, LOCAL_PROVIDER, REGION
+from tasks.running.interruptions import num_spot_losses
+
+logger = logging.getLogger(__name__)
+
+
+def check_markets(*, markets: Sequence[str], provider: str, catalogue: str | None, region: str) -> None:
+    """Check what is to be bought where, before any work.
+
+    Raises:
+        UnknownNameError: There is no such market.
+        ConfigurationError: No market is named, or machines are rented that another cloud or region sells.
+    """
+    if not markets:
+        raise ConfigurationError(f"markets must name at least one of: {', '.join(Market)}")
+    for market in markets:
+        if market not in list(Market):
+            raise UnknownNameError("market", market, [each.value for each in Market])
+    if provider != LOCAL_PROVIDER and (catalogue is not None or region != REGION):
+        raise ConfigurationError(
+            f"the provider {provider} rents in {REGION} at its own prices, got the catalogue {catalogue} and the "
+            f"region {region}; plan with those by the provider {LOCAL_PROVIDER}, or leave them out"
+        )
+
+
+def device_types_to_buy(
+    workspace: Workspace, device_types: Sequence[str], markets: Sequence[str], *, run_id: str
+) -> list[str]:
+    """Return the device types in the markets that a run may still buy in.
+
+    Raises:
+        UnknownNameError: A device type is in no table.
+    """
+    losses = num_spot_losses(workspace, run_id)
+    asked = [Market(market) for market in markets]
+    allowed = FAILOVER.markets_after(losses, asked)
+    if losses and set(allowed) != set(asked):
+        logger.warning("run %s has lost %d spot instances: the rest is bought on-demand", run_id, losses)
+    return in_markets(device_types, allowed)

@@ -1,0 +1,317 @@
+"""Champion and challenger: who serves, whether a night's model takes its place, and the way back.
+
+The alias `champion` in MLflow's registry names the version that serves; `challenger` the newest. What must be known
+later stands as tags on the versions, where other hosts see it too: the whole decision with the champion that it was
+made against, and since when a version is champion. An alias moves in one transaction, after the decision was written
+and before it is marked as applied. Whatever is killed in between leaves either the old champion, and the decision can
+be applied again, or the new one, and the mark is made up for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+from heterps_core.errors import CheckpointError, ConfigurationError, UnknownNameError
+from infra.workspace import Workspace
+from tasks.judging.promotion_gates import PromotionDecision, PromotionGates
+from tasks.judging.promotion_judgement import DECISION_TAG, decision_of, judge_challenger
+from tasks.records import model_registry
+from tasks.records.mlflow_names import CHAMPION_ALIAS, PROMOTED_TAG
+from tasks.records.model_registry import DataKind, RegisteredVersion
+
+__all__ = [
+    "Champion",
+    "PromotionDecision",
+    "PromotionGates",
+    "RolledBack",
+    "alone_with_champion",
+    "apply_decision",
+    "champion_before",
+    "champion_of",
+    "champions_by_day",
+    "is_rolled_back",
+    "judge_challenger",
+    "opponent_of",
+    "roll_back",
+]
+
+SINCE_TAG = "heterps.champion_since"
+ROLLED_BACK_TAG = "heterps.rolled_back_at"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Champion:
+    """The version that serves."""
+
+    version: str
+    run_id: str
+    """Of the flow run that trained it."""
+
+    folder: Path
+    """Its exported model, whose files are those that were registered."""
+
+    model: str
+    day: str | None
+    """That it was trained on, YYYY-MM-DD; None where the data has no days."""
+
+    data_kind: DataKind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolledBack:
+    """What a roll-back did."""
+
+    from_version: str
+    to: RegisteredVersion
+
+
+def champion_of(workspace: Workspace) -> Champion | None:
+    """Return the champion after checking its files, or None where there is none yet.
+
+    Raises:
+        CheckpointError: Its files are not those that were registered.
+        ConfigurationError: MLflow's store does not answer.
+    """
+    registered = model_registry.version_called(workspace, CHAMPION_ALIAS)
+    return None if registered is None else _verified(workspace, registered)
+
+
+def champion_before(workspace: Workspace, day: date) -> Champion | None:
+    """Return whom a night of `day` goes on from: the newest champion that knows only days before.
+
+    So a day that is trained once more, since its run was killed after it had made its model the champion, and one
+    that is back-filled, go on from where the day began, and no weights see a day twice. A back-filled version that
+    passed its gates counts as a champion here. Where none fits, the champion of now is returned.
+
+    Where there is no champion yet, the newest version that only the logistic regression has kept out is gone on from,
+    so that it becomes better night by night; None where there is none either.
+
+    Raises:
+        CheckpointError: The files of the version are not those that were registered.
+        ConfigurationError: MLflow's store does not answer.
+    """
+    current = model_registry.version_called(workspace, CHAMPION_ALIAS)
+    if current is None:
+        kept_out = [
+            each
+            for each in model_registry.registered_versions(workspace)
+            if each.day is not None and each.day < day.isoformat() and _was_kept_out_by_baseline(each)
+        ]
+        newest = max(kept_out, key=lambda each: each.day or "", default=None)
+        return None if newest is None else _verified(workspace, newest)
+    if current.day is None or current.day >= day.isoformat():
+        earlier = [
+            each
+            for each in champions_by_day(model_registry.registered_versions(workspace))
+            if each.model == current.model and (each.day or "") < day.isoformat()
+        ]
+        current = earlier[-1] if earlier else current
+    return _verified(workspace, current)
+
+
+def opponent_of(workspace: Workspace, challenger: RegisteredVersion) -> Champion | None:
+    """Return whom a back-filled model is judged against: the newest champion that knows no day after its own.
+
+    The rows that judge are of the day after, so that neither has seen them. A back-filled version that passed its
+    gates counts as a champion here. None where there is none.
+
+    Raises:
+        CheckpointError: The files of the version are not those that were registered.
+        ConfigurationError: MLflow's store does not answer.
+    """
+    known = [
+        each
+        for each in champions_by_day(model_registry.registered_versions(workspace))
+        if (each.day or "") <= (challenger.day or "") and each.version != challenger.version
+    ]
+    return _verified(workspace, known[-1]) if known else None
+
+
+def champions_by_day(versions: Sequence[RegisteredVersion]) -> list[RegisteredVersion]:
+    """Return the versions that a day may go on from, by the day that they know, the newest last.
+
+    They were champion, or passed their gates in a back-fill; those that were rolled back are left out. Of one day the
+    version that was registered last stands last.
+
+    Args:
+        versions: The newest first.
+    """
+    known = [
+        registered
+        for registered in reversed(versions)
+        if registered.day is not None and _counts_as_champion(registered) and not is_rolled_back(registered)
+    ]
+    return sorted(known, key=lambda registered: registered.day or "")
+
+
+def _was_kept_out_by_baseline(registered: RegisteredVersion) -> bool:
+    decision = decision_of(registered)
+    return decision is not None and decision.missed_baseline_alone
+
+
+def _counts_as_champion(registered: RegisteredVersion) -> bool:
+    """Tell whether a version was champion, or passed its gates in a back-fill."""
+    if registered.tags.get(PROMOTED_TAG) == "true":
+        return True
+    decision = decision_of(registered)
+    return decision is not None and decision.passed_beside_champion
+
+
+def is_rolled_back(registered: RegisteredVersion) -> bool:
+    """Tell whether a version was taken back after it had last become champion."""
+    tags = registered.tags
+    return ROLLED_BACK_TAG in tags and tags[ROLLED_BACK_TAG] >= tags.get(SINCE_TAG, "")
+
+
+def _verified(workspace: Workspace, registered: RegisteredVersion) -> Champion:
+    return Champion(
+        version=registered.version,
+        run_id=registered.run_id,
+        folder=model_registry.verified_folder(workspace, registered),
+        model=registered.model,
+        day=registered.day,
+        data_kind=registered.data_kind,
+    )
+
+
+def apply_decision(workspace: Workspace, decision: PromotionDecision) -> None:
+    """Write a decision down and, where it promotes, let the alias name its version. May be called again.
+
+    Once a decision was applied, another call changes nothing, also where the version was rolled back since.
+
+    Raises:
+        UnknownNameError: There is no such version.
+        CheckpointError: The files of the version are not those that were registered; nothing was changed.
+        ConfigurationError: Another version has become champion since the decision was made, or MLflow's store does
+            not answer.
+    """
+    with alone_with_champion(workspace):
+        registered = model_registry.find_version(workspace, decision.version)
+        if PROMOTED_TAG in registered.tags:
+            return
+        current = model_registry.version_called(workspace, CHAMPION_ALIAS)
+        if current is not None and current.version == decision.version:
+            # A process was killed after it had moved the alias.
+            _mark_applied(workspace, registered, is_promoted=True)
+            return
+        written = {DECISION_TAG: json.dumps(decision.to_json())}
+        if not decision.is_promoted:
+            model_registry.tag_version(workspace, decision.version, written)
+            _mark_applied(workspace, registered, is_promoted=False)
+            return
+        if decision.champion_version != (None if current is None else current.version):
+            raise ConfigurationError(
+                f"version {decision.version} can follow the champion that it was judged against, "
+                f"{decision.champion_version or 'none'}, but champion is now "
+                f"{'none' if current is None else current.version}; judge it anew"
+            )
+        model_registry.verified_folder(workspace, registered)
+        if current is not None:
+            _make_up_for_mark(workspace, current)
+        model_registry.tag_version(workspace, decision.version, {**written, SINCE_TAG: _now()})
+        model_registry.call_version(workspace, decision.version, CHAMPION_ALIAS)
+        _mark_applied(workspace, registered, is_promoted=True)
+
+
+def roll_back(workspace: Workspace, *, to: str | None = None) -> RolledBack:
+    """Make an earlier champion the champion again, after checking its files.
+
+    Args:
+        workspace: Where models are registered.
+        to: Version that was champion before; None for the one before the champion of now.
+
+    Raises:
+        ConfigurationError: There is no champion, none before it, or `to` is champion already.
+        UnknownNameError: `to` was never champion; those that were are named.
+        CheckpointError: The files of the version are not those that were registered; nothing was changed.
+    """
+    # Before the lock is made, which would leave a file where nothing was ever recorded.
+    _require_champion(workspace)
+    with alone_with_champion(workspace):
+        current = _require_champion(workspace)
+        _make_up_for_mark(workspace, current)
+        target = _earlier_champion(workspace, current, to)
+        try:
+            model_registry.verified_folder(workspace, target)
+        except CheckpointError as error:
+            others = [
+                version for version in _earlier_champions(workspace, current) if version != target.version
+            ]
+            raise CheckpointError(
+                f"{error}; champion is still {current.version}, others to go back to with --to are: "
+                f"{', '.join(others) or 'none'}"
+            ) from error
+        model_registry.tag_version(workspace, target.version, {SINCE_TAG: _now()})
+        model_registry.call_version(workspace, target.version, CHAMPION_ALIAS)
+        model_registry.tag_version(workspace, current.version, {ROLLED_BACK_TAG: _now()})
+        model_registry.tag_run_of(workspace, current, {ROLLED_BACK_TAG: _now()})
+    return RolledBack(from_version=current.version, to=target)
+
+
+def _require_champion(workspace: Workspace) -> RegisteredVersion:
+    current = model_registry.version_called(workspace, CHAMPION_ALIAS)
+    if current is None:
+        raise ConfigurationError(
+            "there must be a champion to roll back from, but there is none yet; the first model that is better than "
+            "the mean click rate becomes it"
+        )
+    return current
+
+
+def _earlier_champion(workspace: Workspace, current: RegisteredVersion, to: str | None) -> RegisteredVersion:
+    if to is None:
+        decision = decision_of(current)
+        if decision is None or decision.champion_version is None:
+            others = _earlier_champions(workspace, current)
+            way_out = f"name one with --to: {', '.join(others)}" if others else "wait for the next night"
+            raise ConfigurationError(
+                f"there must be a champion before version {current.version} to go back to, but it was the first; "
+                f"{way_out}"
+            )
+        return model_registry.find_version(workspace, decision.champion_version)
+    if to == current.version:
+        raise ConfigurationError(f"version {to} is champion already; nothing was changed")
+    if to not in _earlier_champions(workspace, current):
+        raise UnknownNameError("earlier champion", to, _earlier_champions(workspace, current))
+    return model_registry.find_version(workspace, to)
+
+
+def _earlier_champions(workspace: Workspace, current: RegisteredVersion) -> list[str]:
+    """Return all versions that were champion, but for the one that is, the newest first."""
+    return [
+        registered.version
+        for registered in model_registry.registered_versions(workspace)
+        if registered.tags.get(PROMOTED_TAG) == "true" and registered.version != current.version
+    ]
+
+
+def _make_up_for_mark(workspace: Workspace, current: RegisteredVersion) -> None:
+    """Mark a champion as promoted whose process was killed before it could."""
+    if PROMOTED_TAG not in current.tags:
+        _mark_applied(workspace, current, is_promoted=True)
+
+
+def _mark_applied(workspace: Workspace, registered: RegisteredVersion, *, is_promoted: bool) -> None:
+    tags = {PROMOTED_TAG: str(is_promoted).lower()}
+    model_registry.tag_run_of(workspace, registered, tags)
+    # Last, as it ends what may be called again.
+    model_registry.tag_version(workspace, registered.version, tags)
+
+
+@contextmanager
+def alone_with_champion(workspace: Workspace) -> Iterator[None]:
+    """Keep other processes of this workspace from moving the alias; the lock ends with the process."""
+    workspace.root.mkdir(parents=True, exist_ok=True)
+    with (workspace.root / "champion.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,205 @@
+"""The store of runs in MLflow: how it is reached and asked, and what happens where it does not answer.
+
+What is written through `client_of` waits where the store does not answer. What cannot wait, such as moving an alias,
+goes through `answering_client`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
+
+from heterps_core.errors import ConfigurationError
+from infra.workspace import TRACKING_VARIABLE, Workspace
+from tasks.records.mlflow_names import COMPARISON_EXPERIMENT, EXPERIMENT, KIND_TAG, RUN_ID_TAG
+from tasks.records.patient_client import PatientClient, is_passing
+from tasks.records.record_outbox import Outbox, first_line
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+    from mlflow.store.artifact.artifact_repo import ArtifactRepository
+
+_LOCAL_SCHEMES = ("", "file")
+
+logger = logging.getLogger(__name__)
+
+
+def client_of(workspace: Workspace) -> PatientClient:
+    """Return a client of the workspace's store; MLflow is loaded on first use, as that takes seconds."""
+    return PatientClient(lambda: _connect(workspace), outbox(workspace))
+
+
+@contextmanager
+def answering_client(workspace: Workspace) -> Iterator[MlflowClient]:
+    """Yield a client for what cannot be done later, such as moving an alias.
+
+    Raises:
+        ConfigurationError: The store does not answer.
+    """
+    with store_must_answer(workspace):
+        yield _connect(workspace)
+
+
+@contextmanager
+def store_must_answer(workspace: Workspace) -> Iterator[None]:
+    """Turn what a store that does not answer raises into one line for people.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    try:
+        yield
+    except Exception as problem:
+        if not is_passing(problem):
+            raise
+        way_out = (
+            "look with heterps doctor which process holds it"
+            if workspace.has_own_tracking
+            else f"start it, or unset {TRACKING_VARIABLE} to record in {workspace.root}"
+        )
+        raise ConfigurationError(
+            f"runs are recorded in {workspace.tracking_uri}, which must answer, but does not "
+            f"({first_line(problem)}); {way_out}"
+        ) from problem
+
+
+def make_store(workspace: Workspace) -> None:
+    """Make the workspace's own database with all its tables where there is none; may be called again.
+
+    Under another name at first, as MLflow makes its tables in steps, and after a kill in between neither goes on nor
+    begins anew.
+    """
+    if not workspace.has_own_tracking or workspace.tracking_path.exists():
+        return
+    import mlflow.store.tracking.sqlalchemy_store as sqlalchemy_store
+
+    with TemporaryDirectory(dir=workspace.root, prefix="mlflow-") as folder:
+        draft = Path(folder) / workspace.tracking_path.name
+        store = sqlalchemy_store.SqlAlchemyStore(f"sqlite:///{draft}", workspace.artifacts_directory.as_uri())
+        store.engine.dispose()
+        with suppress(FileExistsError):
+            # Another process may have been first.
+            os.link(draft, workspace.tracking_path)
+
+
+def has_records(workspace: Workspace) -> bool:
+    """Tell whether anything was ever recorded; asking MLflow of this workspace would create its tables."""
+    return workspace.tracking_path.exists() or not workspace.has_own_tracking
+
+
+def outbox(workspace: Workspace) -> Outbox:
+    """Return where records wait while the store does not answer."""
+    return Outbox(workspace.outbox_directory)
+
+
+def deliver_waiting(workspace: Workspace) -> bool:
+    """Try to write what waits for the store; return whether nothing waits any more."""
+    waiting = outbox(workspace)
+    if not waiting.is_empty:
+        num_written = client_of(workspace).deliver()
+        logger.info("%d records that had waited for MLflow were written", num_written)
+    return waiting.is_empty
+
+
+def experiment_id(client: PatientClient, workspace: Workspace, name: str = EXPERIMENT) -> str:
+    """Return the id of an experiment, which is made where there is none."""
+    from mlflow.exceptions import MlflowException
+
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return str(experiment.experiment_id)
+    # A server decides by itself where artifacts go.
+    location = (workspace.artifacts_directory / name).as_uri() if workspace.has_own_tracking else None
+    try:
+        return str(client.create_experiment(name, artifact_location=location))
+    except MlflowException:
+        # Another run was first.
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            raise
+        return str(experiment.experiment_id)
+
+
+def runs_of(client: PatientClient, run_id: str, kind: str | None = None) -> list[Run]:
+    """Return all MLflow runs of a flow run, or those of one kind."""
+    condition = f"tags.`{RUN_ID_TAG}` = '{run_id}'"
+    return search_runs(client, f"{condition} AND tags.`{KIND_TAG}` = '{kind}'" if kind else condition)
+
+
+def search_runs(client: PatientClient, condition: str) -> list[Run]:
+    """Return the runs of all our experiments for which a condition in MLflow's words holds."""
+    experiments = [client.get_experiment_by_name(name) for name in (EXPERIMENT, COMPARISON_EXPERIMENT)]
+    ids = [experiment.experiment_id for experiment in experiments if experiment is not None]
+    if not ids:
+        return []
+    found: list[Run] = []
+    token: str | None = None
+    while True:
+        page = client.search_runs(ids, filter_string=condition, page_token=token)
+        found.extend(page)
+        token = page.token
+        if not token:
+            return found
+
+
+def local_path(uri: str) -> Path | None:
+    """Return the folder on this machine that MLflow means by a URI of stored files, None where it is elsewhere."""
+    parts = urlparse(uri)
+    return Path(unquote(parts.path)) if parts.scheme in _LOCAL_SCHEMES else None
+
+
+def stored_bytes(workspace: Workspace, uri: str) -> int:
+    """Return the size of a folder that MLflow keeps; none where it is missing."""
+    path = local_path(uri)
+    if path is not None:
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    repository, name = _repository(workspace, uri)
+    return _listed_bytes(repository, name)
+
+
+def delete_stored(workspace: Workspace, uri: str) -> None:
+    """Delete a folder that MLflow keeps, here or as a server allows it; a missing one is no error."""
+    path = local_path(uri)
+    if path is None:
+        repository, name = _repository(workspace, uri)
+        repository.delete_artifacts(name)
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def _repository(workspace: Workspace, uri: str) -> tuple[ArtifactRepository, str]:
+    """Return the store of the folder above that of a URI, and the name of that folder in it."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    above, _, name = uri.rstrip("/").rpartition("/")
+    return get_artifact_repository(above, tracking_uri=workspace.tracking_uri), name
+
+
+def _listed_bytes(repository: ArtifactRepository, name: str) -> int:
+    return sum(
+        _listed_bytes(repository, info.path) if info.is_dir else info.file_size or 0
+        for info in repository.list_artifacts(name)
+    )
+
+
+def _connect(workspace: Workspace) -> MlflowClient:
+    # The default, seven times with doubled waits, holds a run up for minutes.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    import mlflow
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    # Prints a traceback for a database that is locked, which is told and borne here.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    make_store(workspace)
+    return mlflow.MlflowClient(tracking_uri=workspace.tracking_uri, registry_uri=workspace.tracking_uri)

@@ -1,0 +1,129 @@
+"""What the MLflow UI shows of our runs before anyone clicks: names, notes, and a view of the columns that count.
+
+MLflow's own first page shows no metric and mixes the children of a run with the runs. A saved view (MLflow 3.15 and
+later) is an experiment's tag, so it is written with the runs: one row a night, newest first, with columns for the
+three questions: what did it cost, was it faster, is it better. Links open it by its key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from urllib.parse import quote, urlencode
+
+from tasks.records.mlflow_names import KIND_TAG, KIND_TRAINING, NOTE_TAG
+from tasks.records.tracked_run import TrackedRun
+from tasks.reports.report_tables import gap_text, speed_text
+from tasks.reports.run_report import PlanReport, RunReport
+
+NIGHTS_VIEW = "heterps-nights"
+VIEW_TAG_PREFIX = "mlflow.sharedViewState."
+VIEW_PARAMETER = "viewStateShareKey"
+EXPERIMENT_KIND_TAG = "mlflow.experimentKind"
+"""Named, MLflow need not guess it, and opens the table of runs."""
+
+_RUN_NAME, _CREATED = "attributes.`Run Name`", "runDateAndNestInfo"
+"""As the table calls its first two columns."""
+
+VIEW_WRITTEN_AT_MS = 1_795_219_200_000
+"""2026-11-21. The same in every run, so that the tag is written once."""
+
+NIGHT_COLUMNS = (
+    ("night/usd", 95),
+    ("night/samples_per_s", 150),
+    ("night/auc", 90),
+    ("night/off_by", 100),
+    ("night/auc_gap", 110),
+    ("night/usd_per_million", 160),
+    ("night/plan_gap", 115),
+)
+"""Metric and width in pixels. One of cost, speed and quality each comes first, for narrow windows."""
+
+EXPERIMENT_NOTE = f"""What did a night cost, was it faster, is its model better? **Open _Views_ > _Nights_.**
+
+The view (also `?{VIEW_PARAMETER}={NIGHTS_VIEW}` behind this page's address) has one row a night, newest first: cost
+(`night/usd`, and for a million samples), speed (`night/samples_per_s`, and how far the prediction was off), quality
+(`night/auc`, and what is missing to the best reachable), and how far the plan is from the optimum. Each run has its
+whole report as `report.html` among its artifacts, and the last nights beside one another as `nights.html`. Children
+named _search ..._ are what each search method found for the same problem."""
+
+
+def experiment_tags() -> dict[str, str]:
+    """Return the note, the kind and the saved view of the experiment of trainings."""
+    widths = {_RUN_NAME: 250, _CREATED: 140} | {f"metrics.`{name}`": width for name, width in NIGHT_COLUMNS}
+    state = {
+        "searchFilter": f"tags.`{KIND_TAG}` = '{KIND_TRAINING}'",
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "modelVersionFilter": "All Runs",
+        "datasetsFilter": [],
+        "selectedColumns": list(widths),
+        "columnOrder": list(widths),
+        "columnWidths": widths,
+    }
+    view = {"name": "Nights", "createdAt": VIEW_WRITTEN_AT_MS, "state": json.dumps(state)}
+    return {
+        NOTE_TAG: EXPERIMENT_NOTE,
+        EXPERIMENT_KIND_TAG: "custom_model_development",
+        f"{VIEW_TAG_PREFIX}{NIGHTS_VIEW}": json.dumps(view),
+    }
+
+
+def nights_address(run: TrackedRun, mlflow_url: str) -> str:
+    """Return the page of all nights: a table with the columns that count, newest first."""
+    parameters = {
+        VIEW_PARAMETER: NIGHTS_VIEW,
+        "compareRunsMode": "TABLE",
+        "workflowType": "machine_learning",
+    }
+    return f"{mlflow_url}/#/experiments/{run.experiment_id}/runs?{urlencode(parameters)}"
+
+
+def compare_address(runs: Sequence[TrackedRun], mlflow_url: str) -> str:
+    """Return the page that compares runs of one experiment in charts and tables.
+
+    Args:
+        runs: At least one; the address grows with them.
+        mlflow_url: Of the UI.
+    """
+    ids = quote(json.dumps([run.mlflow_run_id for run in runs]))
+    experiments = quote(json.dumps([runs[0].experiment_id]))
+    return f"{mlflow_url}/#/compare-runs?runs={ids}&experiments={experiments}"
+
+
+def run_name(report: PlanReport) -> str:
+    """Return a name that a column of names can be read by: day, model and plan.
+
+    Example: "2026-11-20 ctrdnn 4 x cpu-c7i + 1 x gpu-t4".
+    """
+    stages = " + ".join(f"{stage.num_replicas} x {stage.device_type}" for stage in report.chosen.plan.stages)
+    return f"{report.night} {report.model} {stages}"
+
+
+def plan_note(report: PlanReport) -> str:
+    """Return what MLflow shows above a run that ended with its plan."""
+    plan = report.chosen.plan
+    return (
+        f"**{plan.cost_usd:.6f} USD** planned at {plan.throughput_samples_per_s:,.0f} samples/s; {gap_text(report)}. "
+        f"Nothing was launched. The whole report: `report.html` among the artifacts."
+    )
+
+
+def run_note(report: RunReport) -> str:
+    """Return what MLflow shows above a finished run: cost, speed, quality and plan."""
+    error, quality = report.prediction_error, report.training.quality
+    comparison = "" if error is None else f" ({error:+.0%} against the prediction)"
+    auc = "-" if quality.auc is None else f"{quality.auc:.4f}"
+    best = report.best_reachable.auc if report.best_reachable else None
+    missing = (
+        "" if best is None or quality.auc is None else f", {best - quality.auc:.4f} below the best reachable"
+    )
+    price = " at list prices, nothing is charged" if report.provisioning.is_rehearsal else ""
+    return (
+        f"**{report.billed_usd:.6f} USD**{price}; "
+        f"**{speed_text(report.training.undisturbed_throughput_samples_per_s)} samples/s**{comparison}; "
+        f"**AUC {auc}**, log-loss {quality.log_loss:.4f}{missing}. "
+        f"The plan is {gap_text(report)}. The whole report: `report.html` among the artifacts."
+    )

@@ -1,0 +1,337 @@
+"""The registry of trained models in MLflow: versions, the aliases that name two of them, and tags that tell of them.
+
+A version keeps the hash of its files as a tag, beside and not among the files, so that a file that was changed or
+damaged later is noticed before it is used. Nothing in a version is pickled: MLflow keeps the name of the module that
+loads it, and that module reads safetensors and JSON.
+
+Unlike figures of a run, what is written here does not wait for a store that is away: the steps build on one another.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import IntEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from heterps_core.errors import CheckpointError, ConfigurationError, UnknownNameError
+from heterps_core.training.storage.exported_files import exported_sha256
+from infra.workspace import Workspace
+from tasks import click_model
+from tasks.click_model import ClickModel, example_rows
+from tasks.records.mlflow_names import (
+    CHALLENGER_ALIAS,
+    DATA_TAG,
+    DAY_TAG,
+    MADE_UP_DATA,
+    MODEL_TAG,
+    REGISTERED_MODEL,
+    RUN_ID_TAG,
+)
+from tasks.records.mlflow_store import answering_client, deliver_waiting, has_records, local_path, outbox
+from tasks.records.patient_client import is_passing
+from tasks.records.tracked_run import TrackedRun
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.models import ModelSignature
+
+SHA256_TAG = "heterps.model_sha256"
+
+_ARTIFACT_FOLDER = "model"
+_NEWEST = 5
+"""Versions that an error names."""
+
+
+class DataKind(IntEnum):
+    """What a model was trained on: one of a lesser kind never takes the place of one of a greater."""
+
+    MADE_UP = 0
+    FILES = 1
+    DAYS = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegisteredVersion:
+    """A version of the registered model, as its tags tell of it."""
+
+    version: str
+    run_id: str
+    """Of the flow run that trained it."""
+
+    mlflow_run_id: str
+    model: str
+    """Name in the registry of models, or an import path."""
+
+    day: str | None
+    """That it was trained on, where the data is cut into days."""
+
+    sha256: str
+    """Of its files, as `exported_sha256` has it."""
+
+    registered_at: datetime
+    tags: Mapping[str, str]
+
+    @property
+    def data_kind(self) -> DataKind:
+        """What it was trained on."""
+        if self.day is not None:
+            return DataKind.DAYS
+        return DataKind.MADE_UP if self.tags.get(DATA_TAG) == MADE_UP_DATA else DataKind.FILES
+
+
+def register_model(
+    workspace: Workspace,
+    run: TrackedRun,
+    folder: Path,
+    *,
+    run_id: str,
+    model: str,
+    data: str,
+    day: str | None,
+) -> str:
+    """Register an exported model as the newest challenger; return its version.
+
+    The folder is read back first, so that what is registered is known to load.
+
+    Args:
+        workspace: Where runs are recorded.
+        run: That trained the model, in the record.
+        folder: What `export_model` wrote.
+        run_id: Of the flow run.
+        model: Its name.
+        data: Name of the source of its rows, as in the record.
+        day: That it was trained on; None where the data is not cut into days.
+
+    Raises:
+        CheckpointError: The folder does not hold a whole model.
+        ConfigurationError: MLflow's store does not answer.
+    """
+    if not deliver_waiting(workspace):
+        raise ConfigurationError(
+            "a model can be registered only when MLflow's store answers, but records of its run still wait for that; "
+            "start the store, then resume the run"
+        )
+    mlflow_run_id = outbox(workspace).created_runs().get(run.mlflow_run_id, run.mlflow_run_id)
+    tags = {RUN_ID_TAG: run_id, MODEL_TAG: model, DATA_TAG: data, SHA256_TAG: exported_sha256(folder)}
+    if day is not None:
+        tags[DAY_TAG] = day
+    with TemporaryDirectory(prefix="heterps-mlflow-") as name:
+        saved = Path(name) / REGISTERED_MODEL
+        _save_for_mlflow(folder, saved)
+        with answering_client(workspace) as client:
+            client.log_artifacts(mlflow_run_id, str(saved), _ARTIFACT_FOLDER)
+            if _aliases(client) is None:
+                client.create_registered_model(REGISTERED_MODEL)
+            artifacts = client.get_run(mlflow_run_id).info.artifact_uri
+            version = client.create_model_version(
+                REGISTERED_MODEL,
+                source=f"{artifacts}/{_ARTIFACT_FOLDER}",
+                run_id=mlflow_run_id,
+                tags=tags,
+                description=f"{model}, trained by run {run_id}" + (f" on {day}" if day else ""),
+            )
+            client.set_registered_model_alias(REGISTERED_MODEL, CHALLENGER_ALIAS, version.version)
+    return str(version.version)
+
+
+def registered_versions(workspace: Workspace) -> list[RegisteredVersion]:
+    """Return all versions, the newest first; none where nothing was ever registered."""
+    with _registry(workspace) as client:
+        if client is None:
+            return []
+        found = client.search_model_versions(f"name = '{REGISTERED_MODEL}'", order_by=["version_number DESC"])
+    return [_read(version) for version in found]
+
+
+def find_version(workspace: Workspace, version: str) -> RegisteredVersion:
+    """Return a version.
+
+    Raises:
+        UnknownNameError: There is no such version; the newest are named.
+    """
+    from mlflow.exceptions import MlflowException
+
+    with _registry(workspace) as client:
+        if client is not None:
+            try:
+                return _read(client.get_model_version(REGISTERED_MODEL, version))
+            except MlflowException as error:
+                if is_passing(error):
+                    raise
+    newest = [registered.version for registered in registered_versions(workspace)[:_NEWEST]]
+    raise UnknownNameError(f"version of {REGISTERED_MODEL}", version, newest)
+
+
+def version_called(workspace: Workspace, alias: str) -> RegisteredVersion | None:
+    """Return the version that an alias names, or None where it names none."""
+    with _registry(workspace) as client:
+        version = None if client is None else (_aliases(client) or {}).get(alias)
+        if client is None or version is None:
+            return None
+        return _read(client.get_model_version(REGISTERED_MODEL, version))
+
+
+def aliases_of(workspace: Workspace) -> Mapping[str, str]:
+    """Return the versions that aliases name; none where no model is registered."""
+    with _registry(workspace) as client:
+        return {} if client is None else _aliases(client) or {}
+
+
+def call_version(workspace: Workspace, version: str, alias: str) -> None:
+    """Let an alias name a version, in one step; whatever it named before, it names no longer."""
+    with answering_client(workspace) as client:
+        client.set_registered_model_alias(REGISTERED_MODEL, alias, version)
+
+
+def tag_version(workspace: Workspace, version: str, tags: Mapping[str, str]) -> None:
+    """Write tags of a version, one after the other in their order."""
+    with answering_client(workspace) as client:
+        for name, value in tags.items():
+            client.set_model_version_tag(REGISTERED_MODEL, version, name, value)
+
+
+def tag_run_of(workspace: Workspace, registered: RegisteredVersion, tags: Mapping[str, str]) -> None:
+    """Write tags of the run that trained a version, where that is known."""
+    if not registered.mlflow_run_id:
+        return
+    with answering_client(workspace) as client:
+        for name, value in tags.items():
+            client.set_tag(registered.mlflow_run_id, name, value)
+
+
+def verified_folder(workspace: Workspace, registered: RegisteredVersion) -> Path:
+    """Return the exported model of a version after checking its files against the hash that it was registered with.
+
+    It is read where it lies if that is on this machine, else fetched once into the workspace.
+
+    Raises:
+        CheckpointError: A file is missing, or they are not those that were registered.
+        ConfigurationError: MLflow's store does not answer.
+    """
+    root = _root_of(workspace, registered)
+    if not (root / "MLmodel").is_file():
+        raise _changed(registered, f"{root} holds no MLmodel")
+    flavor = _pyfunc_flavor(root)
+    if flavor.get("loader_module") != click_model.__name__:
+        # MLflow imports what this names, so it must not be exchanged either.
+        raise _changed(registered, f"MLmodel names the loader {flavor.get('loader_module')!r}")
+    folder = root / str(flavor["data"])
+    found = exported_sha256(folder)
+    if found != registered.sha256:
+        raise _changed(
+            registered, f"the SHA-256 of {folder} is {found}, registered was {registered.sha256 or 'none'}"
+        )
+    return folder
+
+
+def fetched_directory(workspace: Workspace) -> Path:
+    """Return where versions that lie on a server are fetched to, in folders such as "12-0f3a..."."""
+    return workspace.root / "registered"
+
+
+def _save_for_mlflow(folder: Path, saved: Path) -> None:
+    """Write an exported model as MLflow keeps it: by the name of the module that loads it, not as an object."""
+    import mlflow
+
+    model = ClickModel(folder)
+    example = example_rows(model.schema)
+    with warnings.catch_warnings():
+        # MLflow warns of packages that it cannot find on an index.
+        warnings.simplefilter("ignore")
+        mlflow.pyfunc.save_model(
+            saved,
+            loader_module=click_model.__name__,
+            data_path=str(folder),
+            signature=_signature(model),
+            input_example=example,
+            pip_requirements=["heterps"],
+        )
+
+
+def _signature(model: ClickModel) -> ModelSignature:
+    """Return which columns the model takes, of any type, and that it returns one float64 per row.
+
+    With types MLflow would refuse what is answered here, such as counts in a column of whole numbers or numbers read
+    as text, before the model sees it.
+    """
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema, TensorSpec
+    from mlflow.types.schema import AnyType
+
+    names = (*model.schema.numeric_columns, *model.schema.categorical_columns)
+    return ModelSignature(
+        inputs=Schema([ColSpec(AnyType(), name) for name in names]),
+        outputs=Schema([TensorSpec(np.dtype(np.float64), (-1,))]),
+    )
+
+
+@contextmanager
+def _registry(workspace: Workspace) -> Iterator[MlflowClient | None]:
+    """Yield a client for reading; None where nothing was ever recorded, as asking would create tables."""
+    if not has_records(workspace):
+        yield None
+        return
+    with answering_client(workspace) as client:
+        yield client
+
+
+def _aliases(client: MlflowClient) -> Mapping[str, str] | None:
+    """Return the versions that aliases name, or None where no model is registered."""
+    found = client.search_registered_models(filter_string=f"name = '{REGISTERED_MODEL}'")
+    return {alias: str(version) for alias, version in found[0].aliases.items()} if found else None
+
+
+def _read(version: ModelVersion) -> RegisteredVersion:
+    tags = dict(version.tags)
+    return RegisteredVersion(
+        version=str(version.version),
+        run_id=tags.get(RUN_ID_TAG, ""),
+        mlflow_run_id=version.run_id or "",
+        model=tags.get(MODEL_TAG, ""),
+        day=tags.get(DAY_TAG),
+        sha256=tags.get(SHA256_TAG, ""),
+        registered_at=datetime.fromtimestamp(version.creation_timestamp / 1_000, UTC),
+        tags=tags,
+    )
+
+
+def _root_of(workspace: Workspace, registered: RegisteredVersion) -> Path:
+    """Return the folder that MLflow keeps for a version, on this machine."""
+    with answering_client(workspace) as client:
+        uri = client.get_model_version_download_uri(REGISTERED_MODEL, registered.version)
+        path = local_path(uri)
+        if path is not None:
+            return path
+        from mlflow.artifacts import download_artifacts
+
+        root = fetched_directory(workspace) / f"{registered.version}-{registered.sha256[:12]}"
+        if not root.exists():
+            root.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix=".fetched-", dir=root.parent) as name:
+                fetched = download_artifacts(
+                    artifact_uri=uri, dst_path=name, tracking_uri=workspace.tracking_uri
+                )
+                Path(fetched).rename(root)
+        return root
+
+
+def _pyfunc_flavor(root: Path) -> Mapping[str, Any]:
+    from mlflow.models import Model
+
+    flavor: Mapping[str, Any] = Model.load(str(root)).flavors.get("python_function", {})
+    return flavor
+
+
+def _changed(registered: RegisteredVersion, found: str) -> CheckpointError:
+    return CheckpointError(
+        f"version {registered.version} of {REGISTERED_MODEL} must have the files that it was registered with, but "
+        f"{found}; they were changed or damaged: train it anew, or go back with heterps rollback"
+    )

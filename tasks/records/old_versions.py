@@ -1,0 +1,186 @@
+"""Which versions of the registered model are still needed, and the end of the others with their files.
+
+Kept is what serves, what is tried next, what a run under way began with, what a roll-back leads to, and what a day
+that is trained once more would go on from. Figures, tags and reports of the runs that trained them stay.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from infra.workspace import Workspace
+from tasks.judging.promotion_judgement import decision_of
+from tasks.records import model_registry
+from tasks.records.champion import ROLLED_BACK_TAG, SINCE_TAG, alone_with_champion, champions_by_day
+from tasks.records.mlflow_names import (
+    CHAMPION_ALIAS,
+    KIND_TAG,
+    KIND_TRAINING,
+    REGISTERED_MODEL,
+    START_TAG,
+)
+from tasks.records.mlflow_store import (
+    answering_client,
+    client_of,
+    delete_stored,
+    local_path,
+    search_runs,
+    store_must_answer,
+    stored_bytes,
+)
+from tasks.records.model_registry import RegisteredVersion
+from tasks.records.record_outbox import first_line
+from tasks.running.tidying import Kept, Removed, Tidied
+
+
+def tidy_versions(workspace: Workspace, *, registered_before: datetime, is_trial: bool = False) -> Tidied:
+    """Delete the versions that nobody needs, each with its files.
+
+    Files go first, so that what is interrupted is found again. Files on this machine that lie outside of the
+    workspace are never deleted, nor is their version: a copy of a workspace still names those of the first.
+
+    Args:
+        workspace: Whose registry.
+        registered_before: When a version must have been registered.
+        is_trial: Delete nothing, and return what would be.
+
+    Raises:
+        ConfigurationError: MLflow's store does not answer.
+    """
+    kind = f"versions of {REGISTERED_MODEL}"
+    if not model_registry.registered_versions(workspace):
+        return Tidied(kind=kind)
+    removed: list[Removed] = []
+    kept: list[Kept] = []
+    problems: list[str] = []
+    with alone_with_champion(workspace), answering_client(workspace) as client:
+        versions = model_registry.registered_versions(workspace)
+        needed = _needed(workspace, versions, registered_before)
+        # A run that was resumed may have registered its model twice, in one folder.
+        needed_runs = {registered.mlflow_run_id for registered in versions if registered.version in needed}
+        for registered in reversed(versions):
+            name = registered.version
+            uri = client.get_model_version_download_uri(REGISTERED_MODEL, name)
+            why = needed.get(name) or _why_not_ours(workspace, uri)
+            if why is not None:
+                kept.append(Kept(name=name, why=why))
+                continue
+            has_files = registered.mlflow_run_id not in needed_runs
+            try:
+                num_bytes = stored_bytes(workspace, uri) if has_files else 0
+                if has_files and not is_trial:
+                    delete_stored(workspace, uri)
+                if not is_trial:
+                    client.delete_model_version(REGISTERED_MODEL, name)
+            except Exception as problem:
+                # Of whatever kind a store has; the other versions are tidied all the same.
+                problems.append(f"version {name}: {first_line(problem)}")
+                continue
+            removed.append(Removed(name=name, num_bytes=num_bytes))
+    return Tidied(kind=kind, removed=removed, kept=kept, problems=problems)
+
+
+def tidy_copies(workspace: Workspace, *, versions: Collection[str], is_trial: bool = False) -> Tidied:
+    """Delete what was fetched into the workspace of other versions than those that are kept."""
+    removed = []
+    for folder in sorted(model_registry.fetched_directory(workspace).glob("*-*")):
+        if folder.name.partition("-")[0] in versions:
+            continue
+        removed.append(Removed(name=folder.name, num_bytes=_bytes_below(folder)))
+        if not is_trial:
+            shutil.rmtree(folder)
+    return Tidied(kind="fetched copies of versions", removed=removed)
+
+
+def _needed(
+    workspace: Workspace, versions: Sequence[RegisteredVersion], registered_before: datetime
+) -> Mapping[str, str]:
+    """Return the versions that stay, each with the reason that is said; the first that holds.
+
+    Args:
+        workspace: Whose registry.
+        versions: All, the newest first.
+        registered_before: See `tidy_versions`.
+    """
+    by_name = {registered.version: registered for registered in versions}
+    whys: dict[str, str] = {}
+    aliases = model_registry.aliases_of(workspace)
+    for name in aliases.values():
+        called = sorted(alias for alias in aliases if aliases[alias] == name)
+        whys[name] = f"is called {' and '.join(called)}"
+    for name in _started_from(workspace):
+        whys.setdefault(name, "a run that is under way began with it")
+    since = f"{registered_before:%Y-%m-%d %H:%M} UTC"
+    rolled_back = [
+        registered
+        for registered in versions
+        if (at := _time_of(registered, ROLLED_BACK_TAG)) is not None and at >= registered_before
+    ]
+    for registered in rolled_back:
+        whys.setdefault(registered.version, f"was rolled back after {since}")
+    champion = by_name.get(aliases.get(CHAMPION_ALIAS, ""))
+    for registered in [champion, *rolled_back] if champion is not None else rolled_back:
+        for earlier in _champions_before(registered, by_name, registered_before):
+            whys.setdefault(
+                earlier.version, f"heterps rollback leads to it, or it was champion after {since}"
+            )
+    for registered in versions:
+        if registered.registered_at >= registered_before:
+            whys.setdefault(registered.version, f"was registered after {since}")
+    for registered in _last_old_champions(versions, registered_before):
+        whys.setdefault(registered.version, "a day after its own goes on from it, where it is trained anew")
+    for model in {registered.model for registered in versions}:
+        newest = next(registered for registered in versions if registered.model == model)
+        whys.setdefault(newest.version, f"is the newest of {model}")
+    return whys
+
+
+def _started_from(workspace: Workspace) -> list[str]:
+    """Return the versions that runs under way began with."""
+    condition = f"attributes.status = 'RUNNING' AND tags.`{KIND_TAG}` = '{KIND_TRAINING}'"
+    with store_must_answer(workspace):
+        running = search_runs(client_of(workspace), condition)
+    return [run.data.tags[START_TAG] for run in running if START_TAG in run.data.tags]
+
+
+def _champions_before(
+    champion: RegisteredVersion, by_name: Mapping[str, RegisteredVersion], registered_before: datetime
+) -> Iterator[RegisteredVersion]:
+    """Yield the champion before a version, and those before it as long as one of them served lately."""
+    current = champion
+    while (decision := decision_of(current)) is not None:
+        earlier = by_name.get(decision.champion_version or "")
+        if earlier is None:
+            return
+        yield earlier
+        if (_time_of(current, SINCE_TAG) or current.registered_at) < registered_before:
+            # All before `earlier` had served their time when it was followed.
+            return
+        current = earlier
+
+
+def _last_old_champions(
+    versions: Sequence[RegisteredVersion], registered_before: datetime
+) -> list[RegisteredVersion]:
+    """Return of each model the old champion of the latest day, from which `champion_before` would go on."""
+    old = [registered for registered in versions if registered.registered_at < registered_before]
+    return list({registered.model: registered for registered in champions_by_day(old)}.values())
+
+
+def _time_of(registered: RegisteredVersion, tag: str) -> datetime | None:
+    text = registered.tags.get(tag)
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _why_not_ours(workspace: Workspace, uri: str) -> str | None:
+    path = local_path(uri)
+    if path is None or path.resolve().is_relative_to(workspace.root.resolve()):
+        return None
+    return f"its files are not in this workspace: {path.parent}"
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

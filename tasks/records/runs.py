@@ -1,0 +1,211 @@
+"""What a run is called, with which parameters it was started, and how its record begins and ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from heterps_core.errors import ConfigurationError
+from infra.workspace import Workspace
+from tasks.clusters import end_machines_of
+from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, END_REASON_TAG, KIND_TRAINING, MODEL_TAG
+from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
+from tasks.records.past_runs import past_trainings
+from tasks.records.tracked_run import EndStatus, TrackedRun
+from tasks.reports.blocks.run_costs import cost_metrics
+from tasks.running.live_fleet import FleetHolder, last_fleet
+from tasks.running.run_lifecycle import close_dead_run, open_run
+from tasks.running.start import CHAMPION
+
+PARAMETERS_FILE = "parameters.json"
+
+COMPLETED = "completed"
+"""End reason of a run that trained, and not only planned."""
+
+MOST_RUNS_OF_A_DAY = 1_000
+ID_CHARACTERS = 8
+"""Of the flow run's id, from its end, which is its random part."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingParameters:
+    """What decides the trained model; a run that is resumed keeps all of it."""
+
+    data: str | None
+    schema_file: str | None
+    model: str
+    epochs: int
+    batch_size: int | None
+    seed: int
+    day: str | None = None
+    """That is trained on; None where the data has no days."""
+
+    start_from: str = CHAMPION
+
+
+def new_run_id(flow_run_id: str | None, *, now: datetime) -> str:
+    """Return a name that sorts by time and from which the flow run can be told.
+
+    Example:
+        >>> new_run_id("067e5f3c-0000-7000-8000-1234567890ab", now=datetime(2026, 11, 21, 4, 30, tzinfo=UTC))
+        '20261121-0430-567890ab'
+    """
+    text = (flow_run_id or str(uuid.uuid4())).replace("-", "")
+    return f"{now:%Y%m%d-%H%M}-{text[-ID_CHARACTERS:]}"
+
+
+def find_run_id(workspace: Workspace, flow_run_id: str, *, resume_run_id: str | None) -> str | None:
+    """Return the run that a flow run answers for, or None where it never came so far as to have one.
+
+    A run that it was asked to resume is another's until it has the fleet: while that one lives it is refused, and
+    must end nothing.
+    """
+    if resume_run_id is not None:
+        is_its_own = last_fleet(workspace) == FleetHolder(run_id=resume_run_id, flow_run_id=flow_run_id)
+        return resume_run_id if is_its_own else None
+    tail = flow_run_id.replace("-", "")[-ID_CHARACTERS:]
+    return next((path.name for path in workspace.runs_directory.glob(f"*-{tail}")), None)
+
+
+def keep_parameters(
+    workspace: Workspace, parameters: TrainingParameters, *, run_id: str, is_resumed: bool
+) -> TrainingParameters:
+    """Write a new run's parameters beside it, or return those that a resumed run began with.
+
+    Raises:
+        ConfigurationError: There is no such run to resume, it has finished, or the record of runs does not answer.
+    """
+    path = workspace.run_directory(run_id) / PARAMETERS_FILE
+    if not is_resumed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(parameters), indent=1) + "\n")
+        return parameters
+    _check_not_finished(workspace, run_id)
+    return kept_parameters(workspace, run_id)
+
+
+def kept_parameters(workspace: Workspace, run_id: str) -> TrainingParameters:
+    """Return what a run began with.
+
+    Raises:
+        ConfigurationError: There is no such run to resume, or what was written beside it is damaged.
+    """
+    path = workspace.run_directory(run_id) / PARAMETERS_FILE
+    try:
+        document: dict[str, object] = json.loads(path.read_text())
+        return TrainingParameters(**document)  # type: ignore[arg-type]
+    except FileNotFoundError as error:
+        known = sorted(entry.parent.name for entry in workspace.runs_directory.glob(f"*/{PARAMETERS_FILE}"))[
+            -5:
+        ]
+        raise ConfigurationError(
+            f"resume_run_id must be a run in {workspace.runs_directory} whose files heterps tidy has not deleted, "
+            f"got {run_id!r}; the newest are: {', '.join(known) or 'none'}"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"the parameters of run {run_id} in {path} are damaged: {error}") from error
+
+
+def _check_not_finished(workspace: Workspace, run_id: str) -> None:
+    """Refuse what would train nothing, and write over the record of a night that was good."""
+    if not has_records(workspace):
+        return
+    with store_must_answer(workspace):
+        records = runs_of(client_of(workspace), run_id, KIND_TRAINING)
+    for record in records:
+        if record.info.status == "FINISHED" and record.data.tags.get(END_REASON_TAG) == COMPLETED:
+            ended_at = datetime.fromtimestamp(record.info.end_time / 1_000, UTC)
+            raise ConfigurationError(
+                f"resume_run_id must be a run that did not come to its end, but {run_id} finished at "
+                f"{ended_at:%Y-%m-%d %H:%M} UTC: its model is registered, its checkpoints are deleted, and nothing "
+                f"is left to resume; to train its day once more, start a new run with again=True"
+            )
+
+
+def finished_run(workspace: Workspace, *, day: str, data: str, model: str) -> str | None:
+    """Return the newest run that has trained the same model on the same day to the end, None where none has.
+
+    Args:
+        workspace: Where runs are recorded.
+        day: YYYY-MM-DD.
+        data: Name of the source, as in the record.
+        model: Name of the model.
+
+    Raises:
+        ConfigurationError: The record of runs does not answer.
+    """
+    with store_must_answer(workspace):
+        of_day = past_trainings(workspace, most=MOST_RUNS_OF_A_DAY, day=day)
+    for past in reversed(of_day):
+        is_same = past.tags.get(DATA_TAG) == data and past.tags.get(MODEL_TAG) == model
+        is_done = past.status == "FINISHED" and past.tags.get(END_REASON_TAG) == COMPLETED
+        if is_same and is_done:
+            return past.run_id
+    return None
+
+
+def open_record(
+    workspace: Workspace,
+    *,
+    run_id: str,
+    model: str,
+    scheduler: str,
+    provider: str,
+    flow_run_id: str | None,
+    data: str,
+    day: str | None = None,
+) -> TrackedRun:
+    """Open the MLflow run of a flow run, named so that a column of names can be read."""
+    notes = {
+        "heterps.provider": provider,
+        "prefect.flow_run_id": flow_run_id or "",
+        MODEL_TAG: model,
+        DATA_TAG: data,
+        **({DAY_TAG: day} if day else {}),
+    }
+    return open_run(workspace, run_id=run_id, run_name=f"{model} {scheduler} {run_id}", tags=notes)
+
+
+def clean_up_run(
+    workspace: Workspace, flow_run_id: str, *, resume_run_id: str | None, status: EndStatus, reason: str
+) -> None:
+    """End what is left of a run that did not end well, and close its record truthfully.
+
+    The second of the four layers of teardown: for hooks, which know a flow run by its id alone.
+    """
+    run_id = find_run_id(workspace, flow_run_id, resume_run_id=resume_run_id)
+    if run_id is None:
+        return
+    ended = end_machines_of(workspace, run_id)
+    try:
+        with store_must_answer(workspace):
+            closed = close_dead_run(
+                workspace,
+                run_id,
+                status=status,
+                reason=reason,
+                metrics=cost_metrics(workspace, run_id),
+            )
+    except ConfigurationError as error:
+        closed = 0
+        logger.warning("the record of run %s is left to the sweeper: %s", run_id, error)
+    _forget_run_without_work(workspace, run_id)
+    logger.warning("run %s: ended %d machines, closed %d records: %s", run_id, ended, closed, reason)
+
+
+def _forget_run_without_work(workspace: Workspace, run_id: str) -> None:
+    """Remove the folder of a run that failed before anything was launched: there is nothing to resume."""
+    folder = workspace.run_directory(run_id)
+    if [path.name for path in folder.glob("*")] == [PARAMETERS_FILE]:
+        (folder / PARAMETERS_FILE).unlink()
+        folder.rmdir()
+
+
+def utc_now() -> datetime:
+    """Return the time, with its zone."""
+    return datetime.now(UTC)

@@ -1,0 +1,1 @@
+"""Parts of a report that have rules of their own."""

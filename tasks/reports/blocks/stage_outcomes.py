@@ -1,0 +1,160 @@
+"""What came of each stage: predicted against measured time, throughput and USD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from heterps_core.planning.cost_model.evaluation import StageEvaluation
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.training_run import TrainingRun
+from infra.billing.bill import Bill
+from tasks.provisioning import usd_for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageOutcome:
+    """One launched stage."""
+
+    index: int
+    device_type: str
+    """Of the plan; in a rehearsal this machine stands in for it."""
+
+    num_replicas: int
+    """That were launched."""
+
+    batch_size: int
+    predicted_seconds: float
+    """Of the stage's work for one training batch."""
+
+    measured_seconds: float | None
+    """Of a step, without waits for other stages; None where it was not measured."""
+
+    idle_share: float | None
+    """Of a step, in [0, 1], in which its workers waited for other stages."""
+
+    predicted_usd: float
+    """Its machines' price for the trained steps at the predicted speed of the whole pipeline."""
+
+    measured_usd: float
+    """The same for the time that they took."""
+
+    billed_usd: float
+    """With start-up, evaluation and teardown."""
+
+    @property
+    def predicted_throughput_samples_per_s(self) -> float:
+        """Of the stage alone."""
+        return self.batch_size / self.predicted_seconds
+
+    @property
+    def measured_throughput_samples_per_s(self) -> float | None:
+        """Of the stage alone, had it never waited for another."""
+        return None if self.measured_seconds is None else self.batch_size / self.measured_seconds
+
+    def metrics(self) -> dict[str, float | None]:
+        """Return the figures of the stage under their stable names, which are those of all stages."""
+        return {
+            "stage/predicted_step_seconds": self.predicted_seconds,
+            "stage/measured_step_seconds": self.measured_seconds,
+            "stage/predicted_throughput_samples_per_s": self.predicted_throughput_samples_per_s,
+            "stage/measured_throughput_samples_per_s": self.measured_throughput_samples_per_s,
+            "stage/predicted_usd": self.predicted_usd,
+            "stage/measured_usd": self.measured_usd,
+            "stage/billed_usd": self.billed_usd,
+            "stage/idle_share": self.idle_share,
+        }
+
+
+def stage_outcomes(
+    stages: Sequence[Stage],
+    predicted: Sequence[float],
+    training: TrainingRun,
+    bills: Sequence[Bill],
+    *,
+    batch_size: int,
+    predicted_step_seconds: float,
+) -> tuple[StageOutcome, ...]:
+    """Return what came of each launched stage.
+
+    Args:
+        stages: As launched.
+        predicted: Of each stage, the seconds of its work for one training batch.
+        training: What was measured.
+        bills: Of all launches; the last one's machines are those that trained.
+        batch_size: Samples of a step.
+        predicted_step_seconds: Of the whole pipeline: what each stage's machines are paid for.
+    """
+    step_seconds = measured_step_seconds(training, batch_size=batch_size)
+    prices, billed = _prices_usd_per_hour(bills), _billed_usd(bills)
+    outcomes = []
+    for index, (stage, seconds) in enumerate(zip(stages, predicted, strict=True)):
+        idle_share = training.idle_shares.get(index)
+        price = prices.get(index, 0.0)
+        outcomes.append(
+            StageOutcome(
+                index=index,
+                device_type=stage.device_type,
+                num_replicas=stage.num_replicas,
+                batch_size=batch_size,
+                predicted_seconds=seconds,
+                measured_seconds=_busy_seconds(step_seconds, idle_share),
+                idle_share=idle_share,
+                predicted_usd=usd_for(price, predicted_step_seconds * len(training.steps)),
+                measured_usd=usd_for(price, training.trained_seconds),
+                billed_usd=billed.get(index, 0.0),
+            )
+        )
+    return tuple(outcomes)
+
+
+def stage_series(stages: Sequence[StageOutcome]) -> dict[str, list[tuple[int, float]]]:
+    """Return the figures of all stages as series over the index of the stage.
+
+    So a run has as many names with ten stages as with one: each name of 300 runs makes MLflow's table slower.
+    """
+    series: dict[str, list[tuple[int, float]]] = {}
+    for stage in stages:
+        for name, value in stage.metrics().items():
+            if value is not None:
+                series.setdefault(name, []).append((stage.index, value))
+    return series
+
+
+def seconds_by_stage(parts: Sequence[StageEvaluation], *, is_rehearsal: bool) -> tuple[float, ...]:
+    """Return the predicted seconds of each stage's work for one batch.
+
+    On rented machines computing and communication overlap, as the cost model has it; a worker of a rehearsal does one
+    after the other.
+    """
+    if not is_rehearsal:
+        return tuple(part.seconds for part in parts)
+    return tuple(part.compute_seconds + part.communication_seconds for part in parts)
+
+
+def measured_step_seconds(training: TrainingRun, *, batch_size: int) -> float | None:
+    """Return the time of the median step; None where too few were trained."""
+    throughput = training.undisturbed_throughput_samples_per_s
+    return None if throughput is None else batch_size / throughput
+
+
+def _busy_seconds(step_seconds: float | None, idle_share: float | None) -> float | None:
+    if step_seconds is None or idle_share is None or idle_share >= 1:
+        return None
+    return step_seconds * (1 - idle_share)
+
+
+def _prices_usd_per_hour(bills: Sequence[Bill]) -> Mapping[int, float]:
+    prices: dict[int, float] = {}
+    for line in bills[-1].lines if bills else ():
+        if not line.is_waste:
+            prices[line.stage] = prices.get(line.stage, 0.0) + line.count * line.price_usd_per_hour
+    return prices
+
+
+def _billed_usd(bills: Sequence[Bill]) -> Mapping[int, float]:
+    billed: dict[int, float] = {}
+    for bill in bills:
+        for line in bill.lines:
+            billed[line.stage] = billed.get(line.stage, 0.0) + line.usd
+    return billed

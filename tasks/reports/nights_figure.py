@@ -1,0 +1,100 @@
+"""The pictures of many nights: cost, throughput and AUC of each, and how far predictions were off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
+
+from tasks.judging.nights import Night
+from tasks.reports.figures import DEVICE_COLOURS
+
+MOST_DAYS_SHOWN = 8
+"""Labels below a picture; more would overlap."""
+
+BLUE, ORANGE, GREEN = DEVICE_COLOURS[0], "#B25000", DEVICE_COLOURS[2]
+
+Value = Callable[[Night], float | None]
+
+
+def nights_figure(nights: Sequence[Night]) -> Figure:
+    """Draw cost, throughput, AUC and prediction error below one another, a night beside the other.
+
+    Args:
+        nights: At least one, the newest last.
+    """
+    figure = Figure(figsize=(10.0, 9.0), dpi=100, layout="constrained")
+    cost, speed, quality, error = figure.subplots(4, 1, sharex=True)
+    _draw(cost, nights, lambda night: night.usd_per_million_samples, "billed", BLUE, "o")
+    cost.set_ylabel("USD per million samples")
+    cost.margins(y=0.15)
+    cost.set_ylim(bottom=0)
+    _draw(speed, nights, lambda night: night.throughput_samples_per_s, "measured", BLUE, "o")
+    _draw(speed, nights, _expected_throughput, "predicted", ORANGE, "x")
+    speed.set_ylabel("samples/s")
+    speed.margins(y=0.15)
+    speed.set_ylim(bottom=0)
+    speed.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    _draw(quality, nights, lambda night: night.auc, "trained", BLUE, "o")
+    _draw(quality, nights, lambda night: night.best_reachable_auc, "best reachable", GREEN, "_")
+    promoted = [(index, night.auc) for index, night in enumerate(nights) if night.was_promoted and night.auc]
+    if promoted:
+        quality.scatter(
+            *zip(*promoted, strict=True),
+            s=120,
+            facecolor="none",
+            edgecolor=ORANGE,
+            linewidth=1.6,
+            label="became champion",
+        )
+    quality.set_ylabel("AUC")
+    _draw_errors(error, nights)
+    _finish(figure, nights)
+    return figure
+
+
+def error_figure(nights: Sequence[Night]) -> Figure:
+    """Draw how far the predicted throughput was off, night by night, with and without what was learnt.
+
+    Args:
+        nights: At least one, the newest last.
+    """
+    figure = Figure(figsize=(10.0, 3.2), dpi=100, layout="constrained")
+    _draw_errors(figure.subplots(), nights)
+    _finish(figure, nights)
+    return figure
+
+
+def _draw_errors(axes: Axes, nights: Sequence[Night]) -> None:
+    _draw(axes, nights, lambda night: night.uncorrected_error, "cost model alone", ORANGE, "x")
+    _draw(axes, nights, lambda night: night.prediction_error, "as predicted, corrected", BLUE, "o")
+    axes.axhline(0.0, color="#444444", linewidth=0.8)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylabel("measured over\npredicted, less 1")
+
+
+def _finish(figure: Figure, nights: Sequence[Night]) -> None:
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(visible=True, axis="y", color="#dddddd", linewidth=0.6)
+        axes.set_xlim(-0.5, len(nights) - 0.5)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
+    last = figure.axes[-1]
+    last.xaxis.set_major_locator(MaxNLocator(nbins=MOST_DAYS_SHOWN, integer=True))
+    last.xaxis.set_major_formatter(
+        lambda value, _: nights[round(value)].day if value in range(len(nights)) else ""
+    )
+
+
+def _draw(axes: Axes, nights: Sequence[Night], value: Value, label: str, colour: str, marker: str) -> None:
+    points = [(index, found) for index, night in enumerate(nights) if (found := value(night)) is not None]
+    if points:
+        axes.plot(*zip(*points, strict=True), color=colour, marker=marker, linewidth=1.2, label=label)
+
+
+def _expected_throughput(night: Night) -> float | None:
+    measured, error = night.throughput_samples_per_s, night.prediction_error
+    return None if measured is None or error is None else measured / (1 + error)

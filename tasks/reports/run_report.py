@@ -1,0 +1,285 @@
+"""The nouns of a planned and of a finished run: what each can be judged by, and its figures under stable names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from heterps_core.judging.quality import ClickQuality
+from heterps_core.planning.calibration.rolling_origin import NO_CORRECTION, Correction
+from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
+from heterps_core.planning.explain.explanation import PlanExplanation
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.search.search_result import SearchResult
+from heterps_core.planning.simulate.plan_simulation import PlanSimulation, run_cost_usd
+from heterps_core.planning.simulate.rehearsal import RehearsalPrediction
+from heterps_core.training.training_run import TrainingRun
+from heterps_core.units import SAMPLES_PER_MILLION
+from infra.billing.bill import Bill
+from infra.billing.waste import WasteLine, waste_lines
+from tasks.judging.baseline import Baseline, NoBaseline
+from tasks.learning import Learning
+from tasks.provisioning import Provisioning
+from tasks.records.tracked_run import TrackedRun
+from tasks.reports.blocks.run_costs import four_digits
+from tasks.reports.blocks.stage_outcomes import (
+    StageOutcome,
+    measured_step_seconds,
+    seconds_by_stage,
+    stage_outcomes,
+)
+from tasks.scheduling import Searches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanReport:
+    """Everything that a run can be judged by before it launches anything."""
+
+    run_id: str
+    model: str
+    data: str
+    num_train_rows: int
+    num_eval_rows: int
+    problem: SchedulingProblem
+    searches: Searches
+    scheduler: str
+    """The method that was asked for; `searches.taken` found the plan."""
+
+    explanation: PlanExplanation
+    simulation: PlanSimulation
+    provisioning: Provisioning
+    tracked: TrackedRun
+    is_estimated: bool
+    """Times of at least one device type of the plan are a roofline and not a measurement."""
+
+    day: str | None = None
+    """Of the data that is trained on, YYYY-MM-DD; None where it has no days."""
+
+    @property
+    def night(self) -> str:
+        """What the run is called by: the day of its data, else that of its start, with which its id begins."""
+        return self.day or f"{self.run_id[:4]}-{self.run_id[4:6]}-{self.run_id[6:8]}"
+
+    @property
+    def chosen(self) -> SearchResult:
+        """The plan that was taken, with its search."""
+        return self.searches.chosen
+
+    @property
+    def simulated_cost_usd(self) -> float:
+        """Of the whole job at the speed that the plan's pipeline reaches step by step."""
+        return run_cost_usd(
+            self.problem, self.simulation.evaluation, step_seconds=self.simulation.run.step_seconds
+        )
+
+    def plan_metrics(self) -> dict[str, float | None]:
+        """Return the figures of the plan under their stable names, besides those of its search."""
+        return {
+            **explanation_metrics(self.explanation),
+            "simulated/throughput_samples_per_s": self.simulation.run.throughput_samples_per_s,
+            "simulated/cost_usd": self.simulated_cost_usd,
+            "cost/cloud_price_usd_per_hour": self.provisioning.cloud_plan.price_usd_per_hour,
+            "cost/cloud_usd": self.provisioning.predicted_cost_usd,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunReport(PlanReport):
+    """Everything that a finished run can be judged by."""
+
+    prediction: RehearsalPrediction
+    """As the cost model made it; what was expected of the run is `predicted_step_seconds`."""
+
+    hardware: str
+    """What trained: for a rehearsal this machine, else the plan's device types."""
+
+    learning: Learning
+    """From the runs before this one."""
+
+    correction: Correction
+    """Of a rehearsal's prediction; rented runs are planned with corrected times instead."""
+
+    training: TrainingRun
+    baseline: Baseline | NoBaseline
+    best_reachable: ClickQuality | None
+    bills: Sequence[Bill]
+
+    @classmethod
+    def of(cls, planned: PlanReport, *, this_machine: str, learning: Learning, **outcome: Any) -> RunReport:
+        """Return the report of a run that went as planned so far.
+
+        Args:
+            planned: Its plan.
+            this_machine: Fingerprint of the machine that rehearses.
+            learning: From the runs before it.
+            outcome: The other fields that are added.
+        """
+        stages = planned.provisioning.launch_stages
+        is_rehearsal = planned.provisioning.is_rehearsal
+        rented = " | ".join(dict.fromkeys(stage.device_type for stage in stages))
+        return cls(
+            **{field.name: getattr(planned, field.name) for field in fields(planned)},
+            hardware=this_machine if is_rehearsal else rented,
+            learning=learning,
+            correction=(
+                learning.of_step(stages, hardware=this_machine, model=planned.problem.model)
+                if is_rehearsal
+                else NO_CORRECTION
+            ),
+            **outcome,
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a trained step; a rehearsal has its own."""
+        return self.prediction.batch_size
+
+    @property
+    def predicted_step_seconds(self) -> float:
+        """What was expected of the run that was launched, with what past runs have taught."""
+        if self.provisioning.is_rehearsal:
+            return self.prediction.step_seconds * self.correction.factor
+        return self.batch_size / self.chosen.plan.throughput_samples_per_s
+
+    @property
+    def predicted_throughput_samples_per_s(self) -> float:
+        """The same as samples per second."""
+        return self.batch_size / self.predicted_step_seconds
+
+    @property
+    def measured_step_seconds(self) -> float | None:
+        """Of the median step; None where too few were trained."""
+        return measured_step_seconds(self.training, batch_size=self.batch_size)
+
+    @property
+    def prediction_error(self) -> float | None:
+        """Throughput of the median step over the predicted one, less 1; None where none was measured."""
+        measured = self.measured_step_seconds
+        return None if measured is None else self.predicted_step_seconds / measured - 1
+
+    @property
+    def stages(self) -> tuple[StageOutcome, ...]:
+        """What came of each launched stage."""
+        is_rehearsal = self.provisioning.is_rehearsal
+        evaluation = self.prediction.evaluation if is_rehearsal else self.chosen.evaluation
+        return stage_outcomes(
+            self.provisioning.launch_stages,
+            seconds_by_stage(evaluation.stages, is_rehearsal=is_rehearsal),
+            self.training,
+            self.bills,
+            batch_size=self.batch_size,
+            predicted_step_seconds=self.predicted_step_seconds,
+        )
+
+    @property
+    def speed(self) -> RunSpeed | None:
+        """What later runs learn from; None where nothing was measured."""
+        measured = self.measured_step_seconds
+        if measured is None:
+            return None
+        is_rehearsal = self.provisioning.is_rehearsal
+        learnt = self.learning.of_device_types(self.problem.device_type_names, model=self.problem.model)
+        factors = {} if is_rehearsal else {name: found.factor for name, found in learnt.items()}
+        stages = tuple(
+            StageSpeed(
+                device_type=stage.device_type,
+                num_replicas=stage.num_replicas,
+                predicted_seconds=stage.predicted_seconds / factors.get(stage.device_type, 1.0),
+                measured_seconds=stage.measured_seconds,
+            )
+            for stage in self.stages
+        )
+        slowest = max(stage.predicted_seconds for stage in stages)
+        uncorrected = self.prediction.step_seconds if is_rehearsal else slowest
+        return RunSpeed(
+            run_id=self.run_id,
+            model=self.problem.model,
+            hardware=self.hardware,
+            is_rehearsal=is_rehearsal,
+            predicted_step_seconds=uncorrected,
+            correction_factor=self.predicted_step_seconds / uncorrected,
+            measured_step_seconds=measured,
+            stages=stages,
+        )
+
+    @property
+    def billed_usd(self) -> float:
+        """Of all launches, at list prices where it is a rehearsal."""
+        return sum(bill.total_usd for bill in self.bills)
+
+    @property
+    def billed_usd_per_million_samples(self) -> float | None:
+        """Of those that were trained in all launches; None where none was."""
+        num_samples = sum(step.num_samples for step in self.training.steps)
+        return self.billed_usd / num_samples * SAMPLES_PER_MILLION if num_samples else None
+
+    @property
+    def waste(self) -> tuple[WasteLine, ...]:
+        """What was paid while nothing was trained, by cause."""
+        return waste_lines(
+            self.bills,
+            trained_seconds=self.training.trained_seconds,
+            repeated_seconds=self.training.repeated_seconds,
+            idle_shares=self.training.idle_shares,
+        )
+
+    def night_metrics(self) -> dict[str, float | None]:
+        """Return the few figures by which nights are compared, in short names and four digits.
+
+        MLflow's table shows names and numbers as they are, and has room for no more.
+        """
+        best, auc = self.best_reachable, self.training.quality.auc
+        figures = {
+            "night/usd": self.billed_usd,
+            "night/usd_per_million": self.billed_usd_per_million_samples,
+            "night/samples_per_s": self.training.undisturbed_throughput_samples_per_s,
+            "night/off_by": self.prediction_error,
+            "night/auc": auc,
+            "night/auc_gap": best.auc - auc if best and best.auc and auc else None,
+            "night/plan_gap": self.chosen.plan.optimality_gap,
+        }
+        return {name: four_digits(value) for name, value in figures.items()}
+
+    def metrics(self) -> dict[str, float | None]:
+        """Return the figures of the whole run under their stable names, beside those of its plan."""
+        quality, best = self.training.quality, self.best_reachable
+        baseline = self.baseline.quality if isinstance(self.baseline, Baseline) else None
+        samples = sum(step.num_samples for step in self.training.steps)
+        return {
+            **self.night_metrics(),
+            "predicted/rehearsal_throughput_samples_per_s": self.predicted_throughput_samples_per_s,
+            "predicted/step_seconds": self.predicted_step_seconds,
+            "predicted/correction_factor": self.correction.factor,
+            "measured/step_seconds": self.measured_step_seconds,
+            "measured/throughput_samples_per_s": self.training.throughput_samples_per_s,
+            "measured/undisturbed_throughput_samples_per_s": self.training.undisturbed_throughput_samples_per_s,
+            "measured/prediction_error": self.prediction_error,
+            "measured/samples": float(samples),
+            "measured/repeated_steps": float(self.training.num_repeated_steps),
+            **self.plan_metrics(),
+            "learning/error_without": self.correction.error_without,
+            "learning/error_with": self.correction.error_with,
+            "cost/billed_usd": self.billed_usd,
+            "cost/billed_usd_per_million_samples": self.billed_usd_per_million_samples,
+            "cost/waste_usd": sum(line.usd for line in self.waste),
+            "quality/auc": quality.auc,
+            "quality/log_loss": quality.log_loss,
+            "quality/baseline_auc": baseline.auc if baseline else None,
+            "quality/baseline_log_loss": baseline.log_loss if baseline else None,
+            "quality/best_reachable_auc": best.auc if best else None,
+            "quality/best_reachable_log_loss": best.log_loss if best else None,
+        }
+
+
+def explanation_metrics(explanation: PlanExplanation) -> dict[str, float | None]:
+    """Return the figures of an explanation under their stable names."""
+    cost, runner_up = explanation.cost_range, explanation.runner_up
+    regrets = [doubt.regret_usd for doubt in explanation.doubts if doubt.regret_usd is not None]
+    return {
+        "explanation/low_cost_usd": cost.low_usd if cost else None,
+        "explanation/high_cost_usd": cost.high_usd if cost else None,
+        "explanation/regret_usd": max(regrets, default=0.0) if cost else None,
+        "explanation/runner_up_extra_usd": runner_up.extra_usd if runner_up else None,
+        "explanation/ten_percent_more_usd": explanation.ten_percent_more.extra_usd,
+    }

@@ -1,0 +1,123 @@
+"""A run's spending, from the ledger, held against its caps while it trains."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from heterps_core.cluster import Cluster
+from heterps_core.errors import BudgetExceededError
+from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.submission import request_stop
+from heterps_core.training.training_run import TrainingRun
+from infra.billing.budget import BudgetWatch, Spending, spent_usd, start_of_month, watched
+from infra.billing.caps import Caps
+from infra.billing.spending import SpendingMeter
+from infra.ledger.ledger import Ledger, LedgerEntry
+from infra.providers import PROVIDERS
+from infra.workspace import Workspace
+from tasks.clusters import end_machines_of, provider_of, run_of_launch
+
+logger = logging.getLogger(__name__)
+
+
+def spending_of(workspace: Workspace, provider: str, run_id: str, *, now: datetime) -> Spending:
+    """Return what a run has cost, and all runs with machines of the same provider in this month."""
+    entries = [entry for entry in Ledger(workspace.ledger_path).entries() if entry.provider == provider]
+    of_run = [entry for entry in entries if run_of_launch(entry.run_id) == run_id]
+    return Spending(
+        run_usd=machines_usd(provider, of_run, now=now),
+        month_usd=machines_usd(provider, entries, now=now, since=start_of_month(now)),
+    )
+
+
+def machines_usd(
+    provider: str, entries: Sequence[LedgerEntry], *, now: datetime, since: datetime | None = None
+) -> float:
+    """Return what machines of a provider have cost until `now`, of it what fell after `since` where that is given."""
+    charged_by = PROVIDERS[provider]
+    return spent_usd(
+        entries,
+        minimum_billed_s=charged_by.minimum_billed_s,
+        services_usd_per_machine_hour=charged_by.services_usd_per_machine_hour(),
+        now=now,
+        since=since,
+    )
+
+
+def spent_this_month_usd(workspace: Workspace, provider: str) -> float:
+    """Return what the machines of a provider have cost in this calendar month, at list prices for rehearsals."""
+    return spending_of(workspace, provider, run_id="", now=datetime.now(UTC)).month_usd
+
+
+@contextmanager
+def within_budget(
+    workspace: Workspace,
+    cluster: Cluster,
+    caps: Caps,
+    *,
+    run_id: str,
+    run_directory: RunDirectory,
+    bucket_usd: float,
+) -> Iterator[BudgetWatch]:
+    """Hold the spending of a run against its caps while the block trains; see `infra.billing.spending`.
+
+    Args:
+        workspace: With the ledger.
+        cluster: What trains.
+        caps: What may be spent.
+        run_id: Whose launches count together.
+        run_directory: Where a stop is asked for.
+        bucket_usd: What the run will pay for its bucket.
+
+    Raises:
+        BudgetExceededError: The cap was reached and the machines were ended before a checkpoint was written.
+    """
+    provider = provider_of(workspace, cluster.provider)
+
+    def end_machines() -> None:
+        # First by the tags of its machines: the ledger may be what is wrong.
+        provider.terminate(cluster.run_id)
+        end_machines_of(workspace, run_id)
+
+    watch = BudgetWatch(
+        caps,
+        spending=SpendingMeter(
+            provider,
+            cluster,
+            entries=lambda: Ledger(workspace.ledger_path).entries(),
+            belongs=lambda launch_id: run_of_launch(launch_id) == run_id,
+            bucket_usd=bucket_usd,
+        ),
+        price_usd_per_hour=cluster.price_usd_per_hour
+        + len(cluster.nodes) * provider.services_usd_per_machine_hour(),
+        on_warning=lambda text: logger.warning("%s", text),
+        on_stop=lambda: request_stop(run_directory),
+        on_end=end_machines,
+    )
+    try:
+        with watched(watch):
+            yield watch
+    except Exception as error:
+        if not watch.has_ended_machines:
+            raise
+        raise BudgetExceededError(
+            f"a run must stay within its caps, and {watch.stopped_by}: its machines were ended before they had "
+            f"written a checkpoint; raise the cap and set resume_run_id={run_id} to go on from the one before"
+        ) from error
+
+
+def check_finished_within_budget(watch: BudgetWatch, training: TrainingRun, *, run_id: str) -> None:
+    """Check that training came to its own end.
+
+    Raises:
+        BudgetExceededError: A cap stopped it.
+    """
+    if watch.stopped_by is not None and not training.is_complete:
+        step = training.steps[-1].step if training.steps else 0
+        raise BudgetExceededError(
+            f"a run must stay within its caps, and {watch.stopped_by}: it wrote a checkpoint at step {step:,} and "
+            f"stopped; raise the cap and set resume_run_id={run_id} to go on from there"
+        )

@@ -1,0 +1,136 @@
+"""One fleet at a time in a workspace, whatever starts it: a schedule, a shell, a back-fill or a measurement.
+
+Two would cost twice, on one machine both would be measured wrong, and a day could be trained twice. A lock of this
+machine keeps out who starts while a run is at work, from its plan to its record; the ledger and the leases keep out
+what another process, now dead, left alive.
+
+Prefect's own concurrency limits would not do: a run under one is ended when the server is away for seconds at the
+moment at which it renews its lease of the place, or was started again since, as leases live in the server's memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from heterps_core.errors import LiveFleetError
+from infra.instances import Instance
+from infra.ledger.ledger import EntryState, Ledger, LedgerEntry
+from infra.machines.sweeper import reason_to_end
+from infra.providers.base import DEFAULT_LIFETIME_S
+from infra.workspace import Workspace
+from tasks.clusters import provider_of, run_of_launch, sweep_all_providers
+
+SHOWN_MACHINES = 4
+_OPEN_STATES = (EntryState.INTENDED, EntryState.LAUNCHED)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetHolder:
+    """Who may have machines; both empty where nobody ever had."""
+
+    run_id: str
+    flow_run_id: str
+
+
+@contextmanager
+def only_fleet(workspace: Workspace, run_id: str, *, flow_run_id: str = "") -> Iterator[None]:
+    """Keep every other run of the workspace out while the block runs.
+
+    Args:
+        workspace: Whose fleet.
+        run_id: Of the run that may have machines.
+        flow_run_id: Of the flow run that answers for it; several may in turn, where it is resumed.
+
+    Raises:
+        LiveFleetError: Another run is at work or has machines, or another flow run is at work on this run; names
+            them and the way out.
+    """
+    with workspace.fleet_lock_path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as problem:
+            check_no_other_fleet(workspace, run_id="")
+            holder = last_fleet(workspace).run_id or "another run"
+            raise LiveFleetError(
+                f"one fleet at a time may be alive in a workspace, but {holder} is planning, launching or recording "
+                f"right now and has no machines that heterps stop could end; wait for it, or cancel its flow run"
+            ) from problem
+        check_no_other_fleet(workspace, run_id)
+        lock.truncate(0)
+        lock.write(f"{run_id} {flow_run_id}")
+        lock.flush()
+        # Closing the file lets go of the lock, and so does the end of the process, however it ends.
+        yield
+
+
+def last_fleet(workspace: Workspace) -> FleetHolder:
+    """Return who took the lock last, whether it still holds it or not; to try the lock could keep a run out."""
+    path = workspace.fleet_lock_path
+    run_id, _, flow_run_id = (path.read_text() if path.exists() else "").strip().partition(" ")
+    return FleetHolder(run_id=run_id, flow_run_id=flow_run_id)
+
+
+def check_no_other_fleet(workspace: Workspace, run_id: str) -> None:
+    """Check that no other run has machines alive; those that nobody answers for any more are ended first.
+
+    Raises:
+        LiveFleetError: One has; names its machines and the way out.
+        ProvisioningError: A provider that may have some does not answer.
+    """
+    if not _young_open_entries(workspace):
+        return
+    for problem in sweep_all_providers(workspace).problems:
+        logger.warning("%s", problem)
+    others = [entry for entry in _young_open_entries(workspace) if run_of_launch(entry.run_id) != run_id]
+    for name in sorted({entry.provider for entry in others}):
+        provider = provider_of(workspace, name)
+        live = [
+            machine
+            for machine in provider.list_instances()
+            if run_of_launch(machine.run_id) != run_id
+            and _is_alive(machine, tags_grace_s=provider.tags_grace_s)
+        ]
+        if live:
+            raise LiveFleetError(_refusal(live))
+
+
+def _young_open_entries(workspace: Workspace) -> list[LedgerEntry]:
+    """Return machines that the ledger does not know to be over; older ones have ended themselves."""
+    if not workspace.ledger_path.exists():
+        return []
+    now = datetime.now(UTC)
+    return [
+        entry
+        for entry in Ledger(workspace.ledger_path).entries()
+        if entry.state in _OPEN_STATES and (now - entry.intended_at).total_seconds() < DEFAULT_LIFETIME_S
+    ]
+
+
+def _is_alive(machine: Instance, *, tags_grace_s: float) -> bool:
+    reason = reason_to_end(machine, now=datetime.now(UTC), tags_grace_s=tags_grace_s)
+    return not machine.is_ended and reason is None
+
+
+def _refusal(live: list[Instance]) -> str:
+    run_id = run_of_launch(live[0].run_id)
+    of_run = [machine for machine in live if run_of_launch(machine.run_id) == run_id]
+    names = ", ".join(machine.provider_instance_id for machine in of_run[:SHOWN_MACHINES])
+    if len(of_run) > SHOWN_MACHINES:
+        names += ", ..."
+    leases = [machine.lease_until for machine in of_run if machine.lease_until is not None]
+    until = (
+        f"; their lease lasts to {max(leases):%H:%M:%S} UTC and is renewed while the run lives"
+        if leases
+        else ""
+    )
+    return (
+        f"one fleet at a time may be alive in a workspace, but run {run_id} has {len(of_run)} machines ({names})"
+        f"{until}; wait until it has ended, or end it: heterps stop {run_id}"
+    )

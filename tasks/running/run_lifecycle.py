@@ -1,0 +1,162 @@
+"""How the record of a run in MLflow begins and ends, also where its process died.
+
+Runs are named by ids, never by MLflow's notion of an active run, because a sweeper closes runs that other processes
+opened.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+import psutil
+
+from infra.workspace import Workspace
+from tasks.records.mlflow_names import (
+    COMPARISON_EXPERIMENT,
+    END_REASON_TAG,
+    HOST_TAG,
+    KIND_COMPARISON,
+    KIND_PROFILING,
+    KIND_SEARCH,
+    KIND_TAG,
+    KIND_TRAINING,
+    PARENT_TAG,
+    PROCESS_TAG,
+    RUN_ID_TAG,
+)
+from tasks.records.mlflow_store import (
+    client_of,
+    experiment_id,
+    has_records,
+    runs_of,
+    search_runs,
+    store_must_answer,
+)
+from tasks.records.tracked_run import EndStatus, RunSettings, TrackedRun
+from tasks.records.tracking import record_metrics, record_settings
+
+
+def open_run(workspace: Workspace, *, run_id: str, run_name: str, tags: Mapping[str, str]) -> TrackedRun:
+    """Open the parent run of a flow run; a run that is resumed gets its old one back.
+
+    The process is noted with its start time, so that a sweeper can tell whether it still lives.
+
+    Raises:
+        ConfigurationError: The store does not answer. Later in a run that is borne: what is written waits.
+    """
+    with store_must_answer(workspace):
+        client = client_of(workspace)
+        experiment = experiment_id(client, workspace)
+        earlier_runs = runs_of(client, run_id, KIND_TRAINING)
+    notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: KIND_TRAINING}
+    for earlier in earlier_runs:
+        client.update_run(earlier.info.run_id, status="RUNNING")
+        for name, value in notes.items():
+            client.set_tag(earlier.info.run_id, name, value)
+        return TrackedRun(mlflow_run_id=earlier.info.run_id, experiment_id=experiment, run_id=run_id)
+    run = client.create_run(experiment, run_name=run_name, tags=notes)
+    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment, run_id=run_id)
+
+
+def open_profiling(workspace: Workspace, *, run_id: str, tags: Mapping[str, str]) -> TrackedRun:
+    """Open the run of a measurement on rented machines, beside those that are trained with it."""
+    client = client_of(workspace)
+    experiment = experiment_id(client, workspace)
+    notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: KIND_PROFILING}
+    run = client.create_run(experiment, run_name=f"profiling {run_id}", tags=notes)
+    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment)
+
+
+def open_comparison(workspace: Workspace, *, run_id: str, tags: Mapping[str, str]) -> TrackedRun:
+    """Open the parent run of a comparison of search methods, in an experiment of its own."""
+    client = client_of(workspace)
+    experiment = experiment_id(client, workspace, COMPARISON_EXPERIMENT)
+    notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: KIND_COMPARISON}
+    run = client.create_run(experiment, run_name=f"comparison {run_id}", tags=notes)
+    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment)
+
+
+def open_compared_search(
+    workspace: Workspace, parent: TrackedRun, settings: RunSettings, *, tags: Mapping[str, str]
+) -> TrackedRun:
+    """Open the child run of one method on one problem, and write its parameters."""
+    child = client_of(workspace).create_run(
+        parent.experiment_id,
+        run_name=f"{settings.model} {settings.method}",
+        tags={**tags, PARENT_TAG: parent.mlflow_run_id, KIND_TAG: KIND_SEARCH},
+    )
+    tracked = TrackedRun(mlflow_run_id=child.info.run_id, experiment_id=parent.experiment_id)
+    record_settings(workspace, tracked, settings)
+    return tracked
+
+
+def close_run(workspace: Workspace, run: TrackedRun, *, status: EndStatus, reason: str) -> None:
+    """End a run with its true status and why it ended; what waits is tried once more."""
+    client = client_of(workspace)
+    client.set_tag(run.mlflow_run_id, END_REASON_TAG, reason)
+    client.set_terminated(run.mlflow_run_id, status)
+    client.deliver()
+
+
+def close_dead_run(
+    workspace: Workspace,
+    run_id: str,
+    *,
+    status: EndStatus,
+    reason: str,
+    metrics: Mapping[str, float | None] | None = None,
+) -> int:
+    """End all MLflow runs of a flow run that nobody ended; return how many. May be called again.
+
+    A run that has ended keeps the status that it ended with.
+
+    Args:
+        workspace: Where runs are recorded.
+        run_id: Of the flow run.
+        status: That they end with.
+        reason: Why they ended.
+        metrics: What is known of the run all the same, such as its cost; written to its parent.
+    """
+    if not has_records(workspace):
+        return 0
+    client = client_of(workspace)
+    open_runs = [run for run in runs_of(client, run_id) if run.info.status == "RUNNING"]
+    for run in open_runs:
+        if metrics and run.data.tags.get(KIND_TAG) == KIND_TRAINING:
+            tracked = TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=run.info.experiment_id)
+            record_metrics(workspace, tracked, metrics)
+        client.set_tag(run.info.run_id, END_REASON_TAG, reason)
+        client.set_terminated(run.info.run_id, status)
+    return len(open_runs)
+
+
+def runs_without_process(workspace: Workspace) -> list[str]:
+    """Return the ids of flow runs that MLflow calls running, but whose process on this host is gone."""
+    if not has_records(workspace):
+        return []
+    client = client_of(workspace)
+    running = [
+        run
+        for kind in (KIND_TRAINING, KIND_PROFILING, KIND_COMPARISON)
+        for run in search_runs(client, f"attributes.status = 'RUNNING' AND tags.`{KIND_TAG}` = '{kind}'")
+    ]
+    return sorted({run.data.tags[RUN_ID_TAG] for run in running if _is_gone(run.data.tags)})
+
+
+def _this_process() -> dict[str, str]:
+    process = psutil.Process()
+    return {HOST_TAG: socket.gethostname(), PROCESS_TAG: f"{process.pid} {process.create_time():.2f}"}
+
+
+def _is_gone(tags: Mapping[str, str]) -> bool:
+    """Tell whether the process that opened a run is known to be gone; one on another host never is."""
+    if tags.get(HOST_TAG) != socket.gethostname():
+        return False
+    pid, _, created = tags.get(PROCESS_TAG, "").partition(" ")
+    try:
+        process = psutil.Process(int(pid))
+        # A pid is given again; with another start time it is another process.
+        return f"{process.create_time():.2f}" != created or process.status() == psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, ValueError):
+        return True

@@ -1,0 +1,190 @@
+"""What the first step of a night sees: the champion's weights and the state of its optimizers, or new ones.
+
+The rows of the night are then prepared with the champion's own table sizes and numeric transform, since they must
+mean to its weights what the rows before meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from heterps_core.data.features import FeatureSpec
+from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.schema import DataSchema
+from heterps_core.errors import UnknownNameError
+from heterps_core.training.job import (
+    DENSE_OPTIMIZER,
+    EMBEDDING_OPTIMIZER,
+    OptimizerState,
+    StartModel,
+    TrainingJob,
+)
+from heterps_core.training.storage.exported_files import (
+    DESCRIPTION,
+    OPTIMIZER_STATE,
+    check_sha256,
+    read_description,
+)
+from heterps_core.training.storage.run_directory import JOB, START_MODEL, RunDirectory
+from infra.workspace import Workspace
+from tasks.records.champion import Champion, champion_before
+
+CHAMPION, SCRATCH = "champion", "scratch"
+START_NAMES = (CHAMPION, SCRATCH)
+
+ACCUMULATORS_KEPT = 0.5
+"""Of what Adagrad has accumulated, at each night: best for clicks that drift (docs/LOG.md)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Weights to begin with and how rows are prepared for them; new weights where there is no model."""
+
+    reason: str
+    """Why so, for people; empty where there was no choice."""
+
+    model: StartModel | None = None
+    folder: Path | None = None
+    """The exported model; None where the run directory holds it already."""
+
+    buckets_per_slot: int | None = None
+    numeric_transform: NumericTransform | None = None
+
+
+def check_start_name(name: str) -> None:
+    """Check that there is such a start.
+
+    Raises:
+        UnknownNameError: There is none.
+    """
+    if name not in START_NAMES:
+        raise UnknownNameError("start", name, START_NAMES)
+
+
+def start_of_run(
+    workspace: Workspace,
+    run: RunDirectory | None,
+    *,
+    start_from: str,
+    day: date | None,
+    model: str,
+    schema: DataSchema,
+) -> Start:
+    """Return what a run begins with: what it began with before, where it is resumed, else see `choose_start`.
+
+    Args:
+        workspace: Whose champion is meant.
+        run: Of a run that is resumed; None for a new one.
+        start_from: "champion" or "scratch".
+        day: That the night trains on; None where the data has no days.
+        model: That is trained.
+        schema: Of the rows.
+
+    Raises:
+        CheckpointError: The champion's files are not those that were registered, the optimizers' among them.
+        ConfigurationError: The registry does not answer.
+    """
+    kept = None if run is None else kept_start(run)
+    if kept is not None:
+        return kept
+    champion = champion_before(workspace, day) if day is not None and start_from == CHAMPION else None
+    return choose_start(champion, start_from=start_from, day=day, model=model, schema=schema)
+
+
+def choose_start(
+    champion: Champion | None, *, start_from: str, day: date | None, model: str, schema: DataSchema
+) -> Start:
+    """Return what a run begins with.
+
+    Args:
+        champion: See `champion_before`.
+        start_from: "champion" or "scratch".
+        day: That the night trains on; None where the data has no days, which begins from scratch.
+        model: That is trained.
+        schema: Of the rows.
+
+    Raises:
+        CheckpointError: The state of the champion's optimizers is missing, or not that which was registered.
+    """
+    if day is None:
+        return Start(reason="")
+    if start_from == SCRATCH:
+        return Start(reason="from scratch, as asked")
+    if champion is None:
+        return Start(reason="from scratch: there is no champion yet")
+    name = f"the champion, version {champion.version}"
+    description = read_description(champion.folder)
+    if champion.model != model:
+        return Start(reason=f"from scratch: {name}, is {champion.model} and not {model}")
+    if DataSchema.from_json(description["schema"]) != schema:
+        return Start(reason=f"from scratch: {name}, was trained on other columns")
+    if champion.day is None:
+        return Start(reason=f"from scratch: {name}, was trained on data that is not cut into days")
+    if champion.day >= day.isoformat():
+        return Start(
+            reason=f"from scratch: {name}, has been trained on {champion.day}, and none was champion that knows only "
+            f"days before {day}"
+        )
+    sizes = set(FeatureSpec.from_json(description["features"]).slot_rows)
+    if len(sizes) > 1:
+        return Start(
+            reason=f"from scratch: {name}, has tables of unlike sizes, for which rows cannot be prepared"
+        )
+    state, optimizers = _optimizer_state(champion.folder, description)
+    return _start_with(
+        description,
+        StartModel(
+            version=champion.version,
+            run_id=champion.run_id,
+            weights_sha256=description["weights_sha256"],
+            optimizer_state=state,
+            accumulators_kept=ACCUMULATORS_KEPT,
+        ),
+        folder=champion.folder,
+        reason=f"goes on from version {champion.version} of {champion.day}, with its tables and numeric transform; "
+        f"{optimizers}",
+    )
+
+
+def kept_start(run: RunDirectory) -> Start | None:
+    """Return what a run that is resumed began with; None where it was not submitted yet and may choose anew."""
+    document = run.read_json(JOB)
+    if document is None:
+        return None
+    start_model = TrainingJob.from_json(document).start_model
+    if start_model is None:
+        return Start(reason="")
+    description = run.require_json(f"{START_MODEL}/{DESCRIPTION}")
+    return _start_with(
+        description, start_model, folder=None, reason=f"began with version {start_model.version}, as before"
+    )
+
+
+def _optimizer_state(folder: Path, description: Mapping[str, Any]) -> tuple[OptimizerState | None, str]:
+    """Return the optimizers' state of an exported model, after checking it, and for people what goes on of it."""
+    if "optimizer_state" not in description:
+        return None, "the optimizers start anew, as the version holds no state of theirs"
+    state = OptimizerState(**description["optimizer_state"])
+    check_sha256(
+        folder / OPTIMIZER_STATE,
+        state.sha256,
+        way_out=f"begin with start_from={SCRATCH}, or go back with heterps rollback",
+    )
+    changes = state.left_aside(dense_optimizer=DENSE_OPTIMIZER, embedding_optimizer=EMBEDDING_OPTIMIZER)
+    return state, "; ".join(changes) or "the optimizers go on too"
+
+
+def _start_with(
+    description: Mapping[str, Any], model: StartModel, *, folder: Path | None, reason: str
+) -> Start:
+    return Start(
+        reason=reason,
+        model=model,
+        folder=folder,
+        buckets_per_slot=FeatureSpec.from_json(description["features"]).slot_rows[0],
+        numeric_transform=NumericTransform.from_json(description["numeric_transform"]),
+    )

@@ -1,0 +1,191 @@
+"""What runs leave on the disk or in the bucket, and when it is deleted.
+
+A run that has finished drops at its end what only resuming would need. The rest of it, and all of one that failed,
+goes when it has ended days ago (`heterps tidy`); models have their own rule in `tasks/records/old_versions.py`. What
+the record of runs and the ledger say of a run is never touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.training.storage.run_directory import CHECKPOINTS, DATA, RESERVE, START_MODEL, RunDirectory
+from infra.ledger.ledger import EntryState, Ledger, LedgerEntry
+from infra.workspace import Workspace
+from tasks.clusters import (
+    RENTING_PROVIDER,
+    RUN_STORE_VARIABLE,
+    SPOT_FILE,
+    STORAGE_FILE,
+    run_location,
+    run_of_launch,
+)
+from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
+from tasks.records.record_outbox import first_line
+from tasks.reports.blocks.kept_explanation import EXPLANATION_FILE
+from tasks.running.live_fleet import last_fleet
+
+KEPT_FILES = (EXPLANATION_FILE, STORAGE_FILE, SPOT_FILE)
+"""Of a run's folder in the workspace: some kilobytes that `heterps explain` and `heterps cost` read."""
+
+_NEEDED_TO_RESUME = (CHECKPOINTS, START_MODEL, DATA)
+_OPEN_STATES = (EntryState.INTENDED, EntryState.LAUNCHED)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Removed:
+    """What was deleted."""
+
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """What was not, for a reason."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tidied:
+    """What became of the runs, or of the models."""
+
+    kind: str
+    removed: Sequence[Removed] = ()
+    kept: Sequence[Kept] = ()
+    problems: Sequence[str] = ()
+    """Each says what could not be deleted or looked at, and why."""
+
+
+def drop_what_resuming_needs(run: RunDirectory) -> None:
+    """Delete checkpoints, start model and rows of a run that has finished; what cannot be is warned of."""
+    try:
+        for folder in _NEEDED_TO_RESUME:
+            run.delete_folder(folder)
+        run.delete_file(RESERVE)
+    except Exception as problem:
+        # Of whatever kind: the night is done, its model is registered, and heterps tidy deletes the rest later.
+        logger.warning("what nobody resumes any more stays in %s: %s", run.location, first_line(problem))
+
+
+def tidy_runs(workspace: Workspace, *, ended_before: datetime, is_trial: bool = False) -> Tidied:
+    """Delete the run directories of runs that have ended, here and in the run store.
+
+    Kept are runs that are under way by the record of runs, by the ledger or by the lock of the fleet, and folders
+    that neither the record nor the ledger knows. Of a folder in the workspace `KEPT_FILES` stay.
+
+    Args:
+        workspace: Whose runs.
+        ended_before: When a run must have ended.
+        is_trial: Delete nothing, and return what would be.
+
+    Raises:
+        ConfigurationError: The record of runs does not answer, without which nobody knows who lives.
+    """
+    machines = _machines_by_run(workspace)
+    removed: list[Removed] = []
+    kept: list[Kept] = []
+    places, problems = _places_by_run(workspace, machines)
+    for run_id, directories in sorted(places.items()):
+        why = _why_kept(workspace, run_id, machines.get(run_id, ()), ended_before)
+        if why is not None:
+            kept.append(Kept(name=run_id, why=why))
+            continue
+        try:
+            num_bytes = sum(_bytes_to_delete(directory) for directory in directories)
+            for directory in () if is_trial else directories:
+                directory.clear(kept=_kept_in(directory))
+            if not is_trial:
+                workspace.forget_run_key(run_id)
+        except Exception as problem:
+            # Of whatever kind the disk or the bucket has; the other runs are tidied all the same.
+            problems.append(f"run {run_id}: {first_line(problem)}")
+            continue
+        removed.append(Removed(name=run_id, num_bytes=num_bytes))
+    return Tidied(kind="runs", removed=removed, kept=kept, problems=problems)
+
+
+def _machines_by_run(workspace: Workspace) -> Mapping[str, list[LedgerEntry]]:
+    found: dict[str, list[LedgerEntry]] = {}
+    if workspace.ledger_path.exists():
+        for entry in Ledger(workspace.ledger_path).entries():
+            found.setdefault(run_of_launch(entry.run_id), []).append(entry)
+    return found
+
+
+def _places_by_run(
+    workspace: Workspace, machines: Mapping[str, list[LedgerEntry]]
+) -> tuple[dict[str, list[RunDirectory]], list[str]]:
+    """Return where each run has files that could be deleted, and what could not be looked at.
+
+    Of the run store only what this workspace has rented for: others may share it.
+    """
+    found: dict[str, list[RunDirectory]] = {}
+    for path in workspace.runs_directory.glob("*"):
+        if path.is_dir() and {file.name for file in path.iterdir()} - {*KEPT_FILES}:
+            found[path.name] = [RunDirectory(str(path))]
+    rented = {
+        run_id
+        for run_id, entries in machines.items()
+        if any(entry.provider == RENTING_PROVIDER for entry in entries)
+    }
+    if not rented:
+        return found, []
+    if not os.environ.get(RUN_STORE_VARIABLE):
+        return found, [
+            f"files of {len(rented)} runs on {RENTING_PROVIDER} are in a run store, which {RUN_STORE_VARIABLE} must "
+            f"name, but it is not set: nothing there was looked at"
+        ]
+    try:
+        store = RunDirectory(run_location(workspace, RENTING_PROVIDER, ""))
+        for run_id in rented & set(store.names("")):
+            place = RunDirectory(run_location(workspace, RENTING_PROVIDER, run_id))
+            found.setdefault(run_id, []).append(place)
+    except Exception as problem:
+        # Of whatever kind a bucket has; what is here is tidied all the same.
+        return found, [f"the run store could not be listed: {first_line(problem)}"]
+    return found, []
+
+
+def _why_kept(
+    workspace: Workspace, run_id: str, machines: Sequence[LedgerEntry], ended_before: datetime
+) -> str | None:
+    """Return why a run's files stay, or None where they may go; asked right before they go."""
+    try:
+        workspace.run_directory(run_id)
+    except ConfigurationError:
+        return "has a name that no run has"
+    if run_id == last_fleet(workspace).run_id:
+        return "the last that held the lock of the fleet, and may hold it now"
+    if any(entry.state in _OPEN_STATES for entry in machines):
+        return "has machines that the ledger does not know to be over; heterps sweep asks for them"
+    records = []
+    if has_records(workspace):
+        with store_must_answer(workspace):
+            records = runs_of(client_of(workspace), run_id)
+    ends_ms = [record.info.end_time for record in records]
+    if None in ends_ms or any(record.info.status == "RUNNING" for record in records):
+        return "is under way, by its record"
+    ends = [datetime.fromtimestamp(end_ms / 1_000, UTC) for end_ms in ends_ms]
+    ends += [entry.ended_at for entry in machines if entry.ended_at is not None]
+    if not ends:
+        return "is known neither to the record of runs nor to the ledger"
+    return None if max(ends) < ended_before else f"ended after {ended_before:%Y-%m-%d %H:%M} UTC"
+
+
+def _kept_in(directory: RunDirectory) -> Sequence[str]:
+    return KEPT_FILES if directory.is_local else ()
+
+
+def _bytes_to_delete(directory: RunDirectory) -> int:
+    here = directory.file_sizes("")
+    return directory.num_bytes() - sum(here.get(name, 0) for name in _kept_in(directory))

@@ -1,0 +1,261 @@
+import json
+import shutil
+
+import pytest
+
+from flows.cli import main
+from flows.commands.planning.simulate import HELP
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.simulate.pipeline_load import pipeline_load
+from heterps_core.planning.simulate.pipeline_simulation import simulate
+from heterps_core.planning.simulate.simulation_options import SimulationOptions
+from heterps_core.plans.scheduling_plan import SchedulingPlan
+from tests.flows.new_process import check_starts_light
+from tests.heterps_core.plan_files import (
+    BATCH_SIZE,
+    help_examples,
+    layer_document,
+    plan_document,
+    problem_document,
+    write_files,
+)
+from tests.paths import TESTS
+
+PROBLEMS = TESTS / "golden" / "problems"
+
+
+def simulated(folder, problem, plan, *arguments):
+    """Run the command and return what it wrote."""
+    output = folder / "simulation.json"
+    assert main(["simulate", *write_files(folder, problem, plan), *arguments, "--output", str(output)]) == 0
+    return json.loads(output.read_text())
+
+
+def printed_limit(capsys):
+    text = " ".join(capsys.readouterr().out.split())
+    return text.partition(" limit ")[2].partition(" cost ")[0].partition(" floor ")[0]
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2, 4, 16])
+def test_two_equal_stages_lose_the_bubble_exactly(tmp_path, num_microbatches):
+    m = num_microbatches
+
+    found = simulated(tmp_path, problem_document(), plan_document(), "--micro-batches", str(m))
+
+    # (S - 1) / (m + S - 1) of the time is lost: a step of 1 s takes (m + 1) / m.
+    assert found["planned"]["throughput_samples_per_s"] == BATCH_SIZE
+    assert found["simulated"]["throughput_samples_per_s"] == pytest.approx(BATCH_SIZE * m / (m + 1))
+    assert found["simulated"]["step_seconds"] == pytest.approx((m + 1) / m)
+    assert found["stages"][0]["waiting_for_data"] == pytest.approx(1 / (m + 1))
+    # An hour of two units at 1 USD, longer by the bubble.
+    assert found["planned"]["cost_usd"] == pytest.approx(2.0)
+    assert found["simulated"]["cost_usd"] == pytest.approx(2.0 * (m + 1) / m)
+    assert "with_stragglers" not in found
+
+
+def test_people_read_speed_cost_and_what_limits_the_plan(tmp_path, capsys):
+    files = write_files(tmp_path, problem_document(throughput_floor_samples_per_s=4000.0), plan_document())
+
+    assert main(["simulate", *files]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) <= 20
+    rows = {line.split()[0]: line.split() for line in lines if line}
+    assert rows["planned"] == ["planned", "4,096.0", "1,000.000", "1.000", "2.000000"]
+    assert rows["simulated"] == ["simulated", "3,276.8", "-20.0", "%", "1,250.000", "1.250", "2.500000"]
+    assert rows["0"] == ["0", "0..0", "cpu", "1", "80.0", "%", "20.0", "%", "0.0", "%", "0.0", "%"]
+    text = " ".join(" ".join(lines).split())
+    # 16 / 17 of the closed form.
+    assert "fills and drains in every step: with 4 micro-batches of 1,024 rows" in text
+    assert "16 micro-batches of 256 rows would give 3,855.1 samples/s (+17.6 %)" in text
+    assert "floor 4,000.0 samples/s: missed by 18.1 % in simulation" in text
+    assert "2.0000 USD/hour; compute grows with the hours" in text
+
+
+def test_a_straggler_is_shown_beside_the_same_plan_without_it(tmp_path, capsys):
+    arguments = ("--warmup-per-stage", "1", "--straggler", "0=2")
+
+    found = simulated(tmp_path, problem_document(), plan_document(), *arguments)
+
+    assert found["simulated"]["step_seconds"] == pytest.approx(5 / 4)
+    # In twelfths of a second: the first stage has forward passes of 2 and backward passes of 4, the last 1 and 2.
+    # First: f0 2, f1 4, waits for b0 until 5, b0 9, f2 11, b1 15, f3 17, b2 21, b3 25.
+    assert found["with_stragglers"]["step_seconds"] == pytest.approx(25 / 12)
+    assert found["stages"][0]["computing"] == pytest.approx(24 / 25)
+    assert found["limiting"]["limit"] == "stragglers"
+    assert found["limiting"]["share"] == pytest.approx(1 - (5 / 4) / (25 / 12))
+    assert printed_limit(capsys) == (
+        "stragglers in stage 0 take 40.0 % of every step; without them it would be 3,276.8 samples/s (+66.7 %)"
+    )
+
+
+def test_one_slow_replica_is_not_the_whole_stage(tmp_path):
+    plan = plan_document((0, 1, "cpu", 2))
+
+    one = simulated(tmp_path, problem_document(), plan, "--straggler", "0.1=3")
+    later_counts = simulated(tmp_path, problem_document(), plan, "--straggler", "0=9", "--straggler", "0=3")
+
+    # Each replica has half of 2 s.
+    assert one["slow_factors"] == [{"stage": 0, "replica": 1, "factor": 3.0}]
+    assert one["with_stragglers"]["step_seconds"] == pytest.approx(3.0)
+    assert [entry["factor"] for entry in later_counts["slow_factors"]] == [3.0, 3.0]
+
+
+def test_the_figures_are_those_of_the_simulation(tmp_path):
+    plan_path = tmp_path / "plan.json"
+    problem_path = PROBLEMS / "five_layers_1.json"
+    main(["plan", str(problem_path), "--scheduler", "exact", "--explain", "none", "--output", str(plan_path)])
+    output = tmp_path / "simulation.json"
+    arguments = [
+        "--micro-batches",
+        "7",
+        "--steps",
+        "9",
+        "--no-flush",
+        "--warmup-per-stage",
+        "2",
+        "--jitter",
+        "0.3",
+        "--seed",
+        "5",
+    ]
+
+    assert main(["simulate", str(problem_path), str(plan_path), *arguments, "--output", str(output)]) == 0
+
+    load = pipeline_load(
+        SchedulingProblem.load(problem_path), SchedulingPlan.load(plan_path).stages, num_microbatches=7
+    )
+    options = SimulationOptions(num_steps=9, flushes_each_step=False, warmup_per_stage=2, jitter=0.3, seed=5)
+    run = simulate(load, options)
+    found = json.loads(output.read_text())
+    assert found["simulated"]["step_seconds"] == run.step_seconds
+    for stage, use in zip(found["stages"], run.stages, strict=True):
+        assert (stage["computing"], stage["waiting_for_link"]) == (use.computing, use.waiting_for_link)
+
+
+def test_computing_limits_a_single_stage_without_messages(tmp_path, capsys):
+    found = simulated(tmp_path, problem_document(), plan_document((0, 1, "cpu", 1)))
+
+    assert found["num_microbatches"] == 1
+    assert found["simulated"]["step_seconds"] == pytest.approx(2.0)
+    assert printed_limit(capsys).startswith("computing on stage 0 (1 x cpu), 100.0 % of its time")
+
+
+def test_links_are_named_with_the_speed_without_them(tmp_path, capsys):
+    layers = [
+        layer_document("embedding", is_sharded=True, communication_seconds=1.0),
+        layer_document("tower"),
+    ]
+
+    simulated(tmp_path, problem_document(layers=layers), plan_document((0, 1, "cpu", 1)))
+
+    # A pull of 1 s on the lane in, 2 s of computing, a push of 1 s on the lane out.
+    assert printed_limit(capsys) == (
+        "stage 0 (1 x cpu) waits 50.0 % of its time for its links; with links that take no time it would be "
+        "2,048.0 samples/s (+100.0 %)"
+    )
+
+
+def test_without_a_flush_round_trips_are_named_with_the_speed_of_a_deeper_warm_up(tmp_path, capsys):
+    # A boundary that keeps each lane busy for 2 s a batch; computing takes 1 s.
+    layers = [layer_document("embedding", output_bytes_per_sample=1e9 / BATCH_SIZE), layer_document("tower")]
+    problem = problem_document(layers=layers)
+    arguments = ("--no-flush", "--steps", "40")
+
+    found = simulated(tmp_path, problem, plan_document(), *arguments, "--warmup-per-stage", "1")
+    deeper = simulated(tmp_path, problem, plan_document(), *arguments, "--warmup-per-stage", "2")
+
+    # The closed form is reached with one pass more ahead.
+    assert deeper["simulated"]["step_seconds"] == pytest.approx(2.0)
+    assert found["limiting"]["limit"] == "round trips"
+    assert found["limiting"]["relieved_samples_per_s"] == pytest.approx(
+        deeper["simulated"]["throughput_samples_per_s"]
+    )
+    assert deeper["limiting"]["limit"] == "link"
+    assert "2 passes ahead per stage would give 2,048.0 samples/s (+50.0 %)" in printed_limit(capsys)
+
+
+def test_jitter_makes_replicas_wait_for_the_slowest(tmp_path, capsys):
+    layers = [layer_document("embedding"), layer_document("tower", communication_seconds=1e-6)]
+
+    found = simulated(
+        tmp_path, problem_document(layers=layers), plan_document((0, 1, "cpu", 4)), "--jitter", "0.5"
+    )
+
+    assert found["limiting"]["limit"] == "barrier"
+    assert found["limiting"]["relieved_samples_per_s"] == pytest.approx(2 * BATCH_SIZE, rel=1e-4)
+    assert "wait" in printed_limit(capsys)
+
+
+def test_more_microbatches_are_not_proposed_where_the_trainer_would_refuse_them(tmp_path, capsys):
+    problem = problem_document(batch_size=128, profile_batch_size=128)
+
+    # Of 64 rows, the least.
+    found = simulated(tmp_path, problem, plan_document(), "--micro-batches", "2")
+
+    assert found["num_microbatches"] == 2
+    assert found["limiting"]["relieved_microbatches"] is None
+    assert "would give" not in printed_limit(capsys)
+
+
+def test_a_plan_that_was_made_for_other_times_is_told(tmp_path, capsys):
+    files = write_files(tmp_path, problem_document(), plan_document(throughput_samples_per_s=9999.0))
+
+    assert main(["simulate", *files]) == 0
+
+    assert "the plan file promises 9,999.0 samples/s" in capsys.readouterr().out
+
+
+def test_costs_that_do_not_grow_are_named(tmp_path, capsys):
+    extra_costs = {"startup_seconds": 360.0, "storage_usd_per_hour": 0.5}
+
+    found = simulated(tmp_path, problem_document(extra_costs=extra_costs), plan_document())
+
+    # 2.5 USD/hour for the run and a tenth of an hour of start-up.
+    assert found["planned"]["cost_usd"] == pytest.approx(2.5 * 1.1)
+    assert found["simulated"]["cost_usd"] == pytest.approx(2.5 * 1.35)
+    assert "compute, storage grow with the hours; start-up and teardown does not" in capsys.readouterr().out
+
+
+def test_the_examples_of_the_help_work(tmp_path, monkeypatch):
+    shutil.copy(PROBLEMS / "five_layers_1.json", tmp_path / "problem.json")
+    monkeypatch.chdir(tmp_path)
+
+    examples = help_examples(HELP)
+
+    assert len(examples) == 4
+    for arguments in examples:
+        assert main(arguments) == 0, arguments
+
+
+def test_starts_without_torch_and_optuna(tmp_path):
+    check_starts_light("simulate", *write_files(tmp_path, problem_document(), plan_document()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--micro-batches", "0"], "must be cut into 1 to 4096 micro-batches, got 0"),
+        (["--micro-batches", "4097"], "must be cut into 1 to 4096 micro-batches, got 4097"),
+        (["--steps", "0"], "num_steps must be at least 1"),
+        (["--warmup-per-stage", "0"], "warmup_per_stage must be at least 1"),
+        (["--jitter", "nan"], "jitter must be 0 or a positive number"),
+        (["--seed", "-1"], "--seed must not be negative"),
+        (["--straggler", "0"], "must be STAGE[.REPLICA]=FACTOR"),
+        (["--straggler", "0.=2"], "must be STAGE[.REPLICA]=FACTOR"),
+        (["--straggler", "0=-2"], "must be STAGE[.REPLICA]=FACTOR"),
+        (["--straggler", "0=inf"], "must be STAGE[.REPLICA]=FACTOR"),
+        (["--straggler", "2=2"], "must name a stage of the plan, 0 to 1, got '2=2'"),
+        (["--straggler", "1.1=2"], "must name a replica of stage 1, 0 to 0, got '1.1=2'"),
+        (["--output", "/none/simulation.json"], "cannot write"),
+    ],
+)
+def test_errors_are_one_line_and_status_2(tmp_path, capsys, arguments, message):
+    assert main(["simulate", *write_files(tmp_path, problem_document(), plan_document()), *arguments]) == 2
+
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("heterps: error: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1

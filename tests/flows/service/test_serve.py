@@ -1,0 +1,129 @@
+import fcntl
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from flows.service.serve import LOCK_FILE, choose_addresses, main, services_to_run
+from flows.service.service_environment import service_environment
+from heterps_core.errors import ConfigurationError
+from infra.workspace import ServiceAddresses, Workspace
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for name in ("HETERPS_HOST", "HETERPS_TRACKING_URI", "HETERPS_TIMEZONE"):
+        monkeypatch.delenv(name, raising=False)
+    # Ports that are free on most machines: nothing is bound but for a moment.
+    monkeypatch.setenv("HETERPS_PREFECT_PORT", "42173")
+    monkeypatch.setenv("HETERPS_MLFLOW_PORT", "42174")
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "http", "-1"])
+def test_refuses_what_is_no_port(tmp_path, monkeypatch, port):
+    monkeypatch.setenv("HETERPS_MLFLOW_PORT", port)
+
+    with pytest.raises(ConfigurationError, match="HETERPS_MLFLOW_PORT must be a port"):
+        choose_addresses(Workspace(root=tmp_path))
+
+
+def test_refuses_one_port_for_two_services(tmp_path, monkeypatch):
+    monkeypatch.setenv("HETERPS_PREFECT_PORT", "4711")
+    monkeypatch.setenv("HETERPS_MLFLOW_PORT", "4711")
+
+    with pytest.raises(ConfigurationError, match="are both 4711"):
+        choose_addresses(Workspace(root=tmp_path))
+
+
+def test_an_error_is_one_line_and_an_exit_status(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HETERPS_TIMEZONE", "Mars/Olympus")
+
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: HETERPS_TIMEZONE must be a name")
+    assert captured.out == ""
+
+
+def test_a_database_that_is_locked_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path))
+    workspace = Workspace(root=tmp_path).create()
+    path = workspace.prefect_home / "prefect.db"
+    with closing(sqlite3.connect(path)) as holder:
+        holder.execute("CREATE TABLE alembic_version (version_num)")
+        holder.execute("INSERT INTO alembic_version VALUES ('9725c1cbee35')")
+        holder.commit()
+        holder.execute("BEGIN EXCLUSIVE")
+        assert main([]) == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: Prefect's database must be usable, but {path}: database is locked")
+    assert f"fuser -v {path}" in error
+    assert not workspace.services_path.exists()
+
+
+def test_a_workspace_that_is_served_is_refused_with_who_serves_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path))
+    workspace = Workspace(root=tmp_path).create()
+    workspace.write_services(
+        ServiceAddresses(prefect_url="http://127.0.0.1:1", mlflow_url="http://127.0.0.1:2", supervisor_pid=77)
+    )
+    with (tmp_path / LOCK_FILE).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main([]) == 2
+
+    assert "is being served already by process 77 at http://127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_teams_mlflow_is_not_started_a_second_time(tmp_path, monkeypatch):
+    workspace = Workspace(root=tmp_path)
+    own = [service.name for service in services_to_run(workspace, choose_addresses(workspace))]
+    monkeypatch.setenv("HETERPS_TRACKING_URI", "http://mlflow.example:5000/")
+
+    addresses = choose_addresses(workspace)
+
+    assert addresses.mlflow_url == "http://mlflow.example:5000"
+    assert [service.name for service in services_to_run(workspace, addresses)] == [
+        "Prefect server",
+        "serving process",
+    ]
+    assert own == ["Prefect server", "MLflow UI", "serving process"]
+
+
+def test_mlflow_asks_for_a_password_only_where_others_reach_it(tmp_path):
+    workspace = Workspace(root=tmp_path)
+
+    def command(host):
+        addresses = ServiceAddresses(
+            prefect_url=f"http://{host}:4200", mlflow_url=f"http://{host}:5000", supervisor_pid=1
+        )
+        return services_to_run(workspace, addresses)[1].command
+
+    assert "basic-auth" not in command("127.0.0.1")
+    assert command("198.51.100.1")[-2:] == ["--app-name", "basic-auth"]
+
+
+def test_help_is_shown_and_nothing_started(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+
+    assert ended.value.code == 0
+    assert "HETERPS_PREFECT_PORT" in capsys.readouterr().out
+
+
+def test_a_password_reaches_the_servers_and_those_who_ask_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "team:long-enough-secret")
+    workspace = Workspace(root=tmp_path)
+    others = ServiceAddresses(
+        prefect_url="http://198.51.100.1:4200", mlflow_url="http://198.51.100.1:5000", supervisor_pid=1
+    )
+
+    environment = service_environment(workspace, others)
+
+    assert environment["PREFECT_API_AUTH_STRING"] == "team:long-enough-secret"
+    assert environment["MLFLOW_AUTH_ADMIN_USERNAME"] == "team"
+    assert environment["MLFLOW_AUTH_ADMIN_PASSWORD"] == "long-enough-secret"
+    assert environment["MLFLOW_SERVER_ALLOWED_HOSTS"] == "198.51.100.1:5000"
+    assert environment["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] == "http://198.51.100.1:5000"
+    # On loopback MLflow is reached by tunnels too, under whatever port they have.
+    assert "MLFLOW_SERVER_ALLOWED_HOSTS" not in service_environment(workspace, choose_addresses(workspace))

@@ -1,0 +1,72 @@
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from flows.cli import main
+from flows.commands.planning import plan as plan_command
+from tests.flows.new_process import check_starts_light
+from tests.paths import TESTS
+
+FIVE_LAYERS = str(TESTS / "golden" / "problems" / "five_layers_1.json")
+
+
+def test_an_interrupt_ends_with_the_shells_status(monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plan_command, "run", interrupted)
+
+    assert main(["plan", FIVE_LAYERS, "--scheduler", "exact"]) == 130
+    assert capsys.readouterr().err == "heterps: interrupted\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"]])
+def test_help_is_given(capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+
+    assert ended.value.code == 0
+    assert "heterps plan" in capsys.readouterr().out or arguments == ["--help"]
+
+
+def test_exact_starts_without_torch_and_optuna():
+    check_starts_light("plan", FIVE_LAYERS, "--scheduler", "exact")
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.EACCES, "Permission denied: plan.json"),
+        (errno.ENOSPC, "No space left on device: plan.json"),
+        (errno.ENOENT, "No such file or directory: plan.json"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(monkeypatch, capsys, number, message):
+    def refused(options):
+        raise OSError(number, os.strerror(number), "plan.json")
+
+    monkeypatch.setattr(plan_command, "run", refused)
+
+    assert main(["plan", FIVE_LAYERS, "--scheduler", "exact"]) == 1
+    assert capsys.readouterr().err == f"heterps: error: {message}\n"
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
+    def broken(options):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(plan_command, "run", broken)
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        main(["plan", FIVE_LAYERS, "--scheduler", "exact"])
+
+
+def test_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} -m flows.cli plan {FIVE_LAYERS} --scheduler exact | true"
+
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (0, "")

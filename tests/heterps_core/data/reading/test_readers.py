@@ -1,0 +1,147 @@
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.reading.readers import count_rows, list_source_files, read_rows
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.errors import DataError
+from tests.heterps_core.data.made_up_rows import COLUMNS, criteo_lines, write_lines
+
+
+def names(files):
+    return [file.name for file in files]
+
+
+def test_files_of_a_folder_come_in_the_order_of_their_numbers(tmp_path):
+    for name in ["day_10.tsv", "day_2.tsv", "day_1.tsv", "_SUCCESS", ".hidden"]:
+        write_lines(tmp_path / name, ["x"])
+    (tmp_path / "folder").mkdir()
+
+    assert names(list_source_files(tmp_path)) == ["day_1.tsv", "day_2.tsv", "day_10.tsv"]
+
+
+def test_partitions_within_a_folder_come_in_the_order_of_their_numbers(tmp_path):
+    for name in ["hour=10/b.tsv", "hour=9/part=2/a.tsv", "hour=9/part=2/_SUCCESS", "_old/c.tsv", "a.tsv"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write_lines(tmp_path / name, ["x"])
+
+    files = [tmp_path / name for name in ("a.tsv", "hour=9/part=2/a.tsv", "hour=10/b.tsv")]
+    assert list_source_files(tmp_path) == tuple(files)
+    assert list_source_files(str(tmp_path / "hour=*")) == tuple(files[1:])
+
+
+def test_a_folder_within_that_is_no_partition_is_refused_by_name(tmp_path):
+    (tmp_path / "backup" / "deep").mkdir(parents=True)
+    for name in ["a.tsv", "backup/deep/a.tsv"]:
+        write_lines(tmp_path / name, ["x"])
+
+    with pytest.raises(
+        DataError, match="but holds the folder 'backup'; rename it to _backup to leave it out"
+    ):
+        list_source_files(tmp_path)
+
+
+def test_a_pattern_takes_the_files_that_match(tmp_path):
+    for name in ["b_2.tsv", "b_10.tsv", "a.tsv"]:
+        write_lines(tmp_path / name, ["x"])
+
+    assert names(list_source_files(str(tmp_path / "b_*.tsv"))) == ["b_2.tsv", "b_10.tsv"]
+
+
+def test_a_list_keeps_its_order(tmp_path):
+    files = [write_lines(tmp_path / name, ["x"]) for name in ("b", "a")]
+
+    assert list_source_files(files) == tuple(files)
+
+
+def test_a_name_with_pattern_characters_is_that_file(tmp_path):
+    path = write_lines(tmp_path / "rows[1].tsv", ["x"])
+
+    assert list_source_files(str(path)) == (path,)
+
+
+@pytest.mark.parametrize("name", ["none.tsv", "none_*.tsv"])
+def test_a_missing_file_is_an_error(tmp_path, name):
+    with pytest.raises(DataError, match="there is no such file or folder") as caught:
+        list_source_files(tmp_path / name)
+
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_a_folder_without_files_is_an_error(tmp_path):
+    (tmp_path / "_SUCCESS").touch()
+
+    with pytest.raises(DataError, match="a folder must hold at least one data file, got none"):
+        list_source_files(tmp_path)
+
+
+def test_an_empty_list_is_an_error():
+    with pytest.raises(DataError, match="must name at least one file"):
+        list_source_files([])
+
+
+def test_many_files_are_one_stream_in_order(tmp_path):
+    lines = criteo_lines(10)
+    files = [
+        write_lines(tmp_path / "1.tsv", lines[:4]),
+        write_lines(tmp_path / "2.tsv.gz", lines[4:7]),
+        write_lines(tmp_path / "3.csv", [line.replace("\t", ",") for line in lines[7:]]),
+    ]
+
+    last_texts = [text for batch in read_rows(files, CRITEO_SCHEMA) for text in batch.texts[25].to_pylist()]
+
+    assert last_texts == [line.split("\t")[-1] for line in lines]
+
+
+def test_names_the_file_of_many_that_is_bad(tmp_path):
+    good, bad = criteo_lines(2)
+    files = [write_lines(tmp_path / "1.tsv", [good]), write_lines(tmp_path / "2.tsv", [good, bad[2:]])]
+
+    with pytest.raises(DataError, match=r"2.tsv, line 2: expected 40 fields"):
+        list(read_rows(files, CRITEO_SCHEMA))
+
+
+def test_a_file_that_vanishes_before_it_is_read_is_an_error(tmp_path):
+    with pytest.raises(DataError, match=r"gone.tsv: cannot be read: No such file"):
+        list(read_rows([tmp_path / "gone.tsv"], CRITEO_SCHEMA))
+
+
+@pytest.fixture(scope="module")
+def same_rows(tmp_path_factory):
+    """40,000 rows as plain text, gzip, CSV with a header, and Parquet with two codecs."""
+    folder = tmp_path_factory.mktemp("same")
+    lines = criteo_lines(40_000)
+    write_lines(folder / "rows.tsv", lines)
+    write_lines(folder / "rows.tsv.gz", lines)
+    write_lines(folder / "rows.csv", [",".join(COLUMNS), *(line.replace("\t", ",") for line in lines)])
+    write_lines(folder / "unended.tsv", [*lines[:-1]])
+    with (folder / "unended.tsv").open("a") as file:
+        file.write(lines[-1])
+    columns = zip(*(line.split("\t") for line in lines), strict=True)
+    table = pa.table({name: list(values) for name, values in zip(COLUMNS, columns, strict=True)})
+    for codec in ("zstd", "none"):
+        pq.write_table(table, folder / f"{codec}.parquet", compression=codec)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["rows.tsv", "rows.tsv.gz", "rows.csv", "unended.tsv", "zstd.parquet", "none.parquet"]
+)
+def test_the_same_rows_are_counted_and_get_the_same_tables_whatever_file_holds_them(
+    same_rows, tmp_path, name
+):
+    dataset = prepare_dataset(same_rows / name, schema=CRITEO_SCHEMA, out_dir=tmp_path / "out")
+
+    assert count_rows([same_rows / name], CRITEO_SCHEMA) == 40_000
+    assert dataset.manifest.num_rows == 40_000
+    assert set(dataset.features.slot_rows) == {2_048}  # 40,000 / 16 = 2,500
+
+
+@pytest.mark.parametrize("name", ["rows.tsv.gz", "zstd.parquet"])
+def test_a_damaged_file_cannot_be_counted(same_rows, tmp_path, name):
+    damaged = tmp_path / name
+    damaged.write_bytes((same_rows / name).read_bytes()[:-9])
+
+    with pytest.raises(DataError, match=r"truncated or damaged|cannot be read as Parquet"):
+        count_rows([damaged], CRITEO_SCHEMA)

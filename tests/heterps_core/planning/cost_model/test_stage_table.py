@@ -1,0 +1,113 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from heterps_core.planning.cost_model.evaluation import evaluate_stage
+from heterps_core.planning.cost_model.stage_table import (
+    least_memory_replicas,
+    segment_layers,
+    segment_row,
+    segment_table,
+)
+from heterps_core.plans.scheduling_plan import Stage
+from tests.builders import make_problem
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return make_problem(3, num_layers=5, num_types=3, max_units=40)
+
+
+def all_runs(problem):
+    for last in range(problem.num_layers):
+        for first in range(last + 1):
+            yield first, last
+
+
+def test_rows_and_runs_are_each_others_inverse(problem):
+    rows = [segment_row(first, last) for first, last in all_runs(problem)]
+
+    assert rows == list(range(15))
+    assert [segment_layers(row) for row in rows] == list(all_runs(problem))
+
+
+def test_seconds_equal_the_plain_evaluation(problem):
+    table = segment_table(problem)
+
+    found = table.seconds(np.full((15, 3), 7.0))
+
+    for first, last in all_runs(problem):
+        for index, name in enumerate(problem.device_types):
+            expected = evaluate_stage(problem, Stage(first, last, name, 7)).seconds
+            assert found[segment_row(first, last), index] == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("stage_seconds", [0.02, 0.0437, 0.11, 0.3])
+def test_least_replicas_equal_counting_up_from_one(problem, stage_seconds):
+    found = segment_table(problem).least_replicas(np.array([stage_seconds]))[0]
+
+    for first, last in all_runs(problem):
+        for index, (name, unit) in enumerate(problem.device_types.items()):
+            parts = [evaluate_stage(problem, Stage(first, last, name, k)) for k in range(1, 41)]
+            enough = [p.seconds <= stage_seconds and p.memory_bytes <= unit.memory_bytes for p in parts]
+            expected = enough.index(True) + 1 if any(enough) else np.inf
+            assert found[segment_row(first, last), index] == expected
+
+
+def test_a_stage_time_that_k_replicas_reach_exactly_needs_no_more_than_k(problem):
+    table = segment_table(problem)
+    counts = np.random.default_rng(0).integers(1, 40, size=(15, 3)).astype(float)
+    counts = np.maximum(counts, np.where(np.isfinite(table.memory_replicas), table.memory_replicas, 1))
+
+    for row in range(15):
+        for index in range(3):
+            x = table.seconds(counts)[row, index]
+            found = table.least_replicas(np.array([x]))[0, row, index]
+            assert found <= counts[row, index] or np.isinf(table.memory_replicas[row, index])
+
+
+@pytest.mark.parametrize(
+    ("replicated", "sharded", "replicas"),
+    [(0, 30, 3), (0, 31, 4), (4, 12, 2), (10, 0, 1), (10, 1, np.inf), (11, 0, np.inf), (0, 0, 1)],
+)
+def test_memory_replicas_worked_by_hand_for_ten_bytes(replicated, sharded, replicas):
+    found = least_memory_replicas(np.array([float(replicated)]), np.array([float(sharded)]), 10)
+
+    # A limit that is kept up to rounding alone may be used to the last byte, and a hair beyond.
+    assert found[0] == replicas or (np.isinf(replicas) and found[0] > 1e9)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1e-18, 1e-9, 1.0])
+def test_one_replica_is_enough_for_exactly_its_own_time(problem, fraction):
+    table = replace(
+        segment_table(problem),
+        compute_parallel_fraction=np.full(3, fraction),
+        communication_parallel_fraction=np.full(3, fraction),
+        memory_replicas=np.ones((15, 3)),
+    )
+    own_seconds = table.seconds(np.ones((15, 3)))
+
+    for row, index in np.ndindex(15, 3):
+        assert table.least_replicas(own_seconds[row, index : index + 1])[0, row, index] == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_least_replicas_are_the_first_count_that_is_fast_enough_where_one_does_not_communicate(seed):
+    problem = make_problem(seed, num_layers=4, num_types=3, max_units=40)
+    layers = tuple(
+        replace(layer, communication_seconds=dict.fromkeys(problem.device_types, 0.1))
+        for layer in problem.layers
+    )
+    problem = replace(problem, layers=layers, single_replica_communicates=False)
+    table = segment_table(problem)
+    counts = np.arange(1.0, 41.0)
+    seconds = np.array([table.seconds(np.full_like(table.memory_replicas, count)) for count in counts])
+    assert (seconds[1] > seconds[0]).any()  # two replicas talk to each other, one to none
+    seconds[counts[:, None, None] < table.memory_replicas] = np.inf
+
+    for x in np.quantile(seconds[np.isfinite(seconds)], [0.02, 0.2, 0.5, 0.8, 0.99]):
+        is_enough = seconds <= x
+        expected = np.where(is_enough.any(axis=0), is_enough.argmax(axis=0) + 1.0, np.inf)
+        assert (table.least_replicas(np.array([x]))[0] == expected).all()
+    assert (table.fastest_seconds() == seconds.min(axis=0))[np.isfinite(seconds).any(axis=0)].all()

@@ -1,0 +1,85 @@
+from dataclasses import replace
+
+import pytest
+
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.explain.reasons import find_pace, find_roles, find_single_types, find_worths
+from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.plans.scheduling_plan import Stage
+from tests.heterps_core.planning.explain.trying_all import feasible_plans, tiny_problem
+from tests.tasks.builders import make_problem
+
+STAGES = (Stage(0, 0, "cpu-c7i", 4), Stage(1, 2, "gpu-t4", 1))
+
+
+def test_roles_by_hand():
+    problem = make_problem()
+
+    cpu, gpu = find_roles(problem, evaluate(problem, STAGES))
+
+    assert (cpu.device_type, cpu.runs, cpu.num_units) == ("cpu-c7i", ((0, 0),), 4)
+    assert cpu.price_share == pytest.approx(0.4 / 0.9)
+    # 80 ms at 0.5 USD/hour on the gpu against 40 ms at 0.1 on the cpu.
+    assert (cpu.next_type, cpu.next_cost_ratio) == ("gpu-t4", pytest.approx(10))
+    assert cpu.next_time_ratio == pytest.approx(2)
+    # 40 ms at 0.1 USD/hour against 8 ms at 0.5: the same price, at a fifth of the time.
+    assert gpu.next_cost_ratio == pytest.approx(1)
+    assert gpu.next_time_ratio == pytest.approx(5)
+    assert (gpu.num_units, gpu.num_memory_bound_stages, gpu.state_bytes) == (1, 0, 2_000)
+
+
+@pytest.mark.parametrize(("memory_bytes", "num_bound"), [(333.0, 1), (334.0, 0)])
+def test_memory_sets_the_count_where_one_unit_less_does_not_hold_the_layers(memory_bytes, num_bound):
+    # The embedding's 1,000 bytes are divided: 250 on each of 4 units, 333.3 on each of 3.
+    problem = make_problem()
+    small = replace(problem.device_types["cpu-c7i"], memory_bytes=memory_bytes)
+    problem = replace(problem, device_types={**problem.device_types, "cpu-c7i": small})
+
+    cpu, _ = find_roles(problem, evaluate(problem, STAGES))
+
+    assert cpu.num_memory_bound_stages == num_bound
+
+
+def test_the_slowest_stage_sets_the_pace_by_what_takes_longer():
+    problem = make_problem()
+    assert find_pace(evaluate(problem, STAGES)).limit == "computation"
+
+    slow_link = {
+        name: replace(unit, bandwidth_bytes_per_s=1e4) for name, unit in problem.device_types.items()
+    }
+    pace = find_pace(evaluate(replace(problem, device_types=slow_link), STAGES))
+
+    # 2 * 100 samples * 4 bytes over 10,000 bytes/s; the gpu's one unit has the whole of it.
+    assert (pace.stage, pace.limit) == (STAGES[1], "communication")
+    assert pace.seconds == pytest.approx(0.08)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_single_types_and_worths_are_those_of_all_plans(seed):
+    problem = tiny_problem(seed, floor_samples_per_s=9_000.0)
+    plans = feasible_plans(problem)
+    best_usd = min(cost for _, _, cost in plans)
+
+    singles = {single.device_type: single for single in find_single_types(problem)}
+    worths = find_worths(problem, find_optimum(problem).stages, best_usd)
+
+    for name, single in singles.items():
+        costs = [cost for placement, _, cost in plans if set(placement) == {name}]
+        if costs:
+            assert single.cost_usd == pytest.approx(min(costs))
+        else:
+            assert (single.cost_usd, single.broken_constraint != "") == (None, True)
+    for worth in worths:
+        costs = [cost for placement, _, cost in plans if worth.device_type not in placement]
+        expected = min(costs) - best_usd if costs else None
+        assert worth.extra_usd_without == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_type_that_has_no_alternative_has_no_next_one():
+    problem = tiny_problem(0, num_types=1, max_units=60, floor_samples_per_s=0.0)
+    stages = find_optimum(problem).stages
+
+    [role] = find_roles(problem, evaluate(problem, stages))
+
+    assert (role.next_type, role.next_cost_ratio) == ("", 0.0)
+    assert [worth.extra_usd_without for worth in find_worths(problem, stages, 1.0)] == [None]

@@ -1,0 +1,198 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from heterps_core.device_types import DEVICE_TYPES
+from heterps_core.errors import ConfigurationError
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.problem.problem_builder import (
+    ESTIMATE_RELATIVE_ERROR,
+    UnitTerms,
+    build_problem,
+    profiles_for_larger_tables,
+)
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.profiling.profiles.analytic_profile import estimate_profile
+from heterps_core.profiling.timing import Timing
+from tests.heterps_core.profiling.builders import GRAPH, make_profile
+
+TERMS = UnitTerms(price_usd_per_hour=0.05, max_units=8, memory_bytes=1e6, bandwidth_bytes_per_s=1e4)
+
+
+def build(profiles=None, terms=None, *, batch_size=400, floor=10.0):
+    return build_problem(
+        GRAPH,
+        profiles or {"local-cpu": make_profile()},
+        terms or {"local-cpu": TERMS},
+        batch_size=batch_size,
+        num_samples=1e4,
+        num_epochs=2,
+        throughput_floor_samples_per_s=floor,
+    )
+
+
+def test_layers_carry_the_seconds_and_bytes_of_profile_and_graph():
+    embedding, dense = build().layers
+
+    assert embedding.compute_seconds == {"local-cpu": pytest.approx(1.0)}
+    # 3000 bytes at 10,000/s and four messages of 1 ms.
+    assert embedding.communication_seconds == {"local-cpu": pytest.approx(0.304)}
+    assert (embedding.is_sharded, embedding.state_bytes, embedding.output_bytes_per_sample) == (
+        True,
+        8_500,
+        60,
+    )
+    # A quarter of the update of 0.4 s, and of 2 * 1000 bytes at 10,000/s.
+    assert dense.compute_seconds == {"local-cpu": pytest.approx(3.1)}
+    assert dense.communication_seconds == {"local-cpu": pytest.approx(0.05)}
+    assert (dense.is_sharded, dense.state_bytes) == (False, 3_000)
+
+
+def test_the_device_type_carries_terms_and_parallel_fractions():
+    unit = build(batch_size=100).device_types["local-cpu"]
+
+    assert (unit.price_usd_per_hour, unit.max_units) == (0.05, 8)
+    assert (unit.memory_bytes, unit.bandwidth_bytes_per_s) == (1e6, 1e4)
+    assert unit.compute_parallel_fraction == pytest.approx(0.9)
+    # 3000 and 2000 bytes of rows, 2000 of gradients, 2 * 60 bytes a sample at the one boundary.
+    assert unit.communication_parallel_fraction == pytest.approx((1 - 10_000 / 17_000) * 2)
+
+
+def test_the_cost_model_gives_the_profiled_time_of_a_batch_back():
+    problem = build()
+
+    evaluation = evaluate(problem, [Stage(0, 1, "local-cpu", 1)])
+
+    # Four micro-batches of 4 s and one dense update of 0.4 s.
+    assert evaluation.stages[0].compute_seconds == pytest.approx(16.4)
+    assert evaluation.throughput_samples_per_s == pytest.approx(400 / 16.4)
+
+
+def test_the_problem_meets_the_contract():
+    problem = build()
+
+    assert SchedulingProblem.from_json(json.loads(json.dumps(problem.to_json()))) == problem
+
+
+def test_measured_times_carry_half_the_spread_of_their_repeats():
+    forward = Timing(median_ms=300.0, low_ms=250.0, high_ms=450.0, num_repeats=9)
+    measured = make_profile()
+    noisy = replace(measured, timings=(replace(measured.timings[0], forward=forward), measured.timings[1]))
+
+    embedding, dense = build({"local-cpu": noisy}).layers
+
+    # 200 ms between the percentiles, of 300 + 200 + 500 ms.
+    assert embedding.compute_relative_spread == {"local-cpu": pytest.approx(0.1)}
+    assert dense.compute_relative_spread == {"local-cpu": 0.0}
+
+
+def test_estimated_times_carry_the_assumed_error():
+    profiles = {"gpu-t4": estimate_profile(GRAPH, make_profile(), DEVICE_TYPES["gpu-t4"])}
+    terms = {"gpu-t4": UnitTerms.of_device_type(DEVICE_TYPES["gpu-t4"], price_usd_per_hour=0.5, max_units=2)}
+
+    layers = build(profiles, terms).layers
+
+    assert [layer.compute_relative_spread for layer in layers] == [{"gpu-t4": ESTIMATE_RELATIVE_ERROR}] * 2
+
+
+def test_types_of_the_terms_are_planned_with_and_other_profiles_are_not_needed():
+    measured = make_profile()
+    profiles = {name: estimate_profile(GRAPH, measured, DEVICE_TYPES[name]) for name in ("cpu-c5", "gpu-t4")}
+    terms = {"gpu-t4": UnitTerms.of_device_type(DEVICE_TYPES["gpu-t4"], price_usd_per_hour=0.5, max_units=2)}
+
+    problem = build({"local-cpu": measured, **profiles}, terms)
+
+    assert problem.device_type_names == ("gpu-t4",)
+    assert problem.device_types["gpu-t4"].memory_bytes == 16 * 2**30
+    assert problem.device_types["gpu-t4"].bandwidth_bytes_per_s == 625e6
+
+
+@pytest.mark.parametrize(
+    ("profiles", "terms", "message"),
+    [
+        (
+            {"local-cpu": make_profile()},
+            {"gpu-t4": TERMS},
+            "gpu-t4 has none; there are profiles for: local-cpu",
+        ),
+        (
+            {"local-cpu": replace(make_profile(), graph_fingerprint="other")},
+            {"local-cpu": TERMS},
+            "profile it anew",
+        ),
+        (
+            {"local-cpu": make_profile(), "b": replace(make_profile(), batch_size=60, half_batch_size=30)},
+            {"local-cpu": TERMS, "b": TERMS},
+            "same batch size, got: local-cpu 100, b 60",
+        ),
+    ],
+)
+def test_refuses_profiles_that_do_not_fit(profiles, terms, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build(profiles, terms)
+
+
+def test_needs_a_device_type():
+    with pytest.raises(ConfigurationError, match="at least one device type"):
+        build_problem(
+            GRAPH,
+            {},
+            {},
+            batch_size=100,
+            num_samples=1,
+            num_epochs=1,
+            throughput_floor_samples_per_s=0,
+        )
+
+
+def with_rows_of_tables_times(factor):
+    layers = [
+        replace(layer, parameter_bytes=layer.parameter_bytes * factor) if layer.is_sharded else layer
+        for layer in GRAPH.layers
+    ]
+    return replace(GRAPH, layers=tuple(layers))
+
+
+def test_a_profile_serves_the_same_model_with_larger_tables_and_only_memory_changes():
+    planned = with_rows_of_tables_times(1000)
+    profiles = profiles_for_larger_tables({"local-cpu": make_profile()}, measured=GRAPH, planned=planned)
+
+    problem = build_problem(
+        planned,
+        profiles,
+        {"local-cpu": TERMS},
+        batch_size=400,
+        num_samples=1e4,
+        num_epochs=2,
+        throughput_floor_samples_per_s=10.0,
+    )
+
+    small = build()
+    assert problem.layers[0].state_bytes > 900 * small.layers[0].state_bytes
+    assert replace(problem.layers[0], state_bytes=0) == replace(small.layers[0], state_bytes=0)
+    assert problem.layers[1] == small.layers[1]
+
+
+def test_a_profile_does_not_serve_another_dense_layer():
+    dense = replace(GRAPH.layers[1], parameter_bytes=8)
+
+    with pytest.raises(ConfigurationError, match="other table sizes only"):
+        profiles_for_larger_tables(
+            {"local-cpu": make_profile()},
+            measured=GRAPH,
+            planned=replace(GRAPH, layers=(GRAPH.layers[0], dense)),
+        )
+
+
+def test_one_unit_is_planned_at_what_it_computes_as_it_talks_to_no_other():
+    slow_link = replace(
+        make_profile(), exchange_link=replace(make_profile().exchange_link, bandwidth_bytes_per_s=1.0)
+    )
+    problem = build({"local-cpu": slow_link})
+
+    one, two = (evaluate(problem, [Stage(0, 1, "local-cpu", count)]).stages[0] for count in (1, 2))
+
+    assert one.seconds == one.compute_seconds == pytest.approx(16.4)
+    assert two.seconds == two.communication_seconds > 1_000

@@ -1,0 +1,31 @@
+import pytest
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.planning.provisioning.rehearsed_stages import rehearsal_replicas, rehearsal_stages
+from heterps_core.plans.scheduling_plan import Stage
+
+
+@pytest.mark.parametrize(
+    ("planned", "num_cores", "rehearsed"),
+    [
+        ([1], 8, (1,)),  # never more than planned
+        ([3, 1], 2, (1, 1)),
+        ([2, 1], 3, (2, 1)),
+        ([1, 2], 3, (1, 2)),
+        ([40, 10, 2], 8, (6, 1, 1)),
+        ([5, 5, 5], 2, (1, 1, 1)),  # a stage without a worker could not be rehearsed
+    ],
+)
+def test_a_rehearsal_keeps_the_proportions_within_the_cores(planned, num_cores, rehearsed):
+    assert rehearsal_replicas(planned, num_cores=num_cores) == rehearsed
+
+
+def test_refuses_to_rehearse_a_stage_without_replicas():
+    with pytest.raises(ConfigurationError, match="at least 1 replica"):
+        rehearsal_replicas([1, 0], num_cores=2)
+
+
+def test_a_rehearsal_keeps_the_cut_and_shares_the_cores():
+    planned = (Stage(0, 0, "cpu-c7i", 9), Stage(1, 2, "gpu-t4", 1))
+
+    assert rehearsal_stages(planned, num_cores=3) == (Stage(0, 0, "cpu-c7i", 2), Stage(1, 2, "gpu-t4", 1))

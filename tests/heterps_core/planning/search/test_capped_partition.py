@@ -1,0 +1,109 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from heterps_core.planning.search import capped_partition
+from heterps_core.planning.search.capped_partition import cheapest_capped_partition
+from tests.heterps_core.planning.search.test_chain_partition import all_partitions
+
+NUM_LAYERS, NUM_TYPES = 5, 3
+UNIT_PRICES = np.array([0.3, 1.0, 1.7])
+ALL_PARTITIONS = list(all_partitions(NUM_LAYERS, NUM_TYPES))
+CAPS = [(4, 4, 4), (9, 3, 2), (2, 2, 2), (30, 1, 1), (1, 6, 3)]
+
+
+def draw_replicas(seed):
+    random = np.random.default_rng(seed)
+    replicas = random.integers(1, 9, size=(15, NUM_TYPES)).astype(float)
+    replicas[random.random((15, NUM_TYPES)) < 0.15] = np.inf
+    return replicas
+
+
+def sold_in_pairs(replicas):
+    """Prices of stages whose units are bought two at a time."""
+    return np.ceil(replicas / 2) * 2 * UNIT_PRICES
+
+
+def draw_changes(seed):
+    return np.random.default_rng(seed).uniform(0.0, 3.0, size=(NUM_LAYERS, NUM_TYPES, NUM_TYPES))
+
+
+def price_within_caps(replicas, stage_prices, rows, max_units, changes=None):
+    """The price of one partition, its rows last stage first, counted stage by stage."""
+    counts, types = replicas.reshape(-1)[rows], np.array(rows) % NUM_TYPES
+    used = np.array([counts[types == index].sum() for index in range(NUM_TYPES)])
+    price = float(stage_prices.reshape(-1)[rows].sum())
+    if changes is not None:
+        runs = [(first, last) for last in range(NUM_LAYERS) for first in range(last + 1)]
+        for after, before in pairwise(rows):
+            first_layer, _ = runs[after // NUM_TYPES]
+            price += changes[first_layer, before % NUM_TYPES, after % NUM_TYPES]
+    return price if (used <= max_units).all() else np.inf
+
+
+@pytest.mark.parametrize("max_units", CAPS)
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_trying_all_partitions(seed, max_units):
+    replicas, caps = draw_replicas(seed), np.array(max_units, dtype=float)
+    prices = replicas * UNIT_PRICES
+    expected = min(price_within_caps(replicas, prices, rows, caps) for rows in ALL_PARTITIONS)
+
+    found = cheapest_capped_partition(replicas, stage_prices=prices, max_units=caps, cutoff=np.inf)
+
+    assert found.is_settled
+    assert found.lower_bound == pytest.approx(expected)
+    if np.isfinite(expected):
+        assert price_within_caps(replicas, prices, found.rows, caps) == pytest.approx(expected)
+    else:
+        assert found.rows is None
+
+
+@pytest.mark.parametrize("max_units", CAPS)
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_trying_all_partitions_where_units_are_sold_in_pairs_and_changes_cost(seed, max_units):
+    replicas, caps, changes = draw_replicas(seed), np.array(max_units, dtype=float), draw_changes(seed)
+    prices = sold_in_pairs(replicas)
+    # The listing has the first stage first, partitions are returned the other way round.
+    expected = min(price_within_caps(replicas, prices, rows[::-1], caps, changes) for rows in ALL_PARTITIONS)
+
+    found = cheapest_capped_partition(
+        replicas, stage_prices=prices, max_units=caps, cutoff=np.inf, change_prices=changes
+    )
+
+    assert found.is_settled
+    assert found.lower_bound == pytest.approx(expected)
+    if np.isfinite(expected):
+        assert price_within_caps(replicas, prices, found.rows, caps, changes) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("max_units", CAPS)
+def test_proves_that_nothing_is_below_the_cutoff(max_units):
+    caps = np.array(max_units, dtype=float)
+    for seed in range(40):
+        replicas = draw_replicas(seed)
+        prices = replicas * UNIT_PRICES
+        expected = min(price_within_caps(replicas, prices, rows, caps) for rows in ALL_PARTITIONS)
+        if not np.isfinite(expected):
+            continue
+        cutoff = expected * 0.99
+
+        found = cheapest_capped_partition(replicas, stage_prices=prices, max_units=caps, cutoff=cutoff)
+
+        assert found.is_settled
+        assert found.rows is None
+        assert cutoff <= found.lower_bound <= expected * (1 + 1e-9), f"seed {seed}"
+
+
+def test_keeps_a_valid_bound_when_it_gives_up(monkeypatch):
+    monkeypatch.setattr(capped_partition, "MAX_PARTIAL_PLANS", 1)
+    caps = np.array([4.0, 4.0, 4.0])
+    gave_up = 0
+    for seed in range(30):
+        replicas = draw_replicas(seed)
+        prices = replicas * UNIT_PRICES
+        expected = min(price_within_caps(replicas, prices, rows, caps) for rows in ALL_PARTITIONS)
+        found = cheapest_capped_partition(replicas, stage_prices=prices, max_units=caps, cutoff=np.inf)
+        gave_up += not found.is_settled
+        assert found.lower_bound <= expected * (1 + 1e-9)
+    assert gave_up > 3

@@ -1,0 +1,188 @@
+import json
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from heterps_core.errors import InfeasiblePlanError
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
+from heterps_core.planning.search import capped_partition
+from heterps_core.planning.search.optimum import find_optimum, highest_throughput
+from tests.benchmarks.independent_planner import CandidateStages
+from tests.builders import make_problem
+from tests.paths import TESTS
+
+PROBLEMS = TESTS / "golden" / "problems"
+EXPECTED = json.loads((PROBLEMS / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("name", [name for name, optimum in EXPECTED.items() if optimum is not None])
+def test_finds_the_optimum_that_an_independent_program_found(name):
+    problem = SchedulingProblem.load(PROBLEMS / f"{name}.json")
+
+    found = find_optimum(problem)
+
+    assert found.cost_usd == pytest.approx(EXPECTED[name]["cost_usd"], rel=1e-12)
+    assert found.cost_lower_bound_usd == found.cost_usd
+    assert evaluate(problem, found.stages).is_feasible
+
+
+def cheapest_by_trying_all(problem):
+    costs = []
+    names = problem.device_type_names
+    for assignment in product(range(len(names)), repeat=problem.num_layers):
+        runs: list[LayerRun] = []
+        for layer, index in enumerate(assignment):
+            if runs and runs[-1].device_type == names[index]:
+                runs[-1] = runs[-1]._replace(last_layer=layer)
+            else:
+                runs.append(LayerRun(layer, layer, names[index]))
+        try:
+            costs.append(evaluate(problem, balance_replicas(problem, runs)).cost_usd)
+        except InfeasiblePlanError:
+            continue
+    return min(costs, default=None)
+
+
+@pytest.mark.parametrize("scarce", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_equals_trying_all_assignments(seed, scarce):
+    problem = make_problem(
+        seed, num_layers=4, num_types=3, scarce=scarce, floor_samples_per_s=[20_000, 100_000][seed % 2]
+    )
+    expected = cheapest_by_trying_all(problem)
+
+    if expected is None:
+        with pytest.raises(InfeasiblePlanError):
+            find_optimum(problem)
+    else:
+        found = find_optimum(problem)
+        assert found.cost_usd == pytest.approx(expected, rel=1e-12)
+        assert found.cost_lower_bound_usd == found.cost_usd
+
+
+def test_bound_stays_valid_where_the_capped_search_gives_up(monkeypatch):
+    problems = [
+        make_problem(seed, num_layers=8, num_types=3, scarce=True, floor_samples_per_s=20_000)
+        for seed in range(12)
+    ]
+    proven = [find_optimum(problem).cost_usd for problem in problems]
+    monkeypatch.setattr(capped_partition, "MAX_PARTIAL_PLANS", 1)
+
+    found = [find_optimum(problem) for problem in problems]
+
+    for optimum, cost_usd in zip(found, proven, strict=True):
+        assert optimum.cost_lower_bound_usd <= cost_usd * (1 + 1e-12)
+        assert optimum.cost_usd >= cost_usd * (1 - 1e-12)
+    assert any(optimum.cost_lower_bound_usd < optimum.cost_usd for optimum in found)
+
+
+def nearly_out_of_reach(seed):
+    problem = make_problem(seed, num_layers=8, num_types=3, scarce=True, floor_samples_per_s=0)
+    return replace(problem, throughput_floor_samples_per_s=0.97 * highest_throughput(problem))
+
+
+def test_a_capped_search_that_gives_up_still_finds_a_plan(monkeypatch):
+    problems = [nearly_out_of_reach(seed) for seed in range(3, 19)]
+    proven = [find_optimum(problem).cost_usd for problem in problems]
+    monkeypatch.setattr(capped_partition, "MAX_PARTIAL_PLANS", 1)
+
+    found = [find_optimum(problem) for problem in problems]
+
+    assert [optimum.cost_usd for optimum in found] == pytest.approx(proven, rel=0.01)
+    assert sum(optimum.cost_lower_bound_usd < optimum.cost_usd for optimum in found) > 8
+
+
+def test_a_search_that_met_no_plan_does_not_say_that_there_is_none(monkeypatch):
+    problems = [nearly_out_of_reach(seed) for seed in range(20)]
+    monkeypatch.setattr(capped_partition, "MAX_PARTIAL_PLANS", 1)
+    monkeypatch.setattr(capped_partition, "_KEPT_WITHOUT_PROOF", 1)
+
+    messages = []
+    for problem in problems:
+        try:
+            find_optimum(problem)
+        except InfeasiblePlanError as error:
+            messages.append(str(error))
+
+    assert messages
+    assert all("none is proven impossible" in message for message in messages)
+
+
+def test_without_a_floor_the_cheapest_plan_may_be_slow():
+    problem = make_problem(5, num_layers=6, num_types=3, floor_samples_per_s=20_000)
+    free = find_optimum(replace(problem, throughput_floor_samples_per_s=0))
+
+    assert free.cost_usd <= find_optimum(problem).cost_usd
+
+
+def test_a_floor_that_is_exactly_reached_is_kept():
+    problem = make_problem(5, num_layers=6, num_types=3, floor_samples_per_s=20_000)
+    reached = evaluate(problem, find_optimum(problem).stages).throughput_samples_per_s
+
+    tightened = find_optimum(replace(problem, throughput_floor_samples_per_s=reached))
+
+    assert tightened.cost_usd == pytest.approx(find_optimum(problem).cost_usd)
+
+
+def test_names_the_highest_reachable_throughput():
+    problem = make_problem(5, num_layers=4, num_types=2, floor_samples_per_s=1e9, scarce=True)
+    with pytest.raises(InfeasiblePlanError, match="throughput floor") as raised:
+        find_optimum(problem)
+    reachable = float(str(raised.value).split("throughput is ")[1].split(" ")[0])
+
+    find_optimum(replace(problem, throughput_floor_samples_per_s=reachable * 0.9999))
+    with pytest.raises(InfeasiblePlanError):
+        find_optimum(replace(problem, throughput_floor_samples_per_s=reachable * 1.0001))
+
+
+def with_device_types(problem, **changes):
+    return replace(
+        problem,
+        device_types={name: replace(unit, **changes) for name, unit in problem.device_types.items()},
+    )
+
+
+def test_names_memory_and_how_much_would_do():
+    problem = with_device_types(make_problem(5, num_layers=4, num_types=2), memory_bytes=1e6)
+    dense = tuple(replace(layer, is_sharded=False, state_bytes=4e6) for layer in problem.layers)
+    problem = replace(problem, layers=dense)
+
+    with pytest.raises(
+        InfeasiblePlanError, match=r"memory: .* 4 times the memory_bytes .* layer 0"
+    ) as raised:
+        find_optimum(problem)
+
+    # Two types, one layer each in turn: with 4 MB a unit every layer fits alone.
+    assert raised.value.constraint == "memory"
+
+
+def test_names_the_caps_that_memory_breaks():
+    problem = with_device_types(make_problem(5, num_layers=2, num_types=1), memory_bytes=1e9, max_units=10)
+    tables = tuple(replace(layer, is_sharded=True, state_bytes=10e9) for layer in problem.layers)
+    problem = replace(problem, layers=tables)
+
+    with pytest.raises(InfeasiblePlanError, match=r"units cap: .* 2 times as many units"):
+        find_optimum(problem)
+
+
+def test_one_layer_on_one_type_is_a_plan():
+    problem = make_problem(0, num_layers=1, num_types=1, floor_samples_per_s=1_000)
+
+    assert len(find_optimum(problem).stages) == 1
+
+
+@pytest.mark.parametrize("scarce", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_trying_all_plans_where_a_single_replica_does_not_communicate(seed, scarce):
+    problem = make_problem(
+        seed, num_layers=4, num_types=3, scarce=scarce, floor_samples_per_s=[0, 30_000][seed % 2]
+    )
+    problem = replace(problem, single_replica_communicates=False)
+
+    found = find_optimum(problem)
+
+    assert found.cost_usd == pytest.approx(CandidateStages.of(problem).brute_force_usd(), rel=1e-12)
+    assert found.cost_lower_bound_usd == found.cost_usd

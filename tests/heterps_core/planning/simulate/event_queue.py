@@ -1,0 +1,197 @@
+"""The pipeline simulated a second time, one event after the other from a heap: slow, plain and independent.
+
+Every worker is three processes that wait for named events: its processor, its lane in and its lane out.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator, Hashable
+from typing import Any
+
+from heterps_core.planning.simulate.pipeline_load import PipelineLoad
+from heterps_core.planning.simulate.simulation_options import SimulationOptions
+from heterps_core.training.pipeline.pipeline_schedule import one_forward_one_backward
+from heterps_core.training.pipeline.stage_exchange import replica_slice, routes_to_neighbour
+
+Process = Generator[float | Hashable, Any, None]
+
+
+class EventQueue:
+    """Runs processes that yield a time to sleep until, or an event to wait for."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Process, Any]] = []
+        self._waiting: dict[Hashable, list[Process]] = {}
+        self._happened: dict[Hashable, Any] = {}
+        self._count = 0
+
+    def start(self, process: Process, at: float = 0.0, value: Any = None) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (at, self._count, process, value))
+
+    def happen(self, event: Hashable, value: Any = None) -> None:
+        self._happened[event] = value
+        for process in self._waiting.pop(event, []):
+            self.start(process, self.now, value)
+
+    def run(self) -> None:
+        while self._heap:
+            self.now, _, process, value = heapq.heappop(self._heap)
+            try:
+                request = process.send(value)
+            except StopIteration:
+                continue
+            if isinstance(request, float):
+                self.start(process, max(request, self.now))
+            elif request in self._happened:
+                self.start(process, self.now, self._happened[request])
+            else:
+                self._waiting.setdefault(request, []).append(process)
+        assert not self._waiting, "processes wait for ever"
+
+
+def simulate_by_events(load: PipelineLoad, options: SimulationOptions) -> list[float]:
+    """Return when the last replica of all stages ended each step."""
+    queue = EventQueue()
+    num_stages, num_microbatches = len(load.stages), load.num_microbatches
+    replicas = [range(stage.num_replicas) for stage in load.stages]
+    sizes = [replica_slice(load.batch_size, num_microbatches, i).num_rows for i in range(num_microbatches)]
+    step_ends = [0.0] * options.num_steps
+
+    def schedule(stage: int) -> list[list[tuple[str, int, int]]]:
+        """Passes as (direction, step, micro-batch), in groups that end with a flush."""
+        num_groups = options.num_steps if options.flushes_each_step else 1
+        order = list(
+            one_forward_one_backward(
+                num_microbatches=num_microbatches * options.num_steps // num_groups,
+                num_stages=num_stages,
+                stage=stage,
+                warmup_per_stage=options.warmup_per_stage,
+            )
+        )
+        return [
+            [(d, group + i // num_microbatches, i % num_microbatches) for d, i in order]
+            for group in range(num_groups)
+        ]
+
+    def mean_rows(stage: int) -> float:
+        return load.batch_size / num_microbatches / load.stages[stage].num_replicas
+
+    def messages(stage: int, replica: int, peer_stage: int, microbatch: int) -> list[tuple[int, float, int]]:
+        """Messages with a neighbour as (peer, seconds on this replica's lane, rows), in the order of peers."""
+        seconds = (
+            load.stages[stage].input_seconds if peer_stage < stage else load.stages[stage].output_seconds
+        )
+        routes = routes_to_neighbour(
+            sizes[microbatch],
+            num_replicas=load.stages[stage].num_replicas,
+            replica=replica,
+            num_peer_replicas=load.stages[peer_stage].num_replicas,
+        )
+        return [
+            (r.peer_replica, (r.stop - r.first) / mean_rows(stage) * seconds, r.stop - r.first)
+            for r in routes
+        ]
+
+    def together(kind: str, stage: int, replica: int, *which: Hashable) -> Process:
+        queue.happen((kind, stage, replica, *which))
+        for other in replicas[stage]:
+            yield (kind, stage, other, *which)
+
+    def exchange_seconds(stage: int) -> float:
+        own = load.stages[stage]
+        late = 0.0 if options.flushes_each_step else own.all_reduce_seconds / num_microbatches
+        return own.exchange_seconds + late
+
+    def processor(stage: int, replica: int) -> Process:
+        own = load.stages[stage]
+        put_off = 0.0
+        for group, passes in enumerate(schedule(stage)):
+            for direction, step, microbatch in passes:
+                free = queue.now
+                yield ("arrived", stage, replica, direction, step, microbatch)
+                put_off = max(0.0, put_off - (queue.now - free))
+                rows = replica_slice(sizes[microbatch], own.num_replicas, replica).num_rows
+                seconds = own.forward_seconds if direction == "forward" else own.backward_seconds
+                factor = 1 + own.compute_row_share * (rows / mean_rows(stage) - 1)
+                factor *= options.slow_factors.get((stage, replica), 1.0)
+                yield queue.now + seconds * factor
+                queue.happen(("ran", stage, replica, direction, step, microbatch))
+                if direction == "backward":
+                    put_off += own.weight_gradient_seconds * factor
+                    if microbatch == num_microbatches - 1:
+                        yield queue.now + put_off
+                        put_off = 0.0
+                if direction == "backward" and not options.flushes_each_step:
+                    step_ends[step] = max(step_ends[step], queue.now)
+            if options.flushes_each_step:
+                yield from end_group(stage, replica, group)
+
+    def lane_out(stage: int, replica: int) -> Process:
+        own = load.stages[stage]
+        for group, passes in enumerate(schedule(stage)):
+            for direction, step, microbatch in passes:
+                yield ("ran", stage, replica, direction, step, microbatch)
+                peer_stage = stage + 1 if direction == "forward" else stage - 1
+                if 0 <= peer_stage < num_stages:
+                    for peer, seconds, _ in messages(stage, replica, peer_stage, microbatch):
+                        sent = queue.now + seconds
+                        queue.happen(
+                            ("sending", stage, replica, peer_stage, peer, direction, step, microbatch), sent
+                        )
+                        yield sent
+                if direction == "backward" and exchange_seconds(stage):
+                    yield from together("push", stage, replica, step, microbatch)
+                    yield queue.now + exchange_seconds(stage)
+            queue.happen(("all sent", stage, replica, group))
+            if own.all_reduce_seconds and options.flushes_each_step:
+                yield ("ended", stage, replica, group)
+
+    def lane_in(stage: int, replica: int) -> Process:
+        own = load.stages[stage]
+        for group, passes in enumerate(schedule(stage)):
+            for direction, step, microbatch in passes:
+                if direction == "forward" and exchange_seconds(stage):
+                    if group:
+                        # Rows are not read before all replicas have updated them.
+                        for other in replicas[stage]:
+                            yield ("ended", stage, other, group - 1)
+                    yield from together("pull", stage, replica, step, microbatch)
+                    yield queue.now + exchange_seconds(stage)
+                peer_stage = stage - 1 if direction == "forward" else stage + 1
+                if 0 <= peer_stage < num_stages:
+                    for peer, seconds, _ in messages(stage, replica, peer_stage, microbatch):
+                        sent = yield (
+                            "sending",
+                            peer_stage,
+                            peer,
+                            stage,
+                            replica,
+                            direction,
+                            step,
+                            microbatch,
+                        )
+                        yield max(queue.now + seconds, sent)
+                queue.happen(("arrived", stage, replica, direction, step, microbatch))
+            if own.all_reduce_seconds and options.flushes_each_step:
+                yield ("ended", stage, replica, group)
+
+    def end_group(stage: int, replica: int, group: int) -> Process:
+        queue.happen(("computed", stage, replica, group))
+        seconds = load.stages[stage].all_reduce_seconds
+        for other in replicas[stage] if seconds else [replica]:
+            yield ("computed", stage, other, group)
+            yield ("all sent", stage, other, group)
+        yield queue.now + seconds
+        queue.happen(("ended", stage, replica, group))
+        step_ends[group] = max(step_ends[group], queue.now)
+
+    for stage in range(num_stages):
+        for replica in replicas[stage]:
+            ready = options.startup_seconds.get((stage, replica), 0.0)
+            for process in (processor, lane_in, lane_out):
+                queue.start(process(stage, replica), ready)
+    queue.run()
+    return step_ends

@@ -1,0 +1,125 @@
+from dataclasses import replace
+
+import pytest
+
+from heterps_core.device_types import DEVICE_TYPES
+from heterps_core.errors import ConfigurationError
+from heterps_core.models.model_graph import LayerKind
+from heterps_core.profiling.profiles.analytic_profile import estimate_profile, layer_work, slowdowns
+from tests.heterps_core.profiling.builders import (
+    DENSE,
+    EMBEDDING,
+    GRAPH,
+    LINK,
+    SPEED,
+    make_profile,
+    make_timing,
+)
+
+
+def test_the_roofline_of_a_dense_layer_is_the_longer_of_computing_and_moving():
+    forward = layer_work(DENSE, batch_size=100)["forward"]
+
+    # 100 * 500 operations at 1e6/s take 0.05 s; 100 * (60 + 4) + 1000 bytes at 1e5/s take 0.074 s.
+    assert forward.limit_seconds(SPEED) == pytest.approx(0.074)
+    # At a tenth of the batch: 0.005 s against 0.0164 s, and a hundredth of the memory's share at 1e7 bytes/s.
+    fast_memory = replace(SPEED, memory_bandwidth_bytes_per_s=1e7)
+    assert forward.limit_seconds(fast_memory) == pytest.approx(0.05)
+
+
+def test_the_backward_pass_of_a_dense_layer_multiplies_twice():
+    work = layer_work(DENSE, batch_size=100)
+
+    assert work["backward"].flops == 2 * work["forward"].flops == 100_000
+    assert work["update"].num_bytes == 7 * 1_000
+
+
+def test_the_work_of_an_embedding_does_not_depend_on_the_size_of_its_table():
+    bigger = replace(EMBEDDING, parameter_bytes=10**12)
+
+    assert layer_work(bigger, batch_size=100) == layer_work(EMBEDDING, batch_size=100)
+
+
+def test_the_slowdown_of_a_kind_is_measured_time_over_roofline_without_launches():
+    # Forward: 1 s measured, one launch of 0.001 s, roofline 0.074 s.
+    found = slowdowns(GRAPH, make_profile())
+
+    assert found[LayerKind.FULLY_CONNECTED, "forward"] == pytest.approx((1.0 - 0.001) / 0.074)
+
+
+def test_no_kind_is_estimated_faster_than_the_roofline():
+    in_the_cache = make_profile(timings=(make_timing(EMBEDDING, 1, 1, 1), make_timing(DENSE, 1, 1, 1)))
+
+    assert set(slowdowns(GRAPH, in_the_cache).values()) == {1.0}
+
+
+def test_a_machine_of_unknown_rates_calibrates_nothing():
+    with pytest.raises(ConfigurationError, match="whose rates are known, but those of local-cpu are not"):
+        estimate_profile(GRAPH, replace(make_profile(), machine_speed=None), DEVICE_TYPES["gpu-t4"])
+
+
+def test_an_estimate_for_the_measured_speed_gives_the_measured_times_back():
+    # Slow enough that no kind reaches its roofline, beyond which times are not given back.
+    measured = make_profile(
+        timings=(make_timing(EMBEDDING, 600, 400, 1_000), make_timing(DENSE, 1_000, 2_000, 400))
+    )
+    same_device = replace(
+        DEVICE_TYPES["cpu-c5"],
+        peak_fp32_flops_per_s=SPEED.flops_per_s,
+        memory_bandwidth_bytes_per_s=SPEED.memory_bandwidth_bytes_per_s,
+        kernel_launch_seconds=SPEED.kernel_launch_seconds,
+    )
+
+    estimate = estimate_profile(GRAPH, measured, same_device)
+
+    for found, timing in zip(estimate.timings, measured.timings, strict=True):
+        assert found.compute_ms(update_share=1.0) == pytest.approx(timing.compute_ms(update_share=1.0))
+
+
+@pytest.mark.parametrize("name", sorted(DEVICE_TYPES))
+def test_every_estimate_is_marked_and_says_from_what(name):
+    estimate = estimate_profile(GRAPH, make_profile(), DEVICE_TYPES[name])
+
+    assert all(timing.is_estimated for timing in (*estimate.timings, *estimate.half_batch_timings))
+    assert name in estimate.timings[0].source
+    assert "estimated" in estimate.hardware
+    assert estimate.sum_over_step is None
+    assert 0 <= estimate.compute_parallel_fraction(batch_size=100) <= 1
+
+
+@pytest.mark.parametrize(
+    ("field", "factor"),
+    [
+        ("peak_fp32_flops_per_s", 2.0),
+        ("memory_bandwidth_bytes_per_s", 2.0),
+        ("kernel_launch_seconds", 0.5),
+    ],
+)
+def test_a_device_that_is_better_in_one_figure_is_never_slower(field, factor):
+    device_type = DEVICE_TYPES["gpu-t4"]
+    better = replace(device_type, **{field: factor * getattr(device_type, field)})
+
+    times, better_times = (
+        [
+            timing.compute_ms(update_share=1.0)
+            for timing in estimate_profile(GRAPH, make_profile(), kind).timings
+        ]
+        for kind in (device_type, better)
+    )
+
+    assert all(found <= time for found, time in zip(better_times, times, strict=True))
+
+
+def test_cores_of_a_host_all_reduce_at_loopback_speed_and_accelerators_over_the_network():
+    on_cores = estimate_profile(GRAPH, make_profile(), DEVICE_TYPES["cpu-c5"])
+    on_cards = estimate_profile(GRAPH, make_profile(), DEVICE_TYPES["gpu-t4"])
+
+    assert on_cores.all_reduce_link == LINK
+    assert on_cards.all_reduce_link.bandwidth_bytes_per_s == 625e6  # 5 Gbit/s of g4dn.xlarge
+
+
+def test_refuses_to_calibrate_on_an_estimate():
+    estimate = estimate_profile(GRAPH, make_profile(), DEVICE_TYPES["gpu-t4"])
+
+    with pytest.raises(ConfigurationError, match="profile the model on this machine first"):
+        estimate_profile(GRAPH, estimate, DEVICE_TYPES["cpu-c5"])

@@ -1,0 +1,92 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.profiling.profiles.layer_profile import LayerProfile, parallel_fraction
+from tests.heterps_core.profiling.builders import DENSE, EMBEDDING, make_profile, make_timing
+
+
+@pytest.mark.parametrize(
+    ("shared_seconds", "fraction"),
+    [(5.0, 1.0), (10.0, 0.0), (8.0, 0.4), (12.0, 0.0), (4.0, 1.0)],  # 10 (1 - a + a / 2); beyond that cut off
+)
+def test_parallel_fraction_follows_from_the_time_of_two_replicas(shared_seconds, fraction):
+    assert parallel_fraction(10.0, shared_seconds, num_replicas=2) == pytest.approx(fraction)
+
+
+def test_nothing_to_do_is_wholly_parallel():
+    assert parallel_fraction(0.0, 0.0, num_replicas=2) == 1.0
+
+
+def test_alpha_is_that_of_all_layers_with_the_update_of_dense_layers_undivided():
+    # By hand: 4400 ms for 100 samples, 2420 ms for 50; rho = 0.55, alpha = 0.45 / 0.5.
+    assert make_profile().compute_parallel_fraction(batch_size=100) == pytest.approx(0.9)
+
+
+def test_alpha_grows_where_one_update_serves_several_micro_batches():
+    # A quarter of the dense update: 4100 and 2120 ms.
+    found = make_profile().compute_parallel_fraction(batch_size=400)
+
+    assert found == pytest.approx((1 - 2_120 / 4_100) * 2)
+
+
+def test_alpha_of_a_stage_is_that_of_its_own_layers():
+    # The embedding alone: 1000 and 520 ms.
+    found = make_profile().compute_parallel_fraction(batch_size=100, layers=slice(0, 1))
+
+    assert found == pytest.approx(0.96)
+
+
+def test_beta_counts_what_belongs_to_samples_as_parallel():
+    # 3000 and 2000 bytes of rows and 2 * 1000 of gradients over the same link.
+    found = make_profile().communication_parallel_fraction(batch_size=100)
+
+    assert found == pytest.approx((1 - 4_000 / 5_000) * 2)
+
+
+def test_beta_grows_with_the_boundary_of_a_stage():
+    # 2 * 60 bytes a sample on top: 17000 and 10000 bytes.
+    found = make_profile().communication_parallel_fraction(batch_size=100, boundary_bytes_per_sample=60)
+
+    assert found == pytest.approx((1 - 10_000 / 17_000) * 2)
+
+
+def test_a_dense_update_is_charged_once_a_training_batch():
+    profile = make_profile()
+
+    assert profile.compute_seconds(1, batch_size=400) == pytest.approx(3.1)
+    # Over all of a batch of 50, which is half a profiling batch, it is whole again: (1 + 2 + 0.8) / 2 = 1.5 + 0.4.
+    assert profile.compute_seconds(1, batch_size=50) == pytest.approx(3.8)
+    assert profile.compute_seconds(0, batch_size=400) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("profile", [make_profile(), replace(make_profile(), machine_speed=None)])
+def test_a_profile_survives_json(profile):
+    document = json.loads(json.dumps(profile.to_json()))
+
+    assert LayerProfile.from_json(document) == profile
+    assert document["compute_parallel_fraction"] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("spoiled", [{"schema_version": 0}, {"timings": [{}]}, {"boundary_link": None}])
+def test_refuses_json_of_another_form(spoiled):
+    with pytest.raises(ConfigurationError, match="measure it anew"):
+        LayerProfile.from_json({**make_profile().to_json(), **spoiled})
+
+
+def test_one_estimated_layer_makes_the_profile_estimated():
+    profile = make_profile()
+    estimated = replace(profile.timings[1], is_estimated=True)
+
+    assert not profile.is_estimated
+    assert replace(profile, timings=(profile.timings[0], estimated)).is_estimated
+
+
+def test_refuses_two_sizes_with_different_layers():
+    with pytest.raises(ConfigurationError, match="same layers at both batch sizes"):
+        make_profile(
+            timings=(make_timing(EMBEDDING, 1, 1, 1), make_timing(DENSE, 1, 1, 1)),
+            half_batch_timings=(make_timing(DENSE, 1, 1, 1),),
+        )

@@ -1,0 +1,86 @@
+import logging
+from dataclasses import replace
+
+import pytest
+
+from heterps_core.data.features import FeatureSpec
+from heterps_core.profiling.machine import Machine
+from heterps_core.profiling.measuring_process import ProfileRequest
+from heterps_core.profiling.profiles.layer_profile import LayerProfile
+from heterps_core.profiling.profiles.profile_cache import ProfileCache, ProfileKey
+from tests.heterps_core.profiling.builders import GRAPH, make_profile
+
+MACHINE = Machine(processor="a processor", num_cores=2, memory_bytes=1)
+REQUEST = ProfileRequest(
+    model="small", features=FeatureSpec(num_dense=1, slot_rows=(2,)), batch_size=100, num_threads=1
+)
+
+
+def make_key(request=REQUEST, graph=GRAPH, machine=MACHINE, device_type="local-cpu"):
+    return ProfileKey.of(request, graph, machine, device_type=device_type)
+
+
+class Measurement:
+    """Gives a profile and counts how often it was asked."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self):
+        self.count += 1
+        return make_profile()
+
+
+def test_a_profile_is_measured_once_and_read_by_later_runs(tmp_path):
+    measure = Measurement()
+
+    first = ProfileCache(tmp_path / "profiles", LayerProfile).get_or_measure(make_key(), measure)
+    second = ProfileCache(tmp_path / "profiles", LayerProfile).get_or_measure(make_key(), measure)
+
+    assert (first, second, measure.count) == (make_profile(), make_profile(), 1)
+    assert [path.suffix for path in (tmp_path / "profiles").iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        make_key(graph=replace(GRAPH, layers=GRAPH.layers[:1])),
+        make_key(machine=replace(MACHINE, processor="another one")),
+        make_key(machine=replace(MACHINE, num_cores=4)),
+        make_key(device_type="gpu-t4"),
+        make_key(request=replace(REQUEST, batch_size=200)),
+        make_key(request=replace(REQUEST, num_threads=2)),
+        make_key(request=replace(REQUEST, dense_optimizer="sgd")),
+        make_key(request=replace(REQUEST, dataset="clicks", dataset_fingerprint="f1")),
+        replace(make_key(), software={**make_key().software, "torch": "9.9"}),
+    ],
+)
+def test_whatever_changes_the_speed_is_measured_anew(tmp_path, other):
+    cache, measure = ProfileCache(tmp_path, LayerProfile), Measurement()
+    cache.get_or_measure(make_key(), measure)
+
+    cache.get_or_measure(other, measure)
+
+    assert measure.count == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 0}', '{"schema_version": 1}', "\x00"])
+def test_a_file_that_cannot_be_used_is_reported_and_replaced(tmp_path, caplog, content):
+    cache, measure = ProfileCache(tmp_path, LayerProfile), Measurement()
+    (tmp_path / make_key().file_name()).write_text(content)
+
+    with caplog.at_level(logging.WARNING):
+        cache.get_or_measure(make_key(), measure)
+    cache.get_or_measure(make_key(), measure)
+
+    assert measure.count == 1
+    assert "counts as missing" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written_does_not_stop_the_run(tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+
+    found = ProfileCache(tmp_path / "file", LayerProfile).get_or_measure(make_key(), Measurement())
+
+    assert found == make_profile()
+    assert "is not kept" in caplog.text

@@ -1,0 +1,48 @@
+"""What a node does when the cloud takes it back."""
+
+import time
+
+from heterps_core.instance_metadata import InstanceMetadata
+from heterps_core.training.node.leaving import leaving_nodes, watch_notices
+from heterps_core.training.storage.run_directory import STOP, RunDirectory
+from tests.metadata_server import metadata_server
+from tests.waiting import wait_for
+
+INTERRUPTION = '{"action": "terminate", "time": "2026-11-21T04:02:00Z"}'
+RECOMMENDATION = '{"noticeTime": "2026-11-21T03:40:00Z"}'
+
+
+def watched(run, address):
+    return watch_notices(run, "stage0-node3", metadata=InstanceMetadata(address), poll_interval_s=0.02)
+
+
+def test_an_interruption_is_written_down_and_asks_for_a_checkpoint_and_an_end(tmp_path):
+    run, values = RunDirectory(str(tmp_path)), {}
+    with metadata_server(values) as address, watched(run, address):
+        time.sleep(0.1)
+        assert not run.exists(STOP)
+        values["spot/instance-action"] = INTERRUPTION
+        wait_for(lambda: run.exists(STOP))
+
+    assert leaving_nodes(run) == {"stage0-node3": "2026-11-21T04:02:00Z"}
+
+
+def test_a_recommendation_is_written_down_and_stops_nothing(tmp_path):
+    run = RunDirectory(str(tmp_path))
+    with (
+        metadata_server({"events/recommendations/rebalance": RECOMMENDATION}) as address,
+        watched(run, address),
+    ):
+        wait_for(lambda: run.exists("nodes/stage0-node3/leaving.json"))
+        time.sleep(0.1)
+
+    assert not run.exists(STOP)
+    assert leaving_nodes(run) == {}
+
+
+def test_a_service_that_does_not_answer_is_asked_again(tmp_path):
+    run, values = RunDirectory(str(tmp_path)), {"spot/instance-action": "no JSON"}
+    with metadata_server(values) as address, watched(run, address):
+        time.sleep(0.1)
+        values["spot/instance-action"] = INTERRUPTION
+        wait_for(lambda: run.exists(STOP))

@@ -1,0 +1,100 @@
+"""Fused layers compute what the layers of the chain compute one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import FeatureSpec
+from heterps_core.embeddings.row_optimizers import RowWiseSGD
+from heterps_core.models import CTR_MODELS
+from heterps_core.models.chain import build_chain, run_layers
+from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.training.pipeline import stage_layers
+from heterps_core.training.pipeline.stage_layers import StageLayers, has_fused_linear
+
+FEATURES = FeatureSpec(num_dense=13, slot_rows=(50,) * 26)
+BATCH = ClickBatch(
+    dense=torch.randn(40, 13, generator=torch.Generator().manual_seed(1)),
+    ids=torch.randint(0, 50, (40, 26), generator=torch.Generator().manual_seed(2)),
+    labels=torch.zeros(40),
+)
+
+
+def build_layers(model: str) -> list[nn.Module]:
+    chain = build_chain(model, FEATURES, seed=3)
+    for name, layer in chain.named_children():
+        if isinstance(layer, SlotEmbedding):
+            layer.attach_table(layer.new_table(name, RowWiseSGD(), seed=3))
+    return list(chain.children())
+
+
+def learn(model: str, precision: str | None) -> tuple[Tensor, list[Tensor]]:
+    """Return logits and, behind one step of the tables, all gradients and rows; None: layer by layer."""
+    layers = build_layers(model)
+    fused = StageLayers(layers, precision=precision) if precision else None
+    logits = run_layers(layers, BATCH, None) if fused is None else fused(BATCH, None)
+    (logits * torch.arange(1.0, 41.0)[:, None]).mean().backward()
+    if fused is not None:
+        fused.weight_gradients.finish()
+    learned = []
+    for layer in layers:
+        learned += [parameter.grad for parameter in layer.parameters()]
+        if isinstance(layer, SlotEmbedding):
+            layer.table.apply_gradients(learning_rate=1.0)
+            learned.append(layer.table.weight_RD)
+    return logits.detach(), learned
+
+
+@pytest.mark.parametrize("model", CTR_MODELS)
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_float32_gives_the_outputs_and_gradients_of_the_layers(model, is_fused, monkeypatch):
+    if not is_fused:
+        monkeypatch.setattr(stage_layers, "has_fused_linear", lambda dtype: False)
+    logits, learned = learn(model, "fp32")
+
+    expected_logits, expected = learn(model, None)
+
+    torch.testing.assert_close(logits, expected_logits, rtol=1e-5, atol=1e-5)
+    for got, wanted in zip(learned, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", CTR_MODELS)
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_bfloat16_is_near_and_leaves_float32_behind(model, is_fused, monkeypatch):
+    if not is_fused:
+        monkeypatch.setattr(stage_layers, "has_fused_linear", lambda dtype: False)
+    logits, learned = learn(model, "bf16")
+
+    expected_logits, expected = learn(model, None)
+
+    # Eight bits of a bfloat16 are 0.4 % for each product; up to eight follow each other, and back again.
+    for got, wanted in zip([logits, *learned], [expected_logits, *expected], strict=True):
+        assert got.dtype == torch.float32
+        assert (got - wanted).norm() <= 0.15 * wanted.norm()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_input_gets_its_gradient_and_may_have_no_rows(precision):
+    layers = build_layers("ctrdnn")[3:]
+    for num_rows in (0, 5):
+        entering = torch.ones(num_rows, 400, requires_grad=True)
+
+        StageLayers(layers, precision=precision)(BATCH, entering).sum().backward()
+
+        assert entering.grad.shape == (num_rows, 400)
+        assert entering.grad.dtype == torch.float32
+    assert entering.grad.abs().sum() > 0
+
+
+def test_a_layer_without_bias_is_fused_too():
+    linear = nn.Linear(7, 3, bias=False)
+    entering = torch.randn(5, 7)
+
+    leaving = StageLayers([linear, nn.ReLU()])(BATCH, entering)
+
+    torch.testing.assert_close(leaving, linear(entering).relu())
+    assert has_fused_linear(torch.float32) == torch.backends.mkldnn.is_available()

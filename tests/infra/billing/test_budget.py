@@ -1,0 +1,191 @@
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from infra.billing.budget import BudgetWatch, Spending, spent_usd, start_of_month, watched
+from infra.billing.caps import Caps
+from infra.ledger.ledger import EndReason, Ledger
+from tests.infra.builders import offer, plan
+from tests.waiting import wait_for
+
+NOW = datetime(2026, 11, 2, tzinfo=UTC)
+
+
+class Run:
+    """A run whose spending is set by hand; writes down what it is told."""
+
+    def __init__(self, caps, price_usd_per_hour=6.0):
+        self.spending = Spending(run_usd=0.0, month_usd=0.0)
+        self.steady_s = 0.0
+        self.told = []
+        self.watch = BudgetWatch(
+            caps,
+            spending=self.read,
+            price_usd_per_hour=price_usd_per_hour,
+            on_warning=lambda text: self.told.append(text.partition(";")[0]),
+            on_stop=lambda: self.told.append("stop"),
+            on_end=lambda: self.told.append("end"),
+            steady_s=lambda: self.steady_s,
+        )
+
+    def read(self):
+        if isinstance(self.spending, Exception):
+            raise self.spending
+        return self.spending
+
+    def blind_for(self, seconds, spending):
+        """Look once a second while nothing can be seen."""
+        self.spending = spending
+        for _ in range(seconds):
+            self.steady_s += 1.0
+            self.watch.look()
+        return list(self.told)
+
+    def spend(self, run_usd, month_usd=0.0):
+        self.spending = Spending(run_usd=run_usd, month_usd=month_usd)
+        self.told.clear()
+        self.watch.look()
+        self.watch.look()
+        return list(self.told)
+
+
+def test_warns_at_80_percent_stops_before_the_cap_and_ends_the_machines_at_it_each_once():
+    # 6 USD/hour are 0.1 USD a minute: the reserve of a minute is less than 5 % of 10 USD.
+    run = Run(Caps(max_usd_per_run=10.0))
+
+    assert run.spend(7.99) == []
+    assert run.spend(8.0) == ["8 of the 10 USD per run are spent (80%)"]
+    assert run.spend(9.89) == []
+    assert run.spend(9.91) == ["stop"]
+    assert run.spend(10.0) == ["end"]
+    assert run.spend(11.0) == []
+    assert run.watch.stopped_by == "9.91 of the 10 USD per run are spent"
+
+
+def test_a_small_cap_keeps_a_twentieth_in_reserve():
+    run = Run(Caps(max_usd_per_run=0.1))
+
+    assert "stop" not in run.spend(0.0949)
+    assert run.spend(0.0951) == ["stop"]
+
+
+def test_the_month_has_a_cap_of_its_own():
+    run = Run(Caps(max_usd_per_run=100.0, max_usd_per_month=50.0))
+
+    assert run.spend(1.0, month_usd=41.0) == ["41 of the 50 USD per month are spent (82%)"]
+    assert run.spend(1.0, month_usd=50.0) == ["stop", "end"]
+
+
+def test_a_run_without_caps_is_left_alone():
+    assert Run(Caps()).spend(1e9, month_usd=1e9) == []
+
+
+def test_an_end_that_fails_is_tried_again():
+    run = Run(Caps(max_usd_per_run=1.0))
+    attempts = []
+
+    def end():
+        attempts.append(len(attempts))
+        if len(attempts) == 1:
+            raise OSError("the cloud does not answer")
+
+    run.watch._on_end = end
+    run.spending = Spending(run_usd=2.0, month_usd=0.0)
+    with watched(run.watch, interval_s=0.01):
+        wait_for(lambda: len(attempts) >= 2)
+        time.sleep(0.05)
+
+    assert attempts == [0, 1]
+
+
+BLIND = Spending(run_usd=0.0, month_usd=0.0, blind_because="the ledger is malformed; aws has not answered")
+
+
+@pytest.mark.parametrize("spending", [BLIND, ValueError("what a new library raises")])
+def test_a_capped_run_whose_spending_cannot_be_seen_for_two_minutes_is_asked_to_stop_once(spending):
+    run = Run(Caps(max_usd_per_run=10.0))
+
+    assert run.blind_for(119, spending) == []
+    assert run.blind_for(10, spending) == ["stop"]
+    assert "could not be seen for 120 s, at most 120 s are allowed" in run.watch.stopped_by
+
+
+def test_a_sight_in_between_begins_the_two_minutes_again_and_a_run_without_caps_goes_on():
+    run = Run(Caps(max_usd_per_run=10.0))
+    run.blind_for(119, BLIND)
+    run.blind_for(1, Spending(run_usd=0.0, month_usd=0.0))
+    assert run.blind_for(119, BLIND) == []
+
+    assert Run(Caps(max_usd_per_hour=1.0)).blind_for(500, BLIND) == []
+
+
+def test_what_is_counted_on_while_blind_is_held_against_the_cap():
+    run = Run(Caps(max_usd_per_run=10.0))
+
+    assert run.blind_for(1, replace(BLIND, run_usd=10.0))[-2:] == ["stop", "end"]
+
+
+def test_a_stop_that_cannot_be_asked_for_is_tried_again_and_does_not_keep_the_end_away():
+    run = Run(Caps(max_usd_per_run=1.0))
+    stop = run.watch._on_stop
+
+    def refuse():
+        raise OSError("the bucket does not answer")
+
+    run.watch._on_stop = refuse
+    assert run.spend(2.0)[-1:] == ["end"]
+    run.watch._on_stop = stop
+    assert run.spend(0.96) == []
+    other = Run(Caps(max_usd_per_run=1.0))
+    other.watch._on_stop = refuse
+    assert "stop" not in other.spend(0.96)
+    other.watch._on_stop = lambda: other.told.append("stop")
+    assert other.spend(0.96) == ["stop"]
+
+
+@pytest.fixture
+def entries(tmp_path):
+    """One machine of 3.6 USD/hour (0.001 USD/s) from an hour before midnight to an hour after, one never had."""
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    dear = offer(price_usd_per_hour=3.6)
+    had, never_had = plan(dear, dear).node_requests()
+    midnight = datetime(2026, 11, 1, tzinfo=UTC)
+    for request in (had, never_had):
+        ledger.intend("r", "aws", request, at=midnight - timedelta(hours=1))
+    ledger.launched("r", had.node_id, provider_instance_id="i", at=midnight - timedelta(hours=1))
+    ledger.ended("r", had.node_id, reason=EndReason.RUN_ENDED, at=midnight + timedelta(hours=1))
+    ledger.failed("r", never_had.node_id, reason="no capacity", at=midnight)
+    return ledger.entries()
+
+
+def test_a_machine_that_ran_over_the_turn_of_the_month_counts_by_parts(entries):
+    all_of_it = spent_usd(entries, minimum_billed_s=60, services_usd_per_machine_hour=0.0, now=NOW)
+    november = spent_usd(
+        entries,
+        minimum_billed_s=60,
+        services_usd_per_machine_hour=0.0,
+        now=NOW,
+        since=start_of_month(NOW),
+    )
+
+    assert (all_of_it, november) == (pytest.approx(7.2), pytest.approx(3.6))
+
+
+def test_what_ended_before_the_month_began_is_not_of_it(entries):
+    december = start_of_month(datetime(2026, 12, 24, tzinfo=UTC))
+
+    assert (
+        spent_usd(
+            entries, minimum_billed_s=60, services_usd_per_machine_hour=1.0, now=december, since=december
+        )
+        == 0.0
+    )
+
+
+def test_each_hour_of_a_machine_has_its_disk_and_address_and_one_that_was_never_had_has_none(entries):
+    # By hand: two hours of one machine at 3.60 + 0.01 USD.
+    assert spent_usd(
+        entries, minimum_billed_s=60, services_usd_per_machine_hour=0.01, now=NOW
+    ) == pytest.approx(7.22)

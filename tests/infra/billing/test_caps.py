@@ -1,0 +1,52 @@
+import pytest
+
+from heterps_core.errors import BudgetExceededError, ConfigurationError
+from infra.billing.caps import Caps, check_caps
+
+
+@pytest.mark.parametrize(
+    "caps",
+    [
+        Caps(),
+        Caps(max_usd_per_hour=2.0),
+        Caps(max_usd_per_run=10.0),
+        Caps(max_usd_per_hour=2.0, max_usd_per_run=10.0),
+    ],
+)
+def test_a_plan_at_the_cap_is_within_it(caps):
+    check_caps(price_usd_per_hour=2.0, predicted_cost_usd=10.0, caps=caps)
+
+
+def test_says_by_how_much_a_cap_is_exceeded():
+    with pytest.raises(
+        BudgetExceededError, match=r"within 2 USD per hour, but takes 2\.5: 0\.5 \(25%\) too much"
+    ):
+        check_caps(price_usd_per_hour=2.5, predicted_cost_usd=1.0, caps=Caps(max_usd_per_hour=2.0))
+
+
+def test_the_month_counts_what_was_spent_before():
+    caps = Caps(max_usd_per_month=10.0)
+    check_caps(price_usd_per_hour=1.0, predicted_cost_usd=4.0, spent_this_month_usd=6.0, caps=caps)
+    with pytest.raises(
+        BudgetExceededError, match=r"within 10 USD per month, but takes 11: .* 7 USD of the month"
+    ):
+        check_caps(price_usd_per_hour=1.0, predicted_cost_usd=4.0, spent_this_month_usd=7.0, caps=caps)
+
+
+def test_a_cost_that_is_not_a_number_is_refused():
+    with pytest.raises(BudgetExceededError, match="USD per run"):
+        check_caps(price_usd_per_hour=1.0, predicted_cost_usd=float("nan"), caps=Caps(max_usd_per_run=1.0))
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0, float("nan")])
+def test_refuses_a_cap_that_nothing_could_meet(cap):
+    with pytest.raises(ConfigurationError, match="max_usd_per_hour must be positive"):
+        Caps(max_usd_per_hour=cap)
+
+
+def test_launches_that_failed_count_against_the_run_and_are_named():
+    caps = Caps(max_usd_per_run=2.0)
+    check_caps(price_usd_per_hour=1.0, predicted_cost_usd=1.5, failed_launches_usd=0.5, caps=caps)
+
+    with pytest.raises(BudgetExceededError, match=r"takes 2\.1: .*0\.6 USD went to launches that failed"):
+        check_caps(price_usd_per_hour=1.0, predicted_cost_usd=1.5, failed_launches_usd=0.6, caps=caps)

@@ -1,0 +1,233 @@
+import signal
+import threading
+import time
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from heterps_core.errors import BudgetExceededError, ProvisioningError
+from infra.billing.caps import Caps
+from infra.ledger.ledger import Ledger
+from infra.machines.lifecycle import running_cluster, terminate_run
+from infra.providers.local import LocalProvider
+from tests.infra.builders import bootstrap, plan
+from tests.waiting import wait_for
+
+SIX_HOURS_S = 6 * 3600
+
+
+class ShortLeaseProvider(LocalProvider):
+    """The local provider with a lease that must be renewed while the test looks."""
+
+    lease_s = 0.6
+
+
+class StubbornProvider(LocalProvider):
+    """The local provider whose first attempts to end a run fail, as on a throttled account."""
+
+    failures_left = 0
+
+    def terminate(self, run_id):
+        if self.failures_left > 0:
+            self.failures_left -= 1
+            raise ProvisioningError("throttled")
+        return super().terminate(run_id)
+
+
+class InterruptedProvider(LocalProvider):
+    """The local provider that is told to end in the middle of ending."""
+
+    def terminate(self, run_id):
+        signal.raise_signal(signal.SIGTERM)
+        return super().terminate(run_id)
+
+
+class ChargingProvider(LocalProvider):
+    """The local provider as if each machine had an address and a disk of 40 GB that are paid for."""
+
+    charges_money = True
+    disk_gb_each = 40.0
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "ledger.sqlite")
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr("infra.machines.lifecycle.TERMINATE_PAUSE_S", 0.01)
+
+
+def running(provider, ledger, tmp_path):
+    return running_cluster(
+        provider,
+        plan(),
+        run_id="r1",
+        bootstrap=bootstrap(tmp_path / "run"),
+        ledger=ledger,
+        caps=Caps(),
+        predicted_cost_usd=1.0,
+    )
+
+
+def test_the_lease_is_renewed_while_the_block_runs_and_no_longer(ledger, tmp_path):
+    provider = ShortLeaseProvider(tmp_path / "leases")
+
+    with running(provider, ledger, tmp_path):
+        time.sleep(2 * provider.lease_s)
+        leases = [instance.lease_until for instance in provider.list_instances("r1")]
+        assert len(leases) == 2
+        assert min(leases) > datetime.now(UTC)
+
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lease of")]
+
+
+def test_the_lease_changes_where_nodes_look_while_the_block_runs_and_no_longer(ledger, tmp_path):
+    provider = ShortLeaseProvider(tmp_path / "leases")
+    lease = tmp_path / "run" / "leases" / "r1"
+
+    with running(provider, ledger, tmp_path):
+        wait_for(lease.exists, timeout_s=30, what="the first lease")
+        first = lease.read_text()
+        wait_for(lambda: lease.read_text() != first, timeout_s=30, what="a renewal")
+
+    last = lease.read_text()
+    time.sleep(2 * provider.lease_s)
+    assert lease.read_text() == last
+
+
+def test_a_lease_that_cannot_be_renewed_on_the_machines_is_renewed_where_nodes_look(ledger, tmp_path):
+    class SilentProvider(ShortLeaseProvider):
+        def renew_lease(self, run_id, *, until):
+            raise ProvisioningError("EC2 does not answer")
+
+    lease = tmp_path / "run" / "leases" / "r1"
+    with running(SilentProvider(tmp_path / "leases"), ledger, tmp_path):
+        wait_for(lease.exists, timeout_s=30, what="the first lease")
+        first = lease.read_text()
+        wait_for(lambda: lease.read_text() != first, timeout_s=30, what="a renewal")
+
+
+def test_nodes_that_are_paid_for_are_told_to_end_at_twice_the_plan(ledger, tmp_path):
+    told = []
+
+    class Told(ChargingProvider):
+        def launch(self, plan, *, bootstrap, **named):
+            told.append(bootstrap.lifetime_s)
+            return super().launch(plan, bootstrap=bootstrap, **named)
+
+    provider = Told(tmp_path / "leases")
+    for run_id, usd, run_caps in [
+        ("r1", 0.01, Caps()),
+        ("r2", 1.0, Caps()),
+        ("r3", 1.0, Caps(max_usd_per_run=1.2)),
+    ]:
+        with running_cluster(
+            provider,
+            plan(),
+            run_id=run_id,
+            bootstrap=bootstrap(tmp_path / run_id, lifetime_s=SIX_HOURS_S),
+            ledger=ledger,
+            caps=run_caps,
+            predicted_cost_usd=usd,
+        ):
+            pass
+
+    # By hand: 0.26 USD an hour and twice (0.005 for an address + 40 GB at 0.08 USD a month of 730 h) are 0.27877.
+    # 0.01 USD are 129 s, and a fleet is waited for 900 s; 1 USD is 3.587 h, twice that above 6 h; 1.2 USD 4.305 h.
+    assert told == [900, SIX_HOURS_S, int(1.2 / (0.26 + 2 * (0.005 + 40 * 0.08 / 730)) * 3600)]
+
+
+def test_a_failed_attempt_to_end_is_repeated(ledger, tmp_path):
+    provider = StubbornProvider(tmp_path / "leases")
+    provider.failures_left = 2
+
+    with running(provider, ledger, tmp_path):
+        pass
+
+    assert provider.list_instances() == ()
+
+
+def test_says_that_the_lease_is_the_last_resort_when_nothing_can_be_ended(ledger, tmp_path):
+    provider = StubbornProvider(tmp_path / "leases")
+    with running(provider, ledger, tmp_path):
+        provider.failures_left = 3
+        with pytest.raises(
+            ProvisioningError, match=r"3 attempts failed: throttled; the sweeper ends them .*60 s"
+        ):
+            terminate_run(provider, "r1", ledger=ledger)
+
+    assert provider.list_instances() == ()
+
+
+def test_a_signal_during_teardown_waits_until_everything_has_ended(ledger, tmp_path):
+    provider = InterruptedProvider(tmp_path / "leases")
+
+    with pytest.raises(SystemExit) as caught, running(provider, ledger, tmp_path):
+        pass
+
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert provider.list_instances() == ()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_handler_that_someone_else_set_is_left_alone(ledger, tmp_path):
+    def others_handler(signum, frame):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGTERM, others_handler)
+    try:
+        with pytest.raises(TimeoutError), running(LocalProvider(tmp_path / "leases"), ledger, tmp_path):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert LocalProvider(tmp_path / "leases").list_instances() == ()
+
+
+def test_works_in_a_thread_where_no_signal_can_be_handled(ledger, tmp_path):
+    seen = []
+
+    def run():
+        with running(LocalProvider(tmp_path / "leases"), ledger, tmp_path) as cluster:
+            seen.append(len(cluster.nodes))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+    assert seen == [2]
+    assert LocalProvider(tmp_path / "leases").list_instances() == ()
+
+
+def test_a_lease_is_in_the_future_from_the_first_moment(ledger, tmp_path):
+    provider = LocalProvider(tmp_path / "leases")
+
+    with running(provider, ledger, tmp_path):
+        (first, _) = provider.list_instances("r1")
+        assert first.lease_until - first.launched_at > timedelta(seconds=provider.lease_s - 5)
+
+
+@pytest.mark.parametrize(("cap", "is_refused"), [(0.27, True), (0.28, False)])
+def test_disks_and_addresses_count_against_the_price_of_an_hour(ledger, tmp_path, cap, is_refused):
+    # By hand: machines of 0.09 and 0.17 USD/hour, each with 0.005 for an address and 40 GB at 0.08 USD a month.
+    assert pytest.approx(0.27877, abs=1e-5) == 0.09 + 0.17 + 2 * (0.005 + 40 * 0.08 / 730)
+    refused = pytest.raises(BudgetExceededError, match="USD per hour") if is_refused else nullcontext()
+
+    with (
+        refused,
+        running_cluster(
+            ChargingProvider(tmp_path / "leases"),
+            plan(),
+            run_id="r1",
+            bootstrap=bootstrap(tmp_path / "run"),
+            ledger=ledger,
+            caps=Caps(max_usd_per_hour=cap),
+            predicted_cost_usd=1.0,
+        ),
+    ):
+        pass
+
+    assert bool(ledger.entries()) is not is_refused

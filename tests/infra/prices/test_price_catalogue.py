@@ -1,0 +1,102 @@
+import csv
+import gzip
+
+import pytest
+
+from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNameError
+from heterps_core.hardware import Market
+from heterps_core.planning.provisioning.offer_choice import unit_prices
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, Snapshot
+
+
+@pytest.fixture(scope="module")
+def catalogue():
+    return PriceCatalogue()
+
+
+def test_has_every_row_of_the_file_that_has_a_price_and_a_size(catalogue):
+    with gzip.open(BUNDLED_SNAPSHOT.path, "rt") as file:
+        rows = [r for r in csv.DictReader(file) if r["ondemand_usd_per_hour"] and r["vcpus"]]
+
+    offers = catalogue.offers(region="us-east-1")
+
+    assert len(rows) == 1345
+    assert {offer.instance_type.name for offer in offers} == {row["instance_type"] for row in rows}
+    assert sum(offer.price_usd_per_hour for offer in offers) == pytest.approx(
+        sum(float(row["ondemand_usd_per_hour"]) for row in rows)
+    )
+
+
+def test_offer_carries_sizes_in_bytes_and_the_date_of_its_price(catalogue):
+    offer = catalogue.offer("g4dn.12xlarge", region="us-east-1")
+
+    assert offer.price_usd_per_hour == 3.912
+    assert offer.instance_type.accelerator_name == "t4"
+    assert offer.instance_type.accelerator_count == 4
+    assert offer.instance_type.accelerator_memory_bytes_each == 16 * 1024**3
+    assert offer.instance_type.network_bandwidth_bytes_per_s == 50e9 / 8
+    assert offer.instance_type.memory_bytes == 192 * 1024**3  # of the host
+    assert offer.price_as_of.startswith("2026-07-20")
+    assert "karpenter" in offer.price_source
+
+
+def test_prices_a_unit_of_every_device_type_that_has_sizes(catalogue):
+    prices = unit_prices(catalogue.offers(region="us-east-1"))
+
+    assert prices["gpu-t4"].usd_per_hour == 0.526  # g4dn.xlarge
+    assert prices["cpu-c7i"].usd_per_hour == pytest.approx(0.08925)  # c7i.large
+    assert "gpu-v100" not in prices
+
+
+def test_keeps_only_the_families_asked_for(catalogue):
+    offers = catalogue.offers(region="us-east-1", families=["g4dn"])
+
+    assert {offer.instance_type.family for offer in offers} == {"g4dn"}
+    assert len(offers) == 7
+
+
+def test_a_fraction_of_a_card_is_no_accelerator(catalogue):
+    assert catalogue.offer("g6f.large", region="us-east-1").instance_type.accelerator_count == 0
+
+
+def test_names_the_regions_that_have_prices(catalogue):
+    with pytest.raises(
+        UnknownNameError, match=r"'eu-west-1' is not a known region with prices; .* us-east-1"
+    ):
+        catalogue.offers(region="eu-west-1")
+
+
+@pytest.mark.parametrize("name", ["g4dn.9xlarge", "zzz"])
+def test_unknown_instance_type_is_answered_with_few_names(catalogue, name):
+    with pytest.raises(UnknownNameError, match="not a known instance type") as caught:
+        catalogue.offer(name, region="us-east-1")
+
+    assert 1 <= len(caught.value.known) <= 10
+
+
+def test_unknown_family_is_named(catalogue):
+    with pytest.raises(UnknownNameError, match="'g4dm' is not a known instance family"):
+        catalogue.offers(region="us-east-1", families=["g4dm"])
+
+
+def test_says_that_the_snapshot_has_no_spot_prices(catalogue):
+    with pytest.raises(
+        ProvisioningError, match=r"no price file has spot prices for us-east-1.*refresh-prices"
+    ):
+        catalogue.offers(region="us-east-1", market=Market.SPOT)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"no gzip", "cannot be read"),
+        (gzip.compress(b"a,b\n1,2\n", mtime=0), "line 2"),
+        (gzip.compress(b"ondemand_usd_per_hour,vcpus\ncheap,2\n", mtime=0), "line 2"),
+    ],
+)
+def test_a_damaged_snapshot_is_named_with_its_line(tmp_path, content, complaint):
+    path = tmp_path / "prices.csv.gz"
+    path.write_bytes(content)
+
+    with pytest.raises(ConfigurationError, match=complaint):
+        PriceCatalogue([Snapshot(path=path, as_of="2026-07-20", source="test")])

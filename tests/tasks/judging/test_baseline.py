@@ -1,0 +1,128 @@
+"""The logistic regression beside a model: what it learns, how many rows it reads, and what becomes of its failure."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.judging.quality import measure_quality
+from tasks.data import PreparedClicks
+from tasks.judging import baseline
+from tasks.judging.baseline import NoBaseline, design_matrix, measure_baseline, sampled_rows
+from tasks.reports.report_tables import baseline_lines
+from tests.tasks.report_builders import make_run_report
+
+
+def prepare(folder, *, num_rows):
+    stream = write_click_stream(folder / "clicks.tsv", num_rows=num_rows, seed=1)
+    dataset = prepare_dataset(
+        str(stream.path), schema=CRITEO_SCHEMA, buckets_per_slot=256, out_dir=folder / "prepared"
+    )
+    return PreparedClicks(directory=str(dataset.directory), description="clicks", best_reachable=None)
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("small"), num_rows=3_000)
+
+
+@pytest.fixture(scope="module")
+def many_clicks(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("large"), num_rows=30_000)
+
+
+def peak_bytes(clicks):
+    """Return the most that Python and NumPy hold at once for the baseline; mapped files are not counted."""
+    tracemalloc.start()
+    try:
+        measure_baseline.fn(clicks)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_design_matrix_is_dense_columns_and_one_hot_ids(clicks):
+    dataset = clicks.open()
+
+    matrix = design_matrix(dataset, np.array([10, 11, 13])).toarray()
+
+    assert matrix.shape == (3, 13 + 26 * 256)
+    np.testing.assert_array_equal(matrix[:, :13], dataset.dense[[10, 11, 13]])
+    for row, ids in zip(matrix[:, 13:], dataset.ids[[10, 11, 13]], strict=True):
+        np.testing.assert_array_equal(np.flatnonzero(row), ids + 256 * np.arange(26))
+
+
+def test_it_learns_the_known_signal_from_all_rows_where_these_are_few(clicks):
+    found = measure_baseline.fn(clicks)
+
+    assert found.num_train_rows == 2_400
+    assert found.quality.num_rows == 600
+    assert 0.6 < found.quality.auc < 0.82  # the stream's best reachable AUC is about 0.82
+    assert found.quality == measure_quality(clicks.open().eval_labels, found.logits)
+
+
+def test_held_out_rows_that_are_rated_in_parts_are_rated_alike(clicks, monkeypatch):
+    whole = measure_baseline.fn(clicks)
+    monkeypatch.setattr(baseline, "ROWS_PER_PART", 7)
+
+    np.testing.assert_allclose(measure_baseline.fn(clicks).logits, whole.logits)
+
+
+@pytest.mark.parametrize(("num_rows", "at_most"), [(24_000, 1_000), (1_003, 1_000), (10, 1_000), (0, 5)])
+def test_a_sample_is_spread_evenly_over_the_rows_and_always_the_same(num_rows, at_most):
+    sample = sampled_rows(num_rows, at_most=at_most)
+
+    assert len(sample) == min(num_rows, at_most)
+    assert len(set(sample)) == len(sample)
+    np.testing.assert_array_equal(sample, sampled_rows(num_rows, at_most=at_most))
+    # Row i of the sample comes from the i-th of equal parts.
+    parts = sample * len(sample) // max(num_rows, 1)
+    assert np.abs(parts - np.arange(len(sample))).max(initial=0) <= 1
+
+
+def test_ten_times_the_rows_take_no_more_memory(clicks, many_clicks, monkeypatch):
+    monkeypatch.setattr(baseline, "MOST_TRAIN_ROWS", 2_000)
+    monkeypatch.setattr(baseline, "ROWS_PER_PART", 600)
+    measure_baseline.fn(clicks)  # What is imported for the first time is not counted.
+
+    few, many = peak_bytes(clicks), peak_bytes(many_clicks)
+
+    assert measure_baseline.fn(many_clicks).num_train_rows == 2_000
+    # Whole, 24,000 rows of 39 columns are 11 MB as one matrix of 12 bytes an entry.
+    assert many < few + 2e6
+
+
+def test_training_rows_of_one_class_have_none(tmp_path):
+    table = tmp_path / "ones.tsv"
+    row = "\t".join(["1", *["1"] * 13, *["a"] * 26])
+    table.write_text(f"{row}\n" * 10)
+    dataset = prepare_dataset(str(table), schema=CRITEO_SCHEMA, buckets_per_slot=8, out_dir=tmp_path / "d")
+
+    only_clicks = PreparedClicks(directory=str(dataset.directory), description="ones", best_reachable=None)
+    assert measure_baseline.fn(only_clicks) == NoBaseline("the training rows are all of one class")
+
+
+def test_a_failure_is_a_line_in_the_report(clicks, monkeypatch):
+    def full(*arguments):
+        raise MemoryError("cannot allocate\n2 lines")
+
+    monkeypatch.setattr(baseline, "design_matrix", full)
+    found = measure_baseline.fn(clicks)
+
+    assert found == NoBaseline("it failed with MemoryError: cannot allocate")
+    report = make_run_report(baseline=found)
+    assert baseline_lines(report) == [
+        "There is no logistic regression to compare with: it failed with MemoryError: cannot allocate."
+    ]
+    assert report.metrics()["quality/baseline_auc"] is None
+
+
+def test_a_report_says_where_the_regression_saw_a_sample(clicks, monkeypatch):
+    monkeypatch.setattr(baseline, "MOST_TRAIN_ROWS", 300)
+
+    [line] = baseline_lines(make_run_report(baseline=measure_baseline.fn(clicks)))
+
+    assert line.startswith("The logistic regression was fitted on 300 of these training rows")

@@ -1,0 +1,98 @@
+import pytest
+
+from heterps_core.planning.calibration.rolling_origin import NO_CORRECTION
+from tasks.judging.nights import best, cheapest
+from tasks.reports.nights_figure import error_figure, nights_figure
+from tasks.reports.nights_page import HEADER, nights_page
+from tasks.reports.pages import Link, Table, page_html
+from tests.tasks.report_builders import make_night, make_speed
+
+LINKS = [Link(text="here", address="http://127.0.0.1:5000")]
+FAILED = {
+    "status": "FAILED",
+    "usd": None,
+    "usd_per_million_samples": None,
+    "throughput_samples_per_s": None,
+    "auc": None,
+    "optimality_gap": None,
+    "was_promoted": None,
+    "speed": None,
+}
+
+
+def page_of(nights):
+    return nights_page(nights, current_run_id=nights[-1].run_id, correction=NO_CORRECTION, links=LINKS)
+
+
+def rows_of(page):
+    [table] = [block for block in page.sections[0].blocks if isinstance(block, Table)]
+    return [dict(zip(HEADER, row, strict=True)) for row in table.rows]
+
+
+def test_a_row_says_what_a_night_cost_how_fast_and_how_good_it_was():
+    [first, *_, last] = rows_of(page_of([make_night(index) for index in range(30)]))
+
+    # By hand: 20 ms predicted and 25 ms measured are a throughput that is a fifth lower.
+    assert first == {
+        "night": "2026-10-01",
+        "model": "ctrdnn",
+        "USD": "0.010000",
+        "USD per million": "2.5000",
+        "samples/s": "4,000",
+        "off by": "-20.0%",
+        "AUC": "0.7400",
+        "to best": "0.0100",
+        "plan gap": "0.00%",
+        "champion": "yes",
+        "ended": "finished",
+        "run": "20261001-0230-00000000",
+    }
+    assert last["ended"] == "this run"
+
+
+def test_a_night_that_failed_has_a_row_without_figures():
+    [_, failed, _] = rows_of(page_of([make_night(0), make_night(1, **FAILED), make_night(2)]))
+
+    assert failed["ended"] == "failed"
+    assert {failed[name] for name in ("USD", "samples/s", "off by", "AUC", "champion")} == {"-"}
+
+
+@pytest.mark.parametrize("nights", [[make_night(0)], [make_night(0, **FAILED)], []])
+def test_the_best_and_the_cheapest_are_those_that_have_figures(nights):
+    finished = [night for night in nights if night.auc is not None]
+
+    assert best(nights) == (finished[0] if finished else None)
+    assert cheapest(nights) == (finished[0] if finished else None)
+
+
+def test_figures_are_drawn_for_one_night_for_many_and_for_nights_without_figures():
+    for nights in ([make_night(0)], [make_night(i) for i in range(30)], [make_night(0, **FAILED)]):
+        assert len(nights_figure(nights).axes) == 4
+        assert len(error_figure(nights).axes) == 1
+        assert "<table>" in page_html(page_of(nights))
+
+
+def test_days_are_named_below_the_picture():
+    figure = nights_figure([make_night(index) for index in range(30)])
+    figure.canvas.draw()
+
+    labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
+    shown = [label for label in labels if label]
+    assert 2 <= len(shown) <= 10
+    assert all(label.startswith("2026-10-") for label in shown)
+
+
+def test_the_day_of_a_single_night_is_named_once():
+    figure = nights_figure([make_night(0)])
+    figure.canvas.draw()
+
+    labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
+    assert [label for label in labels if label] == ["2026-10-01"]
+
+
+def test_the_error_is_that_of_what_was_expected_and_of_the_cost_model_alone():
+    speed = make_speed("20261001-0230-00000000")
+    corrected = make_night(0, speed=type(speed).from_json({**speed.to_json(), "correction_factor": 1.25}))
+
+    assert corrected.prediction_error == pytest.approx(0.0)
+    assert corrected.uncorrected_error == pytest.approx(-0.2)

@@ -1,0 +1,97 @@
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from heterps_core.planning.explain.measurement_worth import MeasurementWorth
+from heterps_core.profiling.profiles.device_profile import DeviceProfile
+from tasks.planning.measurement_decision import MeasurementDecision, decide_measurements
+from tests.heterps_core.profiling.builders import GRAPH, make_profile
+from tests.infra.builders import offer
+from tests.tasks.builders import make_problem
+
+WORTH = MeasurementWorth(
+    device_type="cpu-c7i", largest_spread=0.5, expected_usd=0.002, most_usd=0.01, may_break=False
+)
+NO_WORTH = replace(WORTH, expected_usd=0.0, most_usd=0.0)
+
+
+def decision(worth=WORTH, *, cost_usd=0.05, nights=30, instance_type="c7i.large", measured=None):
+    return MeasurementDecision(
+        worth=worth, nights=nights, instance_type=instance_type, cost_usd=cost_usd, measured=measured
+    )
+
+
+def test_rented_where_all_nights_together_save_more_than_it_costs():
+    # By hand: 30 nights of 0.002 USD are 0.06 USD, 20 are 0.04.
+    assert decision().is_rented
+    assert not decision(nights=20).is_rented
+    assert decision().text == (
+        "rented as c7i.large: may save up to 0.01 USD a night, 0.002 expected (0.06 in 30 nights), costs 0.0500 USD"
+    )
+    assert decision(nights=20).text.startswith("not rented: may save up to 0.01 USD a night")
+
+
+def test_not_rented_where_the_plan_stays_the_same_whatever_it_costs():
+    free = decision(NO_WORTH, cost_usd=0.0)
+
+    assert not free.is_rented
+    assert free.text.startswith("not rented: whatever its true speed within ±50%, the plan stays the same")
+
+
+def test_rented_where_the_plan_may_break_a_constraint():
+    assert decision(replace(NO_WORTH, may_break=True)).is_rented
+
+
+def test_not_rented_where_a_measurement_still_counts():
+    profile = replace(make_profile(), measured_at=datetime(2026, 11, 21, tzinfo=UTC).isoformat())
+    kept = DeviceProfile(
+        device_type="cpu-c7i", instance_type="c7i.large", is_rehearsal=False, profile=profile
+    )
+
+    assert not decision(measured=kept).is_rented
+    assert "measured on c7i.large 2026-11-21, which counts until 2026-12-21" in decision(measured=kept).text
+
+
+def test_not_rented_where_it_cannot_be_measured():
+    assert "processors only" in decision(replace(WORTH, device_type="gpu-t4"), cost_usd=0.0).text
+    assert "none of its instances holds" in decision(instance_type=None, cost_usd=0.0).text
+    assert not decision(replace(WORTH, device_type="gpu-t4"), cost_usd=0.0).is_rented
+    assert not decision(instance_type=None, cost_usd=0.0).is_rented
+
+
+def decide(problem, *offers, minimum_billed_s=60.0):
+    return decide_measurements.fn(
+        problem, GRAPH, offers, measured={}, nights=30, minimum_billed_s=minimum_billed_s
+    )
+
+
+def with_spread(spread):
+    problem = make_problem(throughput_floor_samples_per_s=0.0)
+    return replace(
+        problem,
+        layers=tuple(
+            replace(layer, compute_relative_spread=dict.fromkeys(layer.compute_seconds, spread))
+            for layer in problem.layers
+        ),
+    )
+
+
+def test_the_cost_is_that_of_three_minutes_of_the_cheapest_machine():
+    processors, cards = decide(
+        with_spread(0.5), offer(price_usd_per_hour=0.09), offer("c7i.xlarge", price_usd_per_hour=0.08)
+    )
+
+    # By hand: 120 s to boot, 30 s to measure, 30 s to end are a twentieth of an hour.
+    assert (processors.instance_type, processors.cost_usd) == ("c7i.xlarge", pytest.approx(0.08 / 20))
+    assert (cards.device_type, cards.instance_type) == ("gpu-t4", None)
+
+
+def test_the_shortest_billed_time_is_paid_in_any_case():
+    processors, _ = decide(with_spread(0.5), offer(price_usd_per_hour=0.09), minimum_billed_s=3600.0)
+
+    assert processors.cost_usd == pytest.approx(0.09)
+
+
+def test_without_doubt_about_the_times_nothing_is_rented():
+    assert not any(each.is_rented for each in decide(with_spread(0.0), offer()))

@@ -1,0 +1,108 @@
+import pytest
+from mlflow import MlflowClient
+
+from infra.workspace import Workspace
+from tasks.records import tracking
+from tasks.records.tracked_run import RunSettings
+from tasks.running import run_lifecycle
+from tests.tasks.builders import make_problem, make_result
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    """One store for all tests here, as MLflow takes seconds to write its tables."""
+    return Workspace(root=tmp_path_factory.mktemp("home")).create()
+
+
+@pytest.fixture(scope="module")
+def client(workspace):
+    return MlflowClient(tracking_uri=workspace.tracking_uri)
+
+
+def open_run(workspace, run_id):
+    return run_lifecycle.open_run(workspace, run_id=run_id, run_name=run_id, tags={"git.commit": "0" * 7})
+
+
+def children_of(client, run):
+    return client.search_runs(
+        [run.experiment_id], filter_string=f"tags.`mlflow.parentRunId` = '{run.mlflow_run_id}'"
+    )
+
+
+def settings(result):
+    return RunSettings.of_plan(
+        result.plan.stages, method="exact", model="tiny", market="on-demand", batch_size=100, seed=0
+    )
+
+
+def test_a_searcher_becomes_a_finished_child_with_the_plans_figures(workspace, client):
+    problem = make_problem()
+    result = make_result(problem, cost_lower_bound_usd=0.0020)
+    parent = open_run(workspace, "run-search")
+
+    tracking.record_search(workspace, parent, result, settings(result), is_chosen=True)
+
+    [child] = children_of(client, parent)
+    assert child.info.status == "FINISHED"
+    assert child.data.tags["heterps.chosen"] == "true"
+    assert child.data.params == {
+        "method": "exact",
+        "model": "tiny",
+        "device_types": "cpu-c7i | gpu-t4",
+        "replicas": "4 | 1",
+        "market": "on-demand",
+        "batch_size": "100",
+        "seed": "0",
+    }
+    # By hand: the slower stage takes 40 ms / 4 = 10 ms for 100 samples, at 4 * 0.1 + 0.5 USD/hour.
+    assert child.data.metrics["predicted/throughput_samples_per_s"] == pytest.approx(10_000)
+    assert child.data.metrics["predicted/price_usd_per_hour"] == pytest.approx(0.9)
+    assert child.data.metrics["cost/usd_per_million_samples"] == pytest.approx(0.9 / 3600 * 100)
+    assert child.data.metrics["predicted/cost_usd"] == pytest.approx(0.9 / 3600 * 3.6)
+    assert child.data.metrics["search/optimality_gap"] == pytest.approx(0.0009 / 0.0020 - 1)
+    assert [file.path for file in client.list_artifacts(child.info.run_id)] == ["plan.json"]
+    history = client.get_metric_history(child.info.run_id, "search/best_cost_usd")
+    assert {point.step: point.value for point in history} == pytest.approx({1: 0.0036, 7: 0.0009})
+
+
+def test_figures_that_are_missing_or_not_finite_are_left_out(workspace, client):
+    run = open_run(workspace, "run-gaps")
+
+    tracking.record_metrics(
+        workspace, run, {"quality/auc": None, "a": float("nan"), "b": float("inf"), "quality/log_loss": 0.5}
+    )
+
+    assert client.get_run(run.mlflow_run_id).data.metrics == {"quality/log_loss": 0.5}
+
+
+def test_long_series_are_written_whole(workspace, client):
+    run = open_run(workspace, "run-series")
+
+    tracking.record_series(
+        workspace, run, {"train/log_loss": [(step, 1 / (step + 1)) for step in range(2_345)]}
+    )
+
+    history = client.get_metric_history(run.mlflow_run_id, "train/log_loss")
+    assert len(history) == 2_345
+    assert history[-1].value == pytest.approx(1 / 2_345)
+
+
+def test_a_resumed_run_goes_on_in_its_old_record(workspace, client):
+    result = make_result(make_problem())
+    first = open_run(workspace, "run-resumed")
+    tracking.record_settings(workspace, first, settings(result))
+    run_lifecycle.close_run(workspace, first, status="FAILED", reason="out of memory")
+
+    again = open_run(workspace, "run-resumed")
+    tracking.record_settings(
+        workspace,
+        again,
+        RunSettings.of_plan(
+            result.plan.stages, method="genetic", model="tiny", market="spot", batch_size=100, seed=1
+        ),
+    )
+
+    assert again == first
+    run = client.get_run(again.mlflow_run_id)
+    assert run.info.status == "RUNNING"
+    assert run.data.params["method"] == "exact"

@@ -1,0 +1,141 @@
+import pytest
+
+from heterps_core.judging.comparison import Estimate
+from tasks.judging.promotion_gates import GateVerdict, ModelFigures, PromotionDecision
+from tasks.learning import Learning
+from tasks.reports.pages import Link, Picture, Table, page_html, page_markdown
+from tasks.reports.report_page import plan_page, run_page
+from tasks.reports.report_pictures import plan_pictures
+from tests.tasks.report_builders import make_night, make_plan_report, make_run_report, make_speed
+
+LINKS = [Link(text="This run in MLflow", address="http://127.0.0.1:5000/#/x")]
+SECTIONS = [
+    "Plan",
+    "Why this plan",
+    "Stages over time",
+    "Bill",
+    "Prediction error",
+    "Quality",
+    "Search methods",
+    "Links",
+]
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    """Drawn once for all tests here."""
+    return plan_pictures(make_plan_report(), num_microbatches=4)
+
+
+def page_of(pictures, *, nights=(), decision=None, **changes):
+    return run_page(
+        make_run_report(**changes), pictures=pictures, nights=nights, decision=decision, links=LINKS
+    )
+
+
+def tables_of(page):
+    return {
+        block.caption: block
+        for section in page.sections
+        for block in section.blocks
+        if isinstance(block, Table)
+    }
+
+
+def make_decision(*, is_promoted):
+    figures = ModelFigures(auc=0.7432, log_loss=0.5012, calibration_ratio=1.02, usd_per_million_samples=2.25)
+    return PromotionDecision(
+        version="8",
+        run_id="20261121-0230-00000001",
+        champion_version="7",
+        is_promoted=is_promoted,
+        why="It keeps every bound.",
+        gates=(
+            GateVerdict(
+                name="AUC difference, lower end", value=0.001, bound=-0.0005, rule="at least", is_met=True
+            ),
+            GateVerdict(name="cost over the champion's", value=None, bound=1.5, rule="at most", is_met=False),
+        ),
+        decided_at="2026-11-21T02:40:00+00:00",
+        confidence=0.95,
+        num_rows=500,
+        num_clicks=120,
+        challenger=figures,
+        champion=figures,
+        auc_difference=Estimate(value=0.002, low=0.001, high=0.003),
+        log_loss_difference=None,
+    )
+
+
+def test_a_page_has_every_part_and_answers_the_three_questions_first(pictures):
+    page = page_of(pictures)
+
+    assert [section.title for section in page.sections] == SECTIONS
+    assert dict(page.facts) == {
+        "What did it cost?": "0.009000 USD (list prices, nothing is charged)",
+        "How fast was it?": "4,000 samples/s",
+        "Against the prediction": "-20.0%",
+        "How good is it?": "AUC 0.7432",
+        "The plan's cost is at most": "0.00% above the optimum",
+    }
+    assert all(
+        block.alt for section in page.sections for block in section.blocks if isinstance(block, Picture)
+    )
+
+
+def test_the_bill_and_its_waste_are_tables_that_add_up(pictures):
+    tables = tables_of(page_of(pictures))
+
+    bill = tables[
+        "Launch 20261121-0230-00000001, list prices of a rehearsal: nothing is charged: 0.009000 USD"
+    ]
+    assert sum(float(row[6]) for row in bill.rows) == pytest.approx(0.009)
+    waste = tables["Waste, each a part of the bill"]
+    # By hand: 29 of 30 s without a step at 1.08 USD/hour; in the other, stages of 0.36 and 0.72 wait 20 and 60 %.
+    assert [float(row[1]) for row in waste.rows] == pytest.approx(
+        [29 * 1.08 / 3600, (0.2 * 0.36 + 0.6 * 0.72) / 3600], abs=1e-6
+    )
+
+
+def test_what_was_learnt_is_told_with_its_error_on_unseen_nights(pictures):
+    speeds = [make_speed(f"202610{day:02d}-0230-00000000") for day in range(1, 13)]
+    page = page_of(pictures, learning=Learning(speeds=tuple(speeds)), nights=[make_night(0), make_night(1)])
+
+    error = page.sections[SECTIONS.index("Prediction error")]
+    assert any("corrected by 1.250" in getattr(block, "text", "") for block in error.blocks)
+    assert float(dict(page.facts)["Against the prediction"].rstrip("%")) == pytest.approx(0.0)
+    assert any(isinstance(block, Picture) for block in error.blocks)
+
+
+def test_the_champion_stands_beside_the_model_with_every_gate(pictures):
+    page = page_of(pictures, decision=make_decision(is_promoted=True))
+
+    tables = tables_of(page)
+    assert [row[0] for row in tables["Judged on 500 rows with 120 clicks"].rows] == [
+        "this model",
+        "champion 7",
+    ]
+    gates = tables["Gates, with intervals of 95%"].rows
+    assert [row[4] for row in gates] == ["met", "missed"]
+    assert gates[1][1] == "-"
+    assert "Became champion: yes. It keeps every bound." in page_markdown(page)
+    assert "champion: no." in page_markdown(page_of(pictures, decision=make_decision(is_promoted=False)))
+
+
+def test_a_source_that_looks_like_markup_is_shown_as_it_is(pictures):
+    html = page_html(page_of(pictures))
+
+    assert "clicks &lt;of&gt; a day" in html
+    assert "<of>" not in html
+
+
+def test_a_run_that_ends_with_its_plan_has_a_page_too(pictures):
+    page = plan_page(make_plan_report(), pictures=pictures, links=LINKS)
+
+    assert [section.title for section in page.sections] == [
+        "Plan",
+        "Why this plan",
+        "Search methods",
+        "Links",
+    ]
+    assert "Nothing was launched" in page_markdown(page)

@@ -1,0 +1,120 @@
+"""How often a run that loses its machines goes on by itself."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from heterps_core.cluster import Cluster, Node
+from heterps_core.errors import InterruptedTrainingError, TrainingError
+from heterps_core.hardware import Market
+from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.submission import request_stop
+from infra.workspace import Workspace
+from tasks.running.interruptions import num_spot_losses
+from tasks.running.losses import note_loss, read_losses
+
+NOW = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return Workspace(root=tmp_path).create()
+
+
+@pytest.fixture
+def run(tmp_path):
+    directory = RunDirectory(str(tmp_path / "run"))
+    directory.write_json("checkpoints/00000200/manifest.json", {})
+    progress = {"phase": "training", "step": 250, "num_steps": 900, "num_samples": 1, "loss": 0.5}
+    directory.write_json("progress.json", {**progress, "elapsed_s": 1.0, "attempt": 0})
+    return directory
+
+
+def lose(workspace, run, number, *, minutes=0, signature=None, node_id=None):
+    """Lose launch `number` of the run."""
+    node = Node(
+        node_id="stage0-node0",
+        address="10.0.0.1",
+        device_type="cpu-c7i-spot",
+        instance_type="c7i.large",
+        market=Market.SPOT,
+        stage=0,
+        num_workers=1,
+        price_usd_per_hour=0.03,
+        provider_instance_id="i-1",
+    )
+    launch_id = "r1" if number == 1 else f"r1.{number}"
+    return note_loss(
+        workspace,
+        "r1",
+        InterruptedTrainingError(f"loss {number}", signature=signature, node_id=node_id),
+        run_directory=run,
+        cluster=Cluster(
+            run_id=launch_id, provider="aws", nodes=(node,), rendezvous="10.0.0.1:1", created_at="now"
+        ),
+        now=NOW + timedelta(minutes=minutes),
+    )
+
+
+def test_a_loss_says_how_many_steps_it_costs_and_from_where_the_run_goes_on(workspace, run):
+    loss = lose(workspace, run, 1)
+
+    assert loss.summary == "loss 1: 50 steps are lost, and the run goes on from step 200 with new machines"
+    assert read_losses(workspace, "r1") == [loss]
+
+
+def test_the_third_loss_within_an_hour_ends_the_run(workspace, run):
+    lose(workspace, run, 1)
+    lose(workspace, run, 2, minutes=20)
+
+    with pytest.raises(
+        TrainingError, match=r"fewer than 3 launches in an hour.*r1 has lost 3.*resume_run_id=r1.*loss 3"
+    ):
+        lose(workspace, run, 3, minutes=59)
+
+
+def test_losses_of_the_hour_before_no_longer_count(workspace, run):
+    for number in range(1, 8):
+        lose(workspace, run, number, minutes=31 * number)
+
+    assert len(read_losses(workspace, "r1")) == 7
+
+
+def test_the_same_fault_of_two_launches_is_not_tried_a_third_time(workspace, run):
+    lose(workspace, run, 1, signature="ValueError at stage 1 after step 4")
+    lose(workspace, run, 2, signature="ValueError at stage 1 after step 12")
+
+    with pytest.raises(
+        TrainingError, match=r"comes again is not tried again, and launch r1\.3 ended as the one before"
+    ):
+        lose(workspace, run, 3, minutes=90, signature="ValueError at stage 1 after step 12")
+
+
+def test_a_run_that_was_asked_to_stop_does_not_go_on(workspace, run):
+    request_stop(run)
+
+    with pytest.raises(
+        TrainingError, match=r"asked to stop.*resume_run_id=r1 to go on from step 200: loss 1"
+    ):
+        lose(workspace, run, 1)
+
+    assert read_losses(workspace, "r1") == []
+
+
+def test_a_notice_that_asked_for_the_stop_lets_it_go_on(workspace, run):
+    request_stop(run)
+    run.write_json(
+        "nodes/stage0-node0/leaving.json",
+        {"kind": "spot interruption", "at": "2026-11-22T04:02:00Z", "noticed_at_s": 1.0},
+    )
+
+    lose(workspace, run, 1)
+
+    assert num_spot_losses(workspace, "r1") == 1
+
+
+def test_a_spot_machine_that_falls_silent_counts_as_preempted(workspace, run):
+    lose(workspace, run, 1, node_id="stage0-node0")
+    lose(workspace, run, 2, node_id=None, minutes=1)
+
+    assert num_spot_losses(workspace, "r1") == 1

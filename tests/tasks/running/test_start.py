@@ -1,0 +1,213 @@
+import hashlib
+import json
+from dataclasses import asdict, replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from heterps_core.data.features import FeatureSpec
+from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
+from heterps_core.errors import CheckpointError, UnknownNameError
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig, TrainingJob
+from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.submission import submit_job
+from tasks.records.champion import Champion
+from tasks.records.model_registry import DataKind
+from tasks.running.start import check_start_name, choose_start, kept_start
+
+DAY = date(2026, 11, 9)
+WEIGHTS = b"\x02\0\0\0\0\0\0\0{}"
+"""A file in the safetensors format, with no tensor in it."""
+
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+STATE = OptimizerState(
+    sha256=SHA256,
+    dense_optimizer="adam",
+    embedding_optimizer="rowwise-adagrad",
+)
+TRANSFORM = NumericTransform(
+    is_count=CRITEO_SCHEMA.count_flags, means=(1.5,) * 13, standard_deviations=(2.5,) * 13
+)
+
+
+@pytest.fixture
+def champion(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_description(folder)
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    (folder / "optimizer.safetensors").write_bytes(WEIGHTS)
+    return Champion(
+        version="7", run_id="run-7", folder=folder, model="ctrdnn", day="2026-11-08", data_kind=DataKind.DAYS
+    )
+
+
+def write_description(folder, *, slot_rows=(2048,) * 26, state=STATE):
+    description = {
+        "schema_version": 1,
+        "model": "ctrdnn",
+        "features": FeatureSpec(num_dense=13, slot_rows=slot_rows).to_json(),
+        "schema": CRITEO_SCHEMA.to_json(),
+        "numeric_transform": TRANSFORM.to_json(),
+        "weights_sha256": SHA256,
+    }
+    if state is not None:
+        description["optimizer_state"] = asdict(state)
+    (folder / "model.json").write_text(json.dumps(description))
+
+
+def choose(champion, **changes):
+    wanted = {"start_from": "champion", "day": DAY, "model": "ctrdnn", "schema": CRITEO_SCHEMA}
+    return choose_start(champion, **{**wanted, **changes})
+
+
+def test_a_night_goes_on_with_the_champions_weights_tables_and_transform(champion):
+    start = choose(champion)
+
+    assert start.model == StartModel(
+        version="7",
+        run_id="run-7",
+        weights_sha256=SHA256,
+        optimizer_state=STATE,
+        accumulators_kept=0.5,
+    )
+    assert start.folder == champion.folder
+    assert (start.buckets_per_slot, start.numeric_transform) == (2048, TRANSFORM)
+    assert start.reason == (
+        "goes on from version 7 of 2026-11-08, with its tables and numeric transform; "
+        "the optimizers go on too"
+    )
+
+
+def test_the_optimizers_of_a_version_without_their_state_start_anew(champion):
+    write_description(champion.folder, state=None)
+    (champion.folder / "optimizer.safetensors").unlink()
+
+    start = choose(champion)
+
+    assert start.model.optimizer_state is None
+    assert start.reason.endswith("; the optimizers start anew, as the version holds no state of theirs")
+
+
+def test_state_of_another_optimizer_is_said_to_be_left_aside(champion):
+    write_description(champion.folder, state=replace(STATE, embedding_optimizer="sgd"))
+
+    assert choose(champion).reason.endswith(
+        "; the embedding optimizer starts anew, as it is rowwise-adagrad and not sgd any more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"stale",
+            "must have the SHA-256 .*; it was changed or damaged: begin with start_from=scratch, or go",
+        ),
+        (None, "an exported model must have the file .*optimizer.safetensors, but it cannot be read"),
+    ],
+    ids=["another", "missing"],
+)
+def test_optimizer_state_that_is_not_as_registered_is_refused_in_one_line(champion, content, message):
+    path = champion.folder / "optimizer.safetensors"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(CheckpointError, match=message) as caught:
+        choose(champion)
+
+    assert "\n" not in str(caught.value)
+
+
+OTHER_SCHEMA = DataSchema(name="other", label_column="label", categorical_columns=("C1",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"start_from": "scratch"}, "from scratch, as asked"),
+        ({"model": "2emb"}, "from scratch: the champion, version 7, is ctrdnn and not 2emb"),
+        ({"schema": OTHER_SCHEMA}, "from scratch: the champion, version 7, was trained on other columns"),
+        (
+            {"day": date(2026, 11, 8)},
+            "from scratch: the champion, version 7, has been trained on 2026-11-08, and none was champion that knows "
+            "only days before 2026-11-08",
+        ),
+    ],
+)
+def test_what_cannot_go_on_begins_from_scratch_and_says_why(champion, changes, reason):
+    start = choose(champion, **changes)
+
+    assert start.reason == reason
+    assert (start.model, start.folder, start.buckets_per_slot, start.numeric_transform) == (None,) * 4
+
+
+def test_days_do_not_go_on_from_a_model_of_other_than_days(champion):
+    """Such as one that was trained on the made-up stream, in the first hour."""
+    start = choose(replace(champion, day=None))
+
+    assert start.model is None
+    assert (
+        start.reason == "from scratch: the champion, version 7, was trained on data that is not cut into days"
+    )
+
+
+def test_tables_of_unlike_sizes_begin_from_scratch(champion):
+    write_description(champion.folder, slot_rows=(2048,) * 25 + (4,))
+
+    assert "tables of unlike sizes" in choose(champion).reason
+
+
+def test_without_a_champion_a_night_begins_from_scratch():
+    assert choose(None).reason == "from scratch: there is no champion yet"
+
+
+def test_data_without_days_begins_as_ever_and_says_nothing(champion):
+    start = choose(champion, day=None)
+
+    assert (start.reason, start.model) == ("", None)
+
+
+def make_job(start_model):
+    return TrainingJob(
+        run_id="r",
+        model="ctrdnn",
+        dataset="/d",
+        stages=(Stage(0, 7, "cpu", 1),),
+        config=TrainingConfig(batch_size=4, num_microbatches=1, num_epochs=1, seed=0),
+        start_model=start_model,
+    )
+
+
+def test_a_resumed_run_keeps_what_it_began_with_whoever_is_champion_by_then(champion, tmp_path):
+    run = RunDirectory(str(tmp_path / "run"))
+    chosen = choose(champion)
+    submit_job(run, make_job(chosen.model), start_folder=chosen.folder)
+    # The champion of then is gone, and another job is submitted, as a resumed run does.
+    for path in champion.folder.iterdir():
+        path.unlink()
+    submit_job(run, make_job(chosen.model))
+
+    kept = kept_start(run)
+
+    assert (kept.model, kept.buckets_per_slot, kept.numeric_transform) == (chosen.model, 2048, TRANSFORM)
+    assert kept.folder is None
+    assert (Path(run.location) / "start_model" / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_resumed_run_that_began_from_scratch_stays_so(tmp_path):
+    run = RunDirectory(str(tmp_path))
+    assert kept_start(run) is None
+
+    submit_job(run, make_job(None))
+
+    assert kept_start(run).model is None
+
+
+def test_an_unknown_start_is_answered_with_the_known_ones():
+    with pytest.raises(UnknownNameError, match="known are: champion, scratch"):
+        check_start_name("champignon")
