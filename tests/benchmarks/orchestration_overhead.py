@@ -61,7 +61,7 @@ PARTS = (
 ROLES = {
     "prefect server": "Prefect's server",
     "torch.distributed.run": "watchers of workers",
-    "heterps_core.training.node.training_node": "watchers of workers",
+    "heterps_core.training.node": "watchers of workers",
     "heterps_core.training.worker": "workers",
     "flows.train_ctr": "flow",
 }

@@ -156,7 +156,7 @@ def running_nodes(
     )
     processes = [
         psutil.Popen(
-            [sys.executable, "-m", "heterps_core.training.node.training_node"],
+            [sys.executable, "-m", "heterps_core.training.node"],
             env={
                 **os.environ,
                 RUN_DIRECTORY_VARIABLE: own.location,

@@ -267,7 +267,7 @@ def test_without_arguments_the_bootstrap_script_becomes_the_training_node(provid
     launch(provider, ledger, bootstrap(tmp_path / "run", (), python=str(echo)))
     console = tmp_path / "run" / "nodes" / "stage0-node0" / "console.log"
 
-    wait_until(lambda: "called with: -m heterps_core.training.node.training_node\n" in console.read_text())
+    wait_until(lambda: "called with: -m heterps_core.training.node\n" in console.read_text())
 
 
 def test_refuses_a_run_directory_that_is_not_on_this_machine(provider, ledger):

@@ -53,7 +53,7 @@ def launch(provider, ledger):
             launch_plan or plan(),
             run_id=run_id,
             lease_until=datetime.now(UTC) + timedelta(seconds=lease_s),
-            bootstrap=bootstrap(Path("/srv/heterps/run"), ("-m", "heterps_core.training.node.training_node")),
+            bootstrap=bootstrap(Path("/srv/heterps/run"), ("-m", "heterps_core.training.node")),
             ledger=ledger,
         )
 

@@ -90,7 +90,7 @@ def test_user_data_is_the_bootstrap_script_without_a_node(launch, client):
     )
     assert "export HETERPS_RUN_ID=r1\n" in script
     assert "export HETERPS_NODE_ID" not in script
-    assert "set -- -m heterps_core.training.node.training_node\n" in script
+    assert "set -- -m heterps_core.training.node\n" in script
     assert len(script.encode()) < 16_384  # the limit of EC2
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
@@ -112,7 +112,7 @@ def test_the_instance_sets_its_shutdown_clock_before_anything_else(launch, clien
 
     called = calls.read_text().splitlines()
     assert called[0] == "shutdown -P +2"  # 100 s, rounded up to minutes
-    assert called[-2:] == ["python -m heterps_core.training.node.training_node", "shutdown -P now"]
+    assert called[-2:] == ["python -m heterps_core.training.node", "shutdown -P now"]
 
 
 def test_template_goes_with_its_run_and_the_security_group_with_the_next_sweep(launch, provider, client):
