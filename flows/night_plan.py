@@ -36,7 +36,7 @@ from tasks.scheduling import (
     simulate_choice,
     with_compared,
 )
-from tasks.training import check_update_mode, training_config
+from tasks.training import training_config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,6 @@ class PlanningTerms:
     planned_samples: int | None
     planned_rows_per_slot: int | None
     leave_out_costs: Sequence[str]
-    update_mode: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +136,6 @@ def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
             scheduler=terms.scheduler,
             budget_evaluations=terms.budget_evaluations,
             seed=run.asked.seed,
-            update_mode=terms.update_mode,
         )
     chosen = searches.chosen
     floor = floor_text(deadline, terms.throughput_floor_samples_per_s)
@@ -164,9 +162,7 @@ def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
         epochs=run.asked.epochs,
         seed=run.asked.seed,
         num_stages=len(provisioning.launch_stages),
-        update_mode=terms.update_mode,
     )
-    check_update_mode(config, model=run.asked.model, dataset=run.dataset, stages=provisioning.launch_stages)
     report = PlanReport(
         run_id=run.run_id,
         model=run.asked.model,

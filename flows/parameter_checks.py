@@ -14,7 +14,6 @@ from heterps_core.hardware import Market
 from heterps_core.models import CTR_MODELS
 from heterps_core.planning.problem.extra_costs import NO_EXTRA_COSTS
 from heterps_core.planning.search.schedulers import get_scheduler
-from heterps_core.training.job import check_update_mode_name
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.workspace import Workspace
 from tasks.clusters import check_provider
@@ -61,7 +60,6 @@ def check_parameters(
     catalogue: str | None,
     region: str,
     leave_out_costs: list[str],
-    update_mode: str = "sync",
     day: str | None = None,
     start_from: str = CHAMPION,
     ready_by: str | None = None,
@@ -84,7 +82,6 @@ def check_parameters(
     check_provider(workspace, provider)
     get_scheduler(scheduler)
     check_model_name(model)
-    check_update_mode_name(update_mode)
     check_start_name(start_from)
     if plan_only and resume_run_id is not None:
         raise ConfigurationError(

@@ -13,7 +13,6 @@ from pydantic import Field
 from heterps_core.hardware import Market
 from heterps_core.planning.problem.extra_costs import COST_TERMS
 from heterps_core.planning.search.schedulers import SCHEDULERS
-from heterps_core.training.job import UPDATE_MODES
 from infra.providers import PROVIDERS
 from tasks.planning.parameter_ranges import LARGEST_SEED, LEAST
 from tasks.running.start import START_NAMES
@@ -24,7 +23,6 @@ SchedulerName = Annotated[str, Field(json_schema_extra={"enum": sorted(SCHEDULER
 ProviderName = Annotated[str, Field(json_schema_extra={"enum": sorted(PROVIDERS)})]
 MarketName = Annotated[str, Field(json_schema_extra={"enum": [str(market) for market in Market]})]
 CostTerm = Annotated[str, Field(json_schema_extra={"enum": sorted(COST_TERMS)})]
-UpdateMode = Annotated[str, Field(json_schema_extra={"enum": list(UPDATE_MODES)})]
 StartName = Annotated[str, Field(json_schema_extra={"enum": list(START_NAMES)})]
 Day = Annotated[str, Field(json_schema_extra={"pattern": r"^\d{4}-\d{2}-\d{2}$"})]
 

@@ -30,7 +30,6 @@ from flows.parameters import (
     Seed,
     StartName,
     Throughput,
-    UpdateMode,
     Usd,
 )
 from flows.service.clean_up import clean_up_after
@@ -78,7 +77,6 @@ def train_ctr(
     planned_rows_per_slot: RowCount | None = PRODUCTION_ROWS_PER_SLOT,
     epochs: Count = 1,
     batch_size: BatchSize | None = None,
-    update_mode: UpdateMode = "sync",
     max_usd_per_hour: Usd | None = None,
     max_usd_per_run: Usd | None = None,
     max_usd_per_month: Usd | None = None,
@@ -118,8 +116,6 @@ def train_ctr(
         planned_rows_per_slot: Rows of each table that a rehearsed plan is made for; empty for those of the data.
         epochs: Passes over the training rows.
         batch_size: Samples per training step; empty to choose it from the number of rows.
-        update_mode: How embeddings are updated: sync, by all workers together; or hybrid, by parameter servers as
-            gradients come, which needs a plan that is cut behind the embeddings.
         max_usd_per_hour: Refuse a plan that costs more in USD/hour; empty for no cap.
         max_usd_per_run: Refuse a plan that costs more in USD for the whole run, and stop a run at a checkpoint before
             it has spent more; empty for no cap.
@@ -158,7 +154,6 @@ def train_ctr(
         planned_samples=planned_samples,
         planned_rows_per_slot=planned_rows_per_slot,
         leave_out_costs=leave_out_costs,
-        update_mode=update_mode,
     )
     caps = Caps(
         max_usd_per_hour=max_usd_per_hour,

@@ -168,16 +168,13 @@ def search_chosen(
     scheduler: str,
     budget_evaluations: int,
     seed: int,
-    update_mode: str = "sync",
 ) -> Searches:
     """Search with the method that is asked for and with the one that proves, and take the cheaper plan.
 
-    Where both cost the same, the plan of the method that is asked for is taken. So it is with hybrid updates: they
-    need a cut behind the embeddings, of which the cost model knows nothing.
+    Where both cost the same, the plan of the method that is asked for is taken.
 
     Raises:
-        InfeasiblePlanError: There is no plan, or none of the method that hybrid updates ask for; names the
-            constraint and by how far it is missed.
+        InfeasiblePlanError: There is no plan; names the constraint and by how far it is missed.
     """
     proven = search_plan(
         problem, scheduler=PROVING_SCHEDULER, budget_evaluations=budget_evaluations, seed=seed
@@ -189,11 +186,9 @@ def search_chosen(
         return Searches(results=results, without_plan={}, taken=scheduler)
     asked = search_plan(problem, scheduler=scheduler, budget_evaluations=budget_evaluations, seed=seed)
     if not isinstance(asked, SearchResult):
-        if update_mode != "sync":
-            raise asked
         return Searches(results=results, without_plan={scheduler: asked}, taken=PROVING_SCHEDULER)
     results[scheduler] = asked
-    is_taken = update_mode != "sync" or asked.plan.cost_usd <= proven.plan.cost_usd * (1 + SAME_COST)
+    is_taken = asked.plan.cost_usd <= proven.plan.cost_usd * (1 + SAME_COST)
     return Searches(results=results, without_plan={}, taken=scheduler if is_taken else PROVING_SCHEDULER)
 
 
@@ -242,8 +237,7 @@ def predict_launch(
 ) -> RehearsalPrediction:
     """Predict what the rehearsal on this machine should reach, pass by pass, on the cores that workers share.
 
-    What its workers cost is measured first, where no earlier run has kept it. Parameter servers are not simulated:
-    their rehearsals have the cost model's prediction.
+    What its workers cost is measured first, where no earlier run has kept it.
 
     Raises:
         HeterpsError: The measurement failed.
@@ -257,7 +251,7 @@ def predict_launch(
         num_cores=num_cores(),
     )
     request = profiled.local_request
-    if request is None or request.dataset is None or config.has_servers:
+    if request is None or request.dataset is None:
         return prediction
     job = TrainingJob(
         run_id="profiling", model=request.model, dataset=request.dataset, stages=tuple(stages), config=config

@@ -6,7 +6,6 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from prefect import task
@@ -16,7 +15,6 @@ from tqdm import tqdm
 from heterps_core.cluster import Cluster
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import TrainingError
-from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.gradients.microbatches import default_microbatches
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import follow_training
@@ -73,10 +71,8 @@ def training_config(
     epochs: int,
     seed: int,
     num_stages: int,
-    update_mode: str = "sync",
 ) -> TrainingConfig:
-    """Return the numbers of a run; with hybrid updates the first of the stages is no part of the pipeline."""
-    num_stages = max(num_stages - (update_mode == "hybrid"), 1)
+    """Return the numbers of a run."""
     steps = dataset.num_batches(batch_size) * epochs
     return TrainingConfig(
         batch_size=batch_size,
@@ -84,23 +80,7 @@ def training_config(
         num_epochs=epochs,
         seed=seed,
         checkpoint_interval_steps=min(max(steps // 5, LEAST_CHECKPOINT_STEPS), MOST_CHECKPOINT_STEPS),
-        update_mode=update_mode,
     )
-
-
-def check_update_mode(
-    config: TrainingConfig, *, model: str, dataset: PreparedDataset, stages: Sequence[Stage]
-) -> None:
-    """Check that a plan can be trained with its update mode, before anything is launched.
-
-    Raises:
-        ConfigurationError: Hybrid updates, and the first stage holds more than embeddings.
-    """
-    from heterps_core.models.chain import build_chain
-    from heterps_core.training.pipeline.stage_model import check_servers_hold_embeddings_only
-
-    if config.has_servers:
-        check_servers_hold_embeddings_only(build_chain(model, dataset.features, seed=config.seed), stages)
 
 
 def write_job(

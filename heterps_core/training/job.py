@@ -20,13 +20,6 @@ SCHEMA_VERSION = 1
 PRECISIONS = ("fp32", "bf16")
 """In what dense layers multiply; parameters and what crosses between stages are float32 in both."""
 
-UPDATE_MODES = ("sync", "hybrid")
-"""How embeddings are updated; dense parameters are synchronous in both.
-
-sync: by all workers together, once a step. hybrid: the first stage of the plan, which must hold nothing but
-embeddings, becomes parameter servers that apply the gradients of each worker as they come, and rows may miss the
-updates of the last few steps."""
-
 DENSE_OPTIMIZER, EMBEDDING_OPTIMIZER = "adam", "rowwise-adagrad"
 """What a run trains with that asks for no others, as a night does."""
 
@@ -45,16 +38,6 @@ def default_batch_size(num_train_rows: int) -> int:
     """
     power = max(num_train_rows // STEPS_PER_EPOCH, 1).bit_length() - 1
     return min(max(1 << power, SMALLEST_BATCH), LARGEST_BATCH)
-
-
-def check_update_mode_name(name: str) -> None:
-    """Check that there is such an update mode.
-
-    Raises:
-        UnknownNameError: It is not in `UPDATE_MODES`.
-    """
-    if name not in UPDATE_MODES:
-        raise UnknownNameError("update mode", name, UPDATE_MODES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,13 +72,6 @@ class TrainingConfig:
     precision: str = "fp32"
     """Name in `PRECISIONS`."""
 
-    update_mode: str = "sync"
-    """Name in `UPDATE_MODES`."""
-
-    staleness_bound_steps: int = 1
-    """In hybrid, steps before one whose updates may be missing in its rows, 0 or more. With 1 pulls and pushes of a
-    step already overlap with computing; with 2 four times as much AUC was lost (docs/LOG.md)."""
-
     def __post_init__(self) -> None:
         for name in (
             "batch_size",
@@ -111,22 +87,12 @@ class TrainingConfig:
                 raise ConfigurationError(f"{name} must be positive, got {getattr(self, name)}")
         if self.precision not in PRECISIONS:
             raise UnknownNameError("precision", self.precision, PRECISIONS)
-        check_update_mode_name(self.update_mode)
-        if self.staleness_bound_steps < 0:
-            raise ConfigurationError(
-                f"staleness_bound_steps must be at least 0, got {self.staleness_bound_steps}"
-            )
         if self.batch_size % self.num_microbatches:
             raise ConfigurationError(
                 f"batch_size must be a multiple of num_microbatches, got {self.batch_size} and "
                 f"{self.num_microbatches}; take a batch size of "
                 f"{-(-self.batch_size // self.num_microbatches) * self.num_microbatches}"
             )
-
-    @property
-    def has_servers(self) -> bool:
-        """The first stage of the plan is parameter servers."""
-        return self.update_mode == "hybrid"
 
     @property
     def microbatch_size(self) -> int:
@@ -202,11 +168,6 @@ class TrainingJob:
 
     def __post_init__(self) -> None:
         check_stages_cover_chain(self.stages)
-        if self.config.has_servers and len(self.stages) < 2:
-            raise ConfigurationError(
-                f"hybrid updates need a first stage of embeddings and one behind it, got {len(self.stages)} stage; "
-                f"take a plan that is cut behind the embeddings, or update_mode sync"
-            )
         most_replicas = max(stage.num_replicas for stage in self.stages)
         if self.config.microbatch_size < most_replicas:
             raise ConfigurationError(

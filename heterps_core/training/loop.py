@@ -35,8 +35,6 @@ from heterps_core.training.noise import noise_seed
 from heterps_core.training.pipeline.stage_exchange import RowSlice
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
-from heterps_core.training.servers.parameter_server import ParameterServer
-from heterps_core.training.servers.parameter_server_client import PulledTable
 from heterps_core.training.step_metrics import MetricWriter, StepMetrics
 from heterps_core.training.storage.run_directory import STOP, RunDirectory
 
@@ -79,7 +77,7 @@ def check_losses(losses: Sequence[float], *, step: int, config: TrainingConfig) 
 class TrainingLoop:
     """What one worker needs to train and evaluate."""
 
-    runner: StageRunner | ParameterServer
+    runner: StageRunner
     model: StageModel
     dataset: PreparedDataset
     config: TrainingConfig
@@ -103,20 +101,12 @@ class TrainingLoop:
         Returns:
             The cursor behind the last batch; its epoch is below the number of epochs after a stop.
         """
-        if isinstance(self.runner, ParameterServer):
-            self.runner.start(cursor.step)
-        for table in self.model.pulled_tables:
-            table.start(cursor.step)
         started_s = time.monotonic()
         batches_per_epoch = self.dataset.num_batches(self.config.batch_size)
         num_steps = self.config.num_epochs * batches_per_epoch
         saved_step = cursor.step
-        # What is pulled from parameter servers for a batch is asked for when it is read.
-        num_ahead = self.config.staleness_bound_steps if self.model.pulled_tables else 0
         feed = BatchFeed(
-            self.training_batch,
-            self._cursors(cursor, batches_per_epoch),
-            num_ahead=max(num_ahead, BATCHES_AHEAD),
+            self.training_batch, self._cursors(cursor, batches_per_epoch), num_ahead=BATCHES_AHEAD
         )
         for at, microbatches in feed:
             cursor = at.after_batch(batches_per_epoch)
@@ -176,13 +166,6 @@ class TrainingLoop:
             return None
         return torch.cat(parts).numpy()
 
-    def close(self) -> None:
-        """Part from parameter servers, or as one from those that it served; after the last prediction."""
-        for table in self.model.pulled_tables:
-            table.close()
-        if isinstance(self.runner, ParameterServer):
-            self.runner.close(self.run)
-
     def training_batch(self, cursor: TrainingCursor) -> list[MicroBatch]:
         """Read this replica's rows of a batch, cut them into micro-batches, and exchange what they look up.
 
@@ -210,7 +193,7 @@ class TrainingLoop:
         batch = self.dataset.train_batch(rows)
         check_ids(batch, self.dataset.features, self.dataset.directory)
         parts = _split(batch, [mine.num_rows for _, mine in slices])
-        exchanges = self._exchanges(parts, cursor.step)
+        exchanges = self._exchanges(parts)
         return [
             MicroBatch(size, part.to(self.model.device), exchanges_of_part)
             for (size, _), part, exchanges_of_part in zip(slices, parts, exchanges, strict=True)
@@ -219,8 +202,6 @@ class TrainingLoop:
     def _train_step(
         self, microbatches: Sequence[MicroBatch], *, step: int, following: TrainingCursor
     ) -> list[float]:
-        if isinstance(self.runner, ParameterServer):
-            return self.runner.train_step(microbatches)
         seed, stage, replica = self.config.seed, self.runner.stage, self.runner.replica
         torch.manual_seed(noise_seed(seed, step=step, stage=stage, replica=replica))
         # Behind a checkpoint or a look at whether to stop, a message may be long in coming or never come.
@@ -236,24 +217,18 @@ class TrainingLoop:
         take_buffers_of_first_replica(self.model.layers.values(), group=self.group)
         save_checkpoint(self.run, self.model, cursor, group=self.group)
 
-    def _exchanges(self, parts: Sequence[ClickBatch], step: int) -> list[list[tuple[LookupTable[Any], Any]]]:
-        """Tell the owners of rows what each micro-batch will look up.
-
-        Replicas that share a table read rows when it is their turn; parameter servers are asked for them here.
-        """
+    def _exchanges(self, parts: Sequence[ClickBatch]) -> list[list[tuple[LookupTable[Any], Any]]]:
+        """Tell the owners of rows what each micro-batch will look up; replicas that share a table need not."""
         exchanges: list[list[tuple[LookupTable[Any], Any]]] = [[] for _ in parts]
-        if self.ids_group is None and not self.model.pulled_tables:
+        if self.ids_group is None:
             return exchanges
         for layer in self.model.layers.values():
             if not isinstance(layer, SlotEmbedding):
                 continue
             table = layer.table
-            rows = [layer.row_numbers(part) for part in parts]
-            if isinstance(table, PulledTable):
-                for exchange, pulled in zip(exchanges, table.pull(rows, step=step), strict=True):
-                    exchange.append((table, pulled))
-            elif isinstance(table, ShardedTable) and self.ids_group is not None:
-                for exchange, rows_BS in zip(exchanges, rows, strict=True):
+            if isinstance(table, ShardedTable):
+                for exchange, part in zip(exchanges, parts, strict=True):
+                    rows_BS = layer.row_numbers(part)
                     exchange.append((table, table.exchange_row_numbers(rows_BS, group=self.ids_group)))
         return exchanges
 

@@ -39,7 +39,6 @@ from heterps_core.training.pipeline.shared_memory_neighbours import connect_neig
 from heterps_core.training.pipeline.stage_device import is_gpu, join_by_nccl, stage_device
 from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_runner import StageRunner
-from heterps_core.training.servers.parameter_server import ParameterServer
 from heterps_core.training.start_model import begin
 from heterps_core.training.step_metrics import MetricWriter
 from heterps_core.training.storage.run_directory import CLUSTER, JOB, RESULT, STEPS, RunDirectory
@@ -88,14 +87,12 @@ class Worker:
         is_alone = len(layout.ranks[self.stage]) == 1
         group = None if is_alone else groups[self.stage]
         link = None
-        serves = job.config.has_servers and self.stage == 0
-        # A parameter server's rows are read and updated on the host.
-        device = CPU if serves else self._device(cluster, job)
+        device = self._device(cluster, job)
         device_group = group
         if any(is_gpu(stage.device_type) for stage in job.stages):
             device_group = join_by_nccl(layout, device, limit=GROUP_LIMIT) or group
         is_on_one_node = sum(node.stage == self.stage for node in cluster.nodes) == 1
-        if group is not None and is_on_one_node and not serves and device == CPU:
+        if group is not None and is_on_one_node and device == CPU:
             limit_s = START_LIMIT.total_seconds()
             link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=limit_s)
         asks_ahead = group is not None and link is None
@@ -110,7 +107,7 @@ class Worker:
         )
         cursor = begin(self.run, job, loop.model)
         self._finish_step(cursor.step)
-        if loop.model.tables or loop.model.pulled_tables:
+        if loop.model.tables:
             # The first worker of a machine compiles them, which takes seconds that nobody waits for later on.
             row_kernels()
         # From here on all are at work, and nobody has a reason to be silent for long.
@@ -131,12 +128,11 @@ class Worker:
             self.run.write_json(
                 RESULT, {"is_complete": is_complete, "quality": None if quality is None else asdict(quality)}
             )
-        loop.close()
         self._report(loop.runner)
         dist.barrier()
         dist.destroy_process_group()
 
-    def _report(self, runner: StageRunner | ParameterServer) -> None:
+    def _report(self, runner: StageRunner) -> None:
         """Tell the flow what this worker asked of the bucket, and how long it waited for other stages."""
         report = ProcessReport(storage=self.run.usage)
         if isinstance(runner, StageRunner):
@@ -194,8 +190,6 @@ class Worker:
         assert self.stage is not None
         assert self.replica is not None
         dataset = PreparedDataset.open(os.environ[DATASET_VARIABLE])
-        if job.config.has_servers:
-            layout = layout.with_servers()
         neighbours = connect_neighbours(layout, rank=self.rank, device=device)
         model = build_stage_model(
             job.model,
@@ -205,27 +199,22 @@ class Worker:
             self.stage,
             group,
             link,
-            layout=layout,
             device=device,
             device_group=device_group,
         )
-        runner: StageRunner | ParameterServer
-        if self.rank in layout.servers:
-            runner = ParameterServer(list(model.tables.values()), layout=layout, replica=self.replica)
-        else:
-            runner = StageRunner(
-                list(model.layers.values()),
-                layout=layout,
-                stage=self.stage - job.config.has_servers,
-                replica=self.replica,
-                input_width=model.input_width,
-                output_width=model.output_width,
-                group=device_group,
-                precision=job.config.precision,
-                link=link,
-                neighbours=neighbours,
-                device=device,
-            )
+        runner = StageRunner(
+            list(model.layers.values()),
+            layout=layout,
+            stage=self.stage,
+            replica=self.replica,
+            input_width=model.input_width,
+            output_width=model.output_width,
+            group=device_group,
+            precision=job.config.precision,
+            link=link,
+            neighbours=neighbours,
+            device=device,
+        )
         metrics = None
         if runner.is_last and self.replica == 0:
             num_steps = job.config.num_epochs * dataset.num_batches(job.config.batch_size)

@@ -21,24 +21,16 @@ class RankLayout:
     """Ranks by stage and replica."""
 
     ranks: tuple[tuple[int, ...], ...]
-    """`ranks[stage][replica]` is a rank of the whole world; the stages are those that run layers."""
-
-    servers: tuple[int, ...] = ()
-    """Ranks of the parameter servers that stand for the first stage of the plan, before those of `ranks`; empty
-    where every stage of the plan runs its layers."""
+    """`ranks[stage][replica]` is a rank of the whole world."""
 
     @property
     def num_stages(self) -> int:
-        """Number of stages that run layers."""
+        """Number of stages."""
         return len(self.ranks)
 
-    def with_servers(self) -> RankLayout:
-        """Return the layout in which the first stage serves rows to the others."""
-        return RankLayout(self.ranks[1:], servers=self.ranks[0])
-
     def position(self, rank: int) -> tuple[int, int]:
-        """Return (stage, replica) of a rank; stages are counted as in the plan."""
-        for stage, ranks in enumerate((self.servers, *self.ranks) if self.servers else self.ranks):
+        """Return (stage, replica) of a rank."""
+        for stage, ranks in enumerate(self.ranks):
             if rank in ranks:
                 return stage, ranks.index(rank)
         raise ConfigurationError(f"rank {rank} has no place in the layout {self}")

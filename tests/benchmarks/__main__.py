@@ -35,7 +35,6 @@ BENCHMARKS = {
     "spot_replay": "tests.benchmarks.spot_replay:run",
     "tapp_measured": "tests.benchmarks.tapp_measured:run",
     "training_speed": "tests.benchmarks.training_speed:run",
-    "update_modes": "tests.benchmarks.update_modes:run",
 }
 
 PACKAGES = ("heterps", "numpy", "torch", "optuna", "pyarrow", "torchrec", "fbgemm-gpu-cpu")

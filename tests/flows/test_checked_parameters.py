@@ -119,7 +119,6 @@ TRAINING = [
     ({"planned_rows_per_slot": 1}, "planned_rows_per_slot must be"),
     ({"epochs": 0}, "epochs must be"),
     ({"batch_size": 2}, "batch_size must be"),
-    ({"update_mode": "async"}, "not a known update mode"),
     ({"max_usd_per_hour": 0.0}, "max_usd_per_hour must be a positive number"),
     ({"max_usd_per_run": -1.0}, "max_usd_per_run must be a positive number"),
     ({"max_usd_per_month": NAN}, "max_usd_per_month must be a positive number"),

@@ -63,7 +63,6 @@ def test_good_names_pass(good_names):
         ({"model": "ctrdn"}, UnknownNameError, "ctrdnn"),
         ({"model": "no_such_package.models:build"}, ConfigurationError, "PYTHONPATH"),
         ({"scheduler": "exakt"}, UnknownNameError, "Did you mean 'exact'"),
-        ({"update_mode": "async"}, UnknownNameError, "hybrid, sync"),
         ({"provider": "gcp"}, UnknownNameError, "aws, local"),
         ({"device_types": ["cpu-c7i", "tpu"]}, UnknownNameError, "cpu-c7i"),
         ({"leave_out_costs": ["electricity"]}, UnknownNameError, "spot-risk"),

@@ -30,7 +30,6 @@ def test_every_field_is_described_and_none_must_be_filled_in(form):
     [
         ("scheduler", set(SCHEDULERS)),
         ("provider", set(PROVIDERS)),
-        ("update_mode", {"sync", "hybrid"}),
         ("start_from", {"champion", "scratch"}),
     ],
 )

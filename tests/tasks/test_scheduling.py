@@ -80,16 +80,3 @@ def test_a_method_that_finds_no_plan_does_not_keep_a_proven_one_from_being_taken
 
     assert set(found.without_plan) == {"gpu-only"}
     assert found.chosen.plan.scheduler == "exact"
-
-
-def test_with_hybrid_updates_the_plan_of_the_method_that_was_asked_for_is_taken(monkeypatch):
-    from tasks import scheduling
-
-    monkeypatch.setattr(scheduling, "search_plan", scheduling.search_plan.fn)
-
-    found = search_chosen(
-        make_problem(), scheduler="gpu-only", budget_evaluations=64, seed=0, update_mode="hybrid"
-    )
-
-    assert found.results["gpu-only"].plan.cost_usd > found.results["exact"].plan.cost_usd
-    assert found.chosen.plan.scheduler == "gpu-only"

@@ -1,4 +1,4 @@
-"""A run's numbers, and plans that cannot be trained with the update mode that was asked for."""
+"""Runs that do not fit where they are to train."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from heterps_core.training.node.data_slices import SYSTEM_BYTES
 from heterps_core.training.storage.run_directory import RunDirectory
 from tasks.provisioning import Provisioning
 from tasks.running.start import Start
-from tasks.training import check_update_mode, training_config, write_job
+from tasks.training import training_config, write_job
 from tests.infra.builders import offer
 
 
@@ -30,39 +30,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
     return PreparedDataset.open(folder / "prepared")
 
 
-def config_for(dataset: PreparedDataset, *, num_stages: int, update_mode: str) -> TrainingConfig:
-    return training_config(
-        dataset, batch_size=4096, epochs=1, seed=0, num_stages=num_stages, update_mode=update_mode
-    )
-
-
-def test_parameter_servers_are_no_stage_of_the_pipeline(dataset):
-    hybrid = config_for(dataset, num_stages=3, update_mode="hybrid")
-
-    assert hybrid.has_servers
-    assert hybrid.num_microbatches == config_for(dataset, num_stages=2, update_mode="sync").num_microbatches
-    assert config_for(dataset, num_stages=2, update_mode="hybrid").num_microbatches == 1
-
-
-@pytest.mark.parametrize(
-    ("stages", "named"),
-    [
-        (
-            [Stage(0, 2, "cpu", 1), Stage(3, 7, "gpu", 1)],
-            "the first of 2 is layers 0..2 with fc1, relu1;",
-        ),
-        ([Stage(0, 7, "cpu", 1)], "the first of 1 is layers 0..7 with fc1"),
-    ],
-)
-def test_a_plan_whose_first_stage_has_dense_layers_is_refused_with_the_way_out(dataset, stages, named):
-    config = config_for(dataset, num_stages=len(stages), update_mode="hybrid")
-
-    with pytest.raises(
-        ConfigurationError, match=r"cut behind layer 0 .embedding.*update_mode sync"
-    ) as refusal:
-        check_update_mode(config, model="ctrdnn", dataset=dataset, stages=stages)
-
-    assert named in str(refusal.value)
+def config_for(dataset: PreparedDataset, *, num_stages: int) -> TrainingConfig:
+    return training_config(dataset, batch_size=4096, epochs=1, seed=0, num_stages=num_stages)
 
 
 def provisioned(*stages: Stage, is_rehearsal: bool) -> Provisioning:
@@ -91,7 +60,7 @@ def test_a_local_run_whose_workers_do_not_fit_is_refused_with_figures_before_it_
             model="ctrdnn",
             dataset=PreparedDataset(dataset.directory, huge),
             provisioning=provisioned(Stage(0, 0, "cpu-c7i", 2), Stage(1, 7, "cpu-c7i", 1), is_rehearsal=True),
-            config=config_for(dataset, num_stages=2, update_mode="sync"),
+            config=config_for(dataset, num_stages=2),
             start=Start(reason=""),
             disk_bytes=0.0,
         )
@@ -112,17 +81,9 @@ def test_rented_machines_whose_slices_exceed_their_disk_are_refused_before_they_
             model="ctrdnn",
             dataset=dataset,
             provisioning=provisioned(Stage(0, 7, "cpu-c7i", 2), is_rehearsal=False),
-            config=config_for(dataset, num_stages=1, update_mode="sync"),
+            config=config_for(dataset, num_stages=1),
             start=Start(reason=""),
             disk_bytes=SYSTEM_BYTES + 1_000,
         )
 
     assert not run.exists("job.json")
-
-
-@pytest.mark.parametrize("update_mode", ["sync", "hybrid"])
-def test_a_plan_that_is_cut_behind_the_embedding_takes_both_modes(dataset, update_mode):
-    stages = [Stage(0, 0, "cpu", 3), Stage(1, 7, "gpu", 1)]
-    config = config_for(dataset, num_stages=2, update_mode=update_mode)
-
-    check_update_mode(config, model="ctrdnn", dataset=dataset, stages=stages)

@@ -8,7 +8,6 @@ folder is a local path or, with the same code, a bucket ("s3://bucket/prefix", t
     stop                          asks for a checkpoint and an end
     progress.json                 where training is; replaced every second or so
     steps/<first step>.json       metrics of consecutive steps, written once
-    staleness/<server>.json       how old the rows were that a parameter server handed out
     checkpoints/<step>/           rank-<rank>.bin and their hashes; complete where it has a manifest.json
     nodes/<node id>/heartbeat.json, exit.json, workers.log
     failures/rank-<rank>.json     what a worker died of
@@ -48,7 +47,6 @@ STOP = "stop"
 PROGRESS = "progress.json"
 RESULT = "result.json"
 STEPS = "steps"
-STALENESS = "staleness"
 USAGE = "usage"
 CHECKPOINTS = "checkpoints"
 FAILURES = "failures"

@@ -1,7 +1,7 @@
 """Two nights with an export between them learn what one process learns that trains on both without a break.
 
 The second night has another plan than the first: what optimizers have accumulated must find its way to other stages,
-other replicas and other parameter servers, as weights do.
+other replicas, as weights do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ LAST_LAYER = 9
 class Plan(NamedTuple):
     num_replicas: tuple[int, ...]
     first_layers: tuple[int, ...]
-    update_mode: str = "sync"
 
     def job(self, night: int, folder: Path) -> TrainingJob:
         lasts = (*(first - 1 for first in self.first_layers[1:]), LAST_LAYER)
@@ -50,8 +49,6 @@ class Plan(NamedTuple):
             num_microbatches=NUM_MICROBATCHES,
             num_epochs=1,
             seed=night,
-            update_mode=self.update_mode,
-            staleness_bound_steps=0,
         )
         return TrainingJob(
             run_id=f"night-{night}",
@@ -68,8 +65,8 @@ class Plan(NamedTuple):
 ALONE = Plan((1,), (0,))
 CASES = [
     (Plan((2, 1), (0, 2)), Plan((1, 2), (0, 7))),
-    (Plan((2, 1), (0, 1), "hybrid"), Plan((1, 1, 1), (0, 4, 8))),
-    (Plan((3,), (0,)), Plan((2, 1), (0, 1), "hybrid")),
+    (Plan((2, 1), (0, 1)), Plan((1, 1, 1), (0, 4, 8))),
+    (Plan((3,), (0,)), Plan((2, 1), (0, 1))),
 ]
 """Plans of the first and the second night, all of three processes."""
 
@@ -100,7 +97,6 @@ def train_parts(rank: int, run_folders: list[str]) -> None:
         run = RunDirectory(run_folder)
         job, loop = training_loop_of(rank, run)
         loop.train(begin(run, job, loop.model))
-        loop.close()
 
 
 def train_night(jobs: dict[Path, TrainingJob], starts: list[Path] | None = None) -> list[Path]:

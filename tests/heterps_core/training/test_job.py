@@ -43,23 +43,6 @@ def test_a_learning_rate_must_be_positive():
         dataclasses.replace(CONFIG, dense_learning_rate=float("nan"))
 
 
-def test_an_unknown_update_mode_names_the_known_ones():
-    with pytest.raises(UnknownNameError, match="known are: hybrid, sync"):
-        dataclasses.replace(CONFIG, update_mode="async")
-
-
-def test_staleness_is_never_negative():
-    with pytest.raises(ConfigurationError, match="staleness_bound_steps must be at least 0, got -1"):
-        dataclasses.replace(CONFIG, staleness_bound_steps=-1)
-
-
-def test_hybrid_updates_need_a_stage_behind_the_servers():
-    config = dataclasses.replace(CONFIG, update_mode="hybrid")
-
-    with pytest.raises(ConfigurationError, match="cut behind the embeddings, or update_mode sync"):
-        dataclasses.replace(JOB, config=config, stages=(Stage(0, 7, "cpu", 1),))
-
-
 def test_every_replica_needs_a_row_of_each_micro_batch():
     with pytest.raises(ConfigurationError, match="raise batch_size to 80"):
         dataclasses.replace(JOB, stages=(Stage(0, 7, "cpu", 20),))

@@ -12,13 +12,9 @@ from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.pipeline.stage_runner import (
-    FIRST_SILENCE_LIMIT_S,
-    STEPS_OF_SILENCE,
     MicroBatch,
     StageRunner,
 )
-from heterps_core.training.servers.parameter_server_messages import Patience
-from heterps_core.transport.lost_workers import SILENCE_LIMIT_S
 from heterps_core.transport.rank_layout import RankLayout
 from tests.worker_processes import run_in_processes
 
@@ -77,14 +73,3 @@ def train_with_slow_steps(rank: int, is_in_shared_memory: bool) -> int:
 @pytest.mark.parametrize("is_in_shared_memory", [False, True], ids=["by messages", "in shared memory"])
 def test_a_neighbour_whose_steps_are_slow_is_waited_for_longer_than_the_limit(is_in_shared_memory):
     assert run_in_processes(train_with_slow_steps, 2, is_in_shared_memory) == [3, 3]
-
-
-def test_parameter_servers_wait_for_slow_steps_as_long():
-    patience = Patience()
-    assert patience.limit_s == FIRST_SILENCE_LIMIT_S
-
-    # The first step warms up, and says nothing of the others.
-    for seconds, limit_s in ((90.0, SILENCE_LIMIT_S), (1.0, SILENCE_LIMIT_S), (7.0, 70.0), (3.0, 70.0)):
-        patience.step_took(seconds)
-        assert patience.limit_s == limit_s
-    assert STEPS_OF_SILENCE == 10.0

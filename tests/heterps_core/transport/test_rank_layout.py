@@ -5,7 +5,7 @@ import pytest
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
-from heterps_core.transport.rank_layout import RankLayout, WorkerPlace, fingerprint, layout_from_places
+from heterps_core.transport.rank_layout import WorkerPlace, fingerprint, layout_from_places
 
 
 def make_node(node_id: str, stage: int, num_workers: int) -> Node:
@@ -43,15 +43,6 @@ def test_torchrun_may_number_nodes_in_any_order():
     assert layout.ranks == ((3, 1, 2), (0,))
     assert layout.position(2) == (0, 2)
     assert layout.position(0) == (1, 0)
-
-
-def test_servers_keep_their_place_in_the_plan():
-    layout = RankLayout(((3, 1), (2,), (0,))).with_servers()
-
-    assert layout.servers == (3, 1)
-    assert layout.ranks == ((2,), (0,))
-    assert layout.num_stages == 2
-    assert [layout.position(rank) for rank in (3, 1, 2, 0)] == [(0, 0), (0, 1), (1, 0), (2, 0)]
 
 
 @pytest.mark.parametrize("replicas", [(2, 1), (3, 2)])
