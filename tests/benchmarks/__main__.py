@@ -30,10 +30,7 @@ BENCHMARKS = {
     "planner_speed": "tests.benchmarks.planner_speed:run",
     "prediction_error": "tests.benchmarks.prediction_error:run",
     "prediction_learning": "tests.benchmarks.prediction_learning:run",
-    "provisioning_gain": "tests.benchmarks.provisioning_gain:run",
     "simulator": "tests.benchmarks.simulator:run",
-    "spot_replay": "tests.benchmarks.spot_replay:run",
-    "tapp_measured": "tests.benchmarks.tapp_measured:run",
     "training_speed": "tests.benchmarks.training_speed:run",
 }
 
