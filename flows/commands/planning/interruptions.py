@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> None:
         DataError: A file is no trace.
         ConfigurationError: A trace shows no rate, or the pool has another form.
     """
-    from heterps_core.spot.trace_files import read_trace
+    from heterps_core.planning.provisioning.spot_trace import read_trace
     from tasks.prices import price_folder
 
     rates = {

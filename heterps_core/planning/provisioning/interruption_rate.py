@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.spot.trace import TICK_SECONDS, SpotTrace
+from heterps_core.planning.provisioning.spot_trace import TICK_SECONDS, SpotTrace
 from heterps_core.units import SECONDS_PER_HOUR
 
 BISECTIONS = 80

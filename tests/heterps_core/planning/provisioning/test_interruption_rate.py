@@ -12,7 +12,7 @@ from heterps_core.planning.provisioning.interruption_rate import (
     rate_of_counts,
     rate_of_trace,
 )
-from heterps_core.spot.trace import SpotTrace
+from heterps_core.planning.provisioning.spot_trace import SpotTrace
 from tests.paths import PROJECT
 
 TRACES = PROJECT.parent / "shared" / "data" / "spot_traces" / "skypilot"

@@ -1,7 +1,8 @@
-"""Readers of the published forms of spot traces; what a file is, is told by what is in it.
+"""What a spot pool was seen to do, read from the published forms of traces: its instances or its price by minute.
 
 SkyPilot's JSON (counts at a fixed step), Sailor's JSON (times with counts), Bamboo's CSV of steps or of nodes
-that come and go and its text of dated samples, and the price history of EC2 as CSV. Each may be gzipped.
+that come and go and its text of dated samples, and the price history of EC2 as CSV; told apart by content. Each may
+be gzipped.
 """
 
 from __future__ import annotations
@@ -12,22 +13,41 @@ import io
 import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heterps_core.errors import DataError
-from heterps_core.spot.trace import TICK_SECONDS, SpotTrace, held
 from heterps_core.units import MS_PER_S, SECONDS_PER_HOUR
+
+TICK_SECONDS = 60
+"""What comes and goes within a tick is not seen."""
 
 _KNOWN_FORMS = (
     "SkyPilot's or Sailor's JSON, Bamboo's CSV or text, or EC2's price history as CSV with a SpotPrice"
 )
 
-Steps = list[tuple[float, float]]
+Steps: TypeAlias = list[tuple[float, float]]
 """(seconds from the start, value from then on), in the order of time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpotTrace:
+    """One pool (zone and instance type) over time: what was last observed when each tick began.
+
+    Exactly one of the two series is there.
+    """
+
+    name: str
+    instance_counts: NDArray[np.int64] | None = None
+    """(ticks,): instances that were to be had, or that ran."""
+
+    price_usd_per_hour: NDArray[np.float64] | None = None
+    """(ticks,): the spot price."""
 
 
 def read_trace(path: Path) -> SpotTrace:
@@ -123,18 +143,14 @@ def _prices(path: Path, name: str, rows: Sequence[Sequence[str]]) -> SpotTrace:
     return SpotTrace(name=name, price_usd_per_hour=values)
 
 
-def _held_steps(path: Path, steps: Steps) -> np.ndarray[Any, np.dtype[np.float64]]:
-    times, values = (
-        (np.array(column, dtype=np.float64) for column in zip(*steps, strict=True))
-        if steps
-        else (
-            np.zeros(0),
-            np.zeros(0),
-        )
-    )
+def _held_steps(path: Path, steps: Steps) -> NDArray[np.float64]:
+    """Return the value of each tick, shape (ticks,); of steps at the same time the last counts."""
+    times, values = np.array(steps, dtype=np.float64).reshape(-1, 2).T
     num_ticks = int(times[-1] // TICK_SECONDS) if steps else 0
     if num_ticks == 0:
         raise DataError(path, f"must cover at least one tick of {TICK_SECONDS} s")
     if not (np.isfinite(times).all() and np.isfinite(values).all()) or np.any(np.diff(times) < 0):
         raise DataError(path, "times must rise, and all numbers must be finite")
-    return held(times, values, num_ticks=num_ticks)
+    at = np.searchsorted(times, np.arange(num_ticks) * float(TICK_SECONDS), side="right") - 1
+    held: NDArray[np.float64] = values[np.maximum(at, 0)]
+    return held

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from heterps_core.errors import DataError
-from heterps_core.spot.trace_files import read_trace
+from heterps_core.planning.provisioning.spot_trace import read_trace
 from tests.paths import PROJECT
 
 SHARED = PROJECT.parent / "shared" / "data"
