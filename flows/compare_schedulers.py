@@ -18,18 +18,15 @@ from flows.parameter_checks import check_device_types
 from flows.parameters import DEFAULT_DEVICE_TYPES
 from flows.service.schedule import COMPARE_SCHEDULERS
 from heterps_core.errors import ConfigurationError
+from heterps_core.models import CTR_MODELS
 from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.workspace import Workspace
 from tasks.comparison import Terms, compare, expected_seconds
 from tasks.data import prepare_data
-from tasks.planning.compared_problems import (
-    check_compared_model,
-    default_models,
-    load_problems,
-    problems_of_models,
-)
+from tasks.planning.compared_problems import load_problems, problems_of_models
 from tasks.planning.parameter_ranges import check_numbers
+from tasks.profiling import check_model_name
 from tasks.provisioning import REGION, check_offers, find_offers
 from tasks.records.runs import new_run_id, utc_now
 from tasks.reports.comparison_report import (
@@ -62,7 +59,7 @@ def check_parameters(
     """
     check_numbers(numbers)
     for model in models or []:
-        check_compared_model(model)
+        check_model_name(model)
     for method in methods or []:
         get_scheduler(method)
     check_device_types(device_types)
@@ -117,7 +114,7 @@ def compare_schedulers(
     tell("comparison", run_id)
 
     problems, left_out = load_problems(problem or []), {}
-    wanted = models or ([] if problem else default_models())
+    wanted = models or ([] if problem else list(CTR_MODELS))
     if wanted:
         made, left_out = problems_of_models(
             workspace,

@@ -53,7 +53,7 @@ class ProfiledModel:
     """Device types of `profiles` that such a machine was rented for, which still counts."""
 
     local_request: ProfileRequest | None = None
-    """What `local_profile` was measured for; None where nothing is trained here, as for images."""
+    """What `local_profile` was measured for; None where nothing is trained here."""
 
     cache_directory: Path | None = None
     """Of measured profiles."""
@@ -196,26 +196,3 @@ def profile_request(
 def _rows_of_microbatch(batch_size: int) -> int:
     """Return what a layer sees at once in a pipeline of two stages or more."""
     return batch_size // default_microbatches(batch_size, num_stages=2)
-
-
-@task(name="profile layers of images", task_run_name="profile layers of {model}", cache_policy=NO_CACHE)
-def profile_image_layers(
-    workspace: Workspace, job: PlannedJob, *, model: str, device_types: Sequence[str]
-) -> ProfiledModel:
-    """Time each layer of an image classifier alone on drawn images; see `profile_layers`.
-
-    Raises:
-        UnknownNameError: A device type cannot be used.
-    """
-    from heterps_core.profiling.layer_profiler import trace_model
-
-    request = ProfileRequest(model=model, features=None, batch_size=_rows_of_microbatch(job.batch_size))
-    graph = trace_model(request)
-    profiles = profile_model(request, graph, device_types, cache_directory=workspace.profiles_directory)
-    return ProfiledModel(
-        graph=graph,
-        local_profile=profiles[LOCAL_DEVICE_TYPE],
-        planned_graph=graph,
-        planned_request=request,
-        profiles={name: profiles[name] for name in device_types},
-    )

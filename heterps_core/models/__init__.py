@@ -10,11 +10,3 @@ CTR_MODELS: dict[str, str] = {
     "2emb": "heterps_core.models.two_emb:build",
     "nce": "heterps_core.models.nce:build",
 }
-"""Click models: everything in the line works with them."""
-
-CNN_MODELS: dict[str, str] = {
-    "alexnet": "heterps_core.models.cnn.alexnet:build",
-    "vgg-16": "heterps_core.models.cnn.vgg16:build",
-    "inception-v3": "heterps_core.models.cnn.inception_v3:build",
-}
-"""Image classifiers of the TAPP paper: they are profiled and planned, not trained; see `image_chain.py`."""

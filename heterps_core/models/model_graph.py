@@ -21,10 +21,6 @@ class LayerKind(StrEnum):
     EMBEDDING = "embedding"
     FULLY_CONNECTED = "fully_connected"
     ELEMENTWISE = "elementwise"
-    CONVOLUTION = "convolution"
-    CONVOLUTION_BLOCK = "convolution_block"
-    """Several convolutions, in branches or in a row, with what stands between them."""
-
     OTHER = "other"
 
 

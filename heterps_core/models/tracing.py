@@ -23,20 +23,18 @@ def trace_chain(
     *,
     dense_optimizer_values_per_parameter: int,
     row_optimizer: type[RowOptimizer],
-    input_shape: tuple[int, ...] = (0,),
 ) -> ModelGraph:
     """Describe a chain of layers.
 
     Args:
         name: Name of the model.
-        chain: The layers; embeddings need no table.
+        chain: The layers, an embedding first; embeddings need no table.
         dense_optimizer_values_per_parameter: Float32 values of optimizer state for each dense parameter, for
             instance 2 for Adam.
         row_optimizer: The optimizer of the embedding tables.
-        input_shape: Of one sample that enters the first layer; (0,) where that is an embedding.
     """
     layers = []
-    shape = input_shape
+    shape: tuple[int, ...] = (0,)
     for layer_name, module in chain.named_children():
         if isinstance(module, SlotEmbedding):
             layer = _embedding_layer(layer_name, module, row_optimizer)
@@ -77,7 +75,7 @@ def _dense_layer(
     output_shape = tuple(output.shape[1:])
     layer = Layer(
         name=name,
-        kind=_dense_kind(module, has_products=flops > 0, has_parameters=num_parameters > 0),
+        kind=_dense_kind(has_products=flops > 0, has_parameters=num_parameters > 0),
         is_sharded=False,
         parameter_bytes=num_parameters * BYTES_PER_FLOAT32,
         optimizer_state_bytes=num_parameters * optimizer_values_per_parameter * BYTES_PER_FLOAT32,
@@ -89,10 +87,7 @@ def _dense_layer(
     return layer, output_shape
 
 
-def _dense_kind(module: nn.Module, *, has_products: bool, has_parameters: bool) -> LayerKind:
-    num_convolutions = sum(isinstance(part, nn.Conv2d) for part in module.modules())
-    if num_convolutions:
-        return LayerKind.CONVOLUTION if num_convolutions == 1 else LayerKind.CONVOLUTION_BLOCK
+def _dense_kind(*, has_products: bool, has_parameters: bool) -> LayerKind:
     if has_products:
         return LayerKind.FULLY_CONNECTED
     return LayerKind.OTHER if has_parameters else LayerKind.ELEMENTWISE

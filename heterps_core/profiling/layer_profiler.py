@@ -27,7 +27,6 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.models.chain import build_chain, run_layers
-from heterps_core.models.image_chain import IMAGE_SHAPE, build_image_chain
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.models.tracing import BYTES_PER_ROW_NUMBER, trace_chain
@@ -42,7 +41,7 @@ from heterps_core.profiling.profiles.layer_profile import (
     LayerProfile,
     LayerTiming,
 )
-from heterps_core.profiling.profiling_input import ProfilingInput, profiling_input
+from heterps_core.profiling.profiling_input import click_batches, first_rows
 from heterps_core.profiling.timing import Phase, RepeatLimits, Timing, time_phases
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.units import BYTES_PER_FLOAT32
@@ -72,7 +71,7 @@ def measure(request: ProfileRequest) -> LayerProfile:
     torch.set_num_threads(request.num_threads)
     torch.manual_seed(request.seed)
     with tempfile.TemporaryDirectory(prefix="heterps-link-") as folder, second_process(Path(folder)) as store:
-        whole_input = profiling_input(request).to(device)
+        whole_batches = [batch.to(device) for batch in click_batches(request)]
         chain = _build(request)
         graph = _trace(request, chain)
         chain.to(device)
@@ -80,12 +79,14 @@ def measure(request: ProfileRequest) -> LayerProfile:
         links = measure_links(store, rank=0)
     speed = measure_machine_speed(budget_s=MACHINE_SPEED_BUDGET_S, device=device)
     half_batch_size = request.batch_size // 2
-    whole = _bench_layers(request, chain, tables, whole_input)
-    half = _bench_layers(request, chain, tables, whole_input.first_rows(half_batch_size))
+    whole = _bench_layers(request, chain, tables, whole_batches)
+    half = _bench_layers(
+        request, chain, tables, [first_rows(batch, half_batch_size) for batch in whole_batches]
+    )
     times = time_phases(
         [
             *(phase for bench in whole for phase in bench.phases("whole")),
-            Phase("step", _whole_step(request, chain, tables, whole_input)),
+            Phase("step", _whole_step(request, chain, tables, whole_batches)),
             *(phase for bench in half for phase in bench.phases("half")),
         ],
         RepeatLimits(budget_s=request.budget_s),
@@ -130,8 +131,7 @@ class _LayerBench:
     Args:
         layer: The layer; an embedding has its table.
         batches: What an embedding reads, in turn.
-        activation: Output of the layer before, or the images that enter the first [B, ...]; None for an embedding at
-            the start of a chain. The backward pass computes its gradient if it asks for one.
+        activation: Output of the layer before; None at the start of a chain.
         update: Applies the gradients of this layer alone; None where it has no parameters.
     """
 
@@ -215,12 +215,11 @@ def _bench_layers(
     request: ProfileRequest,
     chain: nn.Sequential,
     tables: Mapping[str, ShardedTable],
-    entering: ProfilingInput,
+    batches: Sequence[ClickBatch],
 ) -> list[_LayerBench]:
     """Run the chain once and keep what entered each layer."""
     benches = []
-    batches = entering.batches
-    activation = entering.images
+    activation = None
     for name, layer in chain.named_children():
         with torch.no_grad():
             leaving = run_layers([layer], batches[0], None if activation is None else activation.clone())
@@ -254,7 +253,7 @@ def _whole_step(
     request: ProfileRequest,
     chain: nn.Sequential,
     tables: Mapping[str, ShardedTable],
-    entering: ProfilingInput,
+    batches: Sequence[ClickBatch],
 ) -> Callable[[], None]:
     """Return a training step as one process makes it: all layers, the loss, and all updates."""
     dense_update = _dense_update(request, list(chain.parameters()))
@@ -262,14 +261,10 @@ def _whole_step(
 
     def step() -> None:
         nonlocal round_index
-        batch = entering.batches[round_index % len(entering.batches)]
+        batch = batches[round_index % len(batches)]
         round_index += 1
-        images = entering.images
-        logits = run_layers(chain, batch, None if images is None else images.clone())
-        if images is None:
-            loss = F.binary_cross_entropy_with_logits(logits.squeeze(1), batch.labels)
-        else:
-            loss = F.cross_entropy(logits, batch.labels.long())
+        logits = run_layers(chain, batch, None)
+        loss = F.binary_cross_entropy_with_logits(logits.squeeze(1), batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]
         dense_update()
         for table in tables.values():
@@ -303,8 +298,6 @@ def _layer_timings(
 
 
 def _build(request: ProfileRequest) -> nn.Sequential:
-    if request.features is None:
-        return build_image_chain(request.model, seed=request.seed)
     return build_chain(request.model, request.features, seed=request.seed)
 
 
@@ -316,7 +309,6 @@ def _trace(request: ProfileRequest, chain: nn.Sequential) -> ModelGraph:
             request.dense_optimizer
         ).state_values_per_parameter,
         row_optimizer=get_row_optimizer(request.embedding_optimizer),
-        input_shape=IMAGE_SHAPE if request.features is None else (0,),
     )
 
 

@@ -39,8 +39,8 @@ class ProfileRequest:
     model: str
     """Registry name or import path of the model."""
 
-    features: FeatureSpec | None
-    """Columns of the clicks; None for an image classifier, whose images are of one size."""
+    features: FeatureSpec
+    """Columns of the clicks."""
 
     batch_size: int
     """B_o, samples of one profiling batch, at least 2; best what is trained at once: a micro-batch."""
@@ -80,22 +80,18 @@ class ProfileRequest:
     @property
     def ids_source(self) -> str:
         """Where the row numbers come from, for people and caches."""
-        if self.features is None:
-            return "no row numbers: drawn images"
         return "Zipf's law, exponent 1" if self.dataset is None else f"data set {self.dataset_fingerprint}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the request as plain JSON values."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, "features": None if self.features is None else self.features.to_json()}
+        return {**values, "features": self.features.to_json()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> ProfileRequest:
         """Read what `to_json` wrote."""
         values = {field.name: document[field.name] for field in fields(cls)}
-        if values["features"] is not None:
-            values["features"] = FeatureSpec.from_json(values["features"])
-        return cls(**values)
+        return cls(**{**values, "features": FeatureSpec.from_json(values["features"])})
 
 
 def measure_in_fresh_process(request: ProfileRequest) -> LayerProfile:

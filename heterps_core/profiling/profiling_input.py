@@ -1,66 +1,25 @@
-"""What the layers read while they are timed: click batches from a data set or drawn, or drawn images.
+"""What the layers read while they are timed: click batches from a data set, or drawn ones.
 
-Shapes: B = rows of a batch, S = slots, C, H, W = channels, height and width of an image.
+Shapes: B = rows of a batch, S = slots.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.image_chain import IMAGE_SHAPE, NUM_CLASSES
 from heterps_core.profiling.measuring_process import ProfileRequest
 
 NUM_BATCHES = 8
 """Batches that are looked up in turn: the rows of a single one would stay in the caches."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfilingInput:
-    """What enters a chain."""
-
-    batches: list[ClickBatch]
-    """What embeddings read, in turn, with the labels; of images one batch, with the classes as labels."""
-
-    images: Tensor | None
-    """[B, C, H, W], what enters the first layer; None where that is an embedding."""
-
-    def to(self, device: torch.device) -> ProfilingInput:
-        """Return the same on a device."""
-        return ProfilingInput(
-            batches=[batch.to(device) for batch in self.batches],
-            images=None if self.images is None else self.images.to(device),
-        )
-
-    def first_rows(self, num_rows: int) -> ProfilingInput:
-        """Return the same with the first rows of every batch."""
-        return ProfilingInput(
-            batches=[_rows(batch, 0, num_rows) for batch in self.batches],
-            images=None if self.images is None else self.images[:num_rows],
-        )
-
-
-def profiling_input(request: ProfileRequest) -> ProfilingInput:
-    """Return the rows of the data set or drawn ones; for an image classifier drawn images."""
-    if request.features is not None:
-        return ProfilingInput(batches=_click_batches(request, request.features), images=None)
-    generator = torch.Generator().manual_seed(request.seed)
-    classes = torch.randint(NUM_CLASSES, (request.batch_size,), generator=generator)
-    no_columns = torch.empty(request.batch_size, 0)
-    batch = ClickBatch(dense=no_columns, ids=no_columns.long(), labels=classes.float())
-    images = torch.rand(request.batch_size, *IMAGE_SHAPE, generator=generator)
-    return ProfilingInput(batches=[batch], images=images)
-
-
-def _click_batches(request: ProfileRequest, features: FeatureSpec) -> list[ClickBatch]:
+def click_batches(request: ProfileRequest) -> list[ClickBatch]:
     """Return `NUM_BATCHES` batches: the first rows of the data set, from its start again where it ends, or drawn."""
+    features = request.features
     num_rows = NUM_BATCHES * request.batch_size
     if request.dataset is None:
         generator = np.random.default_rng(request.seed)
@@ -75,6 +34,11 @@ def _click_batches(request: ProfileRequest, features: FeatureSpec) -> list[Click
         batch = dataset.train_batch(rows)
     firsts = range(0, num_rows, request.batch_size)
     return [_rows(batch, first, first + request.batch_size) for first in firsts]
+
+
+def first_rows(batch: ClickBatch, num_rows: int) -> ClickBatch:
+    """Return the first rows of a batch."""
+    return _rows(batch, 0, num_rows)
 
 
 def _rows(batch: ClickBatch, first: int, stop: int) -> ClickBatch:

@@ -6,20 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heterps_core.errors import ConfigurationError, HeterpsError, UnknownNameError
+from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.hardware import InstanceOffer, Market
-from heterps_core.models import CNN_MODELS, CTR_MODELS
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
 from tasks.planning.planned_job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT, PlannedJob, planned_job
-from tasks.profiling import ProfiledModel, check_model_name, profile_image_layers, profile_layers
+from tasks.profiling import ProfiledModel, profile_layers
 from tasks.provisioning import LOCAL_PROVIDER
 from tasks.running.story import tell
 from tasks.scheduling import make_problem
-
-IMAGE_BATCH_SIZE = 128
-"""Samples of one training step of an image classifier; usual for CIFAR-10."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,25 +31,6 @@ class ComparedProblem:
 
     market: str = ""
     """Of its prices; not known of a file."""
-
-
-def default_models() -> list[str]:
-    """Return the names of all models that can be planned."""
-    return [*CTR_MODELS, *CNN_MODELS]
-
-
-def check_compared_model(model: str) -> None:
-    """Check that a model can be profiled, without loading torch.
-
-    Raises:
-        UnknownNameError, ConfigurationError: See `check_model_name`.
-    """
-    if model in CNN_MODELS:
-        return
-    try:
-        check_model_name(model)
-    except UnknownNameError as error:
-        raise UnknownNameError("model", model, [*error.known, *CNN_MODELS]) from error
 
 
 def load_problems(files: Sequence[str]) -> list[ComparedProblem]:
@@ -120,9 +97,6 @@ def reason_in_one_line(error: Exception) -> str:
 def _profiled_job(
     workspace: Workspace, model: str, clicks: PreparedClicks, device_types: Sequence[str]
 ) -> tuple[PlannedJob, ProfiledModel]:
-    if model in CNN_MODELS:
-        job = PlannedJob(num_samples=NIGHT_SAMPLES, features=None, batch_size=IMAGE_BATCH_SIZE)
-        return job, profile_image_layers(workspace, job, model=model, device_types=device_types)
     job = planned_job(
         clicks.open(),
         provider=LOCAL_PROVIDER,

@@ -28,8 +28,8 @@ class PlannedJob:
     num_samples: int
     """Of one epoch."""
 
-    features: FeatureSpec | None
-    """Columns and table sizes; None for an image classifier."""
+    features: FeatureSpec
+    """Columns and table sizes."""
 
     batch_size: int
 

@@ -220,7 +220,7 @@ def test_good_parameters_pass(good_parameters):
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        ({"models": ["vgg"]}, UnknownNameError, "Did you mean 'vgg-16'"),
+        ({"models": ["ctrdn"]}, UnknownNameError, "Did you mean 'ctrdnn'"),
         ({"methods": ["exakt"]}, UnknownNameError, "Did you mean 'exact'"),
         ({"device_types": ["tpu"]}, UnknownNameError, "cpu-c7i"),
         ({"problem": ["none.json"]}, ConfigurationError, r"cannot read the problem file none\.json"),

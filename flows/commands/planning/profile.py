@@ -12,9 +12,8 @@ from pathlib import Path
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import DEVICE_TYPES
-from heterps_core.errors import ConfigurationError
 from heterps_core.json_file import write_json
-from heterps_core.models import CNN_MODELS, CTR_MODELS
+from heterps_core.models import CTR_MODELS
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.profiles.layer_profile import LayerProfile
 from heterps_core.profiling.timing import Timing
@@ -35,9 +34,6 @@ SCHEMA_VERSION = 1
 
 DEFAULT_BATCH_SIZE = 512
 
-DEFAULT_IMAGE_BATCH_SIZE = 32
-"""An image asks for a thousand times the work of a click."""
-
 CRITEO_SHAPE = FeatureSpec(num_dense=13, slot_rows=(100_000,) * 26)
 """Columns of the Criteo click logs, with 100,000 rows in each table; used where no data set is given."""
 
@@ -48,14 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="ctrdnn",
         metavar="NAME",
-        help=f"{', '.join(sorted(CTR_MODELS))}, or package.module:function (default: ctrdnn); "
-        f"of images: {', '.join(sorted(CNN_MODELS))}",
+        help=f"{', '.join(sorted(CTR_MODELS))}, or package.module:function (default: ctrdnn)",
     )
     parser.add_argument(
         "--batch-size",
         type=int,
+        default=DEFAULT_BATCH_SIZE,
         metavar="N",
-        help=f"rows that are trained at once (default: {DEFAULT_BATCH_SIZE}, images {DEFAULT_IMAGE_BATCH_SIZE})",
+        help=f"rows that are trained at once (default: {DEFAULT_BATCH_SIZE})",
     )
     parser.add_argument(
         "--device-type",
@@ -148,31 +144,18 @@ def write_profiles(path: Path, profiles: Sequence[LayerProfile]) -> None:
 
 
 def _request(options: argparse.Namespace) -> ProfileRequest:
-    if options.model in CNN_MODELS:
-        if options.dataset is not None:
-            raise ConfigurationError(
-                f"{options.model} is profiled with drawn images, got --dataset {options.dataset}; leave it away"
-            )
-        return ProfileRequest(
-            model=options.model, features=None, batch_size=_batch_size(options, DEFAULT_IMAGE_BATCH_SIZE)
-        )
-    batch_size = _batch_size(options, DEFAULT_BATCH_SIZE)
     if options.dataset is None:
-        return ProfileRequest(model=options.model, features=CRITEO_SHAPE, batch_size=batch_size)
+        return ProfileRequest(model=options.model, features=CRITEO_SHAPE, batch_size=options.batch_size)
     from heterps_core.data.dataset import PreparedDataset
 
     dataset = PreparedDataset.open(options.dataset)
     return ProfileRequest(
         model=options.model,
         features=dataset.features,
-        batch_size=batch_size,
+        batch_size=options.batch_size,
         dataset=str(options.dataset.resolve()),
         dataset_fingerprint=dataset.manifest.fingerprint,
     )
-
-
-def _batch_size(options: argparse.Namespace, default: int) -> int:
-    return default if options.batch_size is None else options.batch_size
 
 
 def _shown(phase: Timing) -> str:

@@ -26,16 +26,11 @@ NUM_OPERATIONS: Mapping[LayerKind, Mapping[str, int]] = {
     # Row numbers, room for the output, dense features, a gather and its copy; nothing but views; a copy, two
     # concatenations, five to sum repeated rows, and eleven of row-wise Adagrad.
     LayerKind.EMBEDDING: {"forward": 5, "backward": 0, "update": 19},
-    # Each phase is one call for image, weight and bias together.
-    LayerKind.CONVOLUTION: {"forward": 1, "backward": 1, "update": 2},
-    # Of Inception-V3's block A: seven convolutions with batch normalisation and ReLU, a pool, and the join.
-    LayerKind.CONVOLUTION_BLOCK: {"forward": 37, "backward": 25, "update": 2},
     LayerKind.OTHER: {"forward": 2, "backward": 4, "update": 2},
 }
 """Operations that a layer of a kind starts in each phase, views aside; each costs one launch.
 
-All but the last are counted by a test; the other blocks of that network start 22 to 52 and 15 to 34. Layers of other
-kinds differ; theirs are assumed.
+All but the last are counted by a test. Layers of other kinds differ; theirs are assumed.
 """
 
 FULLY_CONNECTED_BACKWARD_PRODUCTS = 2

@@ -17,17 +17,15 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
-from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.profiling import layer_profiler
 from heterps_core.profiling.layer_profiler import trace_model
 from heterps_core.profiling.machine import this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
-from heterps_core.profiling.profiles.analytic_profile import estimate_profile
 from heterps_core.profiling.profiles.layer_profile import LayerProfile
 from heterps_core.profiling.profiles.model_profiles import profile_model
 from heterps_core.profiling.profiles.profile_cache import ProfileCache, ProfileKey
-from heterps_core.profiling.profiling_input import NUM_BATCHES, profiling_input, zipf_ids
+from heterps_core.profiling.profiling_input import NUM_BATCHES, click_batches, zipf_ids
 
 BATCH_SIZE = 64
 SMALL = ProfileRequest(
@@ -165,7 +163,7 @@ def test_refuses_a_batch_that_cannot_be_halved():
 def test_batches_of_a_data_set_are_its_rows_from_the_first(request_for_dataset, dataset):
     reopened = PreparedDataset.open(dataset.directory)
 
-    batches = profiling_input(request_for_dataset).batches
+    batches = click_batches(request_for_dataset)
 
     assert len(batches) == NUM_BATCHES
     np.testing.assert_array_equal(batches[1].ids, reopened.ids[BATCH_SIZE : 2 * BATCH_SIZE])
@@ -182,20 +180,3 @@ def test_made_up_row_numbers_follow_zipfs_law():
     np.testing.assert_allclose(shares, np.log((ranks + 1) / ranks) / np.log(51), atol=0.004)
     assert ids.min(axis=0).tolist() == [1, 1]
     assert ids.max(axis=0).tolist() == [50, 39]
-
-
-def test_an_image_classifier_is_timed_like_a_click_model():
-    request = ProfileRequest(model="alexnet", features=None, batch_size=2, budget_s=0.01)
-
-    profile = measure_in_fresh_process(request)
-
-    graph = trace_model(request)
-    estimate = estimate_profile(graph, profile, DEVICE_TYPES["gpu-v100"])
-    assert [timing.layer for timing in profile.timings] == [layer.name for layer in graph.layers]
-    assert all(timing.forward.median_ms > 0 for timing in profile.timings)
-    assert {timing.layer for timing in profile.timings if timing.update.median_ms > 0} == {
-        *(f"conv{number}" for number in range(1, 6)),
-        *("fc6", "fc7", "output"),
-    }
-    assert profile.ids_source == "no row numbers: drawn images"
-    assert all(timing.is_estimated and timing.forward.median_ms > 0 for timing in estimate.timings)

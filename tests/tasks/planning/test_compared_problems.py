@@ -1,7 +1,7 @@
 import pytest
 
-from heterps_core.errors import ConfigurationError, InfeasiblePlanError, UnknownNameError
-from tasks.planning.compared_problems import check_compared_model, load_problems, reason_in_one_line
+from heterps_core.errors import ConfigurationError, InfeasiblePlanError
+from tasks.planning.compared_problems import load_problems, reason_in_one_line
 
 
 def test_reasons_are_one_line_without_the_way_out():
@@ -9,16 +9,6 @@ def test_reasons_are_one_line_without_the_way_out():
 
     assert reason_in_one_line(missed_floor) == "no plan meets the throughput floor: 10 samples/s, 99% below"
     assert reason_in_one_line(ValueError("a\nb")) == "failed: ValueError: a b"
-
-
-@pytest.mark.parametrize("model", ["ctrdnn", "vgg-16", "tests.builders:build"])
-def test_models_of_clicks_of_images_and_of_users_can_be_compared(model):
-    check_compared_model(model)
-
-
-def test_an_unknown_model_is_answered_with_all_that_are_known():
-    with pytest.raises(UnknownNameError, match=r"2emb.*alexnet.*vgg-16"):
-        check_compared_model("resnet")
 
 
 def test_a_problem_file_that_cannot_be_used_is_named(tmp_path):

@@ -53,11 +53,6 @@ def test_says_where_it_could_not_write(tmp_path):
         write_profiles(Path(tmp_path) / "missing" / "profiles.json", [make_profile()])
 
 
-def test_images_are_drawn_and_never_read():
-    with pytest.raises(ConfigurationError, match=r"vgg-16 is profiled with drawn images, got --dataset data"):
-        run(parse("--model", "vgg-16", "--dataset", "data"))
-
-
 def test_a_gpu_that_is_not_there_is_missed_before_anything_is_measured(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
