@@ -25,6 +25,7 @@ FORBIDDEN = {
     "flows": {"boto3", "botocore", "mlflow", "optuna", "torch"},
 }
 CORE_FOLDERS = (
+    "judging",
     "data",
     "transport",
     "embeddings",
@@ -34,7 +35,6 @@ CORE_FOLDERS = (
     "profiling",
     "planning",
     "topology",
-    "judging",
     "serving",
     "measurement",
 )

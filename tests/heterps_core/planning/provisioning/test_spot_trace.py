@@ -92,7 +92,11 @@ def test_damaged_gzip_and_missing_files_are_refused(tmp_path):
 def test_every_published_trace_is_read():
     paths = [path for folder in ("spot_traces", "spot_prices") for path in (SHARED / folder).rglob("*.*")]
 
-    lengths = {path.name: read_trace(path).num_ticks for path in paths if path.is_file()}
+    traces = {path.name: read_trace(path) for path in paths if path.is_file()}
+    lengths = {
+        name: len(trace.instance_counts if trace.price_usd_per_hour is None else trace.price_usd_per_hour)
+        for name, trace in traces.items()
+    }
 
     assert len(lengths) > 40
     assert lengths["us-west-2a_k80_1.json.gz"] == 3895 * 600 // 60
