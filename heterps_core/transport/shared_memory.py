@@ -1,4 +1,4 @@
-"""Memory that several processes of one machine see: files without a name, handed over through Unix sockets.
+"""Memory that several processes of one machine see: files without a name.
 
 The system takes the memory back with the last process that holds it, however that ends.
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import socket
 
 import torch
 from torch import Tensor
@@ -69,19 +68,3 @@ def tensor_view(
         return torch.empty(num_rows, num_columns, dtype=dtype)
     flat = torch.frombuffer(mapped, dtype=dtype, count=num_rows * num_columns, offset=first)
     return flat.view(num_rows, num_columns)
-
-
-def listen(path: str) -> socket.socket:
-    """Return a socket at a path to which others of this machine connect; it keeps messages apart.
-
-    Raises:
-        OSError: The path is no good.
-    """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        listener.bind(path)
-        listener.listen()
-    except OSError:
-        listener.close()
-        raise
-    return listener

@@ -11,14 +11,12 @@ Shapes: R rows, C columns of any tensor.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import socket
 import struct
-import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -26,21 +24,16 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heterps_core.transport.huge_pages import map_aligned
+from heterps_core.transport.local_sockets import connect_locally, receive_files
 from heterps_core.transport.lost_workers import LostWorkerError
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory import (
     SMALLEST_BUFFER_BYTES,
     SharedBuffer,
     aligned,
-    listen,
     new_file,
     tensor_view,
 )
-
-logger = logging.getLogger(__name__)
-
-CONNECT_LIMIT_S = 10.0
-"""Longest wait for another replica to connect; all are at it at the same time."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 """Of tensors in an outbox; a message says which by position."""
@@ -95,31 +88,17 @@ class SharedMemoryLink:
         Returns:
             None, on all of them, where one cannot: the system is not Linux, or forbids it. The log says why.
         """
-        peers: dict[int, socket.socket] = {}
-        error = None
-        # Only this user may look into the folder.
-        with tempfile.TemporaryDirectory(prefix="heterps-link-") as folder, ExitStack() as stack:
-            path = f"{folder}/socket"
-            try:
-                os.close(new_file(1))
-                listener = stack.enter_context(listen(path))
-            except (AttributeError, OSError) as problem:
-                error = str(problem)
-            paths = [path for path in _gather(None if error else path, group) if path]
-            if len(paths) == dist.get_world_size(group):
-                try:
-                    _connect_to_all(peers, listener, paths, dist.get_rank(group))
-                except OSError as problem:
-                    error = str(problem)
-            errors = [text for text in _gather(error, group) if text]
-        if errors:
-            logger.warning(
-                "replicas on one machine exchange rows by messages, not in shared memory: %s", errors[0]
-            )
-            for peer in peers.values():
-                peer.close()
-            return None
         ranks = dist.get_process_group_ranks(group)
+        connections = connect_locally(
+            dist.get_rank(),
+            wanted=lambda machines: (
+                machines.keys() - {dist.get_rank()} if len(machines) == len(ranks) else ()
+            ),
+            group=group,
+        )
+        if connections is None:
+            return None
+        peers = {ranks.index(rank): connection for rank, connection in connections.items()}
         return cls(peers, ranks=ranks, layout=layout, silence_limit_s=silence_limit_s)
 
     def new_tensor(self, num_rows: int, num_columns: int) -> Tensor:
@@ -173,11 +152,10 @@ class SharedMemoryLink:
 
     def _receive_files(self, number: int, count: int) -> list[int]:
         self._wait_until_readable(number)
-        with suppress(OSError):
-            _, files, _, _ = socket.recv_fds(self._peers[number], 16, count)
-            if len(files) == count:
-                return files
-        raise self._lost(number, has_ended=True)
+        try:
+            return receive_files(self._peers[number], count)
+        except OSError as error:
+            raise self._lost(number, has_ended=True) from error
 
     def _wait_until_readable(self, number: int) -> None:
         waiting = select.poll()
@@ -235,26 +213,3 @@ class Outbox:
                 [buffer.view(place, rows, columns, DTYPES[dtype]) for place, rows, columns, dtype in contents]
             )
         return found
-
-
-def _connect_to_all(
-    peers: dict[int, socket.socket], listener: socket.socket, paths: Sequence[str], member: int
-) -> None:
-    """Connect to the replicas before this one, and let those behind it connect; fills `peers`."""
-    for number, path in enumerate(paths[:member]):
-        peers[number] = peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        peer.settimeout(CONNECT_LIMIT_S)
-        peer.connect(path)
-        peer.send(member.to_bytes(4, "little"))
-    listener.settimeout(CONNECT_LIMIT_S)
-    for _ in paths[member + 1 :]:
-        peer, _ = listener.accept()
-        peer.settimeout(CONNECT_LIMIT_S)
-        peers[int.from_bytes(peer.recv(4), "little")] = peer
-
-
-def _gather(value: str | None, group: ProcessGroup) -> list[str | None]:
-    """Return the value of each replica, in order."""
-    found: list[str | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return found

@@ -154,7 +154,7 @@ def test_where_one_cannot_connect_all_do_without(answers):
     for answer in answers:
         is_none, (message,) = answer["failed"]
         assert is_none
-        assert message.startswith("replicas on one machine exchange rows by messages")
+        assert message.startswith("workers of one machine exchange rows by messages")
         assert "AF_UNIX path too long" in message
 
 
