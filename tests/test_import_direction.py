@@ -36,7 +36,6 @@ CORE_FOLDERS = (
     "planning",
     "topology",
     "serving",
-    "measurement",
 )
 """Each imports only from those before it, and from the modules of the core itself."""
 

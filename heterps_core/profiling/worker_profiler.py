@@ -68,6 +68,9 @@ class StepSeconds(NamedTuple):
     other_threads: float
     """Of all other threads, since the start of the process."""
 
+    whole: float
+    """By the clock, with waits."""
+
 
 class WorkerSteps(NamedTuple):
     """What one worker measured."""
@@ -99,6 +102,7 @@ class StepTimer:
         self._started_s = time.monotonic()
         self._num_steps = 0
         self._ended_core_s = 0.0
+        self._ended_s = self._started_s
 
     def __call__(self, step: int) -> None:
         """Note step number `step`, counted from 1.
@@ -111,7 +115,7 @@ class StepTimer:
             part.take()
             for part in (runner.step, runner.forward, runner.weight_gradients, runner.gradient_sum)
         )
-        ended_core_s = time.thread_time()
+        ended_core_s, ended_s = time.thread_time(), time.monotonic()
         if step > NUM_WARMUP_STEPS:
             self.steps.append(
                 StepSeconds(
@@ -121,6 +125,7 @@ class StepTimer:
                     gradient_sum=gradient_sum,
                     update=ended_core_s - self._ended_core_s - step_seconds,
                     other_threads=time.process_time() - time.thread_time(),
+                    whole=ended_s - self._ended_s,
                 )
             )
         if step == NUM_WARMUP_STEPS:
@@ -128,10 +133,10 @@ class StepTimer:
             of_all = [own_seconds] * dist.get_world_size()
             dist.all_gather_object(of_all, own_seconds)
             self._num_steps = max(int(MEASURED_S / max(of_all)), MIN_STEPS)
-            ended_core_s = time.thread_time()
+            ended_core_s, ended_s = time.thread_time(), time.monotonic()
         if len(self.steps) == self._num_steps > 0:
             raise EnoughError
-        self._ended_core_s = ended_core_s
+        self._ended_core_s, self._ended_s = ended_core_s, ended_s
 
 
 def take_part(rank: int, folder: Path, job: TrainingJob) -> None:
@@ -147,6 +152,7 @@ def take_part(rank: int, folder: Path, job: TrainingJob) -> None:
     if rank == 0:
         found = WorkerCosts(
             stages=tuple(stage_costs(job, stage, by_rank) for stage in range(len(job.stages))),
+            step_seconds=max(median(step.whole for step in worker.steps) for worker in by_rank),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         (folder / COSTS_NAME).write_text(json.dumps(found.to_json()), encoding="utf-8")

@@ -7,24 +7,36 @@ on the engine, its step time becomes the bill of a run on these devices, and the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from heterps_core.errors import TrainingError
+from heterps_core.errors import HeterpsError
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.plan_rater import Ratings
 from heterps_core.planning.search.schedulers.base import ProposingScheduler, check_budget
+from heterps_core.planning.search.schedulers.genetic import GeneticScheduler, GeneticSettings
+from heterps_core.planning.search.schedulers.reinforce import ReinforceScheduler, ReinforceSettings
+from heterps_core.planning.search.schedulers.tapp import TappScheduler, TappSettings, root_cost_rewards
 from heterps_core.units import SECONDS_PER_HOUR
 
 Assignment: TypeAlias = tuple[int, ...]
 """Index of the device of each layer; neighbouring equal ones make one stage."""
 
 MeasureStep: TypeAlias = Callable[[Assignment], float]
-"""Runs a few steps under a plan and returns the seconds of one; raises TrainingError where the plan fails."""
+"""Runs a few steps under a plan and returns the seconds of one; raises HeterpsError where the plan fails."""
+
+MEASURED_METHODS: Mapping[str, Callable[[], ProposingScheduler]] = {
+    "genetic": lambda: GeneticScheduler(GeneticSettings(num_parents=8, children_per_generation=8)),
+    "reinforce": lambda: ReinforceScheduler(ReinforceSettings(plans_per_round=8, elite_fraction=0.3)),
+    "tapp": lambda: TappScheduler(
+        TappSettings(groupings_per_round=4, placements_per_grouping=2), rewards=root_cost_rewards
+    ),
+}
+"""Methods that learn from so few plans as can be measured: they rate eight a round in place of hundreds."""
 
 MOST_REPEATS = 10
 """Plans that may be proposed for each one measured: a policy that has settled draws the same ones for ever."""
@@ -117,7 +129,7 @@ def search_by_measuring(
 def _tried(assignment: Assignment, measure: MeasureStep, penalty_seconds: float) -> MeasuredPlan:
     try:
         return MeasuredPlan(assignment, measure(assignment), has_failed=False)
-    except TrainingError:
+    except HeterpsError:
         return MeasuredPlan(assignment, penalty_seconds, has_failed=True)
 
 

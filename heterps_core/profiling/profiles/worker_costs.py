@@ -14,7 +14,7 @@ from typing import Any
 from heterps_core.errors import ConfigurationError
 from heterps_core.schema_version import check_schema_version
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +49,10 @@ class WorkerCosts:
     """What all workers of a plan cost."""
 
     stages: tuple[StageCosts, ...]
+    step_seconds: float
+    """Of a whole step by the clock, with waits and whatever else ran on this machine: the reward of a search by
+    measurements, and no cost."""
+
     measured_at: str
 
     def to_json(self) -> dict[str, Any]:
@@ -66,6 +70,7 @@ class WorkerCosts:
         try:
             return cls(
                 stages=tuple(StageCosts(**stage) for stage in document["stages"]),
+                step_seconds=document["step_seconds"],
                 measured_at=document["measured_at"],
             )
         except (KeyError, TypeError) as error:

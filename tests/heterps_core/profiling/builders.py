@@ -115,4 +115,4 @@ def make_stage_costs(**changes: Any) -> StageCosts:
 
 def make_worker_costs(*stages: StageCosts) -> WorkerCosts:
     """Return what the workers of a plan cost."""
-    return WorkerCosts(stages=stages, measured_at="2026-07-01T00:00:00+00:00")
+    return WorkerCosts(stages=stages, step_seconds=0.1, measured_at="2026-07-01T00:00:00+00:00")

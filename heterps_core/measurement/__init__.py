@@ -1,1 +1,0 @@
-"""Measures the step of a plan by running it on the engine."""
