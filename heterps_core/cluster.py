@@ -7,10 +7,8 @@ that a node needs nothing but that file to know its neighbours. It starts and en
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
@@ -93,17 +91,6 @@ class Cluster:
         values = {name: document[name] for name in cls.__dataclass_fields__}
         values["nodes"] = tuple(_node_from_json(node) for node in document["nodes"])
         return cls(**values)
-
-    def save(self, path: Path) -> None:
-        """Write the JSON form; a reader sees the old file or the new one, never a part."""
-        part = path.with_name(f"{path.name}.part")
-        part.write_text(json.dumps(self.to_json(), indent=2))
-        part.replace(path)
-
-    @classmethod
-    def load(cls, path: Path) -> Cluster:
-        """Read a file that `save` wrote."""
-        return cls.from_json(json.loads(path.read_text()))
 
 
 def _node_from_json(document: Mapping[str, Any]) -> Node:

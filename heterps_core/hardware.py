@@ -125,14 +125,6 @@ class InstanceOffer:
         """Return the offer as plain JSON values."""
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> InstanceOffer:
-        """Read what `to_json` wrote."""
-        values = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
-        values["instance_type"] = InstanceType(**document["instance_type"])
-        values["market"] = Market(document["market"])
-        return cls(**values)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceType:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,8 +39,6 @@ CLICK_STREAM_SEED = 0
 
 KEPT_NIGHTS = 7
 """Prepared nights of a source that stay on the disk; a live fleet needs its own, and there is one at a time."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

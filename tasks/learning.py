@@ -66,9 +66,6 @@ class Learning:
         return f"speeds of past runs: {len(self.speeds)}; the times of device types stand as they are"
 
 
-NOTHING_LEARNT = Learning()
-
-
 @task(name="learn from past runs", cache_policy=NO_CACHE)
 def learn_from_runs(workspace: Workspace, *, run_id: str) -> Learning:
     """Read the speeds of past runs from the record; `run_id` itself, which may be resumed, is left out."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.schema_version import check_schema_version
 
 SCHEMA_VERSION = 1
 
@@ -95,14 +93,3 @@ class ModelGraph:
             "name": self.name,
             "layers": [asdict(layer) for layer in self.layers],
         }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> ModelGraph:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ConfigurationError: The schema version is another one.
-        """
-        check_schema_version(document, SCHEMA_VERSION, what="a model graph")
-        layers = tuple(Layer(**{**layer, "kind": LayerKind(layer["kind"])}) for layer in document["layers"])
-        return cls(name=document["name"], layers=layers)

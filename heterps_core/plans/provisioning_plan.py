@@ -6,13 +6,12 @@ what rounding up to whole instances costs is seen and not guessed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import InstanceOffer
-from heterps_core.schema_version import check_schema_version
 
 SCHEMA_VERSION = 1
 
@@ -74,14 +73,6 @@ class InstanceGroup:
     def possible_increase_usd_per_hour(self) -> float:
         """What the dearest alternative costs more than planned; 0 without any."""
         return self.highest_price_usd_per_hour - self.price_usd_per_hour
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> InstanceGroup:
-        """Read the JSON form."""
-        values = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
-        values["offer"] = InstanceOffer.from_json(document["offer"])
-        values["alternatives"] = tuple(map(InstanceOffer.from_json, document.get("alternatives", ())))
-        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,18 +192,3 @@ class ProvisioningPlan:
             "price_usd_per_hour": self.price_usd_per_hour,
             "rounding_usd_per_hour": self.rounding_usd_per_hour,
         }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> ProvisioningPlan:
-        """Read the JSON form.
-
-        Raises:
-            ConfigurationError: The schema version is another one.
-        """
-        check_schema_version(document, SCHEMA_VERSION, what="a provisioning plan")
-        return cls(
-            replicas=tuple(document["replicas"]),
-            groups=tuple(InstanceGroup.from_json(group) for group in document["groups"]),
-            planned_price_usd_per_hour=document["planned_price_usd_per_hour"],
-            rendezvous_usd_per_hour=document.get("rendezvous_usd_per_hour", 0.0),
-        )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
@@ -95,11 +93,6 @@ class SchedulingPlan:
         if missing:
             raise ConfigurationError(f"plan.json lacks the fields {', '.join(missing)}")
         return cls(stages=stages_from_json(document["stages"]), **{name: document[name] for name in names})
-
-    @classmethod
-    def load(cls, path: Path) -> SchedulingPlan:
-        """Read a `plan.json` file."""
-        return cls.from_json(json.loads(path.read_text()))
 
 
 def stages_to_json(stages: Sequence[Stage]) -> list[dict[str, Any]]:

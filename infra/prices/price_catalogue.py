@@ -6,7 +6,6 @@ with the run, so that a bill can be checked years later. The bundled snapshot is
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +85,6 @@ class PriceCatalogue:
         *,
         region: str,
         market: Market = Market.ON_DEMAND,
-        families: Iterable[str] | None = None,
         cloud: str = AWS,
     ) -> tuple[InstanceOffer, ...]:
         """Return the offers of a region and market, sorted by name and zone.
@@ -94,11 +92,10 @@ class PriceCatalogue:
         Args:
             region: For instance "us-east-1".
             market: On-demand or spot.
-            families: Only these instance families, for instance "c7i"; None for all.
             cloud: For instance "aws".
 
         Raises:
-            UnknownNameError: No file has a price in the region, or an instance of a family.
+            UnknownNameError: No file has a price in the region.
             ProvisioningError: The region is known, but not with prices of this market.
         """
         if region not in self.regions(cloud):
@@ -112,27 +109,7 @@ class PriceCatalogue:
                 f"{', '.join(file.path.name for file in self.files)}; choose the other market, or get them "
                 f"with {REFRESH_COMMAND}"
             )
-        if families is None:
-            return tuple(found)
-        known = {offer.instance_type.family for offer in found}
-        wanted = set(families)
-        for family in sorted(wanted - known):
-            raise UnknownNameError("instance family", family, _near(family, known))
-        return tuple(offer for offer in found if offer.instance_type.family in wanted)
-
-    def offer(self, instance_type: str, *, region: str, market: Market = Market.ON_DEMAND) -> InstanceOffer:
-        """Return the offer of one instance type, in the cheapest zone where its price differs between zones.
-
-        Raises:
-            UnknownNameError: The region or the instance type is in no snapshot.
-            ProvisioningError: The region is known, but not with prices of this market.
-        """
-        offers = self.offers(region=region, market=market)
-        same = [offer for offer in offers if offer.instance_type.name == instance_type]
-        if not same:
-            names = {offer.instance_type.name for offer in offers}
-            raise UnknownNameError("instance type", instance_type, _near(instance_type, names))
-        return min(same, key=lambda offer: offer.price_usd_per_hour)
+        return tuple(found)
 
 
 def offer_key(offer: InstanceOffer) -> OfferKey:
@@ -161,9 +138,3 @@ def _offer_of(row: Mapping[str, str], snapshot: Snapshot) -> InstanceOffer:
         price_as_of=snapshot.as_of,
         price_source=snapshot.source,
     )
-
-
-def _near(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known names worth showing: a thousand instance types would bury the answer."""
-    names = sorted(known)
-    return difflib.get_close_matches(name, names, n=10, cutoff=0.5) or names[:10]

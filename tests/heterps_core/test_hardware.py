@@ -10,6 +10,7 @@ from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.hardware import DeviceKind, InstanceOffer, InstanceType, Market, family_of
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
+from tests.infra.builders import offer_named
 
 
 def instance_type(
@@ -111,12 +112,6 @@ def test_clock_times_width_gives_the_peak_of_a_cpu_unit():
     assert DEVICE_TYPES["cpu-m7a"].peak_fp32_flops_per_s == pytest.approx(32 * clock_hz["m7a.xlarge"])
 
 
-def test_offer_goes_through_json_unchanged():
-    bought = PriceCatalogue().offer("g4dn.xlarge", region="us-east-1")
-
-    assert InstanceOffer.from_json(bought.to_json()) == bought
-
-
 @pytest.mark.parametrize("price_usd_per_hour", [0.0, -1.0, float("nan"), float("inf")])
 def test_refuses_an_offer_without_a_real_price(price_usd_per_hour):
     with pytest.raises(ConfigurationError, match=r"price of c7i\.xlarge must be a positive"):
@@ -145,7 +140,7 @@ def test_unknown_device_type_is_answered_with_the_near_one():
     [("g4dn.xlarge", 0), ("g4dn.4xlarge", 1), ("g4dn.8xlarge", 1), ("g4dn.12xlarge", 0)],
 )
 def test_a_type_with_a_fast_network_is_carried_only_by_sizes_that_have_it(instance_type, units):
-    offer = PriceCatalogue().offer(instance_type, region="us-east-1")
+    offer = offer_named(instance_type, PriceCatalogue())
 
     assert DEVICE_TYPES["gpu-t4-20gbit"].units_of(offer.instance_type) == units
 
@@ -174,7 +169,7 @@ def test_a_device_type_on_spot_is_the_same_hardware_bought_otherwise():
 
     assert spot.market is Market.SPOT
     assert spot.in_market(Market.ON_DEMAND) == get_device_type("gpu-t4") == DEVICE_TYPES["gpu-t4"]
-    on_demand = PriceCatalogue().offer("g4dn.xlarge", region="us-east-1")
+    on_demand = offer_named("g4dn.xlarge", PriceCatalogue())
     assert (get_device_type("gpu-t4").units_in(on_demand), spot.units_in(on_demand)) == (1, 0)
     with pytest.raises(UnknownNameError, match="'gpu-t5-spot' is not"):
         get_device_type("gpu-t5-spot")
@@ -193,14 +188,6 @@ def test_a_device_type_on_spot_is_the_same_hardware_bought_otherwise():
 )
 def test_the_family_is_the_name_without_its_size(name, family):
     assert family_of(name) == family
-
-
-def test_an_offer_written_before_clouds_and_interruptions_is_read():
-    document = offer(1.0).to_json()
-    for name in ("cloud", "interruptions_per_hour", "interruptions_source"):
-        del document[name]
-
-    assert InstanceOffer.from_json(document) == offer(1.0)
 
 
 def test_refuses_negative_interruptions():

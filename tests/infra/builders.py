@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import boto3
+from infra.catalogue.price_catalogue import PriceCatalogue
 
 from heterps_core.hardware import InstanceOffer, InstanceType, Market
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
@@ -43,6 +44,12 @@ def offer(
         price_as_of="2026-07-20",
         price_source="test",
     )
+
+
+def offer_named(name: str, catalogue: PriceCatalogue) -> InstanceOffer:
+    """The one on-demand offer of an instance type."""
+    [found] = [each for each in catalogue.offers(region=REGION) if each.instance_type.name == name]
+    return found
 
 
 def plan(*stages: InstanceOffer) -> ProvisioningPlan:

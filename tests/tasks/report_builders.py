@@ -13,7 +13,7 @@ from infra.billing.bill import Bill, BillLine
 from infra.billing.caps import Caps
 from tasks.judging.baseline import NoBaseline
 from tasks.judging.nights import Night
-from tasks.learning import NOTHING_LEARNT
+from tasks.learning import Learning
 from tasks.provisioning import find_offers, provision
 from tasks.records.tracked_run import TrackedRun
 from tasks.reports.run_report import PlanReport, RunReport
@@ -104,7 +104,7 @@ def make_bill(*, run_id=RUN_ID):
 def make_run_report(
     *,
     planned=None,
-    learning=NOTHING_LEARNT,
+    learning=None,
     training=None,
     predicted_step_seconds=0.020,
     baseline=NO_BASELINE,
@@ -113,7 +113,7 @@ def make_run_report(
     return RunReport.of(
         planned,
         this_machine="machine",
-        learning=learning,
+        learning=learning or Learning(),
         prediction=RehearsalPrediction(
             evaluation=evaluate(planned.problem, planned.chosen.plan.stages),
             step_seconds=predicted_step_seconds,

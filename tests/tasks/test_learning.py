@@ -6,7 +6,7 @@ from heterps_core.planning.calibration.rolling_origin import NO_CORRECTION
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.plans.scheduling_plan import Stage
 from infra.workspace import Workspace
-from tasks.learning import NOTHING_LEARNT, Learning, learn_from_runs
+from tasks.learning import Learning, learn_from_runs
 from tests.tasks.builders import make_problem, make_result
 from tests.tasks.report_builders import RUN_ID, make_plan_report, make_run_report, make_speed
 
@@ -45,7 +45,7 @@ def test_the_plan_is_made_with_what_rented_runs_have_shown():
     before, after = evaluate(problem, stages), evaluate(corrected, stages)
     assert after.throughput_samples_per_s == pytest.approx(before.throughput_samples_per_s / 1.25)
     assert "cpu-c7i 1.250, gpu-t4 1.250" in rented.summary(problem)
-    assert NOTHING_LEARNT.summary(problem).startswith("speeds of past runs: 0")
+    assert Learning().summary(problem).startswith("speeds of past runs: 0")
 
 
 def test_what_a_rented_run_tells_is_free_of_the_correction_that_it_was_planned_with():
@@ -67,5 +67,5 @@ def test_what_a_rented_run_tells_is_free_of_the_correction_that_it_was_planned_w
 
 
 def test_without_a_record_nothing_is_learnt_and_nothing_is_written(tmp_path):
-    assert learn_from_runs.fn(Workspace(root=tmp_path), run_id=RUN_ID) == NOTHING_LEARNT
+    assert learn_from_runs.fn(Workspace(root=tmp_path), run_id=RUN_ID) == Learning()
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,7 @@ from tasks.prices import (
     refresh_prices_of,
 )
 from tasks.provisioning import Provisioning, find_offers
-from tests.infra.builders import offer, plan
+from tests.infra.builders import offer, offer_named, plan
 from tests.infra.prices.aws_answers import (
     change,
     instance_type,
@@ -67,7 +67,7 @@ def test_the_bundled_prices_stand_alone_until_a_refresh_ranks_above_them(workspa
 
     assert written.summary.startswith("3 new prices; ")
     catalogue = PriceCatalogue(price_files(workspace))
-    assert catalogue.offer("c7i.large", region=REGION).price_usd_per_hour == 0.07
+    assert offer_named("c7i.large", catalogue).price_usd_per_hour == 0.07
     found = find_offers.fn(["cpu-c7i", "gpu-t4-spot"], catalogue=catalogue)
     assert {(str(o.market), o.zone) for o in found} == {("on-demand", None), ("spot", "us-east-1a")}
 

@@ -100,11 +100,6 @@ class PlanEvaluation:
         return sum(line.cost_usd for line in self.cost_lines)
 
     @property
-    def is_feasible(self) -> bool:
-        """Whether every constraint holds."""
-        return not self.violations
-
-    @property
     def bottleneck(self) -> StageEvaluation:
         """The slowest stage, which sets the throughput."""
         return max(self.stages, key=lambda stage: stage.seconds)

@@ -42,9 +42,6 @@ class PriceFlip:
     price_usd_per_hour: float
     """Today's, of the offer or of one unit."""
 
-    searched_usd_per_hour: float
-    """How far the price was moved."""
-
     flip_usd_per_hour: float | None
     """Beyond it another placement is cheapest; None where none is, as far as the price was moved."""
 
@@ -78,7 +75,6 @@ def _find_flip(
         is_used=is_used,
         offer=offer,
         price_usd_per_hour=price,
-        searched_usd_per_hour=price * farthest,
         flip_usd_per_hour=None if factor is None else price * factor,
         stages=beyond,
         moves=moves_between(stages, beyond) if beyond else (),

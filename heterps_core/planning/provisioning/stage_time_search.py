@@ -64,9 +64,6 @@ class StageTimeOptimum(Generic[PlanT]):
     lower_bound: float
     """Proven: no x in the range does better. Equal to the product where the solver was exact."""
 
-    num_rates: int
-    """Stage times that the solver was asked for."""
-
 
 def minimise_stage_time_rate(
     solver: RateSolver[PlanT],
@@ -91,15 +88,14 @@ def minimise_stage_time_rate(
         known_product: (x + z) * rate of a plan from elsewhere; only better ones are looked for.
     """
     if low_seconds > high_seconds:
-        return StageTimeOptimum(plan=None, product=np.inf, lower_bound=np.inf, num_rates=0)
+        return StageTimeOptimum(plan=None, product=np.inf, lower_bound=np.inf)
     best_plan: PlanT | None = None
-    best_product, lower_bound, num_rates = known_product, np.inf, 0
+    best_product, lower_bound = known_product, np.inf
     shift_seconds = solver.shift_seconds
     solved_x, solved_y, solved_rate = (np.empty(0) for _ in range(3))
     asked = np.unique(np.geomspace(low_seconds, high_seconds, batch_size).clip(low_seconds, high_seconds))
     while asked.size:
         found = solver.solve(asked, best_product)
-        num_rates += asked.size
         winner = int(np.argmin(found.products))
         if found.products[winner] < best_product:
             best_product, best_plan = float(found.products[winner]), found.plan_at(winner)
@@ -113,7 +109,6 @@ def minimise_stage_time_rate(
         plan=best_plan,
         product=best_product if best_plan is not None else np.inf,
         lower_bound=min(lower_bound, best_product),
-        num_rates=num_rates,
     )
 
 

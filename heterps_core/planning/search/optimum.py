@@ -49,9 +49,6 @@ class Optimum:
     cost_lower_bound_usd: float
     """Equal to the cost where the optimum is proven, below it where the search over caps gave up."""
 
-    num_stage_times: int
-    """Longest stage times that were solved."""
-
 
 def find_optimum(problem: SchedulingProblem) -> Optimum:
     """Return the cheapest plan and the proven lower bound on the cost of any plan.
@@ -80,7 +77,6 @@ def find_optimum(problem: SchedulingProblem) -> Optimum:
         stages=stages,
         cost_usd=cost_usd,
         cost_lower_bound_usd=cost_usd if is_proven else objective.cost_usd(found.lower_bound),
-        num_stage_times=found.num_rates,
     )
 
 

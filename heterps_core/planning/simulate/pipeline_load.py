@@ -7,7 +7,7 @@ exchanges and an all-reduce, in such a way that they add up to CT and DT again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import LayerKind
@@ -69,37 +69,12 @@ class PipelineLoad:
     def __post_init__(self) -> None:
         _check_num_microbatches(self.num_microbatches, self.batch_size)
 
-    def without_overlap(self) -> PipelineLoad:
-        """Return the same work of replicas that compute and communicate one after the other.
-
-        What took a lane of half the bandwidth now takes half as long, within the passes. This is how a worker on
-        CPU behaves, and what `predict_rehearsal` assumes.
-        """
-        return replace(self, stages=tuple(_in_sequence(stage) for stage in self.stages))
-
-
-def _in_sequence(stage: StageLoad) -> StageLoad:
-    moved_seconds = (stage.input_seconds + stage.output_seconds + stage.exchange_seconds) / 2
-    passes_seconds = stage.forward_seconds + stage.backward_seconds + stage.weight_gradient_seconds
-    growing_seconds = stage.compute_row_share * passes_seconds + 2 * moved_seconds
-    total_seconds = passes_seconds + 2 * moved_seconds
-    return replace(
-        stage,
-        forward_seconds=stage.forward_seconds + moved_seconds,
-        backward_seconds=stage.backward_seconds + moved_seconds,
-        compute_row_share=growing_seconds / total_seconds if total_seconds else 0.0,
-        input_seconds=0.0,
-        output_seconds=0.0,
-        exchange_seconds=0.0,
-    )
-
 
 def pipeline_load(
     problem: SchedulingProblem,
     stages: Sequence[Stage],
     *,
     num_microbatches: int,
-    forward_share: float = FORWARD_SHARE,
 ) -> PipelineLoad:
     """Take the times of a plan's stages apart.
 
@@ -111,22 +86,16 @@ def pipeline_load(
         problem: The planning problem.
         stages: A plan for it.
         num_microbatches: m, in 1..B.
-        forward_share: Of the forward pass in CT, in [0, 1].
 
     Raises:
         ConfigurationError: The stages do not cover the chain, or a number is out of its range.
     """
     check_stages_cover_chain(stages, problem.num_layers)
     _check_num_microbatches(num_microbatches, problem.batch_size)
-    if not 0 <= forward_share <= 1:
-        raise ConfigurationError(f"forward_share must lie in [0, 1], got {forward_share}")
     return PipelineLoad(
         batch_size=problem.batch_size,
         num_microbatches=num_microbatches,
-        stages=tuple(
-            _stage_load(problem, stage, num_microbatches=num_microbatches, forward_share=forward_share)
-            for stage in stages
-        ),
+        stages=tuple(_stage_load(problem, stage, num_microbatches=num_microbatches) for stage in stages),
     )
 
 
@@ -138,9 +107,7 @@ def _check_num_microbatches(num_microbatches: int, batch_size: int) -> None:
         )
 
 
-def _stage_load(
-    problem: SchedulingProblem, stage: Stage, *, num_microbatches: int, forward_share: float
-) -> StageLoad:
+def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: int) -> StageLoad:
     evaluation = evaluate_stage(problem, stage)
     unit = problem.device_types[stage.device_type]
     layers = problem.layers[stage.first_layer : stage.last_layer + 1]
@@ -173,12 +140,11 @@ def _stage_load(
         if layer.kind == LayerKind.FULLY_CONNECTED
     )
     weight_share = connected_seconds / layer_seconds * WEIGHT_GRADIENT_SHARE if layer_seconds else 0.0
-    weight_share = min(weight_share, 1 - forward_share)
     alpha, k = unit.compute_parallel_fraction, stage.num_replicas
     return StageLoad(
         num_replicas=k,
-        forward_seconds=forward_share * compute_seconds,
-        backward_seconds=(1 - forward_share - weight_share) * compute_seconds,
+        forward_seconds=FORWARD_SHARE * compute_seconds,
+        backward_seconds=(1 - FORWARD_SHARE - weight_share) * compute_seconds,
         weight_gradient_seconds=weight_share * compute_seconds,
         compute_row_share=(alpha / k) / (1 - alpha + alpha / k),
         input_seconds=scale * input_odt / num_microbatches,

@@ -21,7 +21,7 @@ import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.simulate.pipeline_load import PipelineLoad
-from heterps_core.planning.simulate.simulated_run import SimulatedRun, StageUse, TimelinePass
+from heterps_core.planning.simulate.simulated_run import SimulatedRun, StageUse
 from heterps_core.planning.simulate.simulation_options import SimulationOptions, per_replica
 from heterps_core.planning.simulate.stage_durations import stage_durations
 from heterps_core.training.pipeline.pipeline_schedule import Action, one_forward_one_backward
@@ -135,7 +135,6 @@ class _Simulation:
         ]
         self.sendings: dict[tuple[int, Action], _Sending] = {}
         self.step_ends = np.zeros(options.num_steps)
-        self.timeline: list[TimelinePass] = []
         # Without a flush the all-reduce has no moment of its own.
         share = 0 if options.flushes_each_step else 1 / load.num_microbatches
         self.exchange_seconds = [
@@ -158,7 +157,6 @@ class _Simulation:
             batch_size=self.load.batch_size,
             step_end_seconds=self.step_ends,
             stages=tuple(state.use() for state in self.states),
-            timeline=tuple(self.timeline),
         )
 
     def _pass(self, stage: int, action: Action, step: int) -> None:
@@ -202,17 +200,6 @@ class _Simulation:
                 state.fill(state.put_off_seconds)
             if not self.options.flushes_each_step:
                 self.step_ends[step] = max(self.step_ends[step], state.worker_free.max())
-        if step < self.options.timeline_steps:
-            self.timeline.append(
-                TimelinePass(
-                    stage=stage,
-                    direction=action.direction,
-                    step=step,
-                    microbatch=microbatch,
-                    start_seconds=start,
-                    end_seconds=end,
-                )
-            )
 
     def _end_step(self, stage: int) -> float:
         """Wait until all is sent and sum the gradients; return when the stage's last replica is through."""

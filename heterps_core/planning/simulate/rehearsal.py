@@ -38,11 +38,6 @@ class RehearsalPrediction:
 
     batch_size: int
 
-    @property
-    def throughput_samples_per_s(self) -> float:
-        """Samples per second with waits and shared cores; to be compared with the measured one."""
-        return self.batch_size / self.step_seconds
-
 
 def predict_rehearsal(
     graph: ModelGraph,

@@ -1,9 +1,8 @@
-"""What a simulation found: speed, how each stage spent its time, and the passes of the first steps."""
+"""What a simulation found: speed, and how each stage spent its time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from heterps_core.planning.cost_model.arrays import Floats
 
@@ -33,22 +32,6 @@ class StageUse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TimelinePass:
-    """One pass of one micro-batch on all replicas of a stage."""
-
-    stage: int
-    direction: Literal["forward", "backward"]
-    step: int
-    microbatch: int
-    """Within the step."""
-
-    start_seconds: Floats
-    """Since the beginning of the run, per replica."""
-
-    end_seconds: Floats
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedRun:
     """A simulated run of several steps."""
 
@@ -57,8 +40,6 @@ class SimulatedRun:
     """When the last replica of all stages ended each step, since the beginning of the run; shape (N,)."""
 
     stages: tuple[StageUse, ...]
-    timeline: tuple[TimelinePass, ...]
-    """Of the first steps, in an order in which they could run."""
 
     @property
     def total_seconds(self) -> float:

@@ -44,8 +44,6 @@ class SimulationOptions:
     distribution."""
 
     seed: int = 0
-    timeline_steps: int = 0
-    """How many of the first steps are kept as a timeline."""
 
     def __post_init__(self) -> None:
         for name in ("num_steps", "warmup_per_stage"):

@@ -87,7 +87,7 @@ def test_a_plan_that_fills_the_reserve_is_a_violation_and_the_error_names_the_re
     problem = replace(problem, layers=layers)
     stage = Stage(0, 1, "cpu", 1)  # 3 of 4 GB
 
-    assert evaluate(problem, [stage]).is_feasible
+    assert not evaluate(problem, [stage]).violations
     [violation] = evaluate(with_reserve(problem, 2e9), [stage]).violations
 
     assert (violation.constraint, violation.required, violation.reached) == ("memory", 2e9, 3e9)

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 
 import pytest
 
@@ -56,12 +55,6 @@ def test_says_what_whole_instances_cost_beyond_the_units():
     assert rounded.rounding_usd_per_hour == 1.0
 
 
-def test_goes_through_json_text_unchanged():
-    written = plan((3, 1), group(0, count=2, units=2), group(1, count=1, units=1))
-
-    assert ProvisioningPlan.from_json(json.loads(json.dumps(written.to_json()))) == written
-
-
 @pytest.mark.parametrize(
     ("replicas", "count", "units"),
     [((5,), 2, 2), ((1,), 2, 2), ((1, 1), 1, 1)],  # too few units; an idle instance; a stage without any
@@ -88,17 +81,15 @@ def with_alternatives(*alternatives: InstanceOffer, count: int = 1) -> InstanceG
 
 def test_every_machine_may_be_had_as_an_alternative_and_is_then_priced_as_that():
     dearer = other_offer("m7i.xlarge", 1.2)
-    written = plan((2,), with_alternatives(dearer, count=2))
+    made = plan((2,), with_alternatives(dearer, count=2))
 
-    read = ProvisioningPlan.from_json(json.loads(json.dumps(written.to_json())))
-    first, _ = read.node_requests()
+    first, _ = made.node_requests()
 
-    assert read == written
     assert first.alternatives == (dearer,)
     had = first.with_offer(dearer)
     assert (had.offer.price_usd_per_hour, had.alternatives) == (1.2, ())
-    assert (read.groups[0].highest_price_usd_per_hour, read.price_usd_per_hour) == (2.4, 2.0)
-    assert [offer.instance_type.name for offer in read.offers] == ["c7i.xlarge", "m7i.xlarge"]
+    assert (made.groups[0].highest_price_usd_per_hour, made.price_usd_per_hour) == (2.4, 2.0)
+    assert [offer.instance_type.name for offer in made.offers] == ["c7i.xlarge", "m7i.xlarge"]
     with pytest.raises(ConfigurationError, match=r"one of its 1 alternatives, got r7i\.xlarge"):
         first.with_offer(other_offer("r7i.xlarge", 1.1))
 
@@ -114,12 +105,3 @@ def test_every_machine_may_be_had_as_an_alternative_and_is_then_priced_as_that()
 def test_refuses_an_alternative_of_another_place_or_market(alternative):
     with pytest.raises(ConfigurationError, match="another offer of its market in us-east-1"):
         with_alternatives(alternative)
-
-
-def test_a_plan_written_before_alternatives_is_read():
-    written = plan((1,), group(0, count=1, units=1))
-    document = written.to_json()
-    del document["rendezvous_usd_per_hour"]
-    del document["groups"][0]["alternatives"]
-
-    assert ProvisioningPlan.from_json(document) == written

@@ -7,6 +7,7 @@ from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNa
 from heterps_core.hardware import Market
 from heterps_core.planning.provisioning.offer_choice import unit_prices
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, Snapshot
+from tests.infra.builders import offer_named
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def test_has_every_row_of_the_file_that_has_a_price_and_a_size(catalogue):
 
 
 def test_offer_carries_sizes_in_bytes_and_the_date_of_its_price(catalogue):
-    offer = catalogue.offer("g4dn.12xlarge", region="us-east-1")
+    offer = offer_named("g4dn.12xlarge", catalogue)
 
     assert offer.price_usd_per_hour == 3.912
     assert offer.instance_type.accelerator_name == "t4"
@@ -48,15 +49,8 @@ def test_prices_a_unit_of_every_device_type_that_has_sizes(catalogue):
     assert "gpu-v100" not in prices
 
 
-def test_keeps_only_the_families_asked_for(catalogue):
-    offers = catalogue.offers(region="us-east-1", families=["g4dn"])
-
-    assert {offer.instance_type.family for offer in offers} == {"g4dn"}
-    assert len(offers) == 7
-
-
 def test_a_fraction_of_a_card_is_no_accelerator(catalogue):
-    assert catalogue.offer("g6f.large", region="us-east-1").instance_type.accelerator_count == 0
+    assert offer_named("g6f.large", catalogue).instance_type.accelerator_count == 0
 
 
 def test_names_the_regions_that_have_prices(catalogue):
@@ -64,19 +58,6 @@ def test_names_the_regions_that_have_prices(catalogue):
         UnknownNameError, match=r"'eu-west-1' is not a known region with prices; .* us-east-1"
     ):
         catalogue.offers(region="eu-west-1")
-
-
-@pytest.mark.parametrize("name", ["g4dn.9xlarge", "zzz"])
-def test_unknown_instance_type_is_answered_with_few_names(catalogue, name):
-    with pytest.raises(UnknownNameError, match="not a known instance type") as caught:
-        catalogue.offer(name, region="us-east-1")
-
-    assert 1 <= len(caught.value.known) <= 10
-
-
-def test_unknown_family_is_named(catalogue):
-    with pytest.raises(UnknownNameError, match="'g4dm' is not a known instance family"):
-        catalogue.offers(region="us-east-1", families=["g4dm"])
 
 
 def test_says_that_the_snapshot_has_no_spot_prices(catalogue):

@@ -8,6 +8,7 @@ from heterps_core.hardware import Market
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
 from infra.prices.refresh import refresh
 from infra.prices.refreshed_prices import KEPT_FILES, newest_refreshed, write_refreshed
+from tests.infra.builders import offer_named
 from tests.infra.prices.aws_answers import (
     NOW,
     change,
@@ -121,7 +122,7 @@ def test_a_refresh_goes_through_its_file_unchanged_and_the_newest_file_counts(tm
     newest = newest_refreshed(tmp_path)
     assert newest.path.name == "prices_2026-11-21T040000.000000Z.csv.gz"
     assert tuple(newest.offers()) == offers
-    assert PriceCatalogue([newest]).offer("c7i.large", region=EAST).price_usd_per_hour == 0.09
+    assert offer_named("c7i.large", PriceCatalogue([newest])).price_usd_per_hour == 0.09
 
 
 def test_a_refresh_wins_over_the_bundled_prices_and_leaves_the_others(tmp_path):
@@ -132,8 +133,8 @@ def test_a_refresh_wins_over_the_bundled_prices_and_leaves_the_others(tmp_path):
 
     catalogue = PriceCatalogue([BUNDLED_SNAPSHOT, write_refreshed(tmp_path, asked(prices).offers, at=NOW)])
 
-    assert catalogue.offer("c7i.large", region=EAST).price_usd_per_hour == 0.20
-    assert catalogue.offer("g4dn.xlarge", region=EAST).price_usd_per_hour == 0.526
+    assert offer_named("c7i.large", catalogue).price_usd_per_hour == 0.20
+    assert offer_named("g4dn.xlarge", catalogue).price_usd_per_hour == 0.526
 
 
 def test_old_files_are_removed_and_no_draft_is_left(tmp_path):

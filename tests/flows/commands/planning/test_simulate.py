@@ -124,7 +124,9 @@ def test_the_figures_are_those_of_the_simulation(tmp_path):
     assert main(["simulate", str(problem_path), str(plan_path), *arguments, "--output", str(output)]) == 0
 
     load = pipeline_load(
-        SchedulingProblem.load(problem_path), SchedulingPlan.load(plan_path).stages, num_microbatches=7
+        SchedulingProblem.load(problem_path),
+        SchedulingPlan.from_json(json.loads(plan_path.read_text())).stages,
+        num_microbatches=7,
     )
     options = SimulationOptions(num_steps=9, flushes_each_step=False, warmup_per_stage=2, jitter=0.3, seed=5)
     run = simulate(load, options)

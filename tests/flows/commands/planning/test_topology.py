@@ -88,7 +88,9 @@ def test_the_figures_are_those_of_the_placement(tmp_path):
     assert main(["place", str(problem), str(plan), str(cluster), "--output", str(output)]) == 0
 
     traffic = problem_traffic(
-        SchedulingProblem.load(problem), SchedulingPlan.load(plan).stages, num_microbatches=4
+        SchedulingProblem.load(problem),
+        SchedulingPlan.from_json(json.loads(plan.read_text())).stages,
+        num_microbatches=4,
     )
     expected = place_ranks(traffic, topology)
     found = json.loads(output.read_text())

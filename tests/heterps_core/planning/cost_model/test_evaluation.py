@@ -60,7 +60,7 @@ def test_totals_follow_from_the_slowest_stage(problem):
     assert evaluation.price_usd_per_hour == 2 * 0.5 + 4
     assert evaluation.run_seconds == 3 * 1000 / 2.5
     assert evaluation.cost_usd == pytest.approx(1200 / 3600 * 5, rel=1e-15)
-    assert evaluation.is_feasible
+    assert not evaluation.violations
 
 
 def test_a_single_stage_crosses_no_boundary(problem):

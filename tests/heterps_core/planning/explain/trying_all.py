@@ -64,7 +64,7 @@ def feasible_plans(problem):
         for counts in product(*(range(1, units + 1) for units in most)):
             stages = tuple(Stage(*run, count) for run, count in zip(runs, counts, strict=True))
             evaluation = evaluate(problem, stages)
-            if evaluation.is_feasible:
+            if not evaluation.violations:
                 plans.append((placement, stages, evaluation.cost_usd))
     return plans
 

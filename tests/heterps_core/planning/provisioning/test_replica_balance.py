@@ -35,9 +35,9 @@ def test_equals_trying_all_replica_counts(seed):
     costs = [
         evaluation.cost_usd
         for count in counts
-        if (
+        if not (
             evaluation := evaluate(problem, [Stage(*run, k) for run, k in zip(runs, count, strict=True)])
-        ).is_feasible
+        ).violations
     ]
 
     if not costs:

@@ -81,7 +81,7 @@ def every_plan(problem):
 
 def cheapest_by_trying(problem):
     evaluations = (evaluate(problem, stages) for stages in every_plan(problem))
-    return min(evaluation.cost_usd for evaluation in evaluations if evaluation.is_feasible)
+    return min(evaluation.cost_usd for evaluation in evaluations if not evaluation.violations)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -130,9 +130,9 @@ def test_replicas_of_one_partition_equal_trying_every_count(name, seed):
     expected = min(
         evaluation.cost_usd
         for counts in product(range(1, 13), repeat=3)
-        if (
+        if not (
             evaluation := evaluate(problem, [Stage(*run, k) for run, k in zip(runs, counts, strict=True)])
-        ).is_feasible
+        ).violations
     )
 
     stages = balance_replicas(problem, runs)

@@ -30,21 +30,6 @@ def test_the_parts_add_up_to_the_times_of_the_cost_model(seed):
         assert on_each_lane + part.all_reduce_seconds == pytest.approx(evaluation.communication_seconds)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_work_in_sequence_takes_the_sum_of_both_times(seed):
-    problem = make_problem(seed, num_layers=10, num_types=3)
-    stages = random_plan(problem, np.random.default_rng(seed))
-
-    load = pipeline_load(problem, stages, num_microbatches=NUM_MICROBATCHES).without_overlap()
-
-    for stage, part in zip(stages, load.stages, strict=True):
-        evaluation = evaluate_stage(problem, stage)
-        passes = part.forward_seconds + part.backward_seconds + part.weight_gradient_seconds
-        busy = NUM_MICROBATCHES * passes + part.all_reduce_seconds
-        assert busy == pytest.approx(evaluation.compute_seconds + evaluation.communication_seconds)
-        assert part.input_seconds == part.output_seconds == part.exchange_seconds == 0
-
-
 def test_only_sharded_layers_exchange_and_only_others_all_reduce():
     problem = make_problem(1, num_layers=6, num_types=2)
     first, *others = problem.layers
@@ -76,17 +61,12 @@ def test_rows_matter_only_for_what_replicas_share():
     assert stage.compute_row_share == pytest.approx(alpha / 10 / (1 - alpha + alpha / 10))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_microbatches": 0}, "1 to 4096 micro-batches, got 0"),
-        ({"num_microbatches": 5000}, "1 to 4096 micro-batches, got 5000"),
-        ({"num_microbatches": 1, "forward_share": 1.5}, "forward_share must lie in"),
-    ],
-)
-def test_refuses_numbers_out_of_range(arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        pipeline_load(make_problem(0, num_layers=2, num_types=2), (Stage(0, 1, "cpu", 1),), **arguments)
+@pytest.mark.parametrize("count", [0, 5000])
+def test_refuses_numbers_out_of_range(count):
+    with pytest.raises(ConfigurationError, match=f"1 to 4096 micro-batches, got {count}"):
+        pipeline_load(
+            make_problem(0, num_layers=2, num_types=2), (Stage(0, 1, "cpu", 1),), num_microbatches=count
+        )
 
 
 def test_refuses_a_plan_that_leaves_layers_out():

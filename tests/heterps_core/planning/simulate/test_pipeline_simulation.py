@@ -137,20 +137,8 @@ def test_shares_of_time_are_those_of_a_schedule_worked_out_by_hand():
     # Two micro-batches on two stages. First:  f0 f1 . b0 b0 . b1 b1   Last: . f0 b0 b0 f1 b1 b1
     load = pipeline(stage_load(), stage_load(), num_microbatches=2)
 
-    run = simulate(load, SimulationOptions(num_steps=1, timeline_steps=1))
+    run = simulate(load, SimulationOptions(num_steps=1))
 
-    assert [
-        (p.stage, p.direction, p.microbatch, p.start_seconds[0], p.end_seconds[0]) for p in run.timeline
-    ] == [
-        (0, "forward", 0, 0.0, 1.0),
-        (0, "forward", 1, 1.0, 2.0),
-        (1, "forward", 0, 1.0, 2.0),
-        (1, "backward", 0, 2.0, 4.0),
-        (1, "forward", 1, 4.0, 5.0),
-        (1, "backward", 1, 5.0, 7.0),
-        (0, "backward", 0, 4.0, 6.0),
-        (0, "backward", 1, 7.0, 9.0),
-    ]
     first, last = run.stages
     assert (first.computing, first.waiting_for_data) == pytest.approx((6 / 9, 3 / 9))
     assert (last.computing, last.waiting_for_data, last.idle) == pytest.approx((6 / 7, 1 / 7, 1 / 7))
