@@ -101,7 +101,7 @@ def measure_in_fresh_process(request: ProfileRequest) -> LayerProfile:
         HeterpsError: The process failed or hung; the message holds the end of what it said.
     """
     document = _measured_document(
-        "layer_profiler",
+        "heterps_core.profiling.layer_profiler",
         {REQUEST_NAME: request.to_json()},
         PROFILE_NAME,
         model=request.model,
@@ -118,7 +118,7 @@ def measure_worker_costs(job: TrainingJob) -> WorkerCosts:
         HeterpsError: As `measure_in_fresh_process`.
     """
     document = _measured_document(
-        "worker_profiler",
+        "heterps_core.profiling.worker_profiler",
         {JOB_NAME: job.to_json()},
         COSTS_NAME,
         model=job.model,
@@ -137,12 +137,12 @@ def _measured_document(
     batch_size: int,
     num_threads: int,
 ) -> Any:
-    """Run a program of this package on a folder with documents, and return the one that it adds."""
+    """Run a program, a module, on a folder with documents, and return the document that it adds."""
     with tempfile.TemporaryDirectory(prefix="heterps-profile-") as path:
         folder = Path(path)
         for name, document in documents.items():
             (folder / name).write_text(json.dumps(document), encoding="utf-8")
-        command = [sys.executable, "-m", f"heterps_core.profiling.{program}", str(folder)]
+        command = [sys.executable, "-m", program, str(folder)]
         try:
             finished = subprocess.run(
                 command,

@@ -51,9 +51,6 @@ class Baseline:
     """A logistic regression's quality on the held-out rows."""
 
     quality: ClickQuality
-    inverse_penalty: float
-    """The C that was chosen."""
-
     num_train_rows: int
     """That it was fitted on: all training rows, or a sample of `MOST_TRAIN_ROWS`."""
 
@@ -91,15 +88,13 @@ def _fitted_baseline(dataset: PreparedDataset) -> Baseline | NoBaseline:
     # Columns that no training row uses have no weight; most buckets are empty.
     used = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]))
     rows = rows[:, used]
-    inverse_penalty = _choose_penalty(rows, labels)
-    model = _fit(rows, labels, inverse_penalty)
+    model = _fit(rows, labels, _choose_penalty(rows, labels))
     logits = np.empty(dataset.num_eval_rows)
     for start in range(0, len(logits), ROWS_PER_PART):
         part = np.arange(start, min(start + ROWS_PER_PART, len(logits)))
         logits[part] = model.decision_function(design_matrix(dataset, dataset.num_train_rows + part)[:, used])
     return Baseline(
         quality=measure_quality(dataset.eval_labels, logits),
-        inverse_penalty=inverse_penalty,
         num_train_rows=len(sample),
         logits=logits,
     )

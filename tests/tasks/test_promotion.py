@@ -19,7 +19,6 @@ from tests.tasks.registry import EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED
 def baseline_of(models, logits):
     return Baseline(
         quality=measure_quality(models.dataset.eval_labels, logits),
-        inverse_penalty=0.1,
         num_train_rows=models.dataset.num_train_rows,
         logits=logits,
     )
