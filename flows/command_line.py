@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import errno
-import inspect
+import importlib
 import json
 import os
-import re
 import shutil
 import sys
-import types
-import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pydantic_core import PydanticUndefined
+
+from flows.parameter_model import FlowParameters
 from flows.service.prefect_connection import connect
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
 from infra.workspace import Workspace
@@ -31,31 +31,25 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
 
 
-def main(
-    flow: Callable[..., Any],
-    *,
-    program: str,
-    check: Callable[..., object],
-    arguments: Sequence[str] | None = None,
-) -> int:
+def main(module: str, model: type[FlowParameters], arguments: Sequence[str] | None = None) -> int:
     """Run a flow with the parameters of the command line and return the exit status.
 
     Args:
-        flow: A Prefect flow; its docstring documents the parameters.
-        program: How the user started it, for the help.
-        check: Called with the parameters first, so that a wrong name is told before Prefect is started.
+        module: That has the flow, under its own last name; loaded once the parameters are checked.
+        model: The flow's parameters.
         arguments: Instead of those of the process.
     """
-    function = inspect.unwrap(flow.fn)  # type: ignore[attr-defined]
-    parameters = vars(parser_for(function, program=program).parse_args(arguments))
+    parameters = vars(parser_for(model, program=f"python -m {module}").parse_args(arguments))
     try:
-        check(**parameters)
+        asked = model.of(parameters)
+        asked.check()
         workspace = Workspace.locate().create()
         # Errors are told here in one line; Prefect would print each with its traceback, some of them twice.
         os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
         connect(workspace)
         show_on_terminal()
-        flow(**parameters)
+        flow = getattr(importlib.import_module(module), module.rpartition(".")[2])
+        flow(**asked.model_dump(include=asked.model_fields_set))
     except Exception as error:
         told = _told(error)
         if told is None:
@@ -112,80 +106,35 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def parser_for(function: Callable[..., Any], *, program: str) -> argparse.ArgumentParser:
-    """Return a parser with an option for each parameter, documented by the function's docstring.
-
-    Knows the types that Prefect's form is made of here: bool, str, int, float and list[str], the last four or None;
-    and dict, as JSON. A parameter without a default is an option that must be given.
-    """
-    documentation = inspect.getdoc(function) or ""
-    helps = parameter_helps(documentation)
+def parser_for(model: type[FlowParameters], *, program: str) -> argparse.ArgumentParser:
+    """Return a parser with an option for each parameter; it holds those that are given, as text or lists of text."""
     parser = argparse.ArgumentParser(
         prog=program,
         # All options in brackets are thirty lines, above which nobody sees what was wrong.
         usage="%(prog)s [--OPTION VALUE ...]   (--help lists the options)",
-        description=documentation.partition("\n")[0],
+        description=model.__doc__,
+        argument_default=argparse.SUPPRESS,
     )
-    hints = typing.get_type_hints(function)
-    for name, parameter in inspect.signature(function).parameters.items():
-        is_list, kind = _kind_of(hints[name])
-        is_required = parameter.default is inspect.Parameter.empty
-        if kind is bool:
-            parser.add_argument(
-                f"--{name.replace('_', '-')}",
-                action=argparse.BooleanOptionalAction,
-                default=parameter.default,
-                help=_help(helps[name], None),
-            )
-            continue
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=_json_object if kind is dict else kind,
-            nargs="+" if is_list else None,
-            # A list without a default may be given in parts.
-            action="extend" if is_list and parameter.default is None else "store",
-            default=None if is_required else parameter.default,
-            required=is_required,
-            metavar={str: "VALUE", dict: "JSON"}.get(kind, "N"),
-            help=_help(helps[name], None if is_required or kind is dict else parameter.default),
-        )
+    for name, form in model.form().items():
+        kind, field = form["type"], model.model_fields[name]
+        options: dict[str, Any] = {
+            # argparse reads % as the start of a format.
+            "help": f"{field.description}{_default(field.default)}".replace("%", "%%"),
+            "required": field.is_required(),
+        }
+        if kind == "boolean":
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options["metavar"] = {"string": "VALUE", "array": "VALUE", "object": "JSON"}.get(kind, "N")
+        if kind == "array":
+            options |= {"action": "extend", "nargs": "+"}
+        if kind == "object":
+            options["type"] = json.loads
+        parser.add_argument(f"--{name.replace('_', '-')}", **options)
     return parser
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    """Read the JSON form of a dict; argparse tells a ValueError as a wrong value."""
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError("no JSON object")
-    return value
-
-
-def parameter_helps(documentation: str) -> Mapping[str, str]:
-    """Return the text of each entry under "Args:" of a docstring, joined to one line.
-
-    Example:
-        >>> parameter_helps("Do it.\\n\\nArgs:\\n    a: One\\n        two.\\n    b: Three.\\n\\nReturns:\\n    c: 4")
-        {'a': 'One two.', 'b': 'Three.'}
-    """
-    section = re.search(r"^Args:\n((?: +.*\n?|\n)*)", documentation, re.MULTILINE)
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section.group(1) if section else "", re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
-
-
-def _kind_of(hint: Any) -> tuple[bool, type]:
-    """Return whether a hint is a list, and the type of one value."""
-    # Annotated types are joined by typing.Union, plain ones by types.UnionType.
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    if typing.get_origin(hint) is list:
-        return True, typing.get_args(hint)[0]
-    return False, typing.get_origin(hint) or hint
-
-
-def _help(text: str, default: Any) -> str:
-    # argparse reads % as the start of a format.
-    text = text.replace("%", "%%")
-    if default is None:
-        return text
-    shown = (" ".join(default) or "none") if isinstance(default, list) else default
-    return f"{text} (default: {shown})"
+def _default(default: Any) -> str:
+    if default in (None, PydanticUndefined, {}):
+        return ""
+    return f" (default: {(' '.join(default) or 'none') if isinstance(default, list) else default})"

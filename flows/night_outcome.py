@@ -8,7 +8,7 @@ from heterps_core.training.training_run import TrainingRun
 from tasks.clusters import bills_of_run
 from tasks.data import source_name
 from tasks.judging.baseline import measure_baseline
-from tasks.judging.promotion_gates import PromotionDecision, PromotionGates
+from tasks.judging.promotion_gates import PromotionDecision
 from tasks.promotion import NotJudged, promote_if_better
 from tasks.publishing import publish_report
 from tasks.recording import record_plan, record_run, register_model
@@ -22,7 +22,7 @@ from tasks.running.tidying import drop_what_resuming_needs
 from tasks.scheduling import predict_launch
 
 
-def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun, gates: PromotionGates) -> None:
+def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> None:
     """Record a trained night, let its model become champion where it passes the gates, and show all of it.
 
     Raises:
@@ -53,7 +53,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun, gat
     text = report_text(report, run.workspace)
     pictures = record_plan(run.workspace, planned, num_microbatches=plan.config.num_microbatches)
     record_run(run.workspace, report, text=text)
-    decision = _judged(run, report, version, gates)
+    decision = _judged(run, report, version)
     publish_report(run.workspace, report, pictures, decision=decision)
     close_run(run.workspace, run.tracked, status="FINISHED", reason=COMPLETED)
     drop_what_resuming_needs(run.directory)
@@ -61,9 +61,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun, gat
     tell_block(text)
 
 
-def _judged(
-    run: OpenedRun, report: RunReport, version: str, gates: PromotionGates
-) -> PromotionDecision | None:
+def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecision | None:
     """Decide what the registered model becomes; None where it is not judged."""
     decision = promote_if_better(
         run.workspace,
@@ -72,7 +70,7 @@ def _judged(
         day=run.asked.day,
         dataset=run.dataset,
         usd_per_million_samples=report.billed_usd_per_million_samples,
-        gates=gates,
+        gates=run.asked.gates,
         baseline=report.baseline,
     )
     if isinstance(decision, NotJudged):

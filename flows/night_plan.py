@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from zoneinfo import ZoneInfo
 
@@ -40,23 +39,6 @@ from tasks.training import training_config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlanningTerms:
-    """What a plan may be made of, what it must reach, and how it is searched for; fields as in train-ctr."""
-
-    scheduler: str
-    budget_evaluations: int
-    device_types: Sequence[str]
-    markets: Sequence[str]
-    catalogue: str | None
-    region: str
-    throughput_floor_samples_per_s: float
-    ready_by: str | None
-    planned_samples: int | None
-    planned_rows_per_slot: int | None
-    leave_out_costs: Sequence[str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NightPlan:
     """The plan of a run, and what it was made from."""
 
@@ -77,7 +59,7 @@ class NightPlan:
         return replace(self.report, searches=searches)
 
 
-def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
+def plan_night(run: OpenedRun) -> NightPlan:
     """Find the plan of a run and the machines that it buys; nothing is launched.
 
     Raises:
@@ -85,32 +67,34 @@ def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
         BudgetExceededError: The plan costs more than the caps allow.
         UnknownNameError, ConfigurationError, ProvisioningError: See the steps.
     """
+    asked = run.asked
     job = planned_job(
         run.dataset,
         provider=run.provider,
-        batch_size=run.asked.batch_size,
-        planned_samples=terms.planned_samples,
-        planned_rows_per_slot=terms.planned_rows_per_slot,
+        batch_size=asked.batch_size,
+        planned_samples=asked.planned_samples,
+        planned_rows_per_slot=asked.planned_rows_per_slot,
     )
-    deadline = _deadline(run, terms, job)
-    device_types = device_types_to_buy(run.workspace, terms.device_types, terms.markets, run_id=run.run_id)
+    deadline = _deadline(run, job)
+    device_types = device_types_to_buy(run.workspace, asked.device_types, asked.markets, run_id=run.run_id)
     profiled = profile_layers(
         run.workspace,
         run.clicks,
         job,
-        model=run.asked.model,
+        model=asked.sized_model,
         batch_size=run.batch_size,
         device_types=device_types,
+        trained_with=asked.trained_with,
     )
     tell("profile", profiled.summary)
 
     if not run.is_rehearsal:
-        refresh_before_renting(run.workspace, regions=[terms.region])
-    prices = PriceCatalogue(price_files(run.workspace, terms.catalogue))
+        refresh_before_renting(run.workspace, regions=[asked.region])
+    prices = PriceCatalogue(price_files(run.workspace, asked.catalogue))
     offers = find_offers(
         device_types,
         catalogue=prices,
-        region=terms.region,
+        region=asked.region,
         counted_interruptions=read_counted(price_folder(run.workspace)),
     )
     offers = offers_that_hold_workers(
@@ -122,9 +106,9 @@ def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
             offers,
             job,
             device_types=device_types,
-            num_epochs=run.asked.epochs,
-            throughput_floor_samples_per_s=floor_with(deadline, terms.throughput_floor_samples_per_s),
-            leave_out_costs=terms.leave_out_costs,
+            num_epochs=asked.epochs,
+            throughput_floor_samples_per_s=floor_with(deadline, asked.throughput_floor_samples_per_s),
+            leave_out_costs=asked.leave_out_costs,
             profiling_usd=profiled.profiling_usd(run.run_id),
         )
     learning = learn_from_runs(run.workspace, run_id=run.run_id)
@@ -133,13 +117,13 @@ def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
     with explained_by(deadline):
         searches = search_chosen(
             problem,
-            scheduler=terms.scheduler,
-            budget_evaluations=terms.budget_evaluations,
-            seed=run.asked.seed,
+            scheduler=asked.scheduler,
+            budget_evaluations=asked.budget_evaluations,
+            seed=asked.seed,
         )
     chosen = searches.chosen
-    floor = floor_text(deadline, terms.throughput_floor_samples_per_s)
-    tell("plan", plan_summary(chosen.plan) + floor + taken_text(searches, terms.scheduler))
+    floor = floor_text(deadline, asked.throughput_floor_samples_per_s)
+    tell("plan", plan_summary(chosen.plan) + floor + taken_text(searches, asked.scheduler))
     if not run.is_resumed:
         check_lifetime(chosen.evaluation, provider=run.provider)
     explanation = explain_choice(problem, chosen)
@@ -158,26 +142,25 @@ def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
 
     config = training_config(
         run.dataset,
-        batch_size=run.batch_size,
-        epochs=run.asked.epochs,
-        seed=run.asked.seed,
+        epochs=asked.epochs,
         num_stages=len(provisioning.launch_stages),
+        **{**asked.values_for(TrainingConfig), "batch_size": run.batch_size},
     )
     report = PlanReport(
         run_id=run.run_id,
-        model=run.asked.model,
+        model=asked.sized_model,
         data=run.clicks.description,
         num_train_rows=run.dataset.num_train_rows,
         num_eval_rows=run.dataset.num_eval_rows,
         problem=problem,
         searches=searches,
-        scheduler=terms.scheduler,
+        scheduler=asked.scheduler,
         explanation=explanation,
         simulation=simulation,
         provisioning=provisioning,
         tracked=run.tracked,
         is_estimated=bool(profiled.estimated_device_types),
-        day=run.asked.day,
+        day=asked.day,
     )
     keep_explanation(run.workspace, report)
     return NightPlan(
@@ -185,7 +168,7 @@ def plan_night(run: OpenedRun, terms: PlanningTerms) -> NightPlan:
         profiled=profiled,
         learning=learning,
         config=config,
-        budget_evaluations=terms.budget_evaluations,
+        budget_evaluations=asked.budget_evaluations,
     )
 
 
@@ -198,13 +181,14 @@ def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
     tell_block(plan_text(report, run.workspace))
 
 
-def _deadline(run: OpenedRun, terms: PlanningTerms, job: PlannedJob) -> Deadline | None:
-    if terms.ready_by is None:
+def _deadline(run: OpenedRun, job: PlannedJob) -> Deadline | None:
+    asked = run.asked
+    if asked.ready_by is None:
         return None
     return deadline_for(
-        terms.ready_by,
+        asked.ready_by,
         now=utc_now(),
         zone=ZoneInfo(nightly_timezone()),
         num_samples=job.num_samples,
-        num_epochs=run.asked.epochs,
+        num_epochs=asked.epochs,
     )

@@ -41,7 +41,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
     write_job(
         run_directory,
         run_id=run.run_id,
-        model=run.asked.model,
+        model=run.asked.sized_model,
         dataset=run.dataset,
         provisioning=provisioning,
         config=plan.config,
@@ -55,7 +55,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
             provisioning,
             run_id=run.run_id,
             run_directory=run_directory,
-            model=run.asked.model,
+            model=run.asked.sized_model,
             caps=run.caps,
         ) as cluster,
         within_budget(

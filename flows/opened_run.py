@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from prefect.runtime import flow_run as current_flow_run
 
+from flows.parameter_checks import resumed_parameters
+from flows.parameters import TrainedParameters, TrainParameters
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.reading.days import Night
 from heterps_core.training.job import default_batch_size
@@ -16,7 +18,7 @@ from tasks.clusters import directory_of_run
 from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, source_name
 from tasks.provisioning import LOCAL_PROVIDER
 from tasks.records.mlflow_names import START_TAG
-from tasks.records.runs import TrainingParameters, keep_parameters, open_record
+from tasks.records.runs import check_not_finished, open_record, save_parameters
 from tasks.records.tracked_run import TrackedRun
 from tasks.records.tracking import tag_run
 from tasks.running.start import Start, start_of_run
@@ -29,16 +31,24 @@ class OpenedRun:
 
     workspace: Workspace
     run_id: str
-    provider: str
-    caps: Caps
     is_resumed: bool
-    asked: TrainingParameters
-    """Of a run that is resumed those that it began with."""
+    asked: TrainParameters
+    """Of a run that is resumed, what decides its model is what it began with."""
 
     tracked: TrackedRun
     start: Start
     clicks: PreparedClicks
     dataset: PreparedDataset
+
+    @property
+    def provider(self) -> str:
+        """Of its machines."""
+        return self.asked.provider
+
+    @property
+    def caps(self) -> Caps:
+        """What it may spend."""
+        return self.asked.caps
 
     @property
     def is_rehearsal(self) -> bool:
@@ -58,25 +68,19 @@ class OpenedRun:
 
 def begin_run(
     workspace: Workspace,
-    asked: TrainingParameters,
+    asked: TrainParameters,
     night: Night | None,
     *,
     run_id: str,
-    scheduler: str,
-    provider: str,
-    caps: Caps,
     is_resumed: bool,
 ) -> OpenedRun:
     """Open the record of a run, choose what it begins with, and prepare its rows.
 
     Args:
         workspace: Where the run is kept.
-        asked: What decides the trained model; a run that is resumed keeps what it began with.
+        asked: Its parameters; a run that is resumed keeps those that decide its model.
         night: Of `asked`; None where the data has no days, or the run is resumed.
         run_id: Of the run.
-        scheduler: Whose plan is used, for the run's name.
-        provider: Of its machines.
-        caps: What it may spend.
         is_resumed: It goes on from its newest checkpoint.
 
     Raises:
@@ -84,27 +88,31 @@ def begin_run(
         DataError: The rows cannot be read.
         CheckpointError: The champion's files are not those that were registered.
     """
-    asked = keep_parameters(workspace, asked, run_id=run_id, is_resumed=is_resumed)
-    if is_resumed and asked.day:
-        night = find_night_of(asked.data, asked.day)
+    if is_resumed:
+        check_not_finished(workspace, run_id)
+        asked = asked.model_copy(update=resumed_parameters(workspace, run_id))
+        night = find_night_of(asked.data, asked.day) if asked.day else night
+    else:
+        save_parameters(workspace, run_id, asked.values_for(TrainedParameters))
     tell("run", run_id)
     tracked = open_record(
         workspace,
         run_id=run_id,
-        model=asked.model,
-        scheduler=scheduler,
-        provider=provider,
+        model=asked.sized_model,
+        scheduler=asked.scheduler,
+        provider=asked.provider,
         flow_run_id=current_flow_run.id,
         data=source_name(asked.data, asked.schema_file),
         day=asked.day,
     )
     start = start_of_run(
         workspace,
-        directory_of_run(workspace, provider, run_id) if is_resumed else None,
+        directory_of_run(workspace, asked.provider, run_id) if is_resumed else None,
         start_from=asked.start_from,
         day=None if night is None else night.day,
-        model=asked.model,
+        model=asked.sized_model,
         schema=schema_of(asked.schema_file),
+        optimizers=asked.model_dump(include={"dense_optimizer", "embedding_optimizer"}),
     )
     if start.reason:
         tell("start", start.reason)
@@ -122,8 +130,6 @@ def begin_run(
     return OpenedRun(
         workspace=workspace,
         run_id=run_id,
-        provider=provider,
-        caps=caps,
         is_resumed=is_resumed,
         asked=asked,
         tracked=tracked,

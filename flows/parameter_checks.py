@@ -1,36 +1,42 @@
-"""Checks the parameters of a run before Prefect, a record or a machine is started for it."""
+"""Checks of parameters that need files, prices or more than one of them, before anything is recorded or launched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_type_hints
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
+from flows.parameters import (
+    BackfillParameters,
+    CompareParameters,
+    TrainedParameters,
+    TrainParameters,
+)
 from flows.service.schedule import nightly_timezone
-from heterps_core.device_types import DEVICE_TYPES, in_markets
-from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import Market
+from heterps_core.data.reading.days import parse_day
+from heterps_core.device_types import get_device_type, in_markets
+from heterps_core.errors import ConfigurationError, UnknownNameError
+from heterps_core.hardware import DeviceKind, Market
 from heterps_core.models import CTR_MODELS
-from heterps_core.planning.problem.extra_costs import NO_EXTRA_COSTS
-from heterps_core.planning.search.schedulers import get_scheduler
+from infra.machines.regions import REGION
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.workspace import Workspace
 from tasks.clusters import check_provider
 from tasks.data import check_source, check_source_columns, schema_of
-from tasks.judging.promotion_gates import PromotionGates
+from tasks.planning.compared_problems import check_compared_model, load_problems
 from tasks.planning.deadline import parse_time_of_day
 from tasks.planning.markets import check_markets
-from tasks.planning.parameter_ranges import check_numbers
 from tasks.prices import price_files
 from tasks.profiling import check_model, check_model_name
 from tasks.provisioning import LOCAL_PROVIDER, check_offers
-from tasks.records.runs import kept_parameters
-from tasks.running.start import CHAMPION, check_start_name
+from tasks.records.runs import saved_parameters
+
+OWN_PARAMETERS = ("data", "day", "resume_run_id", "plan_only", "ready_by")
+"""Of train-ctr, which a back-fill sets itself or has no use for."""
 
 
-def check_run(**parameters: Any) -> None:
-    """Check all that can be known before a run: its parameters, and that its data and model fit them.
+def check_run(asked: TrainParameters) -> None:
+    """Check all that can be known before a run, and that its data and model fit one another.
 
     What a run that is resumed began with has been checked then.
 
@@ -38,118 +44,105 @@ def check_run(**parameters: Any) -> None:
         UnknownNameError, DataError, ConfigurationError, ProvisioningError: See `check_parameters`; or the data lacks
             a column of the schema, or the model cannot be built for its columns.
     """
-    check_parameters(**parameters)
-    if parameters.get("resume_run_id") is not None:
+    check_parameters(asked)
+    if asked.resume_run_id is not None:
         return
-    data, schema_file, model = (parameters[name] for name in ("data", "schema_file", "model"))
-    check_source_columns(data, schema_file=schema_file, day=parameters.get("day"))
+    check_source_columns(asked.data, schema_file=asked.schema_file, day=asked.day)
     # The built-in models are known to fit the default columns; building one loads torch, which takes seconds.
-    if model not in CTR_MODELS or schema_file is not None:
-        check_model(model, schema_of(schema_file))
+    if asked.sized_model not in CTR_MODELS or asked.schema_file is not None:
+        check_model(asked.sized_model, schema_of(asked.schema_file))
 
 
-def check_parameters(
-    *,
-    data: str | None,
-    schema_file: str | None,
-    model: str,
-    scheduler: str,
-    provider: str,
-    device_types: list[str],
-    markets: list[str],
-    catalogue: str | None,
-    region: str,
-    leave_out_costs: list[str],
-    day: str | None = None,
-    start_from: str = CHAMPION,
-    ready_by: str | None = None,
-    plan_only: bool = False,
-    resume_run_id: str | None = None,
-    **numbers: Any,
-) -> None:
+def check_parameters(asked: TrainParameters) -> None:
     """Check the parameters before any work or record begins: in milliseconds, and a model of one's own in seconds.
 
     Raises:
-        UnknownNameError: A name is in no registry; the message lists the known ones.
-        DataError, ConfigurationError: A file, day or run is not there, the provider lacks what it needs, or a number
-            is out of its range.
+        UnknownNameError: A model, device type or region is not known; the message lists the known ones.
+        DataError, ConfigurationError: A file, day or run is not there, or the provider lacks what it needs.
         ProvisioningError: A device type is not sold in a market of the region.
     """
     workspace = Workspace.locate()
-    check_numbers(numbers)
-    if "promotion_confidence" in numbers:
-        gates_of(numbers)
-    check_provider(workspace, provider)
-    get_scheduler(scheduler)
-    check_model_name(model)
-    check_start_name(start_from)
-    if plan_only and resume_run_id is not None:
+    check_provider(workspace, asked.provider)
+    check_model_name(asked.model)
+    if asked.plan_only and asked.resume_run_id is not None:
         raise ConfigurationError(
-            f"plan_only says what a new run would buy, so resume_run_id must be left out, got {resume_run_id!r}"
+            f"plan_only says what a new run would buy, so resume_run_id must be left out, "
+            f"got {asked.resume_run_id!r}"
         )
-    if resume_run_id is not None:
-        kept_parameters(workspace, resume_run_id)
-    if ready_by is not None:
-        parse_time_of_day(ready_by)
+    if asked.resume_run_id is not None:
+        resumed_parameters(workspace, asked.resume_run_id)
+    if asked.ready_by is not None:
+        parse_time_of_day(asked.ready_by)
         nightly_timezone()
-    check_device_types(device_types)
-    check_markets(markets=markets, provider=provider, catalogue=catalogue, region=region)
+    cpu_types = [name for name in asked.device_types if get_device_type(name).kind is DeviceKind.CPU]
+    if asked.num_threads > 1 and asked.provider != LOCAL_PROVIDER and cpu_types:
+        raise ConfigurationError(
+            f"num_threads must be 1 where workers on {', '.join(cpu_types)} may be rented, since a plan counts one "
+            f"core for each of them, got {asked.num_threads}; leave it out, or take GPU device types only"
+        )
+    check_markets(provider=asked.provider, catalogue=asked.catalogue, region=asked.region)
     # Before machines are rented prices are refreshed, those of spot markets among them.
-    known_markets = [Market(each) for each in markets] if provider == LOCAL_PROVIDER else [Market.ON_DEMAND]
+    is_local = asked.provider == LOCAL_PROVIDER
     check_offers(
-        in_markets(device_types, known_markets),
-        catalogue=PriceCatalogue(price_files(workspace, catalogue)),
-        region=region,
+        in_markets(
+            asked.device_types, [Market(each) for each in asked.markets if is_local] or [Market.ON_DEMAND]
+        ),
+        catalogue=PriceCatalogue(price_files(workspace, asked.catalogue)),
+        region=asked.region,
     )
-    NO_EXTRA_COSTS.without(leave_out_costs)
-    check_source(data, schema_file=schema_file, day=day)
+    check_source(asked.data, schema_file=asked.schema_file, day=asked.day)
 
 
-def check_device_types(names: Sequence[str]) -> None:
-    """Check that at least one device type is named; `check_offers` looks them up.
-
-    Raises:
-        ConfigurationError: None is named.
-    """
-    if not names:
-        raise ConfigurationError(f"device_types must name at least one of: {', '.join(DEVICE_TYPES)}")
-
-
-def check_types(function: Callable[..., Any], values: Mapping[str, Any], *, place: str) -> dict[str, Any]:
-    """Return values as Prefect gives them to a flow's function, so that "2" is a number here where it is one there.
-
-    Args:
-        function: Whose parameters have the names of the values.
-        values: As they were read from JSON.
-        place: Where they stand, for the message.
+def resumed_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:
+    """Return the parameters that a run began with and keeps when it is resumed.
 
     Raises:
-        ConfigurationError: A value has not the type of its parameter.
+        UnknownNameError, ConfigurationError: There is no such run, or its saved parameters cannot be used.
     """
-    types = get_type_hints(function, include_extras=True)
-    typed = {}
-    for name, value in values.items():
-        try:
-            typed[name] = TypeAdapter(types[name]).validate_python(value)
-        except ValidationError as error:
-            said = error.errors()[0]["msg"].lower()
-            raise ConfigurationError(
-                f"{name} in {place} must have the type of that parameter, got {value!r}: {said}"
-            ) from error
-    return typed
+    saved = saved_parameters(workspace, run_id)
+    return dict(TrainedParameters.of(saved, place=f" in the saved parameters of run {run_id}"))
 
 
-def gates_of(parameters: Mapping[str, Any]) -> PromotionGates:
-    """Return the gates that parameters of train-ctr ask for.
+def days_of(asked: BackfillParameters) -> list[date]:
+    """Return the days of a back-fill in order.
 
     Raises:
-        ConfigurationError: A bound is out of its range.
+        ConfigurationError: A day is no date, or the range is empty.
     """
-    return PromotionGates(
-        least_auc_gain=parameters["least_auc_gain"],
-        most_log_loss_rise=parameters["most_log_loss_rise"],
-        most_calibration_rise=parameters["most_calibration_rise"],
-        most_usd_per_million_samples_ratio=parameters["most_usd_per_million_samples_ratio"],
-        least_clicks=parameters["least_clicks"],
-        confidence=parameters["promotion_confidence"],
-    )
+    first, last = parse_day(asked.first_day), parse_day(asked.last_day)
+    if last < first:
+        raise ConfigurationError(f"the last day must not come before the first, got {first} and {last}")
+    return [first + timedelta(days=number) for number in range((last - first).days + 1)]
+
+
+def check_backfill(asked: BackfillParameters) -> None:
+    """Check the days and settings of a back-fill; a day that is missing or damaged fails in its turn.
+
+    Raises:
+        ConfigurationError: See `days_of`; or a setting is out of its range.
+        UnknownNameError, DataError, ProvisioningError: A setting is none of train-ctr's; see `check_parameters`.
+    """
+    days_of(asked)
+    for name in asked.settings:
+        if name in OWN_PARAMETERS:
+            known = [each for each in TrainParameters.model_fields if each not in OWN_PARAMETERS]
+            raise UnknownNameError("setting of a back-fill", name, known)
+    settings = TrainParameters.of(asked.settings, place=" of train-ctr in settings")
+    check_parameters(settings.model_copy(update={"data": asked.data}))
+
+
+def check_comparison(asked: CompareParameters) -> None:
+    """Check what is to be compared, in milliseconds.
+
+    Raises:
+        UnknownNameError: A model or device type is not known.
+        ConfigurationError: A file cannot be read or written.
+        ProvisioningError: A device type is not sold at the prices at hand.
+    """
+    for model in asked.models or []:
+        check_compared_model(model)
+    check_offers(asked.device_types, catalogue=PriceCatalogue(), region=REGION)
+    load_problems(asked.problem or [])
+    output = asked.output
+    if output is not None and (Path(output).is_dir() or not Path(output).absolute().parent.is_dir()):
+        raise ConfigurationError(f"output must be a file in a folder that is there, got {output}")

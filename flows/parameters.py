@@ -1,34 +1,323 @@
-"""Types of flow parameters, from which Prefect draws its form: lists of names to choose from, and bounds of numbers.
+"""The parameters of each flow, declared here and nowhere else; `flows/parameter_model.py` has what is made of them.
 
-They are in the form alone. What is wrong is told by the checks of each flow, in words that name the way out, and for
-the command line too; the server refuses what is outside them when it is asked for a run.
+Checks that need files, prices or more than one parameter are in `flows/parameter_checks.py`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import fields
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from flows.parameter_model import FlowParameters, OneOf
 from heterps_core.hardware import Market
+from heterps_core.models import sized_model
 from heterps_core.planning.problem.extra_costs import COST_TERMS
 from heterps_core.planning.search.schedulers import SCHEDULERS
+from heterps_core.profiling.profiles.device_profile import VALID_FOR
+from heterps_core.training.job import (
+    CHAMPION,
+    DENSE_OPTIMIZERS,
+    EMBEDDING_OPTIMIZERS,
+    NIGHT_SAMPLES,
+    PRECISIONS,
+    PRODUCTION_ROWS_PER_SLOT,
+    SCRATCH,
+    TrainingConfig,
+)
+from infra.billing.caps import Caps
+from infra.machines.regions import REGION
 from infra.providers import PROVIDERS
-from tasks.planning.parameter_ranges import LARGEST_SEED, LEAST
-from tasks.running.start import START_NAMES
+from tasks.judging.promotion_gates import PromotionGates
+
+LARGEST_SEED = 2**32 - 1
+"""NumPy's and Optuna's generators take no larger one."""
 
 DEFAULT_DEVICE_TYPES = ["cpu-c7i", "cpu-r6in", "gpu-t4", "gpu-t4-20gbit"]
+GATES = PromotionGates()
+ENGINE: dict[str, Any] = {field.name: field.default for field in fields(TrainingConfig)}
 
-SchedulerName = Annotated[str, Field(json_schema_extra={"enum": sorted(SCHEDULERS)})]
-ProviderName = Annotated[str, Field(json_schema_extra={"enum": sorted(PROVIDERS)})]
-MarketName = Annotated[str, Field(json_schema_extra={"enum": [str(market) for market in Market]})]
-CostTerm = Annotated[str, Field(json_schema_extra={"enum": sorted(COST_TERMS)})]
-StartName = Annotated[str, Field(json_schema_extra={"enum": list(START_NAMES)})]
+
+def of_unit(unit: str, **bounds: float) -> Any:
+    """Return what marks a number: its unit, for people, and its range."""
+    return Field(json_schema_extra={"unit": unit}, allow_inf_nan=False, **bounds)  # type: ignore[arg-type]
+
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Samples = Annotated[int, of_unit("samples", ge=1)]
+Rows = Annotated[int, of_unit("rows", ge=2)]
+BatchSize = Annotated[int, of_unit("samples", ge=4)]
+"""A batch below 4 cannot be profiled at half its size in two micro-batches."""
+
+Throughput = Annotated[float, of_unit("samples/s", ge=0)]
+Usd = Annotated[float, of_unit("USD", gt=0)]
+UsdPerHour = Annotated[float, of_unit("USD/hour", gt=0)]
 Day = Annotated[str, Field(json_schema_extra={"pattern": r"^\d{4}-\d{2}-\d{2}$"})]
 
-Count = Annotated[int, Field(json_schema_extra={"minimum": 1})]
-RowCount = Annotated[int, Field(json_schema_extra={"minimum": LEAST["planned_rows_per_slot"]})]
-BatchSize = Annotated[int, Field(json_schema_extra={"minimum": LEAST["batch_size"]})]
-Seed = Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": LARGEST_SEED})]
-Throughput = Annotated[float, Field(json_schema_extra={"minimum": 0})]
-Usd = Annotated[float, Field(json_schema_extra={"exclusiveMinimum": 0})]
+
+class ModelParameters(FlowParameters):
+    """What is trained, and on which rows."""
+
+    data: str | None = None
+    """File, folder or pattern of clicks in time order, or a folder of folders day=YYYY-MM-DD; empty for a synthetic
+    stream."""
+
+    schema_file: str | None = None
+    """JSON file that names label, numeric and categorical columns; empty for the Criteo format."""
+
+    model: str = "ctrdnn"
+    """Name of a model (ctrdnn, ctrdnn-16, 2emb, matchnet, nce), or your own as package.module:function."""
+
+    epochs: Count = 1
+    """Passes over the training rows."""
+
+    batch_size: BatchSize | None = None
+    """Samples per training step; empty to choose it from the number of rows."""
+
+    hidden_widths: Annotated[list[Count], Field(min_length=1)] | None = None
+    """Widths of the fully connected layers of a model, such as 256 128; empty for its own."""
+
+    embedding_dim: Count | None = None
+    """Values of an embedding vector; empty for the model's own."""
+
+    dense_optimizer: Annotated[str, OneOf("dense optimizer", DENSE_OPTIMIZERS)] = ENGINE["dense_optimizer"]
+    """Of the dense layers: adam or sgd."""
+
+    embedding_optimizer: Annotated[str, OneOf("embedding optimizer", EMBEDDING_OPTIMIZERS)] = ENGINE[
+        "embedding_optimizer"
+    ]
+    """Of the embedding rows: rowwise-adagrad, rowwise-adam or sgd."""
+
+    precision: Annotated[str, OneOf("precision", PRECISIONS)] = ENGINE["precision"]
+    """In what dense layers multiply: float32 or bfloat16. Parameters are float32 in both."""
+
+    @property
+    def sized_model(self) -> str:
+        """The model's name, with the sizes that are not its own."""
+        return sized_model(self.model, hidden_widths=self.hidden_widths, embedding_dim=self.embedding_dim)
+
+    @property
+    def trained_with(self) -> dict[str, Any]:
+        """What the times of layers depend on besides the model and the batch."""
+        names = {"dense_optimizer", "embedding_optimizer", "precision", "num_threads"}
+        return self.model_dump(include=names)
+
+
+class TrainedParameters(ModelParameters):
+    """All that decides the trained model: saved beside a run, and read again when it is resumed."""
+
+    day: Day | None = None
+    """Day to train on, YYYY-MM-DD, judged on the one after it; empty for the latest whose next day is there too. Only
+    for data that is cut into days."""
+
+    start_from: Annotated[str, OneOf("start", (CHAMPION, SCRATCH))] = CHAMPION
+    """What a day begins with: champion goes on with its weights, scratch draws new ones."""
+
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
+    """Of all random choices in search and training."""
+
+    dense_learning_rate: Positive = ENGINE["dense_learning_rate"]
+    """Of the dense layers at the first step; it falls in a straight line to nothing at the last."""
+
+    embedding_learning_rate: Positive = ENGINE["embedding_learning_rate"]
+    """Of the embedding rows; falls like the dense one."""
+
+    num_threads: Annotated[int, of_unit("threads", ge=1)] = ENGINE["num_threads"]
+    """Of a worker. Plans count one core for each worker on a CPU, so that more are for the dry run and for GPUs."""
+
+
+class PlannedParameters(ModelParameters):
+    """What a plan is made of, and what it must reach."""
+
+    provider: Annotated[str, OneOf("provider", PROVIDERS)] = "local"
+    """Where machines come from: local is a dry run on this machine, aws rents."""
+
+    device_types: list[str] = Field(DEFAULT_DEVICE_TYPES, min_length=1)
+    """What layers may be placed on, or what may be measured."""
+
+    catalogue: str | None = None
+    """File of prices to plan with instead of those of AWS, in SkyPilot's format."""
+
+    region: str = REGION
+    """Of the prices; machines are rented in us-east-1 only."""
+
+    throughput_floor_samples_per_s: Throughput = 0.0
+    """Least throughput of a plan in samples/s; 0 for none."""
+
+    planned_samples: Samples | None = NIGHT_SAMPLES
+    """Samples of the night that a dry run is planned for; empty for those of the data."""
+
+    planned_rows_per_slot: Rows | None = PRODUCTION_ROWS_PER_SLOT
+    """Rows of each table that a dry run is planned for; empty for those of the data."""
+
+    max_usd_per_hour: UsdPerHour | None = None
+    """Refuse a plan that costs more in USD/hour; empty for no cap."""
+
+    max_usd_per_run: Usd | None = None
+    """Refuse a plan that costs more in USD for the whole run, and stop a run at a checkpoint before it has spent
+    more; empty for no cap."""
+
+    max_usd_per_month: Usd | None = None
+    """The same for all runs of a calendar month together; empty for no cap."""
+
+    @property
+    def caps(self) -> Caps:
+        """What may be spent."""
+        return Caps(**self.values_for(Caps))
+
+
+class TrainParameters(PlannedParameters, TrainedParameters):
+    """Parameters of train-ctr, which trains a click model on machines that a proven plan chose."""
+
+    scheduler: Annotated[str, OneOf("scheduler", SCHEDULERS)] = "reinforce"
+    """Search method of the plan; exact proves every plan, and its own is taken where it is cheaper."""
+
+    budget_evaluations: Count = 2_000
+    """Plans that each search method may rate."""
+
+    markets: list[Annotated[str, OneOf("market", tuple(map(str, Market)))]] = Field(
+        [str(Market.ON_DEMAND)], min_length=1
+    )
+    """How machines may be bought: on-demand, spot, or both; one machine is always on-demand."""
+
+    leave_out_costs: list[Annotated[str, OneOf("cost term", COST_TERMS)]] = Field([])
+    """Costs that plans are not charged for: startup, search, storage, transfer, spot-risk."""
+
+    ready_by: str | None = None
+    """Time of day in the time zone of the schedule, such as 06:00, by which the model must be ready: raises the floor
+    as far as that needs; empty for no deadline."""
+
+    plan_only: bool = False
+    """Launch nothing: say what would be bought, for how much and why, and end."""
+
+    again: bool = False
+    """Train a day once more that has been trained on with the same data and model."""
+
+    min_auc_gain: Number = GATES.min_auc_gain
+    """Promote only if the lower confidence bound of (challenger - champion) AUC, on rows that neither has seen,
+    exceeds this; negative tolerates a regression."""
+
+    max_log_loss_increase: Annotated[float, of_unit("nats")] = GATES.max_log_loss_increase
+    """Promote only if the upper confidence bound of (challenger - champion) log-loss is at most this."""
+
+    most_calibration_rise: Number = GATES.most_calibration_rise
+    """Promote only if the ratio of predicted to observed clicks is at most this much farther from 1 than the
+    champion's."""
+
+    max_cost_ratio: Positive = GATES.max_cost_ratio
+    """Promote only if a million samples cost at most this many times the champion's, or the gain in AUC is proven."""
+
+    min_positives: Annotated[int, of_unit("clicks", ge=2)] = GATES.min_positives
+    """Decide only on rows with so many clicks and so many rows without one."""
+
+    promotion_confidence: Annotated[float, Field(gt=0, lt=1)] = GATES.promotion_confidence
+    """Of those confidence bounds."""
+
+    resume_run_id: str | None = None
+    """Go on with the training of this run from its newest checkpoint, with its data, model and numbers."""
+
+    @property
+    def gates(self) -> PromotionGates:
+        """What a challenger must show."""
+        return PromotionGates(**self.values_for(PromotionGates))
+
+    def check(self) -> None:
+        """Check all that can be known before a run; see `check_run`."""
+        from flows.parameter_checks import check_run
+
+        check_run(self)
+
+
+class ProfileParameters(PlannedParameters):
+    """Parameters of profile-devices, which measures a model on rented machines where that is worth its cost."""
+
+    nights: Count = VALID_FOR.days
+    """Runs of train-ctr that a measurement serves before it expires, 30 days after."""
+
+    def check(self) -> None:
+        """Check as for train-ctr."""
+        from flows.parameter_checks import check_run
+
+        check_run(TrainParameters(**dict(self.values_for(TrainParameters), scheduler="exact")))
+
+
+class BackfillParameters(FlowParameters):
+    """Parameters of backfill-ctr, which trains each day of a range in order, as train-ctr does."""
+
+    first_day: Day
+    """First day to train on, YYYY-MM-DD."""
+
+    last_day: Day
+    """Last day to train on; the day after it must be there too."""
+
+    data: str
+    """Folder of folders day=YYYY-MM-DD, or a pattern of them."""
+
+    settings: dict[str, Any] = Field({})
+    """Other parameters of train-ctr by name, such as {"epochs": 2, "again": true}."""
+
+    go_on: bool = False
+    """Go on with the next day where one fails; otherwise the first failure ends the back-fill. That another run has
+    machines alive ends it in any case."""
+
+    def check(self) -> None:
+        """Check the days, and the settings as those of train-ctr."""
+        from flows.parameter_checks import check_backfill
+
+        check_backfill(self)
+
+
+class CompareParameters(FlowParameters):
+    """Parameters of compare-schedulers, which compares search methods on the same problems, evaluations and seeds."""
+
+    models: list[str] | None = None
+    """Models to plan for a night's job; empty for all, or for none where problem files are given."""
+
+    problem: list[str] | None = None
+    """Problem files to compare on; may be given more than once."""
+
+    methods: list[Annotated[str, OneOf("scheduler", SCHEDULERS)]] | None = None
+    """Search methods; empty for all."""
+
+    device_types: list[str] = Field(DEFAULT_DEVICE_TYPES, min_length=1)
+    """What the layers of the models may be placed on."""
+
+    throughput_floor_samples_per_s: Throughput = 0.0
+    """Least throughput of a plan for a model in samples/s; 0 for none."""
+
+    seeds: Count = 3
+    """How many seeds each method searches with, from 0."""
+
+    budget_evaluations: Count = 10_000
+    """Plans that each search may rate."""
+
+    max_seconds_per_search: Annotated[float, of_unit("seconds", ge=1)] = 20.0
+    """A method that takes longer gets a tenth of the evaluations, or its own default."""
+
+    output: str | None = None
+    """Markdown file for the tables; empty for none."""
+
+    def check(self) -> None:
+        """Check models, files and device types."""
+        from flows.parameter_checks import check_comparison
+
+        check_comparison(self)
+
+
+class PriceParameters(FlowParameters):
+    """Parameters of refresh-prices, which fetches the prices and sizes of all device types."""
+
+    regions: list[str] = Field([REGION], min_length=1)
+    """Regions of AWS."""
+
+    history_days: Annotated[int, of_unit("days", ge=1, le=90)] = 14
+    """Days of spot prices that are looked at for interruptions; EC2 keeps 90."""
+
+    def check(self) -> None:
+        """Check that AWS has the regions."""
+        from infra.prices.aws_prices import check_regions
+
+        check_regions(self.regions)

@@ -8,57 +8,34 @@ from __future__ import annotations
 
 import sys
 
+from flows.parameters import PriceParameters
+
+if __name__ == "__main__":
+    # Before Prefect is loaded, so that --help and a wrong value are answered at once.
+    from flows.command_line import main
+
+    sys.exit(main("flows.refresh_prices", PriceParameters))
+
 from prefect import flow
 
+from flows.parameter_model import takes
 from flows.service.schedule import REFRESH_PRICES
-from heterps_core.errors import ConfigurationError
-from infra.prices.aws_prices import check_regions
 from infra.workspace import Workspace
-from tasks.prices import DEFAULT_HISTORY_DAYS, refresh_prices_of
-from tasks.provisioning import REGION
+from tasks.prices import refresh_prices_of
 from tasks.running.story import tell
 
-DEFAULT_REGIONS = [REGION]
-LONGEST_HISTORY_DAYS = 90
-"""EC2 keeps spot prices for as long."""
 
-
-def check_parameters(*, regions: list[str], history_days: int) -> None:
-    """Check the parameters before AWS is asked.
-
-    Raises:
-        UnknownNameError: AWS has no such region.
-        ConfigurationError: There is no region, or the history is too long.
-    """
-    if not regions:
-        raise ConfigurationError("regions must name at least one region, for instance us-east-1")
-    check_regions(regions)
-    if not 1 <= history_days <= LONGEST_HISTORY_DAYS:
-        raise ConfigurationError(
-            f"history_days must be 1 to {LONGEST_HISTORY_DAYS}, as EC2 keeps spot prices, got {history_days}"
-        )
-
-
-@flow(name=REFRESH_PRICES)
-def refresh_prices(regions: list[str] = DEFAULT_REGIONS, history_days: int = DEFAULT_HISTORY_DAYS) -> str:
+@flow(name=REFRESH_PRICES, validate_parameters=False)
+@takes(PriceParameters)
+def refresh_prices(asked: PriceParameters) -> str:
     """Fetch on-demand prices, spot prices and sizes of all device types into the workspace.
-
-    Args:
-        regions: Regions of AWS.
-        history_days: Days of spot prices that are looked at for interruptions.
 
     Returns:
         The file that was written.
     """
-    check_parameters(regions=regions, history_days=history_days)
-    written = refresh_prices_of(Workspace.locate().create(), regions=regions, history_days=history_days)
+    workspace = Workspace.locate().create()
+    written = refresh_prices_of(workspace, regions=asked.regions, history_days=asked.history_days)
     for problem in written.refresh.problems:
         tell("kept", problem)
     tell("prices", written.summary)
     return str(written.path)
-
-
-if __name__ == "__main__":
-    from flows.command_line import main
-
-    sys.exit(main(refresh_prices, program="python -m flows.refresh_prices", check=check_parameters))

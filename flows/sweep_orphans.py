@@ -8,6 +8,14 @@ from __future__ import annotations
 
 import sys
 
+from flows.parameter_model import FlowParameters
+
+if __name__ == "__main__":
+    # Before Prefect is loaded, so that --help and a wrong value are answered at once.
+    from flows.command_line import main
+
+    sys.exit(main("flows.sweep_orphans", FlowParameters))
+
 from prefect import flow
 
 from flows.service.schedule import SWEEP_ORPHANS
@@ -40,9 +48,3 @@ def sweep_orphans() -> int:
     tell("swept", f"{ended} machines ended, {len(closed)} records closed")
     swept.check_clean()
     return ended + len(closed)
-
-
-if __name__ == "__main__":
-    from flows.command_line import main
-
-    sys.exit(main(sweep_orphans, program="python -m flows.sweep_orphans", check=dict))

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -129,11 +131,13 @@ def profile_layers(
     model: str,
     batch_size: int,
     device_types: Sequence[str],
+    trained_with: Mapping[str, Any] = MappingProxyType({}),
 ) -> ProfiledModel:
     """Time each layer alone on this machine, and estimate the device types that are not at hand.
 
     The profiling batch is a micro-batch, which is what is trained at once: that of the data for the rehearsal, and
     that of the planned job for the plan, since small batches cost more for each sample, most of all on a GPU.
+    `trained_with` has other values of the `ProfileRequest`: what is measured is what is trained.
 
     Raises:
         UnknownNameError, ConfigurationError: The model or a device type cannot be used.
@@ -142,11 +146,13 @@ def profile_layers(
 
     cache = workspace.profiles_directory
     known_as = clicks.profiled_as
-    request = profile_request(clicks.open(), model=model, batch_size=batch_size, known_as=known_as)
+    request = profile_request(
+        clicks.open(), model=model, batch_size=batch_size, known_as=known_as, **trained_with
+    )
     graph = trace_model(request)
     planned_graph = trace_model(replace(request, features=job.features))
     local_profile = profile_model(request, graph, (), cache_directory=cache)[LOCAL_DEVICE_TYPE]
-    large_request = profile_request(clicks.open(), model=model, batch_size=job.batch_size, known_as=known_as)
+    large_request = replace(request, batch_size=_rows_of_microbatch(job.batch_size))
     profiles = profile_model(large_request, graph, device_types, cache_directory=cache)
     measured = measured_device_types(workspace, large_request, graph, device_types)
     for name, kept in measured.items():
@@ -181,15 +187,19 @@ def charge_measurements(workspace: Workspace, profiled: ProfiledModel, *, run_id
 
 
 def profile_request(
-    dataset: PreparedDataset, *, model: str, batch_size: int, known_as: str = ""
+    dataset: PreparedDataset, *, model: str, batch_size: int, known_as: str = "", **others: Any
 ) -> ProfileRequest:
-    """Return what to measure for training in batches of a size; `known_as` as `PreparedClicks.profiled_as`."""
+    """Return what to measure for training in batches of a size; `known_as` as `PreparedClicks.profiled_as`.
+
+    Other fields of the request have the values of `others`.
+    """
     return ProfileRequest(
         model=model,
         features=dataset.features,
         batch_size=_rows_of_microbatch(batch_size),
         dataset=str(dataset.directory),
         dataset_fingerprint=known_as or dataset.manifest.fingerprint,
+        **others,
     )
 
 

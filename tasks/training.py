@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -69,17 +70,25 @@ def training_config(
     *,
     batch_size: int,
     epochs: int,
-    seed: int,
     num_stages: int,
+    **others: Any,
 ) -> TrainingConfig:
-    """Return the numbers of a run."""
+    """Return the numbers of a run.
+
+    Args:
+        dataset: What is trained on.
+        batch_size: Samples of a step.
+        epochs: Passes over it.
+        num_stages: Of the plan.
+        others: Other fields of `TrainingConfig`; the seed at least.
+    """
     steps = dataset.num_batches(batch_size) * epochs
     return TrainingConfig(
         batch_size=batch_size,
         num_microbatches=default_microbatches(batch_size, num_stages=num_stages),
         num_epochs=epochs,
-        seed=seed,
         checkpoint_interval_steps=min(max(steps // 5, LEAST_CHECKPOINT_STEPS), MOST_CHECKPOINT_STEPS),
+        **others,
     )
 
 

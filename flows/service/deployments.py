@@ -8,7 +8,6 @@ deployments of prefect.yaml, `python -m flows.service.deployments --set-up-only`
 from __future__ import annotations
 
 import argparse
-import inspect
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +24,8 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.backfill_ctr import backfill_ctr
 from flows.compare_schedulers import compare_schedulers
-from flows.parameter_checks import check_parameters, check_types
+from flows.parameter_checks import check_parameters
+from flows.parameters import TrainParameters
 from flows.profile_devices import profile_devices
 from flows.refresh_prices import refresh_prices
 from flows.service.prefect_api import wait_for_server
@@ -45,7 +45,7 @@ from flows.service.schedule import (
 )
 from flows.sweep_orphans import sweep_orphans
 from flows.train_ctr import train_ctr
-from heterps_core.errors import HeterpsError, UnknownNameError
+from heterps_core.errors import HeterpsError
 
 # A sweep that hangs must not pile up. tasks/running/live_fleet.py has why runs that train keep one another out by
 # themselves.
@@ -122,15 +122,11 @@ def checked_nightly_parameters() -> dict[str, Any]:
 
     Raises:
         UnknownNameError: train-ctr has no such parameter.
-        ConfigurationError: A value is of another type, or see `flows.parameter_checks.check_parameters`.
+        ConfigurationError: A value does not fit, or see `flows.parameter_checks.check_parameters`.
     """
-    known = {name: each.default for name, each in inspect.signature(train_ctr.fn).parameters.items()}
     parameters = nightly_parameters()
-    for name in parameters:
-        if name not in known:
-            raise UnknownNameError(f"parameter of train-ctr in {NIGHTLY_VARIABLE}", name, known)
-    typed = check_types(train_ctr.fn, parameters, place=NIGHTLY_VARIABLE)
-    check_parameters(**(known | typed | {"data": None, "schema_file": None, "day": None}))
+    asked = TrainParameters.of(parameters, place=f" of train-ctr in {NIGHTLY_VARIABLE}")
+    check_parameters(asked.model_copy(update={"data": None, "schema_file": None, "day": None}))
     return parameters
 
 

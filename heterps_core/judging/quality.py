@@ -18,10 +18,11 @@ LOGIT_LIMIT = 40.0
 """Logits are clipped to +-40 (a probability of 4e-18), so one row adds at most 40 to the sum of the log-loss."""
 
 WHERE_DIVERGED = (
-    "look for values in the data that are not finite or very large (count_columns of the schema enter as "
-    "logarithms), choose a larger batch_size, or begin with start_from=scratch"
+    "lower dense_learning_rate or embedding_learning_rate, look for values in the data that are not finite or very "
+    "large (count_columns of the schema enter as logarithms), choose a larger batch_size, or begin with "
+    "start_from=scratch"
 )
-"""What can be done about it by whoever trains; learning rates are no parameters of a run."""
+"""What can be done about it by whoever trains."""
 
 FloatArray = npt.NDArray[np.floating[Any]]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError, UnknownNameError
+from heterps_core.models import CTR_MODELS, sizes_of
 from heterps_core.models.slot_embedding import SlotEmbedding
 
 ModelBuilder: TypeAlias = Callable[[FeatureSpec], nn.Sequential]
@@ -75,9 +78,8 @@ def load_builder(model: str) -> ModelBuilder:
     Raises:
         UnknownNameError, ConfigurationError: See `build_chain`.
     """
-    from heterps_core.models import CTR_MODELS
-
-    path = CTR_MODELS.get(model, model)
+    name, sizes = sizes_of(model)
+    path = CTR_MODELS.get(name, name)
     module_name, colon, function_name = path.partition(":")
     if not colon:
         raise UnknownNameError("model", model, [*CTR_MODELS, "package.module:function"])
@@ -90,7 +92,12 @@ def load_builder(model: str) -> ModelBuilder:
         ) from error
     if not callable(builder):
         raise ConfigurationError(f"the model {model!r} must name a function, got {type(builder).__name__}")
-    return builder  # type: ignore[no-any-return]
+    for size in sizes:
+        if size not in inspect.signature(builder).parameters:
+            raise ConfigurationError(
+                f"{size} must be a parameter of the function that builds {name!r}, but is none; leave {size} out"
+            )
+    return partial(builder, **sizes)
 
 
 def check_chain(model: str, chain: object, features: FeatureSpec) -> None:

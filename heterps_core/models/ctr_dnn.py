@@ -21,18 +21,14 @@ HIDDEN_WIDTHS_OF_16_LAYERS = (400,) * 7
 """An embedding, seven pairs of fully connected layer and ReLU, and the output."""
 
 
-def build(features: FeatureSpec) -> nn.Sequential:
-    """Build the chain of 8 layers for the given slots and dense features."""
-    return _chain(features, HIDDEN_WIDTHS)
-
-
-def build_16_layers(features: FeatureSpec) -> nn.Sequential:
-    """Build the chain of the paper's depth for the given slots and dense features."""
-    return _chain(features, HIDDEN_WIDTHS_OF_16_LAYERS)
-
-
-def _chain(features: FeatureSpec, hidden_widths: Sequence[int]) -> nn.Sequential:
-    embedding = SlotEmbedding(features, dimension=EMBEDDING_DIMENSION)
+def build(
+    features: FeatureSpec,
+    *,
+    hidden_widths: Sequence[int] = HIDDEN_WIDTHS,
+    embedding_dim: int = EMBEDDING_DIMENSION,
+) -> nn.Sequential:
+    """Build the chain for the given slots and dense features: 8 layers by default."""
+    embedding = SlotEmbedding(features, dimension=embedding_dim)
     layers: OrderedDict[str, nn.Module] = OrderedDict(embedding=embedding)
     width = embedding.output_width
     for number, hidden in enumerate(hidden_widths, start=1):
@@ -41,3 +37,13 @@ def _chain(features: FeatureSpec, hidden_widths: Sequence[int]) -> nn.Sequential
         width = hidden
     layers["output"] = nn.Linear(width, 1)
     return nn.Sequential(layers)
+
+
+def build_16_layers(
+    features: FeatureSpec,
+    *,
+    hidden_widths: Sequence[int] = HIDDEN_WIDTHS_OF_16_LAYERS,
+    embedding_dim: int = EMBEDDING_DIMENSION,
+) -> nn.Sequential:
+    """Build the chain of the paper's depth for the given slots and dense features."""
+    return build(features, hidden_widths=hidden_widths, embedding_dim=embedding_dim)

@@ -11,6 +11,7 @@ The towers stand one after the other in the chain: the user's vector travels bes
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,7 +39,12 @@ class Cosine(nn.Module):
         return F.cosine_similarity(left, right, dim=1).unsqueeze(1)
 
 
-def build(features: FeatureSpec) -> nn.Sequential:
+def build(
+    features: FeatureSpec,
+    *,
+    hidden_widths: Sequence[int] = TOWER_WIDTHS,
+    embedding_dim: int = EMBEDDING_DIMENSION,
+) -> nn.Sequential:
     """Build the chain for the given slots and dense features.
 
     Raises:
@@ -49,24 +55,22 @@ def build(features: FeatureSpec) -> nn.Sequential:
             f"matchnet needs at least 2 slots, one for each tower, got {features.num_slots}; take ctrdnn"
         )
     num_user_slots = max(1, round(USER_SLOT_SHARE * features.num_slots))
-    user = SlotEmbedding(
-        features, dimension=EMBEDDING_DIMENSION, slots=range(num_user_slots), include_dense=False
-    )
+    user = SlotEmbedding(features, dimension=embedding_dim, slots=range(num_user_slots), include_dense=False)
     layers: OrderedDict[str, nn.Module] = OrderedDict(user_embedding=user)
     width = user.output_width
-    for number, hidden in enumerate(TOWER_WIDTHS, start=1):
+    for number, hidden in enumerate(hidden_widths, start=1):
         layers[f"user_fc{number}"] = nn.Linear(width, hidden)
         layers[f"user_relu{number}"] = nn.ReLU()
         width = hidden
     item = SlotEmbedding(
         features,
-        dimension=EMBEDDING_DIMENSION,
+        dimension=embedding_dim,
         slots=range(num_user_slots, features.num_slots),
         input_width=width,
     )
     layers["item_embedding"] = item
     item_width = item.output_width - width
-    for number, hidden in enumerate(TOWER_WIDTHS, start=1):
+    for number, hidden in enumerate(hidden_widths, start=1):
         layers[f"item_fc{number}"] = TailLinear(width, item_width, hidden)
         # The user's vector has no negative parts left, so it passes unchanged.
         layers[f"item_relu{number}"] = nn.ReLU()

@@ -57,7 +57,7 @@ class NoiseContrast(nn.Module):
         return (context * words).sum(1, keepdim=True) + biases.sum(1, keepdim=True) - self.log_noise
 
 
-def build(features: FeatureSpec) -> nn.Sequential:
+def build(features: FeatureSpec, *, embedding_dim: int = EMBEDDING_DIMENSION) -> nn.Sequential:
     """Build the chain for the given slots.
 
     Raises:
@@ -71,14 +71,14 @@ def build(features: FeatureSpec) -> nn.Sequential:
     num_context_slots = features.num_slots // 2
     words = range(num_context_slots, features.num_slots)
     context = SlotEmbedding(
-        features, dimension=EMBEDDING_DIMENSION, slots=range(num_context_slots), include_dense=False
+        features, dimension=embedding_dim, slots=range(num_context_slots), include_dense=False
     )
     vectors = SlotEmbedding(
         features,
-        dimension=EMBEDDING_DIMENSION,
+        dimension=embedding_dim,
         slots=words,
         include_dense=False,
-        input_width=EMBEDDING_DIMENSION,
+        input_width=embedding_dim,
     )
     biases = SlotEmbedding(
         features, dimension=1, slots=words, include_dense=False, input_width=vectors.output_width
@@ -86,9 +86,9 @@ def build(features: FeatureSpec) -> nn.Sequential:
     return nn.Sequential(
         OrderedDict(
             context_embedding=context,
-            context_mean=ContextMean(EMBEDDING_DIMENSION),
+            context_mean=ContextMean(embedding_dim),
             word_embedding=vectors,
             word_bias=biases,
-            noise_contrast=NoiseContrast(EMBEDDING_DIMENSION, len(words)),
+            noise_contrast=NoiseContrast(embedding_dim, len(words)),
         )
     )

@@ -7,6 +7,7 @@ second table of 100 rows, 10 wide, over 5 slots -> 128; both joined -> output.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -21,18 +22,23 @@ SECOND_SLOTS = 5
 SECOND_WIDTH = 128
 
 
-def build(features: FeatureSpec) -> nn.Sequential:
+def build(
+    features: FeatureSpec,
+    *,
+    hidden_widths: Sequence[int] = MAIN_WIDTHS,
+    embedding_dim: int = EMBEDDING_DIMENSION,
+) -> nn.Sequential:
     """Build the chain for the given slots and dense features."""
-    main = SlotEmbedding(features, dimension=EMBEDDING_DIMENSION)
+    main = SlotEmbedding(features, dimension=embedding_dim)
     layers: OrderedDict[str, nn.Module] = OrderedDict(main_embedding=main)
     width = main.output_width
-    for number, hidden in enumerate(MAIN_WIDTHS, start=1):
+    for number, hidden in enumerate(hidden_widths, start=1):
         layers[f"fc{number}"] = nn.Linear(width, hidden)
         layers[f"relu{number}"] = nn.ReLU()
         width = hidden
     second = SlotEmbedding(
         features,
-        dimension=EMBEDDING_DIMENSION,
+        dimension=embedding_dim,
         slots=range(min(SECOND_SLOTS, features.num_slots)),
         rows_per_slot=SECOND_ROWS_PER_SLOT,
         include_dense=False,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -133,6 +133,7 @@ class _LayerBench:
         batches: What an embedding reads, in turn.
         activation: Output of the layer before; None at the start of a chain.
         update: Applies the gradients of this layer alone; None where it has no parameters.
+        precision: In what dense layers multiply.
     """
 
     def __init__(
@@ -143,11 +144,13 @@ class _LayerBench:
         batches: Sequence[ClickBatch],
         activation: Tensor | None,
         update: Callable[[], object] | None,
+        precision: str,
     ) -> None:
         self._name = name
         self._layer = layer
         self._batches = batches
         self._update = update
+        self._precision = precision
         self._activation = activation
         self._entering: Tensor | None = None
         self._round = 0
@@ -192,7 +195,7 @@ class _LayerBench:
 
     def _forward(self) -> None:
         batch = self._batches[self._round % len(self._batches)]
-        self._leaving = run_layers([self._layer], batch, self._entering)
+        self._leaving = _run_layers([self._layer], batch, self._entering, self._precision)
 
     def _backward(self) -> None:
         self._leaving.backward(self._gradient)  # type: ignore[no-untyped-call]
@@ -219,15 +222,33 @@ def _bench_layers(
 ) -> list[_LayerBench]:
     """Run the chain once and keep what entered each layer."""
     benches = []
-    activation = None
+    activation: Tensor | None = None
     for name, layer in chain.named_children():
         with torch.no_grad():
-            leaving = run_layers([layer], batches[0], None if activation is None else activation.clone())
+            entering_layer = None if activation is None else activation.clone()
+            leaving = _run_layers([layer], batches[0], entering_layer, request.precision)
         update = _layer_update(request, layer, tables.get(name))
-        benches.append(_LayerBench(name, layer, batches=batches, activation=activation, update=update))
+        benches.append(
+            _LayerBench(
+                name,
+                layer,
+                batches=batches,
+                activation=activation,
+                update=update,
+                precision=request.precision,
+            )
+        )
         # All layers but the first hand a gradient to the one before them.
         activation = leaving.requires_grad_()
     return benches
+
+
+def _run_layers(
+    layers: Iterable[nn.Module], batch: ClickBatch, activation: Tensor | None, precision: str
+) -> Tensor:
+    """Run layers in a precision; what leaves them is float32, as between the stages of a plan."""
+    with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        return run_layers(layers, batch, activation).float()
 
 
 def _layer_update(
@@ -263,7 +284,7 @@ def _whole_step(
         nonlocal round_index
         batch = batches[round_index % len(batches)]
         round_index += 1
-        logits = run_layers(chain, batch, None)
+        logits = _run_layers(chain, batch, None, request.precision)
         loss = F.binary_cross_entropy_with_logits(logits.squeeze(1), batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]
         dense_update()

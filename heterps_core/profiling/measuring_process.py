@@ -54,6 +54,9 @@ class ProfileRequest:
     embedding_optimizer: str = "rowwise-adagrad"
     """Name in `ROW_OPTIMIZERS`."""
 
+    precision: str = "float32"
+    """In what dense layers multiply; name in `PRECISIONS`."""
+
     dataset: str | None = None
     """Folder of a prepared data set whose row numbers are looked up; None to draw some by Zipf's law."""
 
@@ -123,7 +126,7 @@ def measure_worker_costs(job: TrainingJob) -> WorkerCosts:
         COSTS_NAME,
         model=job.model,
         batch_size=job.config.batch_size,
-        num_threads=job.config.threads_per_worker,
+        num_threads=job.config.num_threads,
     )
     return WorkerCosts.from_json(document)
 

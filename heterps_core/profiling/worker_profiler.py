@@ -141,7 +141,7 @@ class StepTimer:
 
 def take_part(rank: int, folder: Path, job: TrainingJob) -> None:
     """Measure as one of the processes; the first writes what all found."""
-    torch.set_num_threads(job.config.threads_per_worker)
+    torch.set_num_threads(job.config.num_threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     num_workers = sum(job.replicas_per_stage)
     store = (folder / STORE_NAME).absolute().as_uri()

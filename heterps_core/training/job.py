@@ -17,11 +17,24 @@ from heterps_core.schema_version import check_schema_version
 
 SCHEMA_VERSION = 1
 
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("float32", "bfloat16")
 """In what dense layers multiply; parameters and what crosses between stages are float32 in both."""
 
-DENSE_OPTIMIZER, EMBEDDING_OPTIMIZER = "adam", "rowwise-adagrad"
-"""What a run trains with that asks for no others, as a night does."""
+DENSE_OPTIMIZERS = ("adam", "sgd")
+"""Names of those in `gradients/optimizers.py`, which loads torch."""
+
+EMBEDDING_OPTIMIZERS = ("rowwise-adagrad", "rowwise-adam", "sgd")
+"""Names of those in `embeddings/row_optimizers.py`."""
+
+CHAMPION, SCRATCH = "champion", "scratch"
+"""What a day begins with: the champion's weights, or new ones."""
+
+NIGHT_SAMPLES = 1_000_000_000
+"""Of a night by default; Criteo's terabyte click logs hold 4.4 billion in 24 days, a fifth of this a day."""
+
+PRODUCTION_ROWS_PER_SLOT = 300_000_000
+"""Of a production model by default. With 26 slots of 16 floats 530 GB: the tables of MLPerf's DLRM take about 100 GB,
+those that HeterPS was made for 10 TB."""
 
 STEPS_PER_EPOCH = 256
 SMALLEST_BATCH, LARGEST_BATCH = 64, 4096
@@ -52,13 +65,13 @@ class TrainingConfig:
 
     num_epochs: int
     seed: int
-    dense_optimizer: str = DENSE_OPTIMIZER
+    dense_optimizer: str = "adam"
     """Name in `DENSE_OPTIMIZERS`."""
 
     dense_learning_rate: float = 1e-3
     """At the first step; it falls in a straight line to nothing at the last."""
 
-    embedding_optimizer: str = EMBEDDING_OPTIMIZER
+    embedding_optimizer: str = "rowwise-adagrad"
     """Name in `ROW_OPTIMIZERS`."""
 
     embedding_learning_rate: float = 0.05
@@ -67,9 +80,9 @@ class TrainingConfig:
     checkpoint_interval_steps: int = 200
     """Steps between two checkpoints; one more is written at the end."""
 
-    threads_per_worker: int = 1
+    num_threads: int = 1
 
-    precision: str = "fp32"
+    precision: str = "float32"
     """Name in `PRECISIONS`."""
 
     def __post_init__(self) -> None:
@@ -78,7 +91,7 @@ class TrainingConfig:
             "num_microbatches",
             "num_epochs",
             "checkpoint_interval_steps",
-            "threads_per_worker",
+            "num_threads",
         ):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -68,7 +68,7 @@ def check_losses(losses: Sequence[float], *, step: int, config: TrainingConfig) 
         if not math.isfinite(loss):
             raise TrainingError(
                 f"the loss must be a finite number, but is {loss} in micro-batch {number} of {len(losses)} of step "
-                f"{step} (learning rates: dense {config.dense_learning_rate}, embeddings "
+                f"{step} (dense_learning_rate {config.dense_learning_rate}, embedding_learning_rate "
                 f"{config.embedding_learning_rate}); checkpoints from before stay; {WHERE_DIVERGED}"
             )
 

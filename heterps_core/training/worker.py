@@ -77,7 +77,7 @@ class Worker:
         """Train, evaluate, and write the result."""
         job = TrainingJob.from_json(self.run.require_json(JOB))
         cluster = Cluster.from_json(self.run.require_json(CLUSTER))
-        torch.set_num_threads(job.config.threads_per_worker)
+        torch.set_num_threads(job.config.num_threads)
         dist.init_process_group("gloo", timeout=START_LIMIT)
         layout = _layout(cluster, job)
         self.stage, self.replica = layout.position(self.rank)

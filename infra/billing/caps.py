@@ -5,9 +5,9 @@ What is spent while a run lives is held against the same caps by `infra/billing/
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from heterps_core.errors import BudgetExceededError, ConfigurationError
+from heterps_core.errors import BudgetExceededError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,12 +18,6 @@ class Caps:
     max_usd_per_run: float | None = None
     max_usd_per_month: float | None = None
     """By all runs of a workspace in a calendar month, UTC."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            cap = getattr(self, field.name)
-            if cap is not None and not cap > 0:
-                raise ConfigurationError(f"{field.name} must be positive, or left out for no cap, got {cap}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

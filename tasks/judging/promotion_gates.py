@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from heterps_core.errors import ConfigurationError
 from heterps_core.judging.comparison import Estimate, PairedComparison
 from heterps_core.schema_version import check_schema_version
 
@@ -31,40 +30,26 @@ MARGIN_GATES = (AUC_GATE, LOG_LOSS_GATE)
 class PromotionGates:
     """Bounds that a challenger must keep, each against the champion on the same rows, which neither has seen."""
 
-    least_auc_gain: float = -0.001
+    min_auc_gain: float = -0.001
     """The lower end of the AUC difference's interval must not be below it. The margin is the smallest difference that
     is held to matter among click models (Song et al., AutoInt, CIKM 2019, section 5.1, with earlier sources)."""
 
-    most_log_loss_rise: float = 0.001
+    max_log_loss_increase: float = 0.001
     """Nats per row; the upper end of the log-loss difference's interval must not be above it. Margin as for AUC."""
 
     most_calibration_rise: float = 0.1
     """How much farther from 1 than the champion's the ratio of predicted to observed clicks may be. Bids are made of
     probabilities, and AUC does not see whether all of them are too high."""
 
-    most_usd_per_million_samples_ratio: float = 1.5
+    max_cost_ratio: float = 1.5
     """Cost over the champion's above which a challenger must have a proven gain: an AUC interval above 0. So prices
     that have risen for good do not keep an old champion for ever, and a dear night does not replace a cheap equal."""
 
-    least_clicks: int = 30
+    min_positives: int = 30
     """Clicks, and rows without a click, below which nothing is decided: the intervals are normal approximations."""
 
-    confidence: float = 0.95
+    promotion_confidence: float = 0.95
     """Of the two-sided intervals, in (0, 1)."""
-
-    def __post_init__(self) -> None:
-        for name, bound in asdict(self).items():
-            if math.isnan(bound):
-                raise ConfigurationError(f"{name} must be a number, got {bound}")
-        if not 0.0 < self.confidence < 1.0:
-            raise ConfigurationError(f"confidence must be in (0, 1), got {self.confidence}")
-        if self.least_clicks < 2:
-            raise ConfigurationError(f"least_clicks must be at least 2, got {self.least_clicks}")
-        if not self.most_usd_per_million_samples_ratio > 0:
-            raise ConfigurationError(
-                f"most_usd_per_million_samples_ratio must be above 0, "
-                f"got {self.most_usd_per_million_samples_ratio}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,10 +179,11 @@ def gates_against_champion(
         GateVerdict(
             name=LOG_LOSS_GATE,
             value=log_loss.high,
-            bound=gates.most_log_loss_rise,
+            bound=gates.max_log_loss_increase,
             rule="at most",
-            is_met=log_loss.high <= gates.most_log_loss_rise,
-            remark=f"difference {log_loss.value:+.5f}, {gates.confidence:.0%} interval from {log_loss.low:+.5f}",
+            is_met=log_loss.high <= gates.max_log_loss_increase,
+            remark=f"difference {log_loss.value:+.5f}, {gates.promotion_confidence:.0%} interval from "
+            f"{log_loss.low:+.5f}",
         ),
         GateVerdict(
             name="calibration error",
@@ -256,19 +242,19 @@ def gate_of_rows(gates: PromotionGates, *, num_rows: int, num_clicks: int) -> Ga
     return GateVerdict(
         name="clicks, or rows without one",
         value=float(fewer),
-        bound=float(gates.least_clicks),
+        bound=float(gates.min_positives),
         rule="at least",
-        is_met=fewer >= gates.least_clicks,
+        is_met=fewer >= gates.min_positives,
         remark=f"{num_clicks:,} clicks in {num_rows:,} rows",
     )
 
 
 def _auc_gate(gates: PromotionGates, auc: Estimate, *, knows_newer_day: bool) -> GateVerdict:
-    remark = f"difference {auc.value:+.5f}, {gates.confidence:.0%} interval to {auc.high:+.5f}"
+    remark = f"difference {auc.value:+.5f}, {gates.promotion_confidence:.0%} interval to {auc.high:+.5f}"
     if knows_newer_day:
-        bound, rule, is_met = gates.least_auc_gain, "at least", auc.low >= gates.least_auc_gain
+        bound, rule, is_met = gates.min_auc_gain, "at least", auc.low >= gates.min_auc_gain
     else:
-        bound, rule = max(gates.least_auc_gain, 0.0), "above"
+        bound, rule = max(gates.min_auc_gain, 0.0), "above"
         is_met = auc.low > bound
         remark += "; it knows no newer day than the champion, so it must be proven better"
     return GateVerdict(name=AUC_GATE, value=auc.low, bound=bound, rule=rule, is_met=is_met, remark=remark)
@@ -279,7 +265,7 @@ def _cost_gate(
 ) -> GateVerdict:
     ratio = cost_ratio(challenger, champion)
     has_gain = comparison.auc_difference.low > 0.0
-    is_cheap = ratio is not None and ratio <= gates.most_usd_per_million_samples_ratio
+    is_cheap = ratio is not None and ratio <= gates.max_cost_ratio
     remark = (
         "a cost is not known"
         if ratio is None
@@ -290,7 +276,7 @@ def _cost_gate(
     return GateVerdict(
         name="cost over the champion's",
         value=ratio,
-        bound=gates.most_usd_per_million_samples_ratio,
+        bound=gates.max_cost_ratio,
         rule="at most",
         is_met=is_cheap or has_gain,
         remark=remark,

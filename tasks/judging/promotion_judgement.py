@@ -125,7 +125,9 @@ def judge_challenger(
             champion_logits = None
     if champion is None or champion_logits is None:
         comparison = case.compare(challenger_logits, constant_logits(case.labels))
-        verdicts.append(gate_against_mean_rate(comparison.log_loss_difference, confidence=gates.confidence))
+        verdicts.append(
+            gate_against_mean_rate(comparison.log_loss_difference, confidence=gates.promotion_confidence)
+        )
         verdicts.append(case.gate_of_baseline(challenger_logits, baseline_logits))
         return case.decision(verdicts, challenger=challenger, comparison=comparison)
     kept = decision_of(find_version(workspace, champion.version))
@@ -203,11 +205,11 @@ class _Case:
 
     def compare(self, challenger: Logits, champion: Logits) -> PairedComparison:
         """Return differences with intervals of the gates' confidence."""
-        return compare_models(self.labels, challenger, champion, confidence=self._gates.confidence)
+        return compare_models(self.labels, challenger, champion, confidence=self._gates.promotion_confidence)
 
     def gate_of_baseline(self, challenger: Logits, baseline: Logits | str) -> GateVerdict:
         """Return whether the challenger is no worse than the logistic regression, or that nobody can tell."""
-        confidence = self._gates.confidence
+        confidence = self._gates.promotion_confidence
         if isinstance(baseline, str):
             return gate_against_baseline(baseline, confidence=confidence)
         difference = auc_difference(self.labels, challenger, baseline, confidence=confidence)
@@ -230,7 +232,7 @@ class _Case:
             why=self._why(verdicts, champion, comparison),
             gates=tuple(verdicts),
             decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            confidence=self._gates.confidence,
+            confidence=self._gates.promotion_confidence,
             num_rows=len(self.labels),
             num_clicks=self.num_clicks,
             challenger=challenger,

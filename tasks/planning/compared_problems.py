@@ -9,9 +9,10 @@ from pathlib import Path
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.training.job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
-from tasks.planning.planned_job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT, PlannedJob, planned_job
+from tasks.planning.planned_job import PlannedJob, planned_job
 from tasks.profiling import ProfiledModel, profile_layers
 from tasks.provisioning import LOCAL_PROVIDER
 from tasks.running.story import tell

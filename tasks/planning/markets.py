@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from heterps_core.device_types import in_markets
-from heterps_core.errors import ConfigurationError, UnknownNameError
+from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
 from infra.workspace import Workspace
 from tasks.provisioning import FAILOVER, LOCAL_PROVIDER, REGION
@@ -15,18 +15,12 @@ from tasks.running.interruptions import num_spot_losses
 logger = logging.getLogger(__name__)
 
 
-def check_markets(*, markets: Sequence[str], provider: str, catalogue: str | None, region: str) -> None:
+def check_markets(*, provider: str, catalogue: str | None, region: str) -> None:
     """Check what is to be bought where, before any work.
 
     Raises:
-        UnknownNameError: There is no such market.
-        ConfigurationError: No market is named, or machines are rented that another cloud or region sells.
+        ConfigurationError: Machines are rented that another cloud or region sells.
     """
-    if not markets:
-        raise ConfigurationError(f"markets must name at least one of: {', '.join(Market)}")
-    for market in markets:
-        if market not in list(Market):
-            raise UnknownNameError("market", market, [each.value for each in Market])
     if provider != LOCAL_PROVIDER and (catalogue is not None or region != REGION):
         raise ConfigurationError(
             f"the provider {provider} rents in {REGION} at its own prices, got the catalogue {catalogue} and the "

@@ -13,13 +13,6 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.training.job import default_batch_size
 from tasks.provisioning import LOCAL_PROVIDER
 
-NIGHT_SAMPLES = 1_000_000_000
-"""Of a night by default; Criteo's terabyte click logs hold 4.4 billion in 24 days, a fifth of this a day."""
-
-PRODUCTION_ROWS_PER_SLOT = 300_000_000
-"""Of a production model by default. With 26 slots of 16 floats 530 GB: the tables of MLPerf's DLRM take about 100 GB,
-those that HeterPS was made for 10 TB."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedJob:

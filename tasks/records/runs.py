@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
@@ -18,7 +19,6 @@ from tasks.records.tracked_run import EndStatus, TrackedRun
 from tasks.reports.blocks.run_costs import cost_metrics
 from tasks.running.live_fleet import FleetHolder, last_fleet
 from tasks.running.run_lifecycle import close_dead_run, open_run
-from tasks.running.start import CHAMPION
 
 PARAMETERS_FILE = "parameters.json"
 
@@ -30,22 +30,6 @@ ID_CHARACTERS = 8
 """Of the flow run's id, from its end, which is its random part."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingParameters:
-    """What decides the trained model; a run that is resumed keeps all of it."""
-
-    data: str | None
-    schema_file: str | None
-    model: str
-    epochs: int
-    batch_size: int | None
-    seed: int
-    day: str | None = None
-    """That is trained on; None where the data has no days."""
-
-    start_from: str = CHAMPION
 
 
 def new_run_id(flow_run_id: str | None, *, now: datetime) -> str:
@@ -72,33 +56,22 @@ def find_run_id(workspace: Workspace, flow_run_id: str, *, resume_run_id: str | 
     return next((path.name for path in workspace.runs_directory.glob(f"*-{tail}")), None)
 
 
-def keep_parameters(
-    workspace: Workspace, parameters: TrainingParameters, *, run_id: str, is_resumed: bool
-) -> TrainingParameters:
-    """Write a new run's parameters beside it, or return those that a resumed run began with.
-
-    Raises:
-        ConfigurationError: There is no such run to resume, it has finished, or the record of runs does not answer.
-    """
+def save_parameters(workspace: Workspace, run_id: str, parameters: Mapping[str, Any]) -> None:
+    """Write beside a new run what decides its model."""
     path = workspace.run_directory(run_id) / PARAMETERS_FILE
-    if not is_resumed:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(parameters), indent=1) + "\n")
-        return parameters
-    _check_not_finished(workspace, run_id)
-    return kept_parameters(workspace, run_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(parameters, indent=1) + "\n")
 
 
-def kept_parameters(workspace: Workspace, run_id: str) -> TrainingParameters:
-    """Return what a run began with.
+def saved_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:
+    """Return what decides the model of a run, as it was saved when the run began.
 
     Raises:
         ConfigurationError: There is no such run to resume, or what was written beside it is damaged.
     """
     path = workspace.run_directory(run_id) / PARAMETERS_FILE
     try:
-        document: dict[str, object] = json.loads(path.read_text())
-        return TrainingParameters(**document)  # type: ignore[arg-type]
+        return dict(json.loads(path.read_text()))
     except FileNotFoundError as error:
         known = sorted(entry.parent.name for entry in workspace.runs_directory.glob(f"*/{PARAMETERS_FILE}"))[
             -5:
@@ -111,8 +84,12 @@ def kept_parameters(workspace: Workspace, run_id: str) -> TrainingParameters:
         raise ConfigurationError(f"the parameters of run {run_id} in {path} are damaged: {error}") from error
 
 
-def _check_not_finished(workspace: Workspace, run_id: str) -> None:
-    """Refuse what would train nothing, and write over the record of a night that was good."""
+def check_not_finished(workspace: Workspace, run_id: str) -> None:
+    """Check that a run may be resumed: otherwise nothing would be trained, and a good night's record written over.
+
+    Raises:
+        ConfigurationError: It has finished, or the record of runs does not answer.
+    """
     if not has_records(workspace):
         return
     with store_must_answer(workspace):

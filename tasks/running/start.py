@@ -15,13 +15,11 @@ from typing import Any
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import DataSchema
-from heterps_core.errors import UnknownNameError
 from heterps_core.training.job import (
-    DENSE_OPTIMIZER,
-    EMBEDDING_OPTIMIZER,
+    CHAMPION,
+    SCRATCH,
     OptimizerState,
     StartModel,
-    TrainingJob,
 )
 from heterps_core.training.storage.exported_files import (
     DESCRIPTION,
@@ -32,9 +30,6 @@ from heterps_core.training.storage.exported_files import (
 from heterps_core.training.storage.run_directory import JOB, START_MODEL, RunDirectory
 from infra.workspace import Workspace
 from tasks.records.champion import Champion, champion_before
-
-CHAMPION, SCRATCH = "champion", "scratch"
-START_NAMES = (CHAMPION, SCRATCH)
 
 ACCUMULATORS_KEPT = 0.5
 """Of what Adagrad has accumulated, at each night: best for clicks that drift (docs/LOG.md)."""
@@ -55,16 +50,6 @@ class Start:
     numeric_transform: NumericTransform | None = None
 
 
-def check_start_name(name: str) -> None:
-    """Check that there is such a start.
-
-    Raises:
-        UnknownNameError: There is none.
-    """
-    if name not in START_NAMES:
-        raise UnknownNameError("start", name, START_NAMES)
-
-
 def start_of_run(
     workspace: Workspace,
     run: RunDirectory | None,
@@ -73,6 +58,7 @@ def start_of_run(
     day: date | None,
     model: str,
     schema: DataSchema,
+    optimizers: Mapping[str, str],
 ) -> Start:
     """Return what a run begins with: what it began with before, where it is resumed, else see `choose_start`.
 
@@ -83,6 +69,7 @@ def start_of_run(
         day: That the night trains on; None where the data has no days.
         model: That is trained.
         schema: Of the rows.
+        optimizers: Names of those that train: `dense_optimizer` and `embedding_optimizer`.
 
     Raises:
         CheckpointError: The champion's files are not those that were registered, the optimizers' among them.
@@ -92,11 +79,19 @@ def start_of_run(
     if kept is not None:
         return kept
     champion = champion_before(workspace, day) if day is not None and start_from == CHAMPION else None
-    return choose_start(champion, start_from=start_from, day=day, model=model, schema=schema)
+    return choose_start(
+        champion, start_from=start_from, day=day, model=model, schema=schema, optimizers=optimizers
+    )
 
 
 def choose_start(
-    champion: Champion | None, *, start_from: str, day: date | None, model: str, schema: DataSchema
+    champion: Champion | None,
+    *,
+    start_from: str,
+    day: date | None,
+    model: str,
+    schema: DataSchema,
+    optimizers: Mapping[str, str],
 ) -> Start:
     """Return what a run begins with.
 
@@ -106,6 +101,7 @@ def choose_start(
         day: That the night trains on; None where the data has no days, which begins from scratch.
         model: That is trained.
         schema: Of the rows.
+        optimizers: As for `start_of_run`.
 
     Raises:
         CheckpointError: The state of the champion's optimizers is missing, or not that which was registered.
@@ -134,7 +130,7 @@ def choose_start(
         return Start(
             reason=f"from scratch: {name}, has tables of unlike sizes, for which rows cannot be prepared"
         )
-    state, optimizers = _optimizer_state(champion.folder, description)
+    state, of_optimizers = _optimizer_state(champion.folder, description, optimizers)
     return _start_with(
         description,
         StartModel(
@@ -146,7 +142,7 @@ def choose_start(
         ),
         folder=champion.folder,
         reason=f"goes on from version {champion.version} of {champion.day}, with its tables and numeric transform; "
-        f"{optimizers}",
+        f"{of_optimizers}",
     )
 
 
@@ -155,16 +151,18 @@ def kept_start(run: RunDirectory) -> Start | None:
     document = run.read_json(JOB)
     if document is None:
         return None
-    start_model = TrainingJob.from_json(document).start_model
-    if start_model is None:
+    if document.get("start_model") is None:
         return Start(reason="")
+    start_model = StartModel.from_json(document["start_model"])
     description = run.require_json(f"{START_MODEL}/{DESCRIPTION}")
     return _start_with(
         description, start_model, folder=None, reason=f"began with version {start_model.version}, as before"
     )
 
 
-def _optimizer_state(folder: Path, description: Mapping[str, Any]) -> tuple[OptimizerState | None, str]:
+def _optimizer_state(
+    folder: Path, description: Mapping[str, Any], optimizers: Mapping[str, str]
+) -> tuple[OptimizerState | None, str]:
     """Return the optimizers' state of an exported model, after checking it, and for people what goes on of it."""
     if "optimizer_state" not in description:
         return None, "the optimizers start anew, as the version holds no state of theirs"
@@ -174,7 +172,7 @@ def _optimizer_state(folder: Path, description: Mapping[str, Any]) -> tuple[Opti
         state.sha256,
         way_out=f"begin with start_from={SCRATCH}, or go back with heterps rollback",
     )
-    changes = state.left_aside(dense_optimizer=DENSE_OPTIMIZER, embedding_optimizer=EMBEDDING_OPTIMIZER)
+    changes = state.left_aside(**optimizers)
     return state, "; ".join(changes) or "the optimizers go on too"
 
 

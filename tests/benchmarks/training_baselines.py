@@ -105,7 +105,7 @@ def make_worker_step(
     """Return the engine's step of one of several workers, for `two_workers`."""
     return make_step(
         num_rows,
-        precision="fp32",
+        precision="float32",
         seed=seed,
         replica=rank,
         group=dist.group.WORLD,

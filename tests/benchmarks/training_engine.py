@@ -101,7 +101,7 @@ def peak_memory_bytes() -> int:
 
 def _train_and_measure(num_rows: int, seed: int) -> tuple[int, int]:
     torch.set_num_threads(1)
-    model, runner = _make_replica(num_rows, "fp32", seed, 0, None, 1, False)
+    model, runner = _make_replica(num_rows, "float32", seed, 0, None, 1, False)
     for batch in make_batches(num_rows, seed=seed)[:STEPS_UNTIL_PEAK]:
         runner.train_step([MicroBatch(BATCH_SIZE, batch)])
         model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)

@@ -104,7 +104,7 @@ def over_fbgemm(seed: int) -> list[dict[str, Any]]:
     if other is None:
         print(f"fp32_over_fbgemm_1M: left out; {FBGEMM_INSTALL}")
         return []
-    rounds = in_turns({"step": make_step(SIZES["1M"], precision="fp32", seed=seed), "other": other})
+    rounds = in_turns({"step": make_step(SIZES["1M"], precision="float32", seed=seed), "other": other})
     return ratios("fp32_over_fbgemm_1M", rounds["other"], rounds["step"])
 
 
@@ -117,7 +117,7 @@ def over_one_process(size: str, num_rows: int, seed: int) -> list[dict[str, Any]
         two_workers(make_worker_step, num_rows, seed, True) as both,
         two_workers(make_worker_step, num_rows, seed, False) as both_by_messages,
     ):
-        one = make_step(num_rows, precision="fp32", seed=seed)
+        one = make_step(num_rows, precision="float32", seed=seed)
         rounds = in_turns({"one": one, "two": both, "by_messages": both_by_messages})
     suffix = "" if size == "1M" else f"_{size}"
     return [

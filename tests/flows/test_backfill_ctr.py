@@ -6,8 +6,10 @@ from datetime import date
 import pytest
 
 from flows import backfill_ctr as module
-from flows.backfill_ctr import backfill_ctr, check
-from flows.command_line import parser_for
+from flows.backfill_ctr import backfill_ctr
+from flows.command_line import main, parser_for
+from flows.parameter_checks import days_of
+from flows.parameters import BackfillParameters
 from heterps_core.data.synthetic.click_days import write_click_days
 from heterps_core.errors import ConfigurationError, DataError, TrainingError, UnknownNameError
 
@@ -30,13 +32,16 @@ def trained(monkeypatch):
             raise DataError("day 2026-11-02, clicks.tsv.gz", "expected 40 fields, got 3", line=7)
         return f"run of {parameters['day']}"
 
-    train_ctr.fn = module.train_ctr.fn
     monkeypatch.setattr(module, "train_ctr", train_ctr)
     return calls
 
 
+def backfill(first_day, last_day, data, **others):
+    return backfill_ctr.fn(first_day=first_day, last_day=last_day, data=data, **others)
+
+
 def test_days_are_trained_in_order_with_the_settings(trained, days):
-    run_ids = backfill_ctr.fn("2026-11-03", "2026-11-04", days, settings={"epochs": 2, "again": True})
+    run_ids = backfill("2026-11-03", "2026-11-04", days, settings={"epochs": 2, "again": True})
 
     assert run_ids == ["run of 2026-11-03", "run of 2026-11-04"]
     assert trained == [
@@ -46,7 +51,7 @@ def test_days_are_trained_in_order_with_the_settings(trained, days):
 
 def test_the_first_failure_ends_it(trained, days):
     with pytest.raises(DataError, match=r"line 7: expected 40 fields"):
-        backfill_ctr.fn("2026-11-01", "2026-11-03", days)
+        backfill("2026-11-01", "2026-11-03", days)
 
     assert [parameters["day"] for parameters in trained] == ["2026-11-01", "2026-11-02"]
 
@@ -55,13 +60,13 @@ def test_it_goes_on_where_told_and_names_what_failed_at_the_end(trained, days):
     with pytest.raises(
         TrainingError, match=r"all 3 days must be trained, but 1 failed; .*: 2026-11-02: day 2026"
     ):
-        backfill_ctr.fn("2026-11-01", "2026-11-03", days, go_on=True)
+        backfill("2026-11-01", "2026-11-03", days, go_on=True)
 
     assert [parameters["day"] for parameters in trained] == ["2026-11-01", "2026-11-02", "2026-11-03"]
 
 
 def test_a_range_of_days_may_pass_the_end_of_a_month(days):
-    found = check(first_day="2028-02-28", last_day="2028-03-01", data=days, settings={})
+    found = days_of(BackfillParameters(first_day="2028-02-28", last_day="2028-03-01", data=days))
 
     assert [str(day) for day in found] == ["2028-02-28", "2028-02-29", "2028-03-01"]
 
@@ -71,7 +76,11 @@ def test_a_range_of_days_may_pass_the_end_of_a_month(days):
     [
         ({"last_day": "2026-10-31"}, ConfigurationError, "the last day must not come before the first"),
         ({"first_day": "today"}, ConfigurationError, "a day must be a date"),
-        ({"settings": {"epochs": 0}}, ConfigurationError, "epochs must be a number of at least 1"),
+        (
+            {"settings": {"epochs": 0}},
+            ConfigurationError,
+            "epochs of train-ctr in settings must be a whole number, at least 1",
+        ),
         ({"settings": {"epoch": 2}}, UnknownNameError, "Did you mean 'epochs'"),
         ({"settings": {"day": "2026-11-01"}}, UnknownNameError, "'day' is not a known setting"),
         ({"settings": {"model": "cnn"}}, UnknownNameError, "not a known model"),
@@ -88,14 +97,15 @@ def test_wrong_parameters_are_told_before_anything_is_trained(trained, days, cha
 
 
 def test_settings_are_given_as_json_on_the_command_line(capsys):
-    parser = parser_for(backfill_ctr.fn, program="backfill")
+    parser = parser_for(BackfillParameters, program="backfill")
     needed = ["--first-day", "2026-11-01", "--last-day", "2026-11-02", "--data", "days"]
 
     assert parser.parse_args([*needed, "--settings", json.dumps({"epochs": 2})]).settings == {"epochs": 2}
-    assert parser.parse_args(needed).settings == {}
-    for wrong in (["--settings", "epochs=2"], ["--settings", "[1]"]):
-        with pytest.raises(SystemExit):
-            parser.parse_args([*needed, *wrong])
+    assert "settings" not in parser.parse_args(needed)
+    with pytest.raises(SystemExit):
+        parser.parse_args([*needed, "--settings", "epochs=2"])
+    assert main("flows.backfill_ctr", BackfillParameters, [*needed, "--settings", "[1]"]) == 2
+    assert "settings must be a JSON object, got [1]" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         parser.parse_args(needed[2:])
     assert "--first-day" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 The flows are called as Prefect calls them; what the command line checks before is the same.
 """
 
-import inspect
 import json
 import re
 from datetime import date
@@ -13,13 +12,16 @@ import pytest
 from flows.backfill_ctr import backfill_ctr
 from flows.command_line import main
 from flows.compare_schedulers import compare_schedulers
-from flows.parameter_checks import check_run
+from flows.parameter_checks import resumed_parameters
+from flows.parameters import TrainedParameters, TrainParameters
 from flows.profile_devices import profile_devices
 from flows.refresh_prices import refresh_prices
 from flows.train_ctr import train_ctr
 from heterps_core.data.synthetic.click_days import write_click_days
 from heterps_core.data.synthetic.click_stream import write_click_stream
-from heterps_core.errors import HeterpsError
+from heterps_core.errors import ConfigurationError, HeterpsError
+from infra.workspace import Workspace
+from tasks.records.runs import save_parameters
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -101,10 +103,10 @@ TRAINING = [
     ({"scheduler": "exakt"}, "Did you mean 'exact'"),
     ({"provider": "gcp"}, "not a known provider"),
     ({"provider": "aws"}, "HETERPS_RUN_STORE"),
-    ({"device_types": []}, "device_types must name at least one of"),
+    ({"device_types": []}, "device_types must be a list, length at least 1, each text"),
     ({"device_types": ["tpu"]}, "'tpu' is not a known device type"),
     ({"device_types": ["cpu-c3"]}, "no offer carries device type cpu-c3"),
-    ({"markets": []}, "markets must name at least one"),
+    ({"markets": []}, "markets must be a list, length at least 1, each text"),
     ({"markets": ["auction"]}, "not a known market"),
     ({"markets": ["spot"]}, "no price file has spot prices for us-east-1"),
     ({"catalogue": "FILE:none.csv"}, "none.csv cannot be read"),
@@ -112,27 +114,46 @@ TRAINING = [
     ({"region": "mars"}, "'mars' is not a known region with prices; known are: us-east-1"),
     (
         {"throughput_floor_samples_per_s": -1.0},
-        "throughput_floor_samples_per_s must be a number of at least 0",
+        "throughput_floor_samples_per_s must be a number of samples/s, at least 0, got -1.0",
     ),
     ({"ready_by": "6"}, "ready_by must be a time of day"),
-    ({"planned_samples": 0}, "planned_samples must be"),
-    ({"planned_rows_per_slot": 1}, "planned_rows_per_slot must be"),
-    ({"epochs": 0}, "epochs must be"),
-    ({"batch_size": 2}, "batch_size must be"),
-    ({"max_usd_per_hour": 0.0}, "max_usd_per_hour must be a positive number"),
-    ({"max_usd_per_run": -1.0}, "max_usd_per_run must be a positive number"),
-    ({"max_usd_per_month": NAN}, "max_usd_per_month must be a positive number"),
+    (
+        {"planned_samples": 0},
+        "planned_samples must be a whole number of samples, at least 1, or left out, got 0",
+    ),
+    ({"planned_rows_per_slot": 1}, "planned_rows_per_slot must be a whole number of rows, at least 2"),
+    ({"epochs": 0}, "epochs must be a whole number, at least 1, got 0"),
+    ({"batch_size": 2}, "batch_size must be a whole number of samples, at least 4"),
+    (
+        {"hidden_widths": []},
+        "hidden_widths must be a list, length at least 1, each a whole number, at least 1",
+    ),
+    ({"hidden_widths": [8], "model": "nce"}, "hidden_widths must be a parameter .* builds 'nce'"),
+    ({"embedding_dim": 0}, "embedding_dim must be a whole number, at least 1, or left out, got 0"),
+    ({"dense_optimizer": "adan"}, "Did you mean 'adam'"),
+    ({"embedding_optimizer": "adam"}, "not a known embedding optimizer; known are: rowwise-adagrad"),
+    ({"precision": "fp16"}, "not a known precision; known are: bfloat16, float32"),
+    ({"dense_learning_rate": 0.0}, "dense_learning_rate must be a number, above 0, got 0.0"),
+    ({"embedding_learning_rate": NAN}, "embedding_learning_rate must be a number, above 0"),
+    ({"num_threads": 0}, "num_threads must be a whole number of threads, at least 1"),
+    (
+        {"max_usd_per_hour": 0.0},
+        "max_usd_per_hour must be a number of USD/hour, above 0, or left out, got 0.0",
+    ),
+    ({"max_usd_per_run": -1.0}, "max_usd_per_run must be a number of USD, above 0"),
+    ({"max_usd_per_month": NAN}, "max_usd_per_month must be a number of USD, above 0"),
+    ({"max_usd_per_month": float("inf")}, "max_usd_per_month must be a number of USD, above 0"),
     ({"plan_only": True, "resume_run_id": "20261101-0430-00000000"}, "resume_run_id must be left out"),
     ({"leave_out_costs": ["electricity"]}, "not a known cost term"),
-    ({"budget_evaluations": 0}, "budget_evaluations must be"),
-    ({"seed": -1}, "seed must be"),
-    ({"seed": 2**32}, "seed must be at most"),
-    ({"least_auc_gain": NAN}, "least_auc_gain must be a number"),
-    ({"most_log_loss_rise": NAN}, "most_log_loss_rise must be a number"),
+    ({"budget_evaluations": 0}, "budget_evaluations must be a whole number, at least 1"),
+    ({"seed": -1}, "seed must be a whole number, at least 0 and at most 4294967295, got -1"),
+    ({"seed": 2**32}, "seed must be .*, got 4294967296"),
+    ({"min_auc_gain": NAN}, "min_auc_gain must be a number"),
+    ({"max_log_loss_increase": NAN}, "max_log_loss_increase must be a number of nats"),
     ({"most_calibration_rise": NAN}, "most_calibration_rise must be a number"),
-    ({"most_usd_per_million_samples_ratio": 0.0}, "most_usd_per_million_samples_ratio must be above 0"),
-    ({"least_clicks": 1}, "least_clicks must be at least 2"),
-    ({"promotion_confidence": 95.0}, r"confidence must be in \(0, 1\)"),
+    ({"max_cost_ratio": 0.0}, "max_cost_ratio must be a number, above 0"),
+    ({"min_positives": 1}, "min_positives must be a whole number of clicks, at least 2"),
+    ({"promotion_confidence": 95.0}, "promotion_confidence must be a number, above 0 and below 1"),
     ({"resume_run_id": "20261101-0430-00000000"}, "resume_run_id must be a run in"),
 ]
 
@@ -146,7 +167,7 @@ def test_every_parameter_of_a_training_that_can_be_wrong_is_tried_here():
     cannot_be_wrong = {"again"}
 
     tried = {name for wrong, _ in TRAINING for name in wrong}
-    assert tried | cannot_be_wrong == set(inspect.signature(train_ctr.fn).parameters)
+    assert tried | cannot_be_wrong == set(TrainParameters.model_fields)
 
 
 def test_a_time_zone_that_is_none_is_told_before_the_deadline_is_needed(home, inputs, monkeypatch):
@@ -159,22 +180,30 @@ def test_a_time_zone_that_is_none_is_told_before_the_deadline_is_needed(home, in
 
 OTHERS = [
     (profile_devices, {"region": "mars"}, "'mars' is not a known region"),
-    (profile_devices, {"device_types": []}, "device_types must name at least one"),
+    (profile_devices, {"device_types": []}, "device_types must be a list, length at least 1, each text"),
     (profile_devices, {"model": f"{MODELS}bild"}, "cannot be imported"),
     (profile_devices, {"data": "FILE:people.csv"}, "the header must name the columns I1"),
-    (profile_devices, {"nights": 0}, "nights must be"),
+    (profile_devices, {"nights": 0}, "nights must be a whole number, at least 1"),
     (profile_devices, {"catalogue": "FILE:none.csv"}, "none.csv cannot be read"),
-    (compare_schedulers, {"device_types": []}, "device_types must name at least one"),
+    (compare_schedulers, {"device_types": []}, "device_types must be a list, length at least 1, each text"),
     (compare_schedulers, {"device_types": ["cpu-c3"]}, "no offer carries device type cpu-c3"),
     (compare_schedulers, {"device_types": ["gpu-t4-spot"]}, "no price file has spot prices"),
     (compare_schedulers, {"output": "FILE:days"}, "output must be a file"),
-    (refresh_prices, {"regions": []}, "at least one region"),
+    (refresh_prices, {"regions": []}, "regions must be a list, length at least 1, each text"),
     (refresh_prices, {"regions": ["us-east-1", "us-east1"]}, "Did you mean 'us-east-1'"),
-    (refresh_prices, {"history_days": 0}, "history_days must be 1 to 90"),
-    (backfill_ctr, {"settings": {"epochs": "two"}}, "epochs in settings must have the type"),
+    (
+        refresh_prices,
+        {"history_days": 0},
+        "history_days must be a whole number of days, at least 1 and at most 90",
+    ),
+    (backfill_ctr, {"settings": {"epochs": "two"}}, "epochs of train-ctr in settings must be a whole number"),
     (backfill_ctr, {"settings": {"region": "mars"}}, "'mars' is not a known region"),
     (backfill_ctr, {"settings": {"model": f"{MODELS}bild"}}, "cannot be imported"),
-    (backfill_ctr, {"settings": {"least_auc_gain": NAN}}, "least_auc_gain must be a number"),
+    (
+        backfill_ctr,
+        {"settings": {"min_auc_gain": NAN}},
+        "min_auc_gain of train-ctr in settings must be a number",
+    ),
 ]
 
 
@@ -191,7 +220,7 @@ def test_another_flow_with_a_wrong_parameter_leaves_nothing(flow, wrong, message
 
 @pytest.mark.parametrize("arguments", [["--region", "mars"], ["--model", f"{MODELS}bild_nothing"]])
 def test_the_command_line_refuses_in_one_line_before_prefect_is_asked(arguments, home, capsys):
-    status = main(train_ctr, program="train", check=check_run, arguments=arguments)
+    status = main("flows.train_ctr", TrainParameters, arguments)
 
     assert status == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -199,7 +228,6 @@ def test_the_command_line_refuses_in_one_line_before_prefect_is_asked(arguments,
 
 
 def test_good_parameters_of_own_data_and_an_own_model_pass(home, inputs):
-    defaults = {name: each.default for name, each in inspect.signature(train_ctr.fn).parameters.items()}
     own = {
         "data": "FILE:people.csv",
         "schema_file": "FILE:people.json",
@@ -209,4 +237,34 @@ def test_good_parameters_of_own_data_and_an_own_model_pass(home, inputs):
         "device_types": ["cpu-c3"],
     }
 
-    check_run(**{**defaults, **placed(own, inputs)})
+    TrainParameters.of(placed(own, inputs)).check()
+
+
+def test_a_resumed_run_reads_what_was_saved_also_before_there_were_days(tmp_path):
+    save_parameters(
+        Workspace(root=tmp_path), "run-1", {"data": "clicks.tsv", "epochs": 3, "batch_size": None}
+    )
+
+    kept = resumed_parameters(Workspace(root=tmp_path), "run-1")
+
+    assert kept == TrainedParameters(data="clicks.tsv", epochs=3).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        (
+            {"epoch": 3},
+            "'epoch' is not a known parameter in the saved parameters of run run-1;.* mean 'epochs'",
+        ),
+        (
+            {"batch_size": 2},
+            "batch_size in the saved parameters of run run-1 must be .* at least 4, .* got 2",
+        ),
+    ],
+)
+def test_saved_parameters_that_cannot_be_used_are_named(saved, message, tmp_path):
+    save_parameters(Workspace(root=tmp_path), "run-1", saved)
+
+    with pytest.raises(ConfigurationError, match=message):
+        resumed_parameters(Workspace(root=tmp_path), "run-1")

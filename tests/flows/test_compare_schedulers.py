@@ -8,7 +8,8 @@ from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 
 from flows.command_line import main, parser_for
-from flows.compare_schedulers import check_parameters, command_line, compare_schedulers
+from flows.compare_schedulers import command_line, compare_schedulers
+from flows.parameters import CompareParameters
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
@@ -183,7 +184,7 @@ def test_models_are_planned_for_a_night_and_one_that_cannot_be_made_is_left_out(
 
 
 def test_problem_files_may_be_given_in_parts():
-    parsed = parser_for(compare_schedulers.fn, program="compare").parse_args(
+    parsed = parser_for(CompareParameters, program="compare").parse_args(
         ["--problem", "a.json", "--problem", "b.json", "c.json", "--device-types", "gpu-t4"]
     )
 
@@ -194,27 +195,15 @@ def test_problem_files_may_be_given_in_parts():
 def test_the_command_makes_the_same_comparison_again():
     arguments = ["--problem", "a b.json", "--methods", "exact", "genetic", "--seeds", "2"]
 
-    parsed = vars(parser_for(compare_schedulers.fn, program="compare").parse_args(arguments))
+    parsed = vars(parser_for(CompareParameters, program="compare").parse_args(arguments))
 
-    assert command_line(parsed) == f"python -m flows.compare_schedulers {' '.join(arguments)}".replace(
-        "a b.json", "'a b.json'"
-    )
-
-
-@pytest.fixture
-def good_parameters():
-    return {
-        "models": ["ctrdnn"],
-        "problem": None,
-        "methods": None,
-        "device_types": ["cpu-c7i"],
-        "output": None,
-        "seeds": 3,
-    }
+    assert command_line(
+        CompareParameters.of(parsed)
+    ) == f"python -m flows.compare_schedulers {' '.join(arguments)}".replace("a b.json", "'a b.json'")
 
 
-def test_good_parameters_pass(good_parameters):
-    check_parameters(**good_parameters)
+def test_good_parameters_pass():
+    CompareParameters(models=["ctrdnn"], device_types=["cpu-c7i"], seeds=3).check()
 
 
 @pytest.mark.parametrize(
@@ -225,22 +214,20 @@ def test_good_parameters_pass(good_parameters):
         ({"device_types": ["tpu"]}, UnknownNameError, "cpu-c7i"),
         ({"problem": ["none.json"]}, ConfigurationError, r"cannot read the problem file none\.json"),
         ({"output": "/none/COMPARISON.md"}, ConfigurationError, "a folder that is there"),
-        ({"seeds": 0}, ConfigurationError, "seeds must be a number of at least 1, got 0"),
+        ({"seeds": 0}, ConfigurationError, "seeds must be a whole number, at least 1, got 0"),
         ({"max_seconds_per_search": float("nan")}, ConfigurationError, "max_seconds_per_search"),
     ],
 )
-def test_a_wrong_parameter_is_told_before_any_work(good_parameters, wrong, error, message):
+def test_a_wrong_parameter_is_told_before_any_work(wrong, error, message):
     with pytest.raises(error, match=message):
-        check_parameters(**{**good_parameters, **wrong})
+        CompareParameters.of(wrong).check()
 
 
 def test_a_damaged_problem_file_is_named_with_its_field(tmp_path, capsys):
     path = tmp_path / "damaged.json"
     path.write_text('{"schema_version": 1}')
 
-    status = main(
-        compare_schedulers, program="compare", check=check_parameters, arguments=["--problem", str(path)]
-    )
+    status = main("flows.compare_schedulers", CompareParameters, ["--problem", str(path)])
 
     assert status == 2
     assert capsys.readouterr().err == f"error: {path}: model: is missing\n"

@@ -27,11 +27,11 @@ SETTINGS = {
     "device_types": ["cpu-c7i", "gpu-t4"],
 }
 GATES = {
-    "least_auc_gain": 0.5,
-    "most_log_loss_rise": 0.25,
+    "min_auc_gain": 0.5,
+    "max_log_loss_increase": 0.25,
     "most_calibration_rise": 0.75,
-    "most_usd_per_million_samples_ratio": 3.5,
-    "least_clicks": 31,
+    "max_cost_ratio": 3.5,
+    "min_positives": 31,
     "promotion_confidence": 0.8,
 }
 
@@ -163,7 +163,7 @@ def test_the_cap_of_a_month_counts_the_nights_before_and_other_gates_than_the_de
 
 
 def test_a_day_that_is_back_filled_later_is_judged_and_the_champion_stays(workspace, days, champions_night):
-    [run_id] = backfill_ctr("2026-11-02", "2026-11-02", days, settings=SETTINGS)
+    [run_id] = backfill_ctr(first_day="2026-11-02", last_day="2026-11-02", data=days, settings=SETTINGS)
 
     decision, bounds = decision_of(workspace, run_id)
     assert "version 2" in decision["why"]

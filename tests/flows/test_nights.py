@@ -137,7 +137,7 @@ def test_a_second_fleet_is_refused(workspace, days, first_night):
 def test_a_back_fill_skips_the_day_that_is_done_and_each_other_goes_on_from_the_champion(
     workspace, days, first_night
 ):
-    run_ids = backfill_ctr("2026-11-01", "2026-11-03", str(days), settings=SETTINGS)
+    run_ids = backfill_ctr(first_day="2026-11-01", last_day="2026-11-03", data=str(days), settings=SETTINGS)
 
     assert run_ids[0] == first_night
     assert len(set(run_ids)) == 3

@@ -69,8 +69,7 @@ def test_numbers_have_their_bounds(form, name, bound):
 
 
 def test_what_is_advised_where_a_training_diverges_can_be_given(form):
-    assert "learning rate" not in WHERE_DIVERGED
-    for name in ("batch_size", "start_from"):
+    for name in ("dense_learning_rate", "embedding_learning_rate", "batch_size", "start_from"):
         assert name in WHERE_DIVERGED
         assert name in form["properties"]
     assert "scratch" in form["properties"]["start_from"]["enum"]

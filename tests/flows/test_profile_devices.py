@@ -1,12 +1,11 @@
-import inspect
 import logging
 
 import pytest
 from mlflow import MlflowClient
 from prefect.testing.utilities import prefect_test_harness
 
-from flows.command_line import parser_for
-from flows.profile_devices import check, profile_devices
+from flows.parameters import ProfileParameters
+from flows.profile_devices import profile_devices
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from infra.ledger.ledger import EntryState, Ledger
@@ -14,23 +13,9 @@ from infra.workspace import Workspace
 from tasks.clusters import provider_of
 from tasks.records.mlflow_names import EXPERIMENT, KIND_TAG
 
-GOOD = {
-    "data": None,
-    "schema_file": None,
-    "model": "ctrdnn",
-    "provider": "local",
-    "device_types": ["cpu-c7i"],
-    "catalogue": None,
-    "region": "us-east-1",
-}
 
-
-def test_every_parameter_is_an_option_and_documented():
-    function = inspect.unwrap(profile_devices.fn)
-    options = vars(parser_for(function, program="profile").parse_args([]))
-
-    assert options == {name: p.default for name, p in inspect.signature(function).parameters.items()}
-    check(**options)
+def test_what_stands_by_default_can_be_used():
+    ProfileParameters().check()
 
 
 @pytest.mark.parametrize(
@@ -39,14 +24,14 @@ def test_every_parameter_is_an_option_and_documented():
         ({"device_types": ["cpu-c7"]}, UnknownNameError, "cpu-c7i"),
         ({"model": "ctrdn"}, UnknownNameError, "ctrdnn"),
         ({"provider": "aws"}, ConfigurationError, "HETERPS_RUN_STORE"),
-        ({"nights": 0}, ConfigurationError, "nights must be a number of at least 1"),
+        ({"nights": 0}, ConfigurationError, "nights must be a whole number, at least 1"),
     ],
 )
 def test_what_cannot_be_used_is_told_before_any_work(monkeypatch, wrong, error, message):
     monkeypatch.delenv("HETERPS_RUN_STORE", raising=False)
 
     with pytest.raises(error, match=message):
-        check(**{**GOOD, **wrong})
+        ProfileParameters.of(wrong).check()
 
 
 @pytest.mark.slow

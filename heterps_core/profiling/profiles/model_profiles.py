@@ -85,12 +85,13 @@ def worker_costs_of(
         replace(
             request,
             batch_size=config.batch_size,
-            num_threads=config.threads_per_worker,
+            num_threads=config.num_threads,
             dense_optimizer=config.dense_optimizer,
             embedding_optimizer=config.embedding_optimizer,
+            precision=config.precision,
         ),
         graph,
         this_machine(),
-        device_type=f"{WORKERS_NAME}-{cuts}-m{config.num_microbatches}-{config.precision}",
+        device_type=f"{WORKERS_NAME}-{cuts}-m{config.num_microbatches}",
     )
     return ProfileCache(cache_directory, WorkerCosts).get_or_measure(key, lambda: measure_worker_costs(job))

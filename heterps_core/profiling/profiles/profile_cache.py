@@ -39,6 +39,8 @@ class ProfileKey:
     optimizers: tuple[str, str]
     """Of dense layers and of embeddings."""
 
+    precision: str
+
     @classmethod
     def of(
         cls, request: ProfileRequest, graph: ModelGraph, machine: Machine, *, device_type: str
@@ -53,6 +55,7 @@ class ProfileKey:
             num_threads=request.num_threads,
             ids_source=request.ids_source,
             optimizers=(request.dense_optimizer, request.embedding_optimizer),
+            precision=request.precision,
         )
 
     @classmethod
@@ -83,11 +86,16 @@ class ProfileKey:
             num_threads=request.num_threads,
             ids_source=request.ids_source,
             optimizers=(request.dense_optimizer, request.embedding_optimizer),
+            precision=request.precision,
         )
 
     def file_name(self) -> str:
         """Return a name that differs wherever the key does."""
-        text = json.dumps({"schema_version": SCHEMA_VERSION, **asdict(self)}, sort_keys=True)
+        values = asdict(self)
+        if self.precision == "float32":
+            # As it was before there was a choice, so that rented measurements are found again.
+            del values["precision"]
+        text = json.dumps({"schema_version": SCHEMA_VERSION, **values}, sort_keys=True)
         return f"{self.device_type}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 

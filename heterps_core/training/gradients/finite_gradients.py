@@ -45,6 +45,7 @@ def check_gradients(layers: Mapping[str, nn.Module], *, step: int, config: Train
     )
     raise SpoiledGradientsError(
         f"parameters and gradients must be finite numbers, but in step {step} they are not in {found or 'the sum'} "
-        f"(learning rates: dense {config.dense_learning_rate}, embeddings {config.embedding_learning_rate}); "
+        f"(dense_learning_rate {config.dense_learning_rate}, embedding_learning_rate "
+        f"{config.embedding_learning_rate}); "
         f"checkpoints from before stay; {WHERE_DIVERGED}"
     )

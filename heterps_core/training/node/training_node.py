@@ -101,7 +101,7 @@ def worker_environment(cluster: Cluster, node: Node, job: TrainingJob, dataset: 
     environment = dict(os.environ)
     environment[DATASET_VARIABLE] = dataset
     environment[NODE_ID_VARIABLE] = node.node_id
-    environment["OMP_NUM_THREADS"] = str(job.config.threads_per_worker)
+    environment["OMP_NUM_THREADS"] = str(job.config.num_threads)
     # With the shared store most killed runs never came back; measured in docs/LOG.md.
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     interface = "lo" if _is_loopback(cluster) else interface_of(node.address)

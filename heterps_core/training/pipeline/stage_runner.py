@@ -90,7 +90,7 @@ class StageRunner:
         input_width: int,
         output_width: int,
         group: ProcessGroup | None,
-        precision: str = "fp32",
+        precision: str = "float32",
         warmup_per_stage: int = WARMUP_PER_STAGE,
         silence_limit_s: float = SILENCE_LIMIT_S,
         link: SharedMemoryLink | None = None,

@@ -86,14 +86,23 @@ def test_the_nightly_run_has_the_parameters_that_the_environment_sets(monkeypatc
 @pytest.mark.parametrize(
     ("nightly", "message"),
     [
-        ({"dat": "/clicks"}, "'dat' is not a known parameter of train-ctr in HETERPS_NIGHTLY"),
+        ({"dat": "/clicks"}, "'dat' is not a known parameter of train-ctr in HETERPS_NIGHTLY;.* mean 'data'"),
         ({"ready_by": "six"}, "ready_by must be a time of day"),
-        ({"ready_by": 6}, "ready_by in HETERPS_NIGHTLY must have the type of that parameter, got 6"),
-        ({"model": 5}, "model in HETERPS_NIGHTLY must have the type"),
-        ({"epochs": 1.5}, "epochs in HETERPS_NIGHTLY must have the type"),
-        ({"markets": "spot"}, "markets in HETERPS_NIGHTLY must have the type .* valid list"),
-        ({"promotion_confidence": 95}, r"confidence must be in \(0, 1\), got 95"),
-        ({"least_clicks": 0}, "least_clicks must be at least 2"),
+        ({"ready_by": 6}, "ready_by of train-ctr in HETERPS_NIGHTLY must be text, or left out, got 6"),
+        ({"model": 5}, "model of train-ctr in HETERPS_NIGHTLY must be text, got 5"),
+        (
+            {"epochs": 1.5},
+            "epochs of train-ctr in HETERPS_NIGHTLY must be a whole number, at least 1, got 1.5",
+        ),
+        (
+            {"markets": "spot"},
+            "markets of train-ctr in HETERPS_NIGHTLY must be a list, length at least 1, each text, got 'spot'",
+        ),
+        (
+            {"promotion_confidence": 95},
+            "promotion_confidence .* must be a number, above 0 and below 1, got 95",
+        ),
+        ({"min_positives": 0}, "min_positives .* must be a whole number of clicks, at least 2"),
     ],
 )
 def test_a_wrong_parameter_of_the_night_is_told_before_anything_is_served(nightly, message, monkeypatch):

@@ -7,6 +7,7 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
 from heterps_core.errors import ConfigurationError
+from heterps_core.models import sized_model
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.slot_embedding import SlotEmbedding
 
@@ -38,6 +39,31 @@ def test_a_model_has_as_many_layers_as_in_the_paper(model, num_layers, num_embed
 
     assert len(chain) == num_layers
     assert sum(isinstance(layer, SlotEmbedding) for layer in chain) == num_embeddings
+
+
+@pytest.mark.parametrize(
+    ("model", "hidden_widths", "shapes"),
+    [
+        # 26 slots of 8 and 13 dense features, user 12 slots, item 14 slots; five slots of the second table.
+        ("ctrdnn", [32, 16], [(32, 221), (16, 32), (1, 16)]),
+        ("ctrdnn-16", [32], [(32, 221), (1, 32)]),
+        ("2emb", [32, 16], [(32, 221), (16, 32), (128, 40), (1, 144)]),
+        ("matchnet", [32, 16], [(32, 96), (16, 32), (32, 125), (16, 32), (1, 1)]),
+        ("nce", None, []),
+    ],
+)
+def test_a_sized_model_has_the_widths_and_vectors_that_were_asked_for(model, hidden_widths, shapes):
+    chain = build_chain(sized_model(model, hidden_widths=hidden_widths, embedding_dim=8), FEATURES, seed=0)
+
+    assert chain[0].dimension == 8
+    assert [tuple(weight.shape) for weight in chain.parameters() if weight.ndim == 2] == shapes
+
+
+def test_a_size_that_a_model_has_not_is_refused_and_none_leaves_its_name():
+    assert sized_model("nce", hidden_widths=None, embedding_dim=None) == "nce"
+
+    with pytest.raises(ConfigurationError, match=r"hidden_widths must be a parameter .* builds 'nce'"):
+        build_chain(sized_model("nce", hidden_widths=[8], embedding_dim=None), FEATURES, seed=0)
 
 
 def test_no_layer_passes_its_input_on_unchanged():

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from flows.commands.planning import profile as command
+from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
@@ -180,3 +181,25 @@ def test_made_up_row_numbers_follow_zipfs_law():
     np.testing.assert_allclose(shares, np.log((ranks + 1) / ranks) / np.log(51), atol=0.004)
     assert ids.min(axis=0).tolist() == [1, 1]
     assert ids.max(axis=0).tolist() == [50, 39]
+
+
+def test_bfloat16_multiplies_in_bfloat16_and_hands_on_float32():
+    torch.manual_seed(0)
+    linear, activation = torch.nn.Linear(40, 30), torch.randn(8, 40)
+    batch = ClickBatch(dense=torch.empty(8, 0), ids=torch.empty(8, 0).long(), labels=torch.zeros(8))
+
+    whole, short = (
+        layer_profiler._run_layers([linear], batch, activation, precision)
+        for precision in ("float32", "bfloat16")
+    )
+
+    assert torch.equal(whole, linear(activation))
+    assert torch.equal(short, linear.bfloat16()(activation.bfloat16()).float())
+
+
+def test_a_model_is_measured_in_bfloat16_with_other_optimizers():
+    profile = measure_in_fresh_process(
+        replace(SMALL, precision="bfloat16", dense_optimizer="sgd", embedding_optimizer="sgd", budget_s=0.1)
+    )
+
+    assert all(timing.forward.median_ms > 0 for timing in profile.timings)

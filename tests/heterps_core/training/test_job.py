@@ -4,9 +4,11 @@ import dataclasses
 
 import pytest
 
+from heterps_core.embeddings.row_optimizers import ROW_OPTIMIZERS
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.gradients import optimizers
+from heterps_core.training.job import DENSE_OPTIMIZERS, EMBEDDING_OPTIMIZERS, TrainingConfig, TrainingJob
 
 CONFIG = TrainingConfig(batch_size=64, num_microbatches=4, num_epochs=2, seed=1)
 JOB = TrainingJob(
@@ -22,19 +24,24 @@ def test_a_job_survives_json():
     assert TrainingJob.from_json(JOB.to_json()) == JOB
 
 
+def test_the_optimizers_that_a_form_offers_without_torch_are_those_of_the_engine():
+    assert sorted(DENSE_OPTIMIZERS) == sorted(optimizers.DENSE_OPTIMIZERS)
+    assert sorted(EMBEDDING_OPTIMIZERS) == sorted(ROW_OPTIMIZERS)
+
+
 def test_an_uneven_batch_names_the_next_even_one():
     with pytest.raises(ConfigurationError, match="take a batch size of 68"):
         dataclasses.replace(CONFIG, batch_size=65)
 
 
-@pytest.mark.parametrize("field", ["batch_size", "num_microbatches", "num_epochs", "threads_per_worker"])
+@pytest.mark.parametrize("field", ["batch_size", "num_microbatches", "num_epochs", "num_threads"])
 def test_counts_start_at_one(field):
     with pytest.raises(ConfigurationError, match=f"{field} must be at least 1, got 0"):
         dataclasses.replace(CONFIG, **{field: 0})
 
 
 def test_an_unknown_precision_names_the_known_ones():
-    with pytest.raises(UnknownNameError, match="known are: bf16, fp32"):
+    with pytest.raises(UnknownNameError, match="known are: bfloat16, float32"):
         dataclasses.replace(CONFIG, precision="fp16")
 
 

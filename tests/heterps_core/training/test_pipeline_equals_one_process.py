@@ -59,7 +59,7 @@ class Case(NamedTuple):
     warmup_per_stage: int = 2
     asks_ahead: bool = False
     """The row numbers of a step are exchanged before the step before has updated the rows."""
-    precision: str = "fp32"
+    precision: str = "float32"
     receives_ahead: bool = True
     """The first activations of a step are received while the step before ends."""
     shares_memory: bool = False
@@ -102,12 +102,12 @@ CASES = [
     Case("matchnet", (1, 2, 1), (0, 5, 9), receives_ahead=False, stages_share_memory=True),
     Case("matchnet", (3, 2), (0, 7), num_microbatches=4, warmup_per_stage=1, asks_ahead=True),
     Case("ctrdnn", (1, 1), (0, 3), num_microbatches=1),
-    Case("ctrdnn", (2, 1), (0, 3), num_microbatches=4, precision="bf16"),
-    Case("2emb", (2, 1, 2), (0, 3, 6), num_microbatches=5, precision="bf16"),
+    Case("ctrdnn", (2, 1), (0, 3), num_microbatches=4, precision="bfloat16"),
+    Case("2emb", (2, 1, 2), (0, 3, 6), num_microbatches=5, precision="bfloat16"),
     Case("2emb", (2, 1, 2), (0, 3, 6), num_microbatches=5, shares_memory=True, stages_share_memory=True),
     # Everything on a card; the planned split; embeddings on the card; a card between two stages on the host.
     Case("ctrdnn", (1,), (0,), on_cuda=(0,)),
-    Case("2emb", (1,), (0,), precision="bf16", on_cuda=(0,)),
+    Case("2emb", (1,), (0,), precision="bfloat16", on_cuda=(0,)),
     Case("ctrdnn", (2, 1), (0, 1), num_microbatches=4, on_cuda=(1,)),
     Case("ctrdnn", (1, 2), (0, 3), on_cuda=(0,)),
     Case("matchnet", (1, 1, 2), (0, 5, 9), on_cuda=(1,)),
@@ -229,7 +229,7 @@ def test_a_cut_model_learns_what_one_process_learns(number: int, trained: Path) 
         for rank in range(sum(case.num_replicas))
     ]
 
-    if case.precision == "fp32":
+    if case.precision == "float32":
         check_learned(parts, case.model)
     else:
         # A bfloat16 has eight bits.

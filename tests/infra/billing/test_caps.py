@@ -1,6 +1,6 @@
 import pytest
 
-from heterps_core.errors import BudgetExceededError, ConfigurationError
+from heterps_core.errors import BudgetExceededError
 from infra.billing.caps import Caps, check_caps
 
 
@@ -36,12 +36,6 @@ def test_the_month_counts_what_was_spent_before():
 def test_a_cost_that_is_not_a_number_is_refused():
     with pytest.raises(BudgetExceededError, match="USD per run"):
         check_caps(price_usd_per_hour=1.0, predicted_cost_usd=float("nan"), caps=Caps(max_usd_per_run=1.0))
-
-
-@pytest.mark.parametrize("cap", [0.0, -1.0, float("nan")])
-def test_refuses_a_cap_that_nothing_could_meet(cap):
-    with pytest.raises(ConfigurationError, match="max_usd_per_hour must be positive"):
-        Caps(max_usd_per_hour=cap)
 
 
 def test_launches_that_failed_count_against_the_run_and_are_named():

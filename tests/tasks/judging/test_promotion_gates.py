@@ -17,10 +17,10 @@ from tasks.judging.promotion_gates import (
 )
 
 GATES = PromotionGates(
-    least_auc_gain=-0.001,
-    most_log_loss_rise=0.002,
+    min_auc_gain=-0.001,
+    max_log_loss_increase=0.002,
     most_calibration_rise=0.1,
-    most_usd_per_million_samples_ratio=1.5,
+    max_cost_ratio=1.5,
 )
 
 
@@ -55,7 +55,7 @@ def test_the_lower_end_of_the_auc_difference_counts(auc, expected):
 
 
 @pytest.mark.parametrize(
-    ("auc", "least_auc_gain", "expected"),
+    ("auc", "min_auc_gain", "expected"),
     [
         (0.0006, -0.001, []),
         (0.0005, -0.001, ["AUC difference"]),  # The lower end is 0.
@@ -63,8 +63,8 @@ def test_the_lower_end_of_the_auc_difference_counts(auc, expected):
         (0.0014, 0.001, ["AUC difference"]),
     ],
 )
-def test_a_model_that_knows_no_newer_day_must_be_proven_better(auc, least_auc_gain, expected):
-    gates = replace(GATES, least_auc_gain=least_auc_gain)
+def test_a_model_that_knows_no_newer_day_must_be_proven_better(auc, min_auc_gain, expected):
+    gates = replace(GATES, min_auc_gain=min_auc_gain)
 
     assert missed(auc=auc, knows_newer_day=False, gates=gates) == expected
 

@@ -1,4 +1,3 @@
-import json
 from datetime import UTC, datetime
 
 import pytest
@@ -9,13 +8,14 @@ from tasks.clusters import launch_ids_of, next_launch_id
 from tasks.records.past_runs import past_trainings
 from tasks.records.runs import (
     COMPLETED,
-    TrainingParameters,
+    check_not_finished,
     clean_up_run,
     find_run_id,
     finished_run,
-    keep_parameters,
     new_run_id,
     open_record,
+    save_parameters,
+    saved_parameters,
 )
 from tasks.running import run_lifecycle
 from tasks.running.live_fleet import only_fleet
@@ -28,21 +28,18 @@ def workspace(tmp_path):
     return Workspace(root=tmp_path).create()
 
 
-def make_parameters(**changes):
-    values = {
-        "data": None,
-        "schema_file": None,
-        "model": "ctrdnn",
-        "epochs": 1,
-        "batch_size": None,
-        "seed": 0,
-    }
-    return TrainingParameters(**{**values, **changes})
+def save(workspace, run_id, **values):
+    save_parameters(workspace, run_id, {"epochs": 1, "day": None, **values})
+
+
+def resumed(workspace, run_id):
+    check_not_finished(workspace, run_id)
+    return saved_parameters(workspace, run_id)
 
 
 def test_a_run_is_found_again_by_the_id_of_its_flow_run(workspace):
     run_id = new_run_id(FLOW_RUN_ID, now=datetime(2026, 11, 21, 4, 30, tzinfo=UTC))
-    keep_parameters(workspace, make_parameters(), run_id=run_id, is_resumed=False)
+    save(workspace, run_id)
 
     assert run_id.startswith("20261121-0430-")
     assert find_run_id(workspace, FLOW_RUN_ID, resume_run_id=None) == run_id
@@ -61,24 +58,21 @@ def test_a_resumed_run_is_its_flow_runs_own_once_that_has_had_the_fleet(workspac
 
 
 def test_a_resumed_run_keeps_the_parameters_it_began_with(workspace):
-    began = make_parameters(data="clicks.tsv", epochs=3)
-    keep_parameters(workspace, began, run_id="run-1", is_resumed=False)
+    save(workspace, "run-1", data="clicks.tsv", epochs=3)
 
-    kept = keep_parameters(workspace, make_parameters(epochs=9), run_id="run-1", is_resumed=True)
-
-    assert kept == began
+    assert resumed(workspace, "run-1") == {"data": "clicks.tsv", "epochs": 3, "day": None}
 
 
 def test_resuming_what_is_not_there_names_the_newest_runs(workspace):
-    keep_parameters(workspace, make_parameters(), run_id="run-1", is_resumed=False)
+    save(workspace, "run-1")
 
     with pytest.raises(ConfigurationError, match=r"got 'run-2'; the newest are: run-1"):
-        keep_parameters(workspace, make_parameters(), run_id="run-2", is_resumed=True)
+        resumed(workspace, "run-2")
 
 
 def test_a_run_that_did_nothing_leaves_no_folder(workspace):
     run_id = new_run_id(FLOW_RUN_ID, now=datetime(2026, 11, 21, tzinfo=UTC))
-    keep_parameters(workspace, make_parameters(), run_id=run_id, is_resumed=False)
+    save(workspace, run_id)
 
     for _ in range(2):
         clean_up_run(workspace, FLOW_RUN_ID, resume_run_id=None, status="FAILED", reason="no such file")
@@ -101,15 +95,6 @@ def test_each_launch_of_a_run_has_its_own_id():
     assert next_launch_id(Entries("run", "run", "other"), "run") == "run.2"
     assert next_launch_id(Entries("run", "run.2"), "run") == "run.3"
     assert launch_ids_of(Entries("run", "run.2", "runner"), "run") == ["run", "run.2"]
-
-
-def test_parameters_of_a_run_from_before_there_were_days_are_read(workspace):
-    keep_parameters(workspace, make_parameters(), run_id="run-1", is_resumed=False)
-    path = workspace.run_directory("run-1") / "parameters.json"
-    older = {name: value for name, value in json.loads(path.read_text()).items() if name != "day"}
-    path.write_text(json.dumps(older))
-
-    assert keep_parameters(workspace, make_parameters(), run_id="run-1", is_resumed=True).day is None
 
 
 HERE = "/it's/here"
@@ -159,14 +144,14 @@ def test_a_night_is_done_where_the_same_day_data_and_model_have_finished(workspa
 
 
 def test_a_run_that_has_finished_is_not_resumed_and_its_record_stays(workspace):
-    keep_parameters(workspace, make_parameters(), run_id="done", is_resumed=False)
+    save(workspace, "done")
     record(workspace, "done")
     (before,) = past_trainings(workspace, most=10)
 
     with pytest.raises(
         ConfigurationError, match=r"but done finished at .* nothing is left to resume; .*again=True"
     ):
-        keep_parameters(workspace, make_parameters(), run_id="done", is_resumed=True)
+        resumed(workspace, "done")
 
     assert past_trainings(workspace, most=10) == [before]
 
@@ -178,21 +163,21 @@ def test_runs_that_did_not_train_to_their_end_are_resumed(workspace):
         ("running", "RUNNING", ""),
         ("planned", "FINISHED", "plan only"),
     ]:
-        keep_parameters(workspace, make_parameters(epochs=3), run_id=run_id, is_resumed=False)
+        save(workspace, run_id, epochs=3)
         record(workspace, run_id, status=status, reason=reason)
 
-        assert keep_parameters(workspace, make_parameters(), run_id=run_id, is_resumed=True).epochs == 3
+        assert resumed(workspace, run_id)["epochs"] == 3
 
 
 def test_a_run_that_was_tidied_is_not_resumed(workspace):
-    keep_parameters(workspace, make_parameters(), run_id="other", is_resumed=False)
+    save(workspace, "other")
     (workspace.run_directory("tidied")).mkdir()
     (workspace.run_directory("tidied") / "explanation.json").write_text("{}")
 
     with pytest.raises(
         ConfigurationError, match=r"heterps tidy has not deleted, got 'tidied'; the newest are: other$"
     ):
-        keep_parameters(workspace, make_parameters(), run_id="tidied", is_resumed=True)
+        resumed(workspace, "tidied")
 
 
 def test_machines_are_ended_and_nothing_is_raised_where_the_record_is_away(workspace, monkeypatch, caplog):

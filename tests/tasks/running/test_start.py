@@ -9,14 +9,14 @@ import pytest
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
-from heterps_core.errors import CheckpointError, UnknownNameError
+from heterps_core.errors import CheckpointError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.submission import submit_job
 from tasks.records.champion import Champion
 from tasks.records.model_registry import DataKind
-from tasks.running.start import check_start_name, choose_start, kept_start
+from tasks.running.start import choose_start, kept_start
 
 DAY = date(2026, 11, 9)
 WEIGHTS = b"\x02\0\0\0\0\0\0\0{}"
@@ -60,8 +60,16 @@ def write_description(folder, *, slot_rows=(2048,) * 26, state=STATE):
 
 
 def choose(champion, **changes):
+    optimizers = {"dense_optimizer": "adam", "embedding_optimizer": "rowwise-adagrad"}
     wanted = {"start_from": "champion", "day": DAY, "model": "ctrdnn", "schema": CRITEO_SCHEMA}
+    wanted["optimizers"] = {**optimizers, **changes.pop("optimizers", {})}
     return choose_start(champion, **{**wanted, **changes})
+
+
+def test_a_champions_optimizer_of_another_kind_starts_anew(champion):
+    reason = choose(champion, optimizers={"dense_optimizer": "sgd"}).reason
+
+    assert reason.endswith("the dense optimizer starts anew, as it is sgd and not adam any more")
 
 
 def test_a_night_goes_on_with_the_champions_weights_tables_and_transform(champion):
@@ -206,8 +214,3 @@ def test_a_resumed_run_that_began_from_scratch_stays_so(tmp_path):
     submit_job(run, make_job(None))
 
     assert kept_start(run).model is None
-
-
-def test_an_unknown_start_is_answered_with_the_known_ones():
-    with pytest.raises(UnknownNameError, match="known are: champion, scratch"):
-        check_start_name("champignon")

@@ -51,6 +51,7 @@ def test_a_profile_is_measured_once_and_read_by_later_runs(tmp_path):
         make_key(request=replace(REQUEST, batch_size=200)),
         make_key(request=replace(REQUEST, num_threads=2)),
         make_key(request=replace(REQUEST, dense_optimizer="sgd")),
+        make_key(request=replace(REQUEST, precision="bfloat16")),
         make_key(request=replace(REQUEST, dataset="clicks", dataset_fingerprint="f1")),
         replace(make_key(), software={**make_key().software, "torch": "9.9"}),
     ],

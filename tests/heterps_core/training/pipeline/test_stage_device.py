@@ -139,7 +139,7 @@ def tensors_on_any_device(path: Path) -> Iterator[str]:
             yield f"{path.name}:{node.lineno}"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model", CTR_MODELS)
 def test_a_stage_keeps_to_its_device(model, precision, monkeypatch):
     # It has neither autocast nor fused updates, which are torch's own matter.

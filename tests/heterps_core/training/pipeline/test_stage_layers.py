@@ -53,7 +53,7 @@ def learn(model: str, precision: str | None) -> tuple[Tensor, list[Tensor]]:
 def test_float32_gives_the_outputs_and_gradients_of_the_layers(model, is_fused, monkeypatch):
     if not is_fused:
         monkeypatch.setattr(stage_layers, "has_fused_linear", lambda dtype: False)
-    logits, learned = learn(model, "fp32")
+    logits, learned = learn(model, "float32")
 
     expected_logits, expected = learn(model, None)
 
@@ -67,7 +67,7 @@ def test_float32_gives_the_outputs_and_gradients_of_the_layers(model, is_fused, 
 def test_bfloat16_is_near_and_leaves_float32_behind(model, is_fused, monkeypatch):
     if not is_fused:
         monkeypatch.setattr(stage_layers, "has_fused_linear", lambda dtype: False)
-    logits, learned = learn(model, "bf16")
+    logits, learned = learn(model, "bfloat16")
 
     expected_logits, expected = learn(model, None)
 
@@ -77,7 +77,7 @@ def test_bfloat16_is_near_and_leaves_float32_behind(model, is_fused, monkeypatch
         assert (got - wanted).norm() <= 0.15 * wanted.norm()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_an_input_gets_its_gradient_and_may_have_no_rows(precision):
     layers = build_layers("ctrdnn")[3:]
     for num_rows in (0, 5):
