@@ -23,11 +23,12 @@ from prefect.runtime import flow_run as current_flow_run
 from flows.parameter_model import takes
 from flows.service.schedule import COMPARE_SCHEDULERS
 from heterps_core.errors import ConfigurationError
+from heterps_core.models import CTR_MODELS
 from heterps_core.planning.search.schedulers import SCHEDULERS
 from infra.workspace import Workspace
 from tasks.comparison import Terms, compare, expected_seconds
 from tasks.data import prepare_data
-from tasks.planning.compared_problems import default_models, load_problems, problems_of_models
+from tasks.planning.compared_problems import load_problems, problems_of_models
 from tasks.provisioning import find_offers
 from tasks.records.runs import new_run_id, utc_now
 from tasks.reports.comparison_report import (
@@ -54,8 +55,8 @@ def compare_schedulers(asked: CompareParameters) -> str:
     run_id = new_run_id(current_flow_run.id, now=utc_now())
     tell("comparison", run_id)
 
-    problems, left_out = load_problems(asked.problem or []), {}
-    wanted = asked.models or ([] if asked.problem else default_models())
+    problems, left_out = load_problems(asked.problem or []), dict[str, str]()
+    wanted = asked.models or ([] if asked.problem else list(CTR_MODELS))
     if wanted:
         made, left_out = problems_of_models(
             workspace,

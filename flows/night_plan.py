@@ -12,6 +12,7 @@ from heterps_core.planning.provisioning.offer_choice import offers_that_hold_wor
 from heterps_core.training.job import TrainingConfig
 from infra.prices.interruptions import read_counted
 from infra.prices.price_catalogue import PriceCatalogue
+from infra.providers import get_provider
 from tasks.learning import Learning, learn_from_runs
 from tasks.planning.deadline import Deadline, deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.markets import device_types_to_buy
@@ -70,7 +71,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
     asked = run.asked
     job = planned_job(
         run.dataset,
-        provider=run.provider,
+        is_rehearsal=run.is_rehearsal,
         batch_size=asked.batch_size,
         planned_samples=asked.planned_samples,
         planned_rows_per_slot=asked.planned_rows_per_slot,
@@ -88,9 +89,9 @@ def plan_night(run: OpenedRun) -> NightPlan:
     )
     tell("profile", profiled.summary)
 
-    if not run.is_rehearsal:
-        refresh_before_renting(run.workspace, regions=[asked.region])
-    prices = PriceCatalogue(price_files(run.workspace, asked.catalogue))
+    refresh_before_renting(run.workspace, run.provider, regions=[asked.region])
+    listed = get_provider(run.provider).price_file
+    prices = PriceCatalogue(price_files(run.workspace, asked.catalogue, listed=listed))
     offers = find_offers(
         device_types,
         catalogue=prices,

@@ -11,7 +11,7 @@ from heterps_core.errors import InterruptedTrainingError
 from heterps_core.training.storage.storage_usage import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.billing.caps import Caps
-from infra.providers import PROVIDERS
+from infra.providers import get_provider
 from tasks.clusters import keep_storage_usage, rented_cluster, storage_of_flow
 from tasks.prices import recheck_prices
 from tasks.profiling import charge_measurements
@@ -46,7 +46,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
         provisioning=provisioning,
         config=plan.config,
         start=run.start,
-        disk_bytes=PROVIDERS[run.provider].disk_gb_each * 1e9,
+        disk_bytes=get_provider(run.provider).disk_gb_each * 1e9,
     )
     with (
         rented_cluster(
@@ -101,6 +101,7 @@ def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisionin
         return provisioning
     rechecked = recheck_prices(
         provisioning,
+        provider=run.provider,
         caps=run.caps,
         spent_this_month_usd=spent_this_month_usd(run.workspace, run.provider),
     )
@@ -113,5 +114,6 @@ def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisionin
 
 
 def _keep_storage_usage(run: OpenedRun, cluster: Cluster, of_nodes: StorageUsage) -> None:
-    of_flow = storage_of_flow(run.directory, since=datetime.fromisoformat(cluster.created_at), now=utc_now())
+    launched_at = datetime.fromisoformat(cluster.created_at)
+    of_flow = storage_of_flow(run.provider, run.directory, since=launched_at, now=utc_now())
     keep_storage_usage(run.workspace, run.run_id, of_nodes + of_flow)

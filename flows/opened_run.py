@@ -13,10 +13,10 @@ from heterps_core.data.reading.days import Night
 from heterps_core.training.job import default_batch_size
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.billing.caps import Caps
+from infra.providers import get_provider
 from infra.workspace import Workspace
 from tasks.clusters import directory_of_run
 from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, source_name
-from tasks.provisioning import LOCAL_PROVIDER
 from tasks.records.mlflow_names import START_TAG
 from tasks.records.runs import check_not_finished, open_record, save_parameters
 from tasks.records.tracked_run import TrackedRun
@@ -52,8 +52,8 @@ class OpenedRun:
 
     @property
     def is_rehearsal(self) -> bool:
-        """Its machines are processes of this one."""
-        return self.provider == LOCAL_PROVIDER
+        """Nothing is charged for it."""
+        return not get_provider(self.provider).charges_money
 
     @property
     def batch_size(self) -> int:

@@ -18,17 +18,18 @@ from heterps_core.device_types import get_device_type, in_markets
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.hardware import DeviceKind, Market
 from heterps_core.models import CTR_MODELS
-from infra.machines.regions import REGION
 from infra.prices.price_catalogue import PriceCatalogue
+from infra.providers import get_provider
+from infra.providers.base import REGION
 from infra.workspace import Workspace
 from tasks.clusters import check_provider
 from tasks.data import check_source, check_source_columns, schema_of
-from tasks.planning.compared_problems import check_compared_model, load_problems
+from tasks.planning.compared_problems import load_problems
 from tasks.planning.deadline import parse_time_of_day
 from tasks.planning.markets import check_markets
 from tasks.prices import price_files
 from tasks.profiling import check_model, check_model_name
-from tasks.provisioning import LOCAL_PROVIDER, check_offers
+from tasks.provisioning import check_offers
 from tasks.records.runs import saved_parameters
 
 OWN_PARAMETERS = ("data", "day", "resume_run_id", "plan_only", "ready_by")
@@ -74,20 +75,19 @@ def check_parameters(asked: TrainParameters) -> None:
     if asked.ready_by is not None:
         parse_time_of_day(asked.ready_by)
         nightly_timezone()
+    rented_from = get_provider(asked.provider)
     cpu_types = [name for name in asked.device_types if get_device_type(name).kind is DeviceKind.CPU]
-    if asked.num_threads > 1 and asked.provider != LOCAL_PROVIDER and cpu_types:
+    if asked.num_threads > 1 and rented_from.charges_money and cpu_types:
         raise ConfigurationError(
             f"num_threads must be 1 where workers on {', '.join(cpu_types)} may be rented, since a plan counts one "
             f"core for each of them, got {asked.num_threads}; leave it out, or take GPU device types only"
         )
     check_markets(provider=asked.provider, catalogue=asked.catalogue, region=asked.region)
-    # Before machines are rented prices are refreshed, those of spot markets among them.
-    is_local = asked.provider == LOCAL_PROVIDER
+    # Where prices are asked for before machines are rented, those of spot markets are among them.
+    markets = [Market.ON_DEMAND] if rented_from.live_prices else [Market(each) for each in asked.markets]
     check_offers(
-        in_markets(
-            asked.device_types, [Market(each) for each in asked.markets if is_local] or [Market.ON_DEMAND]
-        ),
-        catalogue=PriceCatalogue(price_files(workspace, asked.catalogue)),
+        in_markets(asked.device_types, markets),
+        catalogue=PriceCatalogue(price_files(workspace, asked.catalogue, listed=rented_from.price_file)),
         region=asked.region,
     )
     check_source(asked.data, schema_file=asked.schema_file, day=asked.day)
@@ -140,7 +140,7 @@ def check_comparison(asked: CompareParameters) -> None:
         ProvisioningError: A device type is not sold at the prices at hand.
     """
     for model in asked.models or []:
-        check_compared_model(model)
+        check_model_name(model)
     check_offers(asked.device_types, catalogue=PriceCatalogue(), region=REGION)
     load_problems(asked.problem or [])
     output = asked.output

@@ -27,8 +27,8 @@ from heterps_core.training.job import (
     TrainingConfig,
 )
 from infra.billing.caps import Caps
-from infra.machines.regions import REGION
 from infra.providers import PROVIDERS
+from infra.providers.base import REGION
 from tasks.judging.promotion_gates import PromotionGates
 
 LARGEST_SEED = 2**32 - 1
@@ -310,14 +310,17 @@ class CompareParameters(FlowParameters):
 class PriceParameters(FlowParameters):
     """Parameters of refresh-prices, which fetches the prices and sizes of all device types."""
 
+    provider: str = "aws"
+    """Whose prices."""
+
     regions: list[str] = Field([REGION], min_length=1)
-    """Regions of AWS."""
+    """Its regions."""
 
     history_days: Annotated[int, of_unit("days", ge=1, le=90)] = 14
     """Days of spot prices that are looked at for interruptions; EC2 keeps 90."""
 
     def check(self) -> None:
-        """Check that AWS has the regions."""
-        from infra.prices.aws_prices import check_regions
+        """Check that the provider's prices can be asked for, and that it has the regions."""
+        from tasks.prices import source_of
 
-        check_regions(self.regions)
+        source_of(self.provider).check_regions(self.regions)

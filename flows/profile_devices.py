@@ -27,8 +27,9 @@ from heterps_core.training.job import default_batch_size
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.billing.bill import bill_as_text
 from infra.prices.price_catalogue import PriceCatalogue
+from infra.providers import get_provider
 from infra.workspace import Workspace
-from tasks.clusters import bills_of_run, provider_of, run_location
+from tasks.clusters import bills_of_run
 from tasks.data import find_night_of, prepare_data
 from tasks.planning.device_profiles import (
     check_all_measured,
@@ -42,7 +43,7 @@ from tasks.planning.measurement_decision import decide_measurements, measuring_p
 from tasks.planning.planned_job import planned_job
 from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import profile_layers
-from tasks.provisioning import LOCAL_PROVIDER, find_offers
+from tasks.provisioning import find_offers
 from tasks.records.runs import new_run_id, utc_now
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.live_fleet import check_no_other_fleet
@@ -81,7 +82,7 @@ def profile_devices(asked: ProfileParameters) -> str:
     dataset = clicks.open()
     job = planned_job(
         dataset,
-        provider=asked.provider,
+        is_rehearsal=not get_provider(asked.provider).charges_money,
         batch_size=asked.batch_size,
         planned_samples=asked.planned_samples,
         planned_rows_per_slot=asked.planned_rows_per_slot,
@@ -98,11 +99,10 @@ def profile_devices(asked: ProfileParameters) -> str:
     )
     tell("profile", profiled.summary)
 
-    if asked.provider != LOCAL_PROVIDER:
-        refresh_before_renting(workspace, regions=[asked.region])
-    offers = find_offers(
-        device_types, catalogue=PriceCatalogue(price_files(workspace, asked.catalogue)), region=asked.region
-    )
+    refresh_before_renting(workspace, asked.provider, regions=[asked.region])
+    listed = get_provider(asked.provider).price_file
+    prices = PriceCatalogue(price_files(workspace, asked.catalogue, listed=listed))
+    offers = find_offers(device_types, catalogue=prices, region=asked.region)
     problem = make_problem(
         profiled,
         offers,
@@ -117,7 +117,7 @@ def profile_devices(asked: ProfileParameters) -> str:
         offers,
         measured=profiled.measured,
         nights=asked.nights,
-        minimum_billed_s=provider_of(workspace, asked.provider).minimum_billed_s,
+        minimum_billed_s=get_provider(asked.provider).minimum_billed_s,
     )
     for decision in decisions:
         tell("weighed", f"{decision.device_type}: {decision.text}")
@@ -127,7 +127,7 @@ def profile_devices(asked: ProfileParameters) -> str:
         close_run(workspace, tracked, status="FINISHED", reason="nothing was worth measuring")
         return run_id
 
-    run_directory = RunDirectory(run_location(workspace, asked.provider, run_id))
+    run_directory = RunDirectory(get_provider(asked.provider).run_location(workspace, run_id))
     with rented_for_measuring(
         workspace,
         asked.provider,

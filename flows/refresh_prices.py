@@ -1,4 +1,4 @@
-"""Asks AWS for the prices of today and keeps them, dated, in the workspace.
+"""Asks a provider for the prices of today and keeps them, dated, in the workspace.
 
 Runs on request (`prefect deployment run refresh-prices`) and before machines are rented. Needs credentials that may
 read prices; without them the bundled prices stay in use, and say how old they are.
@@ -21,7 +21,7 @@ from prefect import flow
 from flows.parameter_model import takes
 from flows.service.schedule import REFRESH_PRICES
 from infra.workspace import Workspace
-from tasks.prices import refresh_prices_of
+from tasks.prices import refresh_prices_of, source_of
 from tasks.running.story import tell
 
 
@@ -34,7 +34,9 @@ def refresh_prices(asked: PriceParameters) -> str:
         The file that was written.
     """
     workspace = Workspace.locate().create()
-    written = refresh_prices_of(workspace, regions=asked.regions, history_days=asked.history_days)
+    written = refresh_prices_of(
+        workspace, source_of(asked.provider), regions=asked.regions, history_days=asked.history_days
+    )
     for problem in written.refresh.problems:
         tell("kept", problem)
     tell("prices", written.summary)

@@ -4,48 +4,30 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from heterps_core.cluster import Cluster
-from heterps_core.errors import (
-    ConfigurationError,
-    LedgerError,
-    ProvisioningError,
-    UnknownNameError,
-)
-from heterps_core.instance_metadata import is_in_the_cloud
+from heterps_core.errors import LedgerError, ProvisioningError
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.storage.storage_usage import StorageUsage
-from heterps_core.training.storage.store_location import check_store_location
 from infra.billing.bill import Bill, bill_for_run
 from infra.billing.budget import spent_usd, start_of_month
 from infra.billing.caps import Caps, Spent
+from infra.bootstrap.node_start import Bootstrap
 from infra.bootstrap.node_wheel import publish_node_wheel
 from infra.instances import Instance
-from infra.ledger.ledger import EndReason, Ledger, LedgerEntry
+from infra.ledger.ledger import EndReason, Ledger
 from infra.machines.failover import first_running_cluster
 from infra.machines.lifecycle import terminate_run
-from infra.machines.sweep_report import Sweep
-from infra.machines.sweeper import providers_in_use, sweep_workspace, usable_ledger
+from infra.machines.sweeper import providers_in_use, usable_ledger
 from infra.prices.spot_charges import SpotRecord
-from infra.providers import PROVIDERS, Bootstrap, Provider, provider_for
+from infra.providers import PROVIDERS, Provider, get_provider, provider_of
 from infra.workspace import Workspace
-from tasks.provisioning import LOCAL_PROVIDER, REGION, Provisioning
-
-RUN_STORE_VARIABLE = "HETERPS_RUN_STORE"
-"""Where the flow's host and rented machines meet, for instance s3://bucket/heterps; not needed locally."""
-
-RENTING_PROVIDER = "aws"
-"""What a run store is for."""
-
-NODE_PYTHON = "/opt/heterps/bin/python"
-"""On the machine image of rented nodes."""
+from tasks.provisioning import Provisioning
 
 ATTEMPT_SEPARATOR = "."
 
@@ -65,39 +47,18 @@ def check_provider(workspace: Workspace, provider: str) -> None:
         UnknownNameError: No such provider; names the known ones.
         ConfigurationError: It needs a place to meet its nodes or a boundary of their rights, and none is given.
     """
-    if provider not in PROVIDERS:
-        raise UnknownNameError("provider", provider, PROVIDERS)
-    location = run_location(workspace, provider, "check")
+    location = get_provider(provider).run_location(workspace, "check")
     provider_of(workspace, provider).check_run_directory(location)
-
-
-def run_location(workspace: Workspace, provider: str, run_id: str) -> str:
-    """Return where the flow's host and the nodes of a run meet: a folder here, or a URI in the store.
-
-    Raises:
-        ConfigurationError: A rented node cannot reach a folder of this machine, and no store is set; or the store's
-            URI holds credentials.
-    """
-    if provider == LOCAL_PROVIDER:
-        return str(workspace.run_directory(run_id))
-    check_store_location(os.environ.get(RUN_STORE_VARIABLE, ""))
-    # What stands behind a question mark are options of the store, such as its region.
-    store, mark, options = os.environ.get(RUN_STORE_VARIABLE, "").partition("?")
-    if "://" not in store:
-        raise ConfigurationError(
-            f"the provider {provider!r} needs a place that this machine and its nodes reach, "
-            f"got {RUN_STORE_VARIABLE}={store!r}; set it to a URI such as s3://bucket/heterps"
-        )
-    return f"{store.rstrip('/')}/{run_id}{mark}{options}"
 
 
 def directory_of_run(workspace: Workspace, provider: str, run_id: str) -> RunDirectory:
     """Return the run directory of a run that is trained, with its key.
 
     Raises:
-        ConfigurationError: See `run_location`.
+        ConfigurationError: See `Provider.run_location`.
     """
-    return RunDirectory(run_location(workspace, provider, run_id), secret=workspace.run_key(run_id))
+    location = get_provider(provider).run_location(workspace, run_id)
+    return RunDirectory(location, secret=workspace.run_key(run_id))
 
 
 @contextmanager
@@ -138,32 +99,24 @@ def spent_before_launch(provider: Provider, ledger: Ledger, run_id: str) -> Spen
     """Return what stands against the caps before a run is launched, or launched again; its own fleet is not in it."""
     now = provider.now()
     entries = [entry for entry in ledger.entries() if entry.provider == provider.name]
-
-    def usd(some: Iterable[LedgerEntry], since: datetime | None = None) -> float:
-        return spent_usd(
-            some,
-            minimum_billed_s=provider.minimum_billed_s,
-            services_usd_per_machine_hour=provider.services_usd_per_machine_hour(),
-            now=now,
-            since=since,
-        )
-
     of_run = [entry for entry in entries if run_of_launch(entry.run_id) == run_id]
     alive = {entry for entry in of_run if entry.ended_at is None}
+    failed = [entry for entry in of_run if entry.reason == EndReason.LAUNCH_FAILED]
+    others = [entry for entry in entries if entry not in alive]
     return Spent(
-        failed_launches_usd=usd(entry for entry in of_run if entry.reason == EndReason.LAUNCH_FAILED),
-        month_usd=usd((entry for entry in entries if entry not in alive), since=start_of_month(now)),
+        failed_launches_usd=spent_usd(failed, provider, now=now),
+        month_usd=spent_usd(others, provider, now=now, since=start_of_month(now)),
     )
 
 
 def node_bootstrap(provider: str, run_directory: RunDirectory, *, model: str) -> Bootstrap:
     """Return what the nodes of a run are told, with the code that rented ones run put into the run directory."""
-    is_local = provider == LOCAL_PROVIDER
+    rented_from = get_provider(provider)
     return Bootstrap(
         run_directory=run_directory.location,
-        python=sys.executable if is_local else NODE_PYTHON,
+        python=rented_from.node_python,
         run_key=run_directory.secret,
-        wheel=None if is_local else publish_node_wheel(run_directory, model),
+        wheel=None if rented_from.runs_here else publish_node_wheel(run_directory, model),
     )
 
 
@@ -219,12 +172,12 @@ def end_machines_of(workspace: Workspace, run_id: str) -> int:
             except ProvisioningError as problem:
                 problems.append(problem)
             else:
-                launches |= {(name, REGION, machine.run_id) for machine in machines}
+                launches |= {(name, get_provider(name).region, machine.run_id) for machine in machines}
     ended = 0
     for name, region, launch_id in sorted(launches):
         if run_of_launch(launch_id) != run_id:
             continue
-        provider = provider_for(name, workspace, region=region)
+        provider = provider_of(workspace, name, region=region)
         try:
             # Without a ledger the sweep writes them down.
             ended += len(
@@ -238,11 +191,6 @@ def end_machines_of(workspace: Workspace, run_id: str) -> int:
     if problems:
         raise problems[0]
     return ended
-
-
-def sweep_all_providers(workspace: Workspace) -> Sweep:
-    """Sweep the local provider, and every other one that may still have machines of this workspace."""
-    return sweep_workspace(workspace)
 
 
 def providers_of_run(workspace: Workspace) -> dict[str, str]:
@@ -264,9 +212,13 @@ def machines_of_run(workspace: Workspace, run_id: str) -> tuple[Instance, ...]:
 
 
 def live_run_ids(workspace: Workspace) -> set[str]:
-    """Return the runs that have machines right now."""
-    instances = provider_of(workspace, LOCAL_PROVIDER).list_instances()
-    return {run_of_launch(instance.run_id) for instance in instances}
+    """Return the runs that have processes of this machine as nodes right now."""
+    return {
+        run_of_launch(instance.run_id)
+        for name, provider in PROVIDERS.items()
+        if provider.runs_here
+        for instance in provider_of(workspace, name).list_instances()
+    }
 
 
 def keep_spot_records(workspace: Workspace, provider: Provider, run_id: str) -> None:
@@ -297,7 +249,9 @@ def keep_spot_records(workspace: Workspace, provider: Provider, run_id: str) -> 
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def storage_of_flow(run_directory: RunDirectory, *, since: datetime, now: datetime) -> StorageUsage:
+def storage_of_flow(
+    provider: str, run_directory: RunDirectory, *, since: datetime, now: datetime
+) -> StorageUsage:
     """Return what this host asks of a bucket, and what the bucket kept since a launch.
 
     What stands there at the end counts for the whole time: the data came before the launch, and of checkpoints as
@@ -315,7 +269,9 @@ def storage_of_flow(run_directory: RunDirectory, *, since: datetime, now: dateti
         return run_directory.usage
     return run_directory.usage + StorageUsage(
         stored_byte_s=stored_bytes * (now - since).total_seconds(),
-        egress_bytes=0 if is_in_the_cloud() else run_directory.usage.bytes_read + model_bytes,
+        egress_bytes=(
+            0 if get_provider(provider).is_beside_store() else run_directory.usage.bytes_read + model_bytes
+        ),
     )
 
 
@@ -364,8 +320,3 @@ def _spot_records_of(workspace: Workspace, run_id: str) -> dict[str, SpotRecord]
 
 def _storage_path(workspace: Workspace, run_id: str) -> Path:
     return workspace.run_directory(run_id) / STORAGE_FILE
-
-
-def provider_of(workspace: Workspace, name: str) -> Provider:
-    """Return a provider by name, set up for this workspace and by the environment."""
-    return provider_for(name, workspace, region=REGION)

@@ -12,17 +12,17 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.device_types import DEVICE_TYPES
-from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNameError
 from heterps_core.hardware import InstanceOffer
-from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from infra.billing.caps import Caps, check_caps
-from infra.prices.aws_prices import AwsPrices
+from infra.prices.live_prices import LivePrices
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT
 from infra.prices.price_file import PriceFile, csv_rows
 from infra.prices.recheck import Recheck, recheck
 from infra.prices.refresh import Refresh, refresh
 from infra.prices.refreshed_prices import RefreshedPrices, newest_refreshed, write_refreshed
 from infra.prices.skypilot_catalogue import SkyPilotCatalogue
+from infra.providers import PROVIDERS, get_provider
 from infra.workspace import Workspace
 from tasks.provisioning import Provisioning, within_caps
 from tasks.records.retries import REPEATABLE
@@ -40,8 +40,15 @@ def price_folder(workspace: Workspace) -> Path:
     return workspace.root / "prices"
 
 
-def price_files(workspace: Workspace, catalogue: str | None = None) -> tuple[PriceFile, ...]:
-    """Return the price files of a run, later ones first in rank: one that is named, else the bundled and the newest.
+def price_files(
+    workspace: Workspace, catalogue: str | None = None, *, listed: PriceFile = BUNDLED_SNAPSHOT
+) -> tuple[PriceFile, ...]:
+    """Return the price files of a run, later ones first in rank: one that is named, else a listed and the newest.
+
+    Args:
+        workspace: With the prices that were refreshed.
+        catalogue: A file that stands alone.
+        listed: That of the provider.
 
     Raises:
         ConfigurationError: The named file is not there, or its name does not say cloud and date.
@@ -49,7 +56,7 @@ def price_files(workspace: Workspace, catalogue: str | None = None) -> tuple[Pri
     if catalogue is not None:
         return (named_price_file(Path(catalogue)),)
     newest = newest_refreshed(price_folder(workspace))
-    return (BUNDLED_SNAPSHOT,) if newest is None else (BUNDLED_SNAPSHOT, newest)
+    return (listed,) if newest is None else (listed, newest)
 
 
 def named_price_file(path: Path, *, cloud: str | None = None, as_of: str | None = None) -> PriceFile:
@@ -84,8 +91,10 @@ class WrittenRefresh:
 
 
 @task(name="refresh prices", cache_policy=NO_CACHE, **REPEATABLE)
-def refresh_prices_of(workspace: Workspace, *, regions: Sequence[str], history_days: int) -> WrittenRefresh:
-    """Ask AWS for the prices of all device types in some regions, and write them down.
+def refresh_prices_of(
+    workspace: Workspace, prices: type[LivePrices], *, regions: Sequence[str], history_days: int
+) -> WrittenRefresh:
+    """Ask a cloud for the prices of all device types in some regions, and write them down.
 
     Raises:
         ProvisioningError: Not one price could be had; nothing was written.
@@ -94,7 +103,7 @@ def refresh_prices_of(workspace: Workspace, *, regions: Sequence[str], history_d
     newest = newest_refreshed(price_folder(workspace))
     families = {family for d in DEVICE_TYPES.values() for family in (*d.instance_families, *d.equal_families)}
     result = refresh(
-        AwsPrices.with_own_clients(),
+        prices.with_own_clients(),
         () if newest is None else tuple(newest.offers()),
         regions=regions,
         families=families,
@@ -104,28 +113,46 @@ def refresh_prices_of(workspace: Workspace, *, regions: Sequence[str], history_d
     for problem in result.problems:
         logger.warning("some prices stay as old as they are: %s", problem)
     if result.num_new == 0:
-        why = "; ".join(result.problems) or f"AWS names none for {', '.join(regions)}"
+        why = "; ".join(result.problems) or f"{prices.cloud} names none for {', '.join(regions)}"
         raise ProvisioningError(f"not one price could be refreshed, and those at hand stay in use: {why}")
     written = write_refreshed(price_folder(workspace), result.offers, at=now)
     return WrittenRefresh(refresh=result, path=written.path)
 
 
-def refresh_before_renting(workspace: Workspace, *, regions: Sequence[str]) -> None:
-    """Refresh the prices where the newest refresh is older than `REFRESH_AFTER`; a failure is told and borne."""
+def source_of(provider: str) -> type[LivePrices]:
+    """Return who tells the prices of a provider.
+
+    Raises:
+        UnknownNameError: There is no such provider, or it has nobody who could be asked.
+    """
+    sources = {name: each.live_prices for name, each in PROVIDERS.items() if each.live_prices}
+    if provider not in sources:
+        raise UnknownNameError("provider whose prices can be asked for", provider, sources)
+    return sources[provider]
+
+
+def refresh_before_renting(workspace: Workspace, provider: str, *, regions: Sequence[str]) -> None:
+    """Refresh the prices where the newest refresh is older than `REFRESH_AFTER`; a failure is told and borne.
+
+    Where the provider has nobody to ask, nothing is done.
+    """
+    prices = get_provider(provider).live_prices
+    if prices is None:
+        return
     newest = newest_refreshed(price_folder(workspace))
     if newest is not None:
         now = datetime.now(UTC)
         if min((offer.price_age(now) for offer in newest.offers()), default=REFRESH_AFTER) < REFRESH_AFTER:
             return
     try:
-        refresh_prices_of(workspace, regions=regions, history_days=DEFAULT_HISTORY_DAYS)
+        refresh_prices_of(workspace, prices, regions=regions, history_days=DEFAULT_HISTORY_DAYS)
     except ProvisioningError as problem:
         logger.warning("%s", problem)
 
 
 @task(name="check prices again", cache_policy=NO_CACHE)
 def recheck_prices(
-    provisioning: Provisioning, *, caps: Caps, spent_this_month_usd: float = 0.0
+    provisioning: Provisioning, *, provider: str, caps: Caps, spent_this_month_usd: float = 0.0
 ) -> Provisioning:
     """Ask for the prices of what is about to be rented again; those are what the run's bill is frozen at.
 
@@ -138,15 +165,16 @@ def recheck_prices(
     """
     plans = (provisioning.launch_plan, *provisioning.fallback_plans)
     offers = dict.fromkeys(offer for plan in plans for offer in plan.offers)
-    result = _recheck(list(offers))
+    rented_from = get_provider(provider)
+    result = _recheck(rented_from.live_prices, list(offers))
     for line in result.moves:
         logger.warning("price moved since the plan was made: %s", line)
     for problem in result.problems:
         logger.warning("a price could not be checked again and stays as planned: %s", problem)
     launch_plan = result.applied_to(provisioning.launch_plan)
-    services_usd_per_hour = provisioning.services_usd_per_hour
-    price_usd_per_hour = launch_plan.price_usd_per_hour + services_usd_per_hour
-    change = price_usd_per_hour / (provisioning.launch_plan.price_usd_per_hour + services_usd_per_hour)
+    billed_usd_per_hour = rented_from.billed_usd_per_hour
+    price_usd_per_hour = billed_usd_per_hour(launch_plan)
+    change = price_usd_per_hour / billed_usd_per_hour(provisioning.launch_plan)
     predicted_cost_usd = provisioning.predicted_cost_usd * change
     check_caps(
         price_usd_per_hour=price_usd_per_hour,
@@ -154,16 +182,13 @@ def recheck_prices(
         spent_this_month_usd=spent_this_month_usd,
         caps=caps,
     )
-    services_usd_per_machine_hour = services_usd_per_hour / _num_machines(launch_plan)
     launch_plan, *fallbacks = within_caps(
         [launch_plan, *(result.applied_to(plan) for plan in provisioning.fallback_plans)],
         caps,
         spent_this_month_usd=spent_this_month_usd,
         bucket_usd=provisioning.bucket_usd,
         hours=predicted_cost_usd / price_usd_per_hour,
-        billed_usd_per_hour=lambda plan: (
-            plan.price_usd_per_hour + _num_machines(plan) * services_usd_per_machine_hour
-        ),
+        billed_usd_per_hour=billed_usd_per_hour,
     )
     return replace(
         provisioning,
@@ -174,12 +199,10 @@ def recheck_prices(
     )
 
 
-def _num_machines(plan: ProvisioningPlan) -> int:
-    return sum(group.count for group in plan.groups)
-
-
-def _recheck(offers: Sequence[InstanceOffer]) -> Recheck:
+def _recheck(prices: type[LivePrices] | None, offers: Sequence[InstanceOffer]) -> Recheck:
+    if prices is None:
+        return Recheck(offers={}, problems=())
     try:
-        return recheck(AwsPrices.with_own_clients(), offers, now=datetime.now(UTC))
+        return recheck(prices.with_own_clients(), offers, now=datetime.now(UTC))
     except ProvisioningError as problem:
         return Recheck(offers={}, problems=(str(problem),))

@@ -24,16 +24,14 @@ from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from heterps_core.profiling.machine import num_cores
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.billing.caps import Caps, check_caps
-from infra.machines.regions import REGION
+from infra.bootstrap.node_start import DEFAULT_LIFETIME_S
 from infra.prices.interruptions import NOTHING_COUNTED, CountedRate, with_interruptions
 from infra.prices.price_age import age_text, warn_of_old_prices
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
-from infra.providers import PROVIDERS
-from infra.providers.base import DEFAULT_LIFETIME_S
+from infra.providers import get_provider
+from infra.providers.base import REGION
 from tasks.planning.bucket_costs import planned_bucket_usd
 from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS
-
-LOCAL_PROVIDER = "local"
 
 FAILOVER = FailoverPolicy()
 
@@ -56,9 +54,6 @@ class Provisioning:
     addresses: what the caps are held against."""
 
     is_rehearsal: bool
-    services_usd_per_hour: float = 0.0
-    """Disks, addresses and heartbeats of the machines of `launch_plan`; a rehearsal has none."""
-
     bucket_usd: float = 0.0
     """Reports of the run, its model, and what leaves the bucket's region; the caps count it on top from the start."""
 
@@ -127,7 +122,7 @@ def find_offers(
 
     Args:
         device_types: Names; those that end with -spot are bought there.
-        catalogue: Of one cloud; None for the bundled prices.
+        catalogue: The cloud of its first file counts; None for the bundled prices.
         region: Of the cloud.
         counted_interruptions: Spot pool -> what was counted there.
 
@@ -142,7 +137,7 @@ def find_offers(
     offers = [
         offer
         for market in markets
-        for offer in catalogue.offers(region=region, market=market, cloud=catalogue.clouds[0])
+        for offer in catalogue.offers(region=region, market=market, cloud=catalogue.cloud)
         if offer.instance_type.family in families
     ]
     return tuple(with_interruptions(offers, counted_interruptions))
@@ -172,12 +167,15 @@ def provision(
     attempts = launch_attempts(plan.stages, offers, policy=FAILOVER)
     cloud_plan = attempts[0]
     hours = plan.cost_usd / plan.price_usd_per_hour
-    billed_usd_per_hour = PROVIDERS[provider].billed_usd_per_hour
+    rented_from = get_provider(provider)
+    billed_usd_per_hour = rented_from.billed_usd_per_hour
     services_usd_per_hour = billed_usd_per_hour(cloud_plan) - cloud_plan.price_usd_per_hour
     predicted_cost_usd = plan.cost_usd + (cloud_plan.rendezvous_usd_per_hour + services_usd_per_hour) * hours
     bucket_usd = 0.0
-    if PROVIDERS[provider].charges_money:
-        bucket_usd = planned_bucket_usd(state_bytes=state_bytes, hours=hours)
+    if not rented_from.runs_here:
+        bucket_usd = planned_bucket_usd(
+            state_bytes=state_bytes, hours=hours, leaves_region=not rented_from.is_beside_store()
+        )
     check_caps(
         price_usd_per_hour=billed_usd_per_hour(cloud_plan),
         predicted_cost_usd=predicted_cost_usd + bucket_usd,
@@ -193,7 +191,7 @@ def provision(
         billed_usd_per_hour=billed_usd_per_hour,
     )
     warn_of_old_prices([group.offer for group in cloud_plan.groups], now=datetime.now(UTC))
-    is_rehearsal = provider == LOCAL_PROVIDER
+    is_rehearsal = not rented_from.charges_money
     stages = rehearsal_stages(plan.stages, num_cores=num_cores()) if is_rehearsal else plan.stages
     return Provisioning(
         cloud_plan=cloud_plan,
@@ -201,7 +199,6 @@ def provision(
         launch_stages=stages,
         predicted_cost_usd=predicted_cost_usd,
         is_rehearsal=is_rehearsal,
-        services_usd_per_hour=services_usd_per_hour,
         price_files=tuple(price_files),
         fallback_plans=() if is_rehearsal else tuple(fallbacks),
         bucket_usd=bucket_usd,
@@ -218,7 +215,7 @@ def check_lifetime(evaluation: PlanEvaluation, *, provider: str) -> None:
     """
     overhead_s = STARTUP_SECONDS + TEARDOWN_SECONDS
     seconds = evaluation.run_seconds + overhead_s
-    if provider == LOCAL_PROVIDER or seconds <= DEFAULT_LIFETIME_S:
+    if not get_provider(provider).charges_money or seconds <= DEFAULT_LIFETIME_S:
         return
     floor = evaluation.throughput_samples_per_s * evaluation.run_seconds / (DEFAULT_LIFETIME_S - overhead_s)
     raise InfeasiblePlanError(

@@ -8,8 +8,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.machines.sweep_report import Sweep, SweptMachine
+from infra.machines.sweeper import sweep_workspace
 from infra.workspace import Workspace
-from tasks.clusters import live_run_ids, run_of_launch, sweep_all_providers
+from tasks.clusters import live_run_ids, run_of_launch
 from tasks.records.mlflow_store import deliver_waiting
 from tasks.records.retries import REPEATABLE
 from tasks.reports.blocks.run_costs import cost_metrics, runs_with_machines
@@ -19,7 +20,7 @@ from tasks.running.run_lifecycle import close_dead_run, runs_without_process
 @task(name="end orphans", cache_policy=NO_CACHE, **REPEATABLE)
 def end_orphans(workspace: Workspace) -> Sweep:
     """End machines whose lease is over or whose owner is dead, on every provider in use."""
-    return sweep_all_providers(workspace)
+    return sweep_workspace(workspace)
 
 
 @task(name="close dead records", cache_policy=NO_CACHE, **REPEATABLE)

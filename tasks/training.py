@@ -113,7 +113,7 @@ def write_job(
         provisioning: What may be launched.
         config: Numbers of the run.
         start: What it begins with.
-        disk_bytes: Of one rented machine.
+        disk_bytes: Of one rented machine; 0 where nodes are processes of this one.
 
     Raises:
         ConfigurationError: Its workers do not fit into this machine's memory, or its data into a rented one's disk.
@@ -138,7 +138,7 @@ def write_job(
             is_rehearsal=provisioning.is_rehearsal,
         ),
     )
-    if provisioning.is_rehearsal:
+    if disk_bytes == 0:
         check_workers_fit(
             {
                 f"stage {index}": [num_bytes] * stage.num_replicas

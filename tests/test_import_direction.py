@@ -48,7 +48,7 @@ ONLY_IMPORTERS = {
         "tasks/records/patient_client.py",
         "tasks/records/tracking.py",
     },
-    "boto3": {"infra/prices/aws_prices.py", "infra/providers/aws/provider.py"},
+    "boto3": {"infra/providers/aws/prices.py", "infra/providers/aws/provider.py"},
 }
 LIGHT = [
     "heterps_core",

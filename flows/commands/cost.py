@@ -67,6 +67,7 @@ def _print_bill(workspace: Workspace, named: str, *, as_json: bool) -> None:
 
 def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
     from infra.billing.budget import start_of_month
+    from infra.providers import get_provider
     from tasks.clusters import bills_of_run, providers_of_run
     from tasks.reports.tables import aligned_table
     from tasks.running.budget import spending_of
@@ -111,7 +112,7 @@ def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
     header = ["run", "provider", "launches", "instance-seconds", "USD", "of it failed launches"]
     print("\n".join(aligned_table(header, rows, left={0, 1})))
     for provider, usd in months.items():
-        charged = "" if provider != "local" else " at list prices, which nobody charges"
+        charged = "" if get_provider(provider).charges_money else " at list prices, which nobody charges"
         print(f"  since {start_of_month(now):%Y-%m-%d}, provider {provider}: {usd:.6f} USD{charged}")
 
 
@@ -121,7 +122,8 @@ def _print_reconciliation(workspace: Workspace, export: Path, *, named: str | No
     from infra.billing.cost_export import read_cost_export
     from infra.billing.reconciliation import reconcile, reconciliation_as_text
     from infra.ledger.ledger import Ledger
-    from tasks.clusters import provider_of, providers_of_run, run_of_launch
+    from infra.providers import get_provider
+    from tasks.clusters import providers_of_run, run_of_launch
     from tasks.running.run_names import find_run
 
     run_id = (
@@ -130,7 +132,7 @@ def _print_reconciliation(workspace: Workspace, export: Path, *, named: str | No
     entries = [
         entry
         for entry in Ledger(workspace.ledger_path).entries()
-        if entry.provider == "aws" and run_id in (None, run_of_launch(entry.run_id))
+        if get_provider(entry.provider).charges_money and run_id in (None, run_of_launch(entry.run_id))
     ]
     own_ids = {entry.provider_instance_id for entry in entries}
     charged = [
@@ -140,10 +142,5 @@ def _print_reconciliation(workspace: Workspace, export: Path, *, named: str | No
         or item.resource_id in own_ids
         or (item.run_id is not None and run_of_launch(item.run_id) == run_id)
     ]
-    found = reconcile(
-        entries,
-        charged,
-        minimum_billed_s=provider_of(workspace, "aws").minimum_billed_s,
-        now=datetime.now(UTC),
-    )
+    found = reconcile(entries, charged, now=datetime.now(UTC))
     print(json.dumps(asdict(found), indent=2, default=str) if as_json else reconciliation_as_text(found))

@@ -14,7 +14,7 @@ from flows.service.addresses import bind_host, check_port_is_free, mlflow_port, 
 from flows.service.schedule import nightly_timezone
 from heterps_core.errors import ConfigurationError, HeterpsError
 from infra.checks.checks import Check, CheckState, machine_checks, package_checks
-from infra.machines.regions import REGION
+from infra.providers import PROVIDERS, provider_of
 from infra.workspace import TRACKING_VARIABLE, Workspace
 
 HELP = """\
@@ -44,12 +44,10 @@ class SomethingMissingError(HeterpsError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "--provider", choices=["local", "aws"], default="local", help="(default: %(default)s)"
+        "--provider", choices=sorted(PROVIDERS), default="local", help="(default: %(default)s)"
     )
     parser.add_argument(
-        "--region",
-        default=REGION,
-        help="of AWS (default: %(default)s, where runs rent, whatever AWS_DEFAULT_REGION says)",
+        "--region", help="of the provider (default: where runs rent, whatever AWS_DEFAULT_REGION says)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -67,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
         raise SomethingMissingError(f"missing: {', '.join(missing)}; the lines above say what mends them")
 
 
-def all_checks(workspace: Workspace, *, provider: str, region: str) -> Iterator[Check]:
+def all_checks(workspace: Workspace, *, provider: str, region: str | None) -> Iterator[Check]:
     """Yield every check that applies."""
     yield from machine_checks(workspace)
     yield from package_checks(LOCK_FILE)
@@ -84,14 +82,7 @@ def all_checks(workspace: Workspace, *, provider: str, region: str) -> Iterator[
             found="is set, and not used: runs are recorded in the workspace",
             mend=f"export {TRACKING_VARIABLE}=$MLFLOW_TRACKING_URI   (to record them there)",
         )
-    if provider == "aws":
-        from infra.providers import provider_for
-        from infra.providers.aws.access_checks import access_checks
-        from infra.providers.aws.provider import AwsEc2Provider
-
-        rented = provider_for(provider, workspace, region=region)
-        if isinstance(rented, AwsEc2Provider):
-            yield from access_checks(rented.client, rented.machines, iam=rented.iam)
+    yield from provider_of(workspace, provider, region=region).checks()
 
 
 def as_text(checks: list[Check]) -> str:

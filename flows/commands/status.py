@@ -184,8 +184,9 @@ def _open_records(workspace: Workspace) -> list[RunLine] | None:
 
 
 def _machines(workspace: Workspace, *, now: datetime) -> list[Machine]:
+    from infra.billing.budget import spent_usd
     from infra.ledger.ledger import EntryState, Ledger
-    from tasks.running.budget import machines_usd
+    from infra.providers import get_provider
 
     if not workspace.ledger_path.exists():
         return []
@@ -197,7 +198,7 @@ def _machines(workspace: Workspace, *, now: datetime) -> list[Machine]:
             instance_type=entry.instance_type,
             market=entry.market,
             age_s=(now - entry.launched_at).total_seconds(),
-            usd=machines_usd(entry.provider, [entry], now=now),
+            usd=spent_usd([entry], get_provider(entry.provider), now=now),
         )
         for entry in Ledger(workspace.ledger_path).entries()
         if entry.state is EntryState.LAUNCHED and entry.launched_at is not None

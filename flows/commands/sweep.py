@@ -36,9 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--provider",
         action="append",
         choices=sorted(PROVIDERS),
-        help="may be given again (default: local, those with open entries in the ledger, and aws with a run store)",
+        help="may be given again (default: local, those with open entries in the ledger, and those set up here)",
     )
-    parser.add_argument("--region", help="of AWS, besides those that runs rent in and that the ledger names")
+    parser.add_argument(
+        "--region", help="of a cloud, besides those that runs rent in and that the ledger names"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -102,19 +102,14 @@ def bill_for_run(
     """
     charges = sorted(
         (
-            _charge_of(
-                entry,
-                spot_records.get(entry.provider_instance_id or ""),
-                now=now,
-                minimum_billed_s=provider.minimum_billed_s,
-            )
+            _charge_of(entry, spot_records.get(entry.provider_instance_id or ""), provider, now=now)
             for entry in ledger.entries(run_id=run_id)
         ),
         key=_line_key,
     )
     lines = tuple(_line_of(list(group)) for _, group in groupby(charges, key=_line_key))
     services: tuple[ServiceLine, ...] = ()
-    if provider.charges_money:
+    if not provider.runs_here:
         services = service_lines(
             instance_seconds=sum(line.instance_seconds for line in lines),
             disk_gb_each=provider.disk_gb_each,
@@ -164,12 +159,12 @@ def bill_as_text(bill: Bill) -> str:
     )
 
 
-def charged_seconds(entry: LedgerEntry, *, now: datetime, minimum_billed_s: float) -> float:
+def charged_seconds(entry: LedgerEntry, provider: type[Provider] | Provider, *, now: datetime) -> float:
     """Return the seconds that one machine is charged for; 0 for one that was never had."""
     if entry.launched_at is None:
         return 0.0
     lived_s = ((entry.ended_at or now) - entry.launched_at).total_seconds()
-    return max(lived_s, minimum_billed_s)
+    return max(lived_s, provider.minimum_billed_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,10 +179,10 @@ class _Charge:
 
 
 def _charge_of(
-    entry: LedgerEntry, record: SpotRecord | None, *, now: datetime, minimum_billed_s: float
+    entry: LedgerEntry, record: SpotRecord | None, provider: Provider, *, now: datetime
 ) -> _Charge:
     if record is None or entry.launched_at is None:
-        seconds = charged_seconds(entry, now=now, minimum_billed_s=minimum_billed_s)
+        seconds = charged_seconds(entry, provider, now=now)
         return _Charge(
             entry=entry,
             seconds=seconds,
@@ -199,7 +194,7 @@ def _charge_of(
     ended_at = min(filter(None, (record.ended_at, entry.ended_at)), default=now)
     own = replace(entry, ended_at=ended_at)
     is_not_charged = is_free(record, launched_at=entry.launched_at, ended_at=ended_at)
-    seconds = 0.0 if is_not_charged else charged_seconds(own, now=now, minimum_billed_s=minimum_billed_s)
+    seconds = 0.0 if is_not_charged else charged_seconds(own, provider, now=now)
     why = FREE if is_not_charged else PREEMPTED if record.is_preempted else _ended_because(entry)
     return _Charge(
         entry=entry,

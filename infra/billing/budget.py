@@ -15,13 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.billing.bill import charged_seconds
 from infra.billing.caps import Caps
 from infra.ledger.ledger import LedgerEntry
+from infra.providers.base import Provider
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +57,12 @@ class Spending:
 
 def spent_usd(
     entries: Iterable[LedgerEntry],
+    provider: type[Provider] | Provider,
     *,
-    minimum_billed_s: float,
-    services_usd_per_machine_hour: float,
     now: datetime,
     since: datetime | None = None,
 ) -> float:
-    """Return what machines cost until `now`, of it only what fell after `since` where that is given.
+    """Return what machines of a provider cost until `now`, of it what fell after `since` where that is given.
 
     With disks and addresses, as the bill has it; what a run asks of its bucket is known when it has ended.
     """
@@ -70,10 +70,10 @@ def spent_usd(
     for entry in entries:
         if entry.launched_at is None:
             continue
-        seconds = charged_seconds(entry, now=now, minimum_billed_s=minimum_billed_s)
+        seconds = charged_seconds(entry, provider, now=now)
         if since is not None and entry.launched_at < since:
             seconds -= (since - entry.launched_at).total_seconds()
-        usd_per_hour = entry.price_usd_per_hour + services_usd_per_machine_hour
+        usd_per_hour = entry.price_usd_per_hour + provider.services_usd_per_machine_hour()
         total += max(seconds, 0.0) / SECONDS_PER_HOUR * usd_per_hour
     return total
 
@@ -88,48 +88,45 @@ def start_of_month(now: datetime) -> datetime:
     return now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
+@dataclass(kw_only=True)
 class BudgetWatch:
-    """Looks at what a run spends, again and again, and acts once at each threshold.
+    """Looks at what a run spends, again and again, and acts once at each threshold."""
 
-    Args:
-        caps: What may be spent; a run without caps is only looked at.
-        spending: Tells what was spent until now.
-        price_usd_per_hour: Of all machines of the run, with their disks and addresses.
-        on_warning: Told at 80 % of a cap.
-        on_stop: Asks the workers for a checkpoint and an end.
-        on_end: Ends the machines.
-        steady_s: A clock that is never set, in seconds.
-    """
+    caps: Caps
+    """A run without caps is only looked at."""
 
-    def __init__(
-        self,
-        caps: Caps,
-        *,
-        spending: Callable[[], Spending],
-        price_usd_per_hour: float,
-        on_warning: Callable[[str], None],
-        on_stop: Callable[[], None],
-        on_end: Callable[[], None],
-        steady_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._caps = caps
-        self._spending = spending
-        self._price_usd_per_hour = price_usd_per_hour
-        self._on_warning = on_warning
-        self._on_stop = on_stop
-        self._on_end = on_end
-        self._steady_s = steady_s
-        self._saw_s = steady_s()
-        self._warned: set[str] = set()
-        self.has_ended_machines = False
-        self.stopped_by: str | None = None
-        """Why a stop was asked for, with the figures; None while none was."""
+    spending: Callable[[], Spending]
+    """Tells what was spent until now."""
+
+    price_usd_per_hour: float
+    """Of all machines of the run, with their disks and addresses."""
+
+    on_warning: Callable[[str], None]
+    """Told at 80 % of a cap."""
+
+    on_stop: Callable[[], None]
+    """Asks the workers for a checkpoint and an end."""
+
+    on_end: Callable[[], None]
+    """Ends the machines."""
+
+    steady_s: Callable[[], float] = time.monotonic
+    """A clock that is never set, in seconds."""
+
+    has_ended_machines: bool = field(default=False, init=False)
+    stopped_by: str | None = field(default=None, init=False)
+    """Why a stop was asked for, with the figures; None while none was."""
+
+    _warned: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self._saw_s = self.steady_s()
 
     def look(self) -> None:
         """Compare what was spent with the caps."""
         blind_because: str | None
         try:
-            spending = self._spending()
+            spending = self.spending()
             blind_because = spending.blind_because
         except Exception as problem:
             # Whatever is wrong now, the next look may do; one that never does must not let the run go on.
@@ -137,15 +134,15 @@ class BudgetWatch:
             spending, blind_because = None, str(problem)
         self._note_sight(blind_because)
         if spending is not None:
-            self._hold("USD per run", spending.run_usd, self._caps.max_usd_per_run)
-            self._hold("USD per month", spending.month_usd, self._caps.max_usd_per_month)
+            self._hold("USD per run", spending.run_usd, self.caps.max_usd_per_run)
+            self._hold("USD per month", spending.month_usd, self.caps.max_usd_per_month)
 
     def _note_sight(self, blind_because: str | None) -> None:
         if blind_because is None:
-            self._saw_s = self._steady_s()
+            self._saw_s = self.steady_s()
             return
-        blind_s = self._steady_s() - self._saw_s
-        is_capped = self._caps.max_usd_per_run is not None or self._caps.max_usd_per_month is not None
+        blind_s = self.steady_s() - self._saw_s
+        is_capped = self.caps.max_usd_per_run is not None or self.caps.max_usd_per_month is not None
         if is_capped and blind_s >= BLIND_LIMIT_S:
             self._stop(
                 f"what is spent could not be seen for {blind_s:.0f} s, at most {BLIND_LIMIT_S:.0f} s are allowed "
@@ -158,7 +155,7 @@ class BudgetWatch:
             return
         logger.warning("%s: asking for a checkpoint and a stop", why)
         try:
-            self._on_stop()
+            self.on_stop()
         except Exception:
             logger.exception("the stop could not be asked for, trying again")
         else:
@@ -170,13 +167,13 @@ class BudgetWatch:
         text = f"{spent:.4g} of the {cap:.4g} {unit} are spent"
         if spent >= WARNING_SHARE * cap and unit not in self._warned:
             self._warned.add(unit)
-            self._on_warning(f"{text} ({spent / cap:.0%}); at the cap the run writes a checkpoint and stops")
-        reserve = min(self._price_usd_per_hour * RESERVE_S / SECONDS_PER_HOUR, LARGEST_RESERVE_SHARE * cap)
+            self.on_warning(f"{text} ({spent / cap:.0%}); at the cap the run writes a checkpoint and stops")
+        reserve = min(self.price_usd_per_hour * RESERVE_S / SECONDS_PER_HOUR, LARGEST_RESERVE_SHARE * cap)
         if spent + reserve >= cap:
             self._stop(text)
         if spent >= cap and not self.has_ended_machines:
             logger.error("%s: ending the machines", text)
-            self._on_end()
+            self.on_end()
             self.has_ended_machines = True
             self.stopped_by = self.stopped_by or text
 

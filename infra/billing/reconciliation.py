@@ -15,6 +15,7 @@ from heterps_core.units import SECONDS_PER_HOUR
 from infra.billing.bill import charged_seconds
 from infra.billing.cost_export import ChargedItem
 from infra.ledger.ledger import LedgerEntry
+from infra.providers import get_provider
 
 INSTANCE_USAGE = ("BoxUsage", "SpotUsage")
 """Parts of the usage types of an instance's time; a region's prefix may stand before them."""
@@ -73,7 +74,6 @@ def reconcile(
     entries: Iterable[LedgerEntry],
     charged: Sequence[ChargedItem],
     *,
-    minimum_billed_s: float,
     now: datetime,
 ) -> Reconciliation:
     """Join the ledger with an export by instance id.
@@ -81,7 +81,6 @@ def reconcile(
     Args:
         entries: Of the runs in question; those that never had an instance are left out.
         charged: Lines of the export.
-        minimum_billed_s: Shortest time that the provider charges.
         now: Until when machines that still live are charged.
     """
     hours: dict[str, float] = defaultdict(float)
@@ -94,9 +93,7 @@ def reconcile(
         elif item.run_id is not None:
             other_usd[item.usage_type] += item.cost_usd
     instances = tuple(
-        _reconciled(entry, hours, cost_usd, minimum_billed_s=minimum_billed_s, now=now)
-        for entry in entries
-        if entry.launched_at is not None
+        _reconciled(entry, hours, cost_usd, now=now) for entry in entries if entry.launched_at is not None
     )
     known = {instance.provider_instance_id for instance in instances}
     unknown = tuple(
@@ -131,15 +128,10 @@ def reconciliation_as_text(found: Reconciliation) -> str:
 
 
 def _reconciled(
-    entry: LedgerEntry,
-    hours: dict[str, float],
-    cost_usd: dict[str, float],
-    *,
-    minimum_billed_s: float,
-    now: datetime,
+    entry: LedgerEntry, hours: dict[str, float], cost_usd: dict[str, float], *, now: datetime
 ) -> ReconciledInstance:
     instance_id = entry.provider_instance_id or ""
-    ours_hours = charged_seconds(entry, now=now, minimum_billed_s=minimum_billed_s) / SECONDS_PER_HOUR
+    ours_hours = charged_seconds(entry, get_provider(entry.provider), now=now) / SECONDS_PER_HOUR
     return ReconciledInstance(
         provider_instance_id=instance_id,
         run_id=entry.run_id,

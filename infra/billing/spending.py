@@ -161,13 +161,7 @@ class SpendingMeter:
             else:
                 machine.ended_at = max(entry.ended_at, machine.listed_at or entry.ended_at)
         month = start_of_month(now)
-        others_usd = spent_usd(
-            others,
-            minimum_billed_s=self._provider.minimum_billed_s,
-            services_usd_per_machine_hour=self._provider.services_usd_per_machine_hour(),
-            now=now,
-            since=month,
-        )
+        others_usd = spent_usd(others, self._provider, now=now, since=month)
         # What a rebuilt ledger has lost was spent all the same.
         self._others_usd = others_usd if month != self._month else max(others_usd, self._others_usd)
         self._month = month

@@ -5,7 +5,7 @@
 # a fleet request share it, so there a node has no id yet and finds it in cluster.json, by its instance id.
 set -euo pipefail
 
-: "${HETERPS_PROVIDER:?}" "${HETERPS_RUN_ID:?}" "${HETERPS_RUN_DIR:?}"
+: "${HETERPS_NODE_IS:?}" "${HETERPS_RUN_ID:?}" "${HETERPS_RUN_DIR:?}"
 : "${HETERPS_PYTHON:?}" "${HETERPS_LIFETIME_S:?}" "${HETERPS_LEASE_S:?}"
 
 if [ $# -eq 0 ]; then
@@ -13,14 +13,14 @@ if [ $# -eq 0 ]; then
 fi
 
 # The instance ends itself even if nobody ever comes back for it; its shutdown behaviour is to terminate.
-if [ "$HETERPS_PROVIDER" = aws ]; then
+if [ "$HETERPS_NODE_IS" = machine ]; then
   shutdown -P "+$(((HETERPS_LIFETIME_S + 59) / 60))"
 else
   : "${HETERPS_NODE_ID:?}"
 fi
 
 end_node() {
-  if [ "$HETERPS_PROVIDER" = aws ]; then
+  if [ "$HETERPS_NODE_IS" = machine ]; then
     shutdown -P now
   elif kill -TERM "$$"; then
     sleep 10
@@ -65,7 +65,7 @@ watch_lease() {
     fi
   done
   # What this shell became is gone: a rented machine has nothing more to do.
-  if [ "$HETERPS_PROVIDER" = aws ]; then
+  if [ "$HETERPS_NODE_IS" = machine ]; then
     end_node
   fi
 }
@@ -75,7 +75,7 @@ watch_lease >/dev/null 2>&1 &
 watch=$!
 
 # A rented machine that has nothing more to do ends itself, also where it never came so far as to train.
-if [ "$HETERPS_PROVIDER" = aws ]; then
+if [ "$HETERPS_NODE_IS" = machine ]; then
   trap 'kill "$watch"; shutdown -P now' EXIT
 fi
 
@@ -107,7 +107,7 @@ zipfile.ZipFile(io.BytesIO(content)).extractall(target)
   export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
 fi
 
-if [ "$HETERPS_PROVIDER" = aws ]; then
+if [ "$HETERPS_NODE_IS" = machine ]; then
   "$HETERPS_PYTHON" "$@"
   exit
 fi

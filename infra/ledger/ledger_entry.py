@@ -61,6 +61,11 @@ class LedgerEntry:
     reason: str | None
     """An `EndReason`, or what the provider answered to a failed launch."""
 
+    @property
+    def is_open(self) -> bool:
+        """Not known to be over."""
+        return self.state in (EntryState.INTENDED, EntryState.LAUNCHED)
+
     def end_at(self, at: datetime) -> datetime:
         """Return when a launched machine ended that is no more since `at` by this machine's clock.
 

@@ -10,11 +10,10 @@ from heterps_core.cluster import Cluster
 from heterps_core.errors import ProvisioningError
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from infra.billing.caps import NOTHING_SPENT, Caps, Spent
+from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import Ledger
 from infra.machines.lifecycle import running_cluster
-from infra.providers.aws.errors import InsufficientCapacityError, QuotaExceededError
-from infra.providers.aws.quotas import asks_less
-from infra.providers.base import Bootstrap, Provider
+from infra.providers.base import InsufficientCapacityError, Provider, QuotaExceededError
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ def first_running_cluster(
             except (InsufficientCapacityError, QuotaExceededError) as error:
                 problem = error
             if isinstance(problem, QuotaExceededError):
-                left = [other for other in left if asks_less(other, plan, problem.quotas)]
+                left = [other for other in left if provider.asks_less(other, plan, problem.quotas)]
             if not left:
                 raise ProvisioningError(
                     f"{num_tried} of {len(plans)} purchases were tried for this plan and none could be had; the "

@@ -23,9 +23,10 @@ from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.billing.caps import NOTHING_SPENT, Caps, Spent, check_caps
+from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import EndReason, Ledger
 from infra.machines.node_lifetime import READY_TIMEOUT_S, node_lifetime_s, renew_lease_in
-from infra.providers.base import Bootstrap, Provider
+from infra.providers.base import Provider
 
 logger = logging.getLogger(__name__)
 

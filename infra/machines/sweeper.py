@@ -8,9 +8,8 @@ it, and `heterps sweep` from plain cron.
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -19,15 +18,11 @@ from infra.billing.budget import spent_usd
 from infra.instances import Instance
 from infra.ledger.ledger import NO_MACHINE, EndReason, EntryState, Ledger, LedgerEntry
 from infra.ledger.ledger_file import readable_entries, set_aside_if_damaged
-from infra.machines.regions import regions_of
 from infra.machines.sweep_report import Sweep, SweptMachine
-from infra.providers import PROVIDERS, Provider, provider_for
-from infra.providers.aws.access_checks import RUN_STORE_VARIABLE
+from infra.providers import PROVIDERS, Provider, get_provider, provider_of
 from infra.workspace import Workspace
 
 logger = logging.getLogger(__name__)
-
-_OPEN_STATES = (EntryState.INTENDED, EntryState.LAUNCHED)
 
 STILL_LISTED = timedelta(minutes=2)
 """So long after its end a machine may be listed as alive: what EC2 lists lags behind what it does."""
@@ -41,7 +36,7 @@ def sweep_workspace(
     Args:
         workspace: Whose machines.
         names: Of the providers; None for those in use, which are all where the ledger cannot tell.
-        region: Of AWS, besides those that runs rent in and that the ledger names.
+        region: Of a cloud, besides those that runs rent in and that the ledger names.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -61,10 +56,10 @@ def sweep_workspace(
     machines: list[SweptMachine] = []
     places: list[str] = []
     for name in names:
-        for place in regions_of(entries, name, configured=region) if PROVIDERS[name].has_regions else [""]:
+        for place in regions_of(entries, name, configured=region):
             where = f"{name} in {place}" if place else name
             try:
-                provider = provider_for(name, workspace, region=place)
+                provider = provider_of(workspace, name, region=place)
                 machines += sweep(provider, now=provider.now(), ledger=ledger)
                 places.append(where)
             except (HeterpsError, OSError) as problem:
@@ -159,13 +154,26 @@ def reason_to_end(instance: Instance, *, now: datetime, tags_grace_s: float) -> 
     return EndReason.LEASE_EXPIRED if instance.lease_until < now else None
 
 
-def providers_in_use(ledger: Ledger) -> list[str]:
-    """Return the local provider and those with machines that the ledger does not know to be over.
+def regions_of(entries: Iterable[LedgerEntry], name: str, *, configured: str | None = None) -> list[str]:
+    """Return where machines of a provider may be: where runs rent, where the ledger has had some, and one more.
 
-    Where a run store is set, AWS is in use, whatever a lost ledger says.
+    Entries that are over count too: one may have been closed by mistake. A provider without regions has one place
+    without a name.
     """
-    names = {entry.provider for entry in ledger.entries() if entry.state in _OPEN_STATES}
-    return sorted({"local", *names, *(["aws"] if os.environ.get(RUN_STORE_VARIABLE) else [])})
+    provider = get_provider(name)
+    if not provider.has_regions:
+        return [""]
+    known = {entry.region for entry in entries if entry.provider == name}
+    return sorted({provider.region, *known, *([configured] if configured else [])})
+
+
+def providers_in_use(ledger: Ledger) -> list[str]:
+    """Return those with machines that the ledger does not know to be over, and those that are set up here.
+
+    The latter whatever a lost ledger says.
+    """
+    names = {entry.provider for entry in ledger.entries() if entry.is_open}
+    return sorted({*names, *(name for name, provider in PROVIDERS.items() if provider.is_set_up())})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,9 +283,7 @@ def _close_gone(
 
 
 def _open_entries(ledger: Ledger, provider: Provider) -> list[LedgerEntry]:
-    return [
-        entry for entry in ledger.entries() if provider.looks_after(entry) and entry.state in _OPEN_STATES
-    ]
+    return [entry for entry in ledger.entries() if provider.looks_after(entry) and entry.is_open]
 
 
 def _close(
@@ -296,10 +302,4 @@ def _close(
 
 
 def _cost_usd(provider: Provider, entry: LedgerEntry, *, at: datetime) -> float:
-    over = replace(entry, ended_at=entry.ended_at or at)
-    return spent_usd(
-        [over],
-        minimum_billed_s=provider.minimum_billed_s,
-        services_usd_per_machine_hour=provider.services_usd_per_machine_hour(),
-        now=at,
-    )
+    return spent_usd([replace(entry, ended_at=entry.ended_at or at)], provider, now=at)

@@ -68,9 +68,9 @@ class PriceCatalogue:
         }
 
     @property
-    def clouds(self) -> tuple[str, ...]:
-        """Clouds with a price, sorted."""
-        return tuple(sorted({offer.cloud for offer in self._offers.values()}))
+    def cloud(self) -> str:
+        """The cloud of the first file, of which the others may tell newer prices."""
+        return next((offer.cloud for offer in self._offers.values()), AWS)
 
     def all_offers(self) -> list[InstanceOffer]:
         """Return the offers of all clouds, regions and markets."""

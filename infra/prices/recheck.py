@@ -10,9 +10,8 @@ from datetime import datetime, timedelta
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from infra.prices.aws_prices import PRICING_SOURCE, AwsPrices
+from infra.prices.live_prices import LivePrices
 from infra.prices.refresh import utc_text
-from infra.providers.aws.spot_history import SPOT_SOURCE
 
 MOVED_BY = 0.02
 """A price counts as moved beyond this share of it; spot prices move by less all the time."""
@@ -29,7 +28,7 @@ class Recheck:
     """Offer as planned -> the same at its price of now."""
 
     problems: tuple[str, ...]
-    """One line for each question that AWS did not answer; those offers keep price and age."""
+    """One line for each question that the cloud did not answer; those offers keep price and age."""
 
     @property
     def moves(self) -> tuple[str, ...]:
@@ -59,7 +58,7 @@ class Recheck:
         return replace(plan, groups=groups)
 
 
-def recheck(prices: AwsPrices, offers: Iterable[InstanceOffer], *, now: datetime) -> Recheck:
+def recheck(prices: LivePrices, offers: Iterable[InstanceOffer], *, now: datetime) -> Recheck:
     """Ask for the prices of offers again: each type on-demand, and all pools of a region on spot at once."""
     found: dict[InstanceOffer, InstanceOffer] = {}
     problems: list[str] = []
@@ -78,9 +77,9 @@ def recheck(prices: AwsPrices, offers: Iterable[InstanceOffer], *, now: datetime
             continue
         for offer in same:
             if name in answer:
-                found[offer] = _priced(offer, answer[name], source=PRICING_SOURCE, now=now)
+                found[offer] = _priced(offer, answer[name], source=prices.on_demand_source, now=now)
             else:
-                problems.append(f"AWS names no on-demand price of {name} in {region}")
+                problems.append(f"{prices.cloud} names no on-demand price of {name} in {region}")
     for region, pools in on_spot.items():
         names = sorted({offer.instance_type.name for offer in pools})
         try:
@@ -91,9 +90,11 @@ def recheck(prices: AwsPrices, offers: Iterable[InstanceOffer], *, now: datetime
         for offer in pools:
             history = histories.get((offer.instance_type.name, offer.zone or ""))
             if history is None:
-                problems.append(f"AWS names no spot price of {offer.instance_type.name} in {offer.place}")
+                problems.append(
+                    f"{prices.cloud} names no spot price of {offer.instance_type.name} in {offer.place}"
+                )
             else:
-                found[offer] = _priced(offer, history.last_usd_per_hour, source=SPOT_SOURCE, now=now)
+                found[offer] = _priced(offer, history.last_usd_per_hour, source=prices.spot_source, now=now)
     return Recheck(offers=found, problems=tuple(problems))
 
 

@@ -1,7 +1,7 @@
-"""What a refresh makes of the answers of AWS: new offers, and the older ones where there was no answer.
+"""What a refresh makes of the answers of a cloud: new offers, and the older ones where there was no answer.
 
 An answer for a region replaces all that was known of that region and market, so that what is no longer sold
-is gone. Where AWS could not be asked, the offers that were known stay, with the age that they have.
+is gone. Where it could not be asked, the offers that were known stay, with the age that they have.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from heterps_core.errors import ProvisioningError
-from heterps_core.hardware import AWS, DeviceKind, InstanceOffer, InstanceType, Market
-from heterps_core.planning.provisioning.interruption_rate import rate_of_counts
-from infra.prices.aws_prices import PRICING_SOURCE, AwsPrices
+from heterps_core.hardware import DeviceKind, InstanceOffer, InstanceType, Market
+from heterps_core.planning.provisioning.interruption_rate import InterruptionRate, rate_of_counts
 from infra.prices.interruptions import default_rate
-from infra.providers.aws.spot_history import SPOT_SOURCE, SpotHistory
+from infra.prices.live_prices import LivePrices, SpotHistory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +27,7 @@ class Refresh:
     """Offers whose price is of this refresh; the others are as old as they say."""
 
     problems: tuple[str, ...]
-    """One line for each question that AWS did not answer."""
+    """One line for each question that the cloud did not answer."""
 
     @property
     def num_kept(self) -> int:
@@ -37,7 +36,7 @@ class Refresh:
 
 
 def refresh(
-    prices: AwsPrices,
+    prices: LivePrices,
     known: Sequence[InstanceOffer],
     *,
     regions: Iterable[str],
@@ -48,7 +47,7 @@ def refresh(
     """Ask for all prices of some regions.
 
     Args:
-        prices: Asks AWS.
+        prices: Asks the cloud.
         known: From earlier refreshes; their sizes are used where those cannot be asked for.
         regions: For instance "us-east-1".
         families: Instance families that somebody may want.
@@ -67,16 +66,16 @@ def refresh(
         except ProvisioningError as problem:
             problems.append(str(problem))
             sizes = {o.instance_type.name: o.instance_type for o in known if o.region == region}
-        on_demand: dict[str, float] = {}
+        on_demand: Mapping[str, float] = {}
         try:
             on_demand = prices.on_demand(region)
-            new += on_demand_offers(region, on_demand, sizes, now=now)
+            new += _on_demand_offers(prices, region, on_demand, sizes, now=now)
             kept.pop((region, Market.ON_DEMAND), None)
         except ProvisioningError as problem:
             problems.append(str(problem))
         try:
             histories = prices.spot(region, sorted(sizes), since=now - history) if sizes else {}
-            new += spot_offers(region, histories, sizes, on_demand, now=now)
+            new += _spot_offers(prices, region, histories, sizes, on_demand, now=now)
             kept.pop((region, Market.SPOT), None)
         except ProvisioningError as problem:
             problems.append(str(problem))
@@ -84,8 +83,13 @@ def refresh(
     return Refresh(offers=(*older, *new), num_new=len(new), problems=tuple(problems))
 
 
-def on_demand_offers(
-    region: str, prices: Mapping[str, float], sizes: Mapping[str, InstanceType], *, now: datetime
+def _on_demand_offers(
+    prices: LivePrices,
+    region: str,
+    usd_per_hour: Mapping[str, float],
+    sizes: Mapping[str, InstanceType],
+    *,
+    now: datetime,
 ) -> list[InstanceOffer]:
     """Return offers for the instance types of which price and size are known."""
     return [
@@ -94,16 +98,17 @@ def on_demand_offers(
             region=region,
             zone=None,
             market=Market.ON_DEMAND,
-            price_usd_per_hour=prices[name],
+            price_usd_per_hour=usd_per_hour[name],
             price_as_of=utc_text(now),
-            price_source=PRICING_SOURCE,
-            cloud=AWS,
+            price_source=prices.on_demand_source,
+            cloud=prices.cloud,
         )
-        for name in sorted(prices.keys() & sizes.keys())
+        for name in sorted(usd_per_hour.keys() & sizes.keys())
     ]
 
 
-def spot_offers(
+def _spot_offers(
+    prices: LivePrices,
     region: str,
     histories: Mapping[tuple[str, str], SpotHistory],
     sizes: Mapping[str, InstanceType],
@@ -116,7 +121,11 @@ def spot_offers(
     for (name, zone), history in sorted(histories.items()):
         if name not in sizes or history.last_usd_per_hour <= 0:
             continue
-        rate, source = _interruptions(sizes[name], history, on_demand_usd_per_hour.get(name), now=now)
+        kind = DeviceKind.GPU if sizes[name].accelerator_count else DeviceKind.CPU
+        rate, source = default_rate(prices.cloud, kind)
+        seen = _seen_rate(history, on_demand_usd_per_hour.get(name), now=now)
+        if seen is not None and seen.per_hour > rate.per_hour:
+            rate, source = seen, f"counted in {prices.spot_source}: rose above on-demand {seen}"
         offers.append(
             InstanceOffer(
                 instance_type=sizes[name],
@@ -125,9 +134,9 @@ def spot_offers(
                 market=Market.SPOT,
                 price_usd_per_hour=history.last_usd_per_hour,
                 price_as_of=utc_text(now),
-                price_source=SPOT_SOURCE,
-                cloud=AWS,
-                interruptions_per_hour=rate,
+                price_source=prices.spot_source,
+                cloud=prices.cloud,
+                interruptions_per_hour=rate.per_hour,
                 interruptions_source=source,
             )
         )
@@ -139,17 +148,8 @@ def utc_text(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="seconds")
 
 
-def _interruptions(
-    instance_type: InstanceType, history: SpotHistory, on_demand: float | None, *, now: datetime
-) -> tuple[float, str]:
-    """Return the assumed rate, or that at which the price rose above on-demand where this is higher."""
-    kind = DeviceKind.GPU if instance_type.accelerator_count else DeviceKind.CPU
-    assumed, source = default_rate(AWS, kind)
+def _seen_rate(history: SpotHistory, on_demand: float | None, *, now: datetime) -> InterruptionRate | None:
+    """Return how often the price rose above on-demand; None where it was never below."""
     times_s, prices = history.curve(now)
     below = [int(price <= on_demand) for price in prices] if on_demand else []
-    if not any(below[:-1]) or times_s[-1] == 0:
-        return assumed.per_hour, source
-    seen = rate_of_counts(times_s, below)
-    if seen.per_hour <= assumed.per_hour:
-        return assumed.per_hour, source
-    return seen.per_hour, f"counted in {SPOT_SOURCE}: rose above on-demand {seen}"
+    return rate_of_counts(times_s, below) if any(below[:-1]) and times_s[-1] > 0 else None

@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-import os
-
 from heterps_core.errors import UnknownNameError
-from infra.providers.aws.node_role import BOUNDARY_VARIABLE
 from infra.providers.aws.provider import AwsEc2Provider
-from infra.providers.base import (
-    DEFAULT_WORKSPACE,
-    Bootstrap,
-    Provider,
-    ProviderSettings,
-)
+from infra.providers.base import Provider
 from infra.providers.local import LocalProvider
 from infra.workspace import Workspace
 
-PROVIDERS: dict[str, type[AwsEc2Provider] | type[LocalProvider]] = {
+PROVIDERS: dict[str, type[Provider]] = {
     "aws": AwsEc2Provider,
     "local": LocalProvider,
 }
 
-__all__ = ["PROVIDERS", "Bootstrap", "Provider", "ProviderSettings", "get_provider", "provider_for"]
+__all__ = ["PROVIDERS", "Provider", "get_provider", "provider_of"]
 
 
-def get_provider(name: str, settings: ProviderSettings) -> Provider:
-    """Make a provider by name.
+def get_provider(name: str) -> type[Provider]:
+    """Return a provider by name.
 
     Raises:
         UnknownNameError: No provider has this name.
     """
     if name not in PROVIDERS:
         raise UnknownNameError("provider", name, PROVIDERS)
-    return PROVIDERS[name].from_settings(settings)
+    return PROVIDERS[name]
 
 
-def provider_for(name: str, workspace: Workspace, *, region: str) -> Provider:
-    """Make a provider by name, set up for a workspace and by the variables HETERPS_AWS_*, where they are not empty.
+def provider_of(workspace: Workspace, name: str, *, region: str | None = None) -> Provider:
+    """Make a provider by name for the machines of a workspace, in its own region where none is given.
 
     Raises:
         UnknownNameError: No provider has this name.
+        ProvisioningError: It cannot be set up.
     """
-    settings = ProviderSettings(
-        state_directory=workspace.leases_directory,
-        region=region,
-        image_id=os.environ.get("HETERPS_AWS_IMAGE") or None,
-        subnet_id=os.environ.get("HETERPS_AWS_SUBNET") or None,
-        node_boundary=os.environ.get(BOUNDARY_VARIABLE) or None,
-        key_name=os.environ.get("HETERPS_AWS_KEY") or None,
-        workspace=os.environ.get("HETERPS_AWS_WORKSPACE") or DEFAULT_WORKSPACE,
-    )
-    return get_provider(name, settings)
+    provider = get_provider(name)
+    return provider.for_workspace(workspace, region=region or provider.region)

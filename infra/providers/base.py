@@ -7,85 +7,49 @@ in a second call is missing when the first process dies in between.
 
 from __future__ import annotations
 
-import math
 import re
-import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from infra.bootstrap.node_wheel import NodeWheel
+from infra.bootstrap.node_start import Bootstrap
+from infra.checks.checks import Check
 from infra.instances import Instance
 from infra.ledger.ledger import NO_MACHINE, EndReason, Ledger, LedgerEntry
+from infra.prices.live_prices import LivePrices
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT
+from infra.prices.price_file import PriceFile
 from infra.prices.service_charges import usd_per_machine_hour
 from infra.prices.spot_charges import SpotRecord
+from infra.run_store import location_in_store
+from infra.workspace import Workspace
 
-BOOTSTRAP_SCRIPT = Path(__file__).parent.parent / "bootstrap" / "bootstrap.sh"
-
-TRAINING_NODE = ("-m", "heterps_core.training.node")
-"""Arguments of Python that make a process a training node."""
-
-DEFAULT_LIFETIME_S = 6 * 3600
-"""After this a node ends itself at the latest; `infra.machines.lifecycle` sets less by plan and caps."""
+REGION = "us-east-1"
+"""Of the bundled prices; whatever the shell's AWS_DEFAULT_REGION says, machines are rented here."""
 
 # Part of file names, tags and client tokens alike.
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-DEFAULT_WORKSPACE = "default"
+class InsufficientCapacityError(ProvisioningError):
+    """The machines cannot be had there and now; another zone may have them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bootstrap:
-    """What every node of a run is told when it starts."""
+class QuotaExceededError(ProvisioningError):
+    """The account's quota does not allow the machines; a purchase that asks less of it may be had.
 
-    run_directory: str
-    """Where the flow's host and the nodes meet: a local path, or a URI such as s3://bucket/prefix."""
+    Args:
+        message: What the cloud answered, with a way out.
+        quotas: Names of the quotas, as far as they are known.
+    """
 
-    python: str
-    """Path of the interpreter on the node, with torch, numpy and pyarrow; and heterps, where there is no wheel."""
-
-    arguments: tuple[str, ...] = TRAINING_NODE
-    """Arguments of Python."""
-
-    lifetime_s: int = DEFAULT_LIFETIME_S
-    run_key: bytes = field(default=b"", repr=False)
-    """Authenticates the checkpoints of the run; empty where nodes write none."""
-
-    wheel: NodeWheel | None = None
-    """The code that the node takes from the run directory; None takes what is installed on it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProviderSettings:
-    """What providers are made from; each takes what it needs."""
-
-    state_directory: Path
-    """Local: where leases are kept, the same for all runs that one sweeper looks after."""
-
-    region: str
-    """AWS: region of the instances."""
-
-    image_id: str | None = None
-    """AWS: machine image; None takes the newest own one by name."""
-
-    subnet_id: str | None = None
-    """AWS: None takes the default network."""
-
-    node_boundary: str | None = None
-    """AWS: ARN of the permissions boundary of the roles that let nodes read and write their run directory."""
-
-    key_name: str | None = None
-    """AWS: key pair for people who must log in; None puts no key on the instances."""
-
-    workspace: str = DEFAULT_WORKSPACE
-    """AWS: whose machines these are, where several share an account; a sweeper looks after its own."""
+    def __init__(self, message: str, *, quotas: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.quotas = quotas
 
 
 class Provider(ABC):
@@ -104,8 +68,25 @@ class Provider(ABC):
     charges_money: ClassVar[bool]
     """False for a rehearsal: its bill is in list prices, and nobody pays it."""
 
+    runs_here: ClassVar[bool] = False
+    """Its nodes are processes of this machine, and meet the flow's host in a folder of the workspace. Others are
+    machines that end by shutting down, take their code from the run store, and ask the metadata service of their
+    cloud (`heterps_core/instance_metadata.py`) for their names and for notices."""
+
+    node_python: ClassVar[str] = "/opt/heterps/bin/python"
+    """On the nodes; by default on their machine image."""
+
+    region: ClassVar[str] = REGION
+    """That machines are rented in, unless another one is asked for."""
+
     has_regions: ClassVar[bool] = False
     """Each of them is asked by itself, and does not know the machines of another."""
+
+    price_file: ClassVar[PriceFile] = BUNDLED_SNAPSHOT
+    """Prices that it is planned with; what `live_prices` has answered since ranks above them."""
+
+    live_prices: ClassVar[type[LivePrices] | None] = None
+    """Asked for prices of now before machines are rented; None where nobody can be asked."""
 
     lease_s: ClassVar[float]
     """Length of a lease; a live run renews it three times in this time.
@@ -123,9 +104,42 @@ class Provider(ABC):
     """Of the disk that an instance is given, in 1e9 bytes; 0 where it has none of its own."""
 
     @classmethod
+    @abstractmethod
+    def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
+        """Make the provider of the machines of a workspace, by its own variables of the environment.
+
+        Raises:
+            ProvisioningError: It cannot be set up, or the region's name cannot be one.
+        """
+
+    @classmethod
+    def run_location(cls, workspace: Workspace, run_id: str) -> str:
+        """Return where the flow's host and the nodes of a run meet: a folder here, or a URI in the run store.
+
+        Raises:
+            ConfigurationError: There is no run store that the nodes could reach, or its URI holds credentials.
+        """
+        return str(workspace.run_directory(run_id)) if cls.runs_here else location_in_store(run_id)
+
+    @staticmethod
+    def is_set_up() -> bool:
+        """Tell whether it may have been used on this machine: then it is swept also where the ledger is lost."""
+        return True
+
+    @staticmethod
+    def is_beside_store() -> bool:
+        """Tell whether this very machine is where traffic to the run store is free."""
+        return False
+
+    @staticmethod
+    def asks_less(plan: ProvisioningPlan, of: ProvisioningPlan, quotas: Iterable[str]) -> bool:
+        """Tell whether a plan asks less than another, or nothing, of each of the quotas that refused that one."""
+        return False
+
+    @classmethod
     def services_usd_per_machine_hour(cls) -> float:
-        """Return what a machine is billed besides its own price; 0 where nothing is charged."""
-        return usd_per_machine_hour(disk_gb_each=cls.disk_gb_each) if cls.charges_money else 0.0
+        """Return what a machine is billed besides its own price; a process has no disk and no address."""
+        return 0.0 if cls.runs_here else usd_per_machine_hour(disk_gb_each=cls.disk_gb_each)
 
     @classmethod
     def billed_usd_per_hour(cls, plan: ProvisioningPlan) -> float:
@@ -140,6 +154,10 @@ class Provider(ABC):
     def looks_after(self, entry: LedgerEntry) -> bool:
         """Tell whether a machine of the ledger is one that this provider would find."""
         return entry.provider == self.name
+
+    def checks(self) -> Iterator[Check]:
+        """Yield what this machine needs to rent, for `heterps doctor`; nothing is bought or made."""
+        return iter(())
 
     def check_run_directory(self, location: str) -> None:  # noqa: B027
         """Check, before anything is launched, that nodes can be let into a run directory.
@@ -264,36 +282,3 @@ def check_run_id(run_id: str) -> None:
             f"a run id must be 1 to 64 letters, digits, '.', '_' or '-' and start with a letter or digit, "
             f"got {run_id!r}"
         )
-
-
-def node_environment(*, provider: str, run_id: str, lease_s: float, bootstrap: Bootstrap) -> dict[str, str]:
-    """Return the environment variables that every node starts with, the same on every provider.
-
-    Everything else it learns from cluster.json in the run directory; also who it is, where the provider
-    starts many alike and does not set HETERPS_NODE_ID.
-    """
-    variables = {
-        "HETERPS_PROVIDER": provider,
-        "HETERPS_RUN_ID": run_id,
-        "HETERPS_RUN_DIR": bootstrap.run_directory,
-        "HETERPS_PYTHON": bootstrap.python,
-        "HETERPS_LIFETIME_S": str(bootstrap.lifetime_s),
-        "HETERPS_LEASE_S": str(math.ceil(lease_s)),
-    }
-    if bootstrap.run_key:
-        variables["HETERPS_RUN_KEY"] = bootstrap.run_key.hex()
-    if bootstrap.wheel is None:
-        return variables
-    return {
-        **variables,
-        "HETERPS_WHEEL": bootstrap.wheel.key,
-        "HETERPS_WHEEL_SHA256": bootstrap.wheel.sha256,
-    }
-
-
-def user_data(environment: Mapping[str, str], arguments: tuple[str, ...]) -> str:
-    """Return the bootstrap script with its variables and arguments written in, for a cloud's first boot."""
-    script = BOOTSTRAP_SCRIPT.read_text()
-    shebang, _, body = script.partition("\n")
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
-    return "\n".join([shebang, *exports, f"set -- {shlex.join(arguments)}", body])

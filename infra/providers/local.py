@@ -10,29 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
+from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, Bootstrap, node_environment
 from infra.instances import Instance
 from infra.ledger.ledger import EndReason, Ledger
 from infra.loopback import LOOPBACK, free_loopback_port
-from infra.providers.base import (
-    BOOTSTRAP_SCRIPT,
-    Bootstrap,
-    Provider,
-    ProviderSettings,
-    check_run_id,
-    node_environment,
-)
+from infra.providers.base import Provider, check_run_id
 from infra.providers.lease_file import LeaseFile
 from infra.providers.local_processes import NodeKey, NodeProcesses, ProcessIdentity
+from infra.workspace import Workspace
 
 POLL_INTERVAL_S = 0.02
 
@@ -53,6 +49,8 @@ class LocalProvider(Provider):
 
     name: ClassVar[str] = "local"
     charges_money: ClassVar[bool] = False
+    runs_here: ClassVar[bool] = True
+    node_python: ClassVar[str] = sys.executable
     lease_s: ClassVar[float] = 60.0
     minimum_billed_s: ClassVar[float] = 0.0
 
@@ -61,9 +59,9 @@ class LocalProvider(Provider):
         self._processes = NodeProcesses(self.state_directory)
 
     @classmethod
-    def from_settings(cls, settings: ProviderSettings) -> LocalProvider:
-        """Make the provider that the settings describe."""
-        return cls(settings.state_directory)
+    def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
+        """Make the provider of the leases of a workspace; see `Provider.for_workspace`."""
+        return cls(workspace.leases_directory)
 
     def launch(
         self,
@@ -191,10 +189,11 @@ class LocalProvider(Provider):
         path.parent.mkdir(parents=True, exist_ok=True)
         lease.write(path)
         environment = node_environment(
-            provider=self.name,
+            replace(bootstrap, run_directory=run_directory),
             run_id=run_id,
             lease_s=self.lease_s,
-            bootstrap=replace(bootstrap, run_directory=run_directory),
+            is_process=True,
+            is_dry_run=not self.charges_money,
         )
         leader = self._processes.start(
             (run_id, request.node_id),
@@ -244,17 +243,12 @@ def _instance_of(path: Path) -> Instance | None:
         except FileNotFoundError:
             return None
         return _instance_without_lease(run_id, node_id, launched_at_s=launched_at_s)
-    return Instance(
-        provider_instance_id=_instance_id(run_id, node_id),
-        run_id=run_id,
-        node_id=node_id,
+    return replace(
+        _instance_without_lease(run_id, node_id, launched_at_s=0.0),
         instance_type=lease.instance_type,
         launched_at=datetime.fromisoformat(lease.launched_at),
-        is_ended=False,
-        ended_at=None,
         lease_until=lease.lease_end(),
         is_owner_dead=not lease.owner.is_alive(),
-        terms=None,
     )
 
 

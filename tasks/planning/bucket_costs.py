@@ -7,7 +7,6 @@ checkpoints ask comes into the bill.
 
 from __future__ import annotations
 
-from heterps_core.instance_metadata import is_in_the_cloud
 from heterps_core.training.step_metrics import BUCKET_REPORT_INTERVAL_S
 from heterps_core.training.storage.storage_usage import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
@@ -35,8 +34,8 @@ def planned_usage(*, state_bytes: float, hours: float, leaves_region: bool) -> S
     )
 
 
-def planned_bucket_usd(*, state_bytes: float, hours: float) -> float:
+def planned_bucket_usd(*, state_bytes: float, hours: float, leaves_region: bool) -> float:
     """Return what requests and egress of a run will cost; see `planned_usage`."""
-    usage = planned_usage(state_bytes=state_bytes, hours=hours, leaves_region=not is_in_the_cloud())
+    usage = planned_usage(state_bytes=state_bytes, hours=hours, leaves_region=leaves_region)
     lines = service_lines(instance_seconds=0.0, disk_gb_each=0.0, storage=usage)
     return sum(line.usd for line in lines)

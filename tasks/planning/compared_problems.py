@@ -14,7 +14,6 @@ from infra.workspace import Workspace
 from tasks.data import PreparedClicks
 from tasks.planning.planned_job import PlannedJob, planned_job
 from tasks.profiling import ProfiledModel, profile_layers
-from tasks.provisioning import LOCAL_PROVIDER
 from tasks.running.story import tell
 from tasks.scheduling import make_problem
 
@@ -100,7 +99,7 @@ def _profiled_job(
 ) -> tuple[PlannedJob, ProfiledModel]:
     job = planned_job(
         clicks.open(),
-        provider=LOCAL_PROVIDER,
+        is_rehearsal=True,
         batch_size=None,
         planned_samples=NIGHT_SAMPLES,
         planned_rows_per_slot=PRODUCTION_ROWS_PER_SLOT,

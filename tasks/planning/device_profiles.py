@@ -23,8 +23,9 @@ from infra.billing.bill import Bill
 from infra.billing.caps import Caps, check_caps
 from infra.ledger.ledger import Ledger
 from infra.machines.lifecycle import READY_TIMEOUT_S, running_cluster
+from infra.providers import get_provider, provider_of
 from infra.workspace import Workspace
-from tasks.clusters import next_launch_id, node_bootstrap, provider_of
+from tasks.clusters import next_launch_id, node_bootstrap
 from tasks.planning.measurement_decision import MeasurementDecision
 from tasks.profiling import ProfiledModel
 from tasks.provisioning import usd_for
@@ -62,7 +63,7 @@ def rented_for_measuring(
         BudgetExceededError: A cap is exceeded; nothing was launched.
         ProvisioningError: Another run has machines alive, or machines could not be had, or could not be ended.
     """
-    price_usd_per_hour = provider_of(workspace, provider).billed_usd_per_hour(plan)
+    price_usd_per_hour = get_provider(provider).billed_usd_per_hour(plan)
     most_usd = usd_for(price_usd_per_hour, READY_TIMEOUT_S + TIME_LIMIT_S)
     check_caps(
         price_usd_per_hour=price_usd_per_hour,

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from heterps_core.device_types import in_markets
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
+from infra.providers import get_provider
 from infra.workspace import Workspace
-from tasks.provisioning import FAILOVER, LOCAL_PROVIDER, REGION
+from tasks.provisioning import FAILOVER
 from tasks.running.interruptions import num_spot_losses
 
 logger = logging.getLogger(__name__)
@@ -21,10 +22,11 @@ def check_markets(*, provider: str, catalogue: str | None, region: str) -> None:
     Raises:
         ConfigurationError: Machines are rented that another cloud or region sells.
     """
-    if provider != LOCAL_PROVIDER and (catalogue is not None or region != REGION):
+    rented_from = get_provider(provider)
+    if rented_from.charges_money and (catalogue is not None or region != rented_from.region):
         raise ConfigurationError(
-            f"the provider {provider} rents in {REGION} at its own prices, got the catalogue {catalogue} and the "
-            f"region {region}; plan with those by the provider {LOCAL_PROVIDER}, or leave them out"
+            f"the provider {provider} rents in {rented_from.region} at its own prices, got the catalogue {catalogue} "
+            f"and the region {region}; plan with those by a provider that charges nothing, or leave them out"
         )
 
 

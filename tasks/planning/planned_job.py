@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.training.job import default_batch_size
-from tasks.provisioning import LOCAL_PROVIDER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,13 +29,12 @@ class PlannedJob:
 def planned_job(
     dataset: PreparedDataset,
     *,
-    provider: str,
+    is_rehearsal: bool,
     batch_size: int | None,
     planned_samples: int | None,
     planned_rows_per_slot: int | None,
 ) -> PlannedJob:
     """Return the job that a plan is made for; `None` stands for what the data has."""
-    is_rehearsal = provider == LOCAL_PROVIDER
     num_samples = planned_samples if is_rehearsal and planned_samples else dataset.num_train_rows
     features = dataset.features
     if is_rehearsal and planned_rows_per_slot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -15,10 +15,10 @@ from heterps_core.training.training_run import TrainingRun
 from infra.billing.budget import BudgetWatch, Spending, spent_usd, start_of_month, watched
 from infra.billing.caps import Caps
 from infra.billing.spending import SpendingMeter
-from infra.ledger.ledger import Ledger, LedgerEntry
-from infra.providers import PROVIDERS
+from infra.ledger.ledger import Ledger
+from infra.providers import get_provider, provider_of
 from infra.workspace import Workspace
-from tasks.clusters import end_machines_of, provider_of, run_of_launch
+from tasks.clusters import end_machines_of, run_of_launch
 
 logger = logging.getLogger(__name__)
 
@@ -28,22 +28,8 @@ def spending_of(workspace: Workspace, provider: str, run_id: str, *, now: dateti
     entries = [entry for entry in Ledger(workspace.ledger_path).entries() if entry.provider == provider]
     of_run = [entry for entry in entries if run_of_launch(entry.run_id) == run_id]
     return Spending(
-        run_usd=machines_usd(provider, of_run, now=now),
-        month_usd=machines_usd(provider, entries, now=now, since=start_of_month(now)),
-    )
-
-
-def machines_usd(
-    provider: str, entries: Sequence[LedgerEntry], *, now: datetime, since: datetime | None = None
-) -> float:
-    """Return what machines of a provider have cost until `now`, of it what fell after `since` where that is given."""
-    charged_by = PROVIDERS[provider]
-    return spent_usd(
-        entries,
-        minimum_billed_s=charged_by.minimum_billed_s,
-        services_usd_per_machine_hour=charged_by.services_usd_per_machine_hour(),
-        now=now,
-        since=since,
+        run_usd=spent_usd(of_run, get_provider(provider), now=now),
+        month_usd=spent_usd(entries, get_provider(provider), now=now, since=start_of_month(now)),
     )
 
 
@@ -83,7 +69,7 @@ def within_budget(
         end_machines_of(workspace, run_id)
 
     watch = BudgetWatch(
-        caps,
+        caps=caps,
         spending=SpendingMeter(
             provider,
             cluster,

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from heterps_core.errors import LiveFleetError
+from infra.bootstrap.node_start import DEFAULT_LIFETIME_S
 from infra.instances import Instance
-from infra.ledger.ledger import EntryState, Ledger, LedgerEntry
-from infra.machines.sweeper import reason_to_end
-from infra.providers.base import DEFAULT_LIFETIME_S
+from infra.ledger.ledger import Ledger, LedgerEntry
+from infra.machines.sweeper import reason_to_end, sweep_workspace
+from infra.providers import provider_of
 from infra.workspace import Workspace
-from tasks.clusters import provider_of, run_of_launch, sweep_all_providers
+from tasks.clusters import run_of_launch
 
 SHOWN_MACHINES = 4
-_OPEN_STATES = (EntryState.INTENDED, EntryState.LAUNCHED)
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def check_no_other_fleet(workspace: Workspace, run_id: str) -> None:
     """
     if not _young_open_entries(workspace):
         return
-    for problem in sweep_all_providers(workspace).problems:
+    for problem in sweep_workspace(workspace).problems:
         logger.warning("%s", problem)
     others = [entry for entry in _young_open_entries(workspace) if run_of_launch(entry.run_id) != run_id]
     for name in sorted({entry.provider for entry in others}):
@@ -109,7 +109,7 @@ def _young_open_entries(workspace: Workspace) -> list[LedgerEntry]:
     return [
         entry
         for entry in Ledger(workspace.ledger_path).entries()
-        if entry.state in _OPEN_STATES and (now - entry.intended_at).total_seconds() < DEFAULT_LIFETIME_S
+        if entry.is_open and (now - entry.intended_at).total_seconds() < DEFAULT_LIFETIME_S
     ]
 
 

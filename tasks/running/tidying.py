@@ -8,23 +8,17 @@ the record of runs and the ledger say of a run is never touched.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.training.storage.run_directory import CHECKPOINTS, DATA, RESERVE, START_MODEL, RunDirectory
-from infra.ledger.ledger import EntryState, Ledger, LedgerEntry
+from infra.ledger.ledger import Ledger, LedgerEntry
+from infra.providers import get_provider
+from infra.run_store import RUN_STORE_VARIABLE, has_run_store, location_in_store
 from infra.workspace import Workspace
-from tasks.clusters import (
-    RENTING_PROVIDER,
-    RUN_STORE_VARIABLE,
-    SPOT_FILE,
-    STORAGE_FILE,
-    run_location,
-    run_of_launch,
-)
+from tasks.clusters import SPOT_FILE, STORAGE_FILE, run_of_launch
 from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.records.record_outbox import first_line
 from tasks.reports.blocks.kept_explanation import EXPLANATION_FILE
@@ -34,7 +28,6 @@ KEPT_FILES = (EXPLANATION_FILE, STORAGE_FILE, SPOT_FILE)
 """Of a run's folder in the workspace: some kilobytes that `heterps explain` and `heterps cost` read."""
 
 _NEEDED_TO_RESUME = (CHECKPOINTS, START_MODEL, DATA)
-_OPEN_STATES = (EntryState.INTENDED, EntryState.LAUNCHED)
 
 logger = logging.getLogger(__name__)
 
@@ -136,20 +129,19 @@ def _places_by_run(
     rented = {
         run_id
         for run_id, entries in machines.items()
-        if any(entry.provider == RENTING_PROVIDER for entry in entries)
+        if not all(get_provider(entry.provider).runs_here for entry in entries)
     }
     if not rented:
         return found, []
-    if not os.environ.get(RUN_STORE_VARIABLE):
+    if not has_run_store():
         return found, [
-            f"files of {len(rented)} runs on {RENTING_PROVIDER} are in a run store, which {RUN_STORE_VARIABLE} must "
+            f"files of {len(rented)} runs on rented machines are in a run store, which {RUN_STORE_VARIABLE} must "
             f"name, but it is not set: nothing there was looked at"
         ]
     try:
-        store = RunDirectory(run_location(workspace, RENTING_PROVIDER, ""))
+        store = RunDirectory(location_in_store(""))
         for run_id in rented & set(store.names("")):
-            place = RunDirectory(run_location(workspace, RENTING_PROVIDER, run_id))
-            found.setdefault(run_id, []).append(place)
+            found.setdefault(run_id, []).append(RunDirectory(location_in_store(run_id)))
     except Exception as problem:
         # Of whatever kind a bucket has; what is here is tidied all the same.
         return found, [f"the run store could not be listed: {first_line(problem)}"]
@@ -166,7 +158,7 @@ def _why_kept(
         return "has a name that no run has"
     if run_id == last_fleet(workspace).run_id:
         return "the last that held the lock of the fleet, and may hold it now"
-    if any(entry.state in _OPEN_STATES for entry in machines):
+    if any(entry.is_open for entry in machines):
         return "has machines that the ledger does not know to be over; heterps sweep asks for them"
     records = []
     if has_records(workspace):

@@ -14,8 +14,8 @@ from heterps_core.errors import ConfigurationError, DataError, ProvisioningError
 from infra.billing.caps import Caps
 from infra.ledger.ledger import Ledger
 from infra.machines.lifecycle import running_cluster
+from infra.providers import provider_of
 from infra.workspace import HOME_VARIABLE, Workspace
-from tasks.clusters import provider_of
 from tasks.records.champion import champion_of
 from tests.infra.builders import bootstrap, offer, plan
 

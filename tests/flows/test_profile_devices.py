@@ -9,8 +9,8 @@ from flows.profile_devices import profile_devices
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from infra.ledger.ledger import EntryState, Ledger
+from infra.providers import provider_of
 from infra.workspace import Workspace
-from tasks.clusters import provider_of
 from tasks.records.mlflow_names import EXPERIMENT, KIND_TAG
 
 

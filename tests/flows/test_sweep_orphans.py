@@ -9,7 +9,7 @@ import pytest
 from flows.sweep_orphans import sweep_orphans
 from heterps_core.errors import ProvisioningError
 from infra.ledger.ledger import Ledger
-from infra.providers import provider_for
+from infra.providers import provider_of
 from infra.workspace import Workspace
 from tests.infra.builders import bootstrap, moto_ec2, offer, plan
 from tests.moto_server import REGION
@@ -29,7 +29,7 @@ def workspace(tmp_path, monkeypatch):
 def test_a_machine_that_cannot_be_terminated_fails_the_flow_run_and_is_named_when_all_others_are_ended(
     workspace,
 ):
-    provider_for("aws", workspace, region=REGION).launch(
+    provider_of(workspace, "aws", region=REGION).launch(
         plan(offer(), offer(), offer()),
         run_id="left",
         lease_until=datetime.now(UTC) - timedelta(seconds=1),

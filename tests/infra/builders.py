@@ -12,7 +12,7 @@ from infra.catalogue.price_catalogue import PriceCatalogue
 
 from heterps_core.hardware import InstanceOffer, InstanceType, Market
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
-from infra.providers.base import Bootstrap
+from infra.bootstrap.node_start import Bootstrap
 from tests.moto_server import REGION, empty_cloud
 
 SLEEP = ("-c", "import time; time.sleep(100)")

@@ -35,12 +35,12 @@ from heterps_core.units import SECONDS_PER_HOUR
 from infra.billing.budget import BudgetWatch
 from infra.billing.caps import Caps
 from infra.billing.spending import SpendingMeter
+from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import Ledger
 from infra.machines.lifecycle import running_cluster
 from infra.machines.sweeper import sweep
 from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.provider import AwsEc2Provider
-from infra.providers.base import Bootstrap
 from tasks.clusters import run_of_launch, spent_before_launch
 from tests.infra.builders import bootstrap, offer
 from tests.infra.fault_cases import WATCHED, Case, Fault, Kind
@@ -219,7 +219,7 @@ def spend_to_the_cap(
     passed_s = 0.0
     price_usd_per_hour = provider.billed_usd_per_hour(unlike_plan(cluster.nodes[0].market))
     watch = BudgetWatch(
-        Caps(max_usd_per_run=price_usd_per_hour * SPENDING_S / SECONDS_PER_HOUR),
+        caps=Caps(max_usd_per_run=price_usd_per_hour * SPENDING_S / SECONDS_PER_HOUR),
         spending=SpendingMeter(
             provider,
             cluster,

@@ -8,9 +8,9 @@ import pytest
 from heterps_core.errors import BudgetExceededError, ConfigurationError, ProvisioningError
 from heterps_core.plans.scheduling_plan import Stage
 from infra.billing.caps import Caps
-from infra.prices.aws_prices import AwsPrices
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
 from infra.prices.refreshed_prices import write_refreshed
+from infra.providers.aws.prices import AwsPrices
 from infra.workspace import Workspace
 from tasks import prices as prices_module
 from tasks.prices import (
@@ -63,7 +63,7 @@ def test_the_bundled_prices_stand_alone_until_a_refresh_ranks_above_them(workspa
     assert price_files(workspace) == (BUNDLED_SNAPSHOT,)
     answer(aws, on_demand_usd="0.07")
 
-    written = refresh_prices_of.fn(workspace, regions=[REGION], history_days=7)
+    written = refresh_prices_of.fn(workspace, AwsPrices, regions=[REGION], history_days=7)
 
     assert written.summary.startswith("3 new prices; ")
     catalogue = PriceCatalogue(price_files(workspace))
@@ -82,7 +82,7 @@ def test_not_one_price_is_an_error_and_leaves_no_file(workspace, aws):
         stub.add_client_error(method, "UnauthorizedOperation", "no")
 
     with pytest.raises(ProvisioningError, match=r"not one price could be refreshed.*stay in use"):
-        refresh_prices_of.fn(workspace, regions=[REGION], history_days=7)
+        refresh_prices_of.fn(workspace, AwsPrices, regions=[REGION], history_days=7)
 
     assert not price_folder(workspace).exists()
 
@@ -96,9 +96,9 @@ def test_before_renting_old_prices_are_refreshed_and_fresh_ones_are_not(workspac
     write_refreshed(price_folder(workspace), [old], at=datetime.now(UTC) - timedelta(hours=7))
     answer(aws)
 
-    refresh_before_renting(workspace, regions=[REGION])
+    refresh_before_renting(workspace, "aws", regions=[REGION])
     assert newest_age_s() < 60
-    refresh_before_renting(workspace, regions=[REGION])  # would find no more answers
+    refresh_before_renting(workspace, "aws", regions=[REGION])  # would find no more answers
 
     assert len(list(price_folder(workspace).iterdir())) == 2
 
@@ -111,19 +111,22 @@ def test_before_renting_a_refresh_that_fails_is_told_and_borne(workspace, monkey
     monkeypatch.setattr(prices_module, "refresh_prices_of", refresh_prices_of.fn)
 
     with caplog.at_level(logging.WARNING):
-        refresh_before_renting(workspace, regions=[REGION])
+        refresh_before_renting(workspace, "aws", regions=[REGION])
 
     assert "no credentials" in caplog.text
 
 
-def bought(*, usd_per_hour=0.08, cost_usd=0.8, services_usd_per_hour=0.0) -> Provisioning:
+SERVICES_USD_PER_HOUR = 40 * 0.08 / 730 + 0.005 + 0.001848
+"""Of a machine, by hand: its disk, its address, and what it asks of the bucket."""
+
+
+def bought(*, usd_per_hour=0.08, hours=10.0) -> Provisioning:
     purchase = plan(offer("c7i.large", price_usd_per_hour=usd_per_hour))
     return Provisioning(
         cloud_plan=purchase,
         launch_plan=purchase,
         launch_stages=(Stage(0, 0, "cpu-c7i", 1),),
-        predicted_cost_usd=cost_usd,
-        services_usd_per_hour=services_usd_per_hour,
+        predicted_cost_usd=hours * (usd_per_hour + SERVICES_USD_PER_HOUR),
         is_rehearsal=False,
         price_files=(BUNDLED_SNAPSHOT.path,),
         fallback_plans=(purchase,),
@@ -134,11 +137,11 @@ def test_right_before_the_launch_prices_and_cost_are_those_of_now(aws, caplog):
     will_give_products(aws[0], [product("c7i.large", "0.10")], region=REGION, name="c7i.large")
 
     with caplog.at_level(logging.WARNING):
-        checked = recheck_prices.fn(bought(), caps=Caps())
+        checked = recheck_prices.fn(bought(), provider="aws", caps=Caps())
 
     assert checked.launch_plan.price_usd_per_hour == checked.cloud_plan.price_usd_per_hour == 0.10
     assert checked.fallback_plans[0].price_usd_per_hour == 0.10
-    assert checked.predicted_cost_usd == pytest.approx(0.8 * 0.10 / 0.08)
+    assert checked.predicted_cost_usd == pytest.approx(10 * (0.10 + SERVICES_USD_PER_HOUR))
     assert "0.0800 -> 0.1000 USD/hour (+25%)" in caplog.text
     assert "less than an hour old" in checked.summary
 
@@ -147,22 +150,23 @@ def test_a_price_that_has_risen_beyond_a_cap_is_refused_before_anything_is_launc
     will_give_products(aws[0], [product("c7i.large", "0.10")], region=REGION, name="c7i.large")
 
     with pytest.raises(BudgetExceededError, match="nothing was launched"):
-        recheck_prices.fn(bought(), caps=Caps(max_usd_per_hour=0.09))
+        recheck_prices.fn(bought(), provider="aws", caps=Caps(max_usd_per_hour=0.09))
 
 
 def test_disks_and_addresses_stay_as_they_were_and_count_against_the_caps(aws):
     for _ in range(2):
         will_give_products(aws[0], [product("c7i.large", "0.10")], region=REGION, name="c7i.large")
-    planned = bought(cost_usd=0.9, services_usd_per_hour=0.01)
+    planned = bought(hours=10.0)
 
-    # By hand: ten hours at 0.08 + 0.01 USD become ten at 0.10 + 0.01.
-    assert recheck_prices.fn(planned, caps=Caps()).predicted_cost_usd == pytest.approx(1.1)
+    # By hand: ten hours at 0.08 USD become ten at 0.10, with the same for disk and address.
+    checked = recheck_prices.fn(planned, provider="aws", caps=Caps())
+    assert checked.predicted_cost_usd == pytest.approx(10 * (0.10 + SERVICES_USD_PER_HOUR))
     with pytest.raises(BudgetExceededError, match="USD per hour"):
-        recheck_prices.fn(planned, caps=Caps(max_usd_per_hour=0.105))
+        recheck_prices.fn(planned, provider="aws", caps=Caps(max_usd_per_hour=0.105))
 
 
 def test_an_alternative_or_a_fall_back_whose_price_of_now_breaks_a_cap_is_left_out(aws):
-    planned = bought(cost_usd=0.8)
+    planned = bought()
     [group] = planned.launch_plan.groups
     dearer = offer("m7i.large", price_usd_per_hour=0.085)
     purchase = replace(planned.launch_plan, groups=(replace(group, alternatives=(dearer,)),))
@@ -172,7 +176,7 @@ def test_an_alternative_or_a_fall_back_whose_price_of_now_breaks_a_cap_is_left_o
         will_give_products(aws[0], [product(name, usd)], region=REGION, name=name)
 
     # By hand: what was 0.085 USD/hour as planned is 0.31 now.
-    checked = recheck_prices.fn(planned, caps=Caps(max_usd_per_hour=0.14))
+    checked = recheck_prices.fn(planned, provider="aws", caps=Caps(max_usd_per_hour=0.14))
 
     assert [offer.instance_type.name for offer in checked.launch_plan.offers] == ["c7i.large"]
     assert [p.price_usd_per_hour for p in checked.fallback_plans] == [0.08]
@@ -186,7 +190,7 @@ def test_prices_that_cannot_be_checked_again_stay_and_are_told(monkeypatch, capl
     monkeypatch.setattr(AwsPrices, "with_own_clients", refuse)
 
     with caplog.at_level(logging.WARNING):
-        assert recheck_prices.fn(bought(), caps=Caps()) == bought()
+        assert recheck_prices.fn(bought(), provider="aws", caps=Caps()) == bought()
 
     assert "stays as planned: no credentials" in caplog.text
 

@@ -27,8 +27,10 @@ RUN_KEY_VARIABLE = "HETERPS_RUN_KEY"
 """The run's key in hexadecimal digits; not set on nodes that neither write nor read checkpoints."""
 
 NODE_ID_VARIABLE = "HETERPS_NODE_ID"
-PROVIDER_VARIABLE = "HETERPS_PROVIDER"
-LOCAL_PROVIDER = "local"
+KIND_VARIABLE = "HETERPS_NODE_IS"
+"""A machine, or a process of the flow's."""
+
+DRY_RUN_VARIABLE = "HETERPS_DRY_RUN"
 
 EXIT = "exit.json"
 HEARTBEAT = "heartbeat.json"
@@ -92,7 +94,12 @@ def own_node(cluster: Cluster) -> Node:
 
 def runs_here_for_rehearsal() -> bool:
     """Tell whether this node is a process on the flow's machine, and not the machine that it stands for."""
-    return os.environ.get(PROVIDER_VARIABLE, LOCAL_PROVIDER) == LOCAL_PROVIDER
+    return os.environ.get(DRY_RUN_VARIABLE, "1") == "1"
+
+
+def is_machine() -> bool:
+    """Tell whether this node is a machine of its own, which its cloud may preempt."""
+    return os.environ.get(KIND_VARIABLE) == "machine"
 
 
 @contextmanager

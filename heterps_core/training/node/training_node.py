@@ -28,6 +28,7 @@ from heterps_core.training.node.leaving import watch_notices
 from heterps_core.training.node.node_life import (
     NODE_ID_VARIABLE,
     heartbeat,
+    is_machine,
     node_key,
     own_node,
     own_run_directory,
@@ -169,7 +170,7 @@ def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
 @contextmanager
 def _notices_watched(run: RunDirectory, node: Node) -> Iterator[None]:
     """Look for the cloud's notices while the node trains; only machines that can be taken back get any."""
-    if runs_here_for_rehearsal() or node.market is not Market.SPOT:
+    if not is_machine() or node.market is not Market.SPOT:
         yield
         return
     with watch_notices(run, node.node_id):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +9,18 @@ from botocore.exceptions import ClientError
 
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.storage.store_location import check_store_location
 from infra.checks.checks import Check, CheckState
 from infra.providers.aws.errors import explained
 from infra.providers.aws.node_role import check_boundary, own_node_roles, roles_path
 from infra.providers.aws.queries import find_image, find_network
 from infra.providers.aws.tags import as_tag_list, owner_tags
+from infra.run_store import location_in_store
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
 
     from infra.providers.aws.launch import MachineSettings
 
-RUN_STORE_VARIABLE = "HETERPS_RUN_STORE"
 _PROBE = "heterps-doctor"
 """Run id of what is only asked for; nothing is made under it."""
 
@@ -103,16 +101,9 @@ def _dry(call: Callable[[], object]) -> None:
 
 def _see_run_store() -> str:
     """Ask the run store for something that is not there, which takes the right to list it."""
-    check_store_location(os.environ.get(RUN_STORE_VARIABLE, ""))
-    location, mark, options = os.environ.get(RUN_STORE_VARIABLE, "").partition("?")
-    if "://" not in location:
-        raise ConfigurationError(
-            f"{RUN_STORE_VARIABLE} must be a URI that this machine and its nodes reach, got {location!r}; "
-            f"export {RUN_STORE_VARIABLE}=s3://your-bucket/heterps"
-        )
-    store = f"{location.rstrip('/')}/{_PROBE}{mark}{options}"
+    location = location_in_store(_PROBE)
     try:
-        RunDirectory(store).exists("probe")
+        RunDirectory(location).exists("probe")
     except OSError as problem:
         raise ConfigurationError(
             f"{location} cannot be read: {problem}; check the bucket and its policy"

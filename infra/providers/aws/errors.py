@@ -20,6 +20,7 @@ from botocore.exceptions import (
 )
 
 from heterps_core.errors import ProvisioningError
+from infra.providers.base import InsufficientCapacityError, QuotaExceededError
 
 GONE_CODES = ("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed")
 
@@ -78,25 +79,8 @@ _SAYS_NOTHING_OF_OTHERS = {"Unsupported", "InvalidFleetConfiguration"}
 """Beside a quota: the pools that are sold there are those that the quota refused."""
 
 
-class InsufficientCapacityError(ProvisioningError):
-    """The machines cannot be had there and now; another zone may have them."""
-
-
 class UnknownProfileError(ProvisioningError):
     """EC2 does not know the instance profile, which it may a few seconds later."""
-
-
-class QuotaExceededError(ProvisioningError):
-    """The account's quota does not allow the machines; a purchase that asks less of it may be had.
-
-    Args:
-        message: What AWS answered, with a way out.
-        quotas: Names in Service Quotas, as far as they are known.
-    """
-
-    def __init__(self, message: str, *, quotas: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.quotas = quotas
 
 
 def refusal(action: str, codes_and_messages: Mapping[str, Sequence[str]]) -> ProvisioningError:

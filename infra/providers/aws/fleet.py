@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.plans.provisioning_plan import NodeRequest
-from infra.providers.aws.errors import InsufficientCapacityError, refusal
+from infra.providers.aws.errors import refusal
 from infra.providers.aws.queries import Network
 from infra.providers.aws.tags import MAX_OFFERS, as_tag_list, group_tags
+from infra.providers.base import InsufficientCapacityError
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client

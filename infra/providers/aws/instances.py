@@ -1,16 +1,19 @@
-"""What is done to instances once they are there: leases moved, machines ended."""
+"""What is done to instances once they are there: leases moved, machines ended, what stood beside them deleted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from heterps_core.errors import ProvisioningError
 from infra.providers.aws.errors import GONE_CODES, explained
-from infra.providers.aws.tags import LEASE_TAG
+from infra.providers.aws.launch_template import delete_template, own_templates
+from infra.providers.aws.node_role import NodeRole, delete_node_role
+from infra.providers.aws.security_group import delete_security_group, own_security_groups
+from infra.providers.aws.tags import INTENDED_TAG, LEASE_TAG, RUN_TAG, moment_or_none
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -68,3 +71,39 @@ def terminate_one(client: EC2Client, instance_id: str) -> bool:
             return False
         raise
     return True
+
+
+def remove_leftovers(
+    client: EC2Client,
+    iam: Any,
+    workspace: str,
+    roles: Sequence[NodeRole],
+    *,
+    live_run_ids: Collection[str],
+    made_before: datetime,
+) -> tuple[str, ...]:
+    """Delete templates, security groups and roles of runs that do not live, and return their names.
+
+    What does not say when it was made is of no launch that is under way.
+    """
+
+    def is_leftover(run_id: str, made_at: datetime | None) -> bool:
+        return run_id not in live_run_ids and (made_at is None or made_at < made_before)
+
+    def are_of_leftover(tags: dict[str, str]) -> bool:
+        return is_leftover(tags[RUN_TAG], moment_or_none(tags[INTENDED_TAG]))
+
+    templates = [
+        name
+        for name, tags in own_templates(client, workspace)
+        if are_of_leftover(tags) and delete_template(client, name)
+    ]
+    groups = [
+        group_id
+        for group_id, tags in own_security_groups(client, workspace)
+        if are_of_leftover(tags) and delete_security_group(client, group_id)
+    ]
+    old_roles = [role for role in roles if is_leftover(role.run_id, role.made_at)]
+    for role in old_roles:
+        delete_node_role(iam, role)
+    return (*templates, *groups, *(role.name for role in old_roles))

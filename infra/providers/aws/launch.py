@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -16,21 +16,22 @@ from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import AWS
 from heterps_core.plans.provisioning_plan import NodeRequest
 from infra.ledger.ledger import Ledger
-from infra.providers.aws.errors import (
-    InsufficientCapacityError,
-    QuotaExceededError,
-    UnknownProfileError,
-    explained,
-)
+from infra.providers.aws.errors import UnknownProfileError, explained
 from infra.providers.aws.fleet import FleetAnswer, FleetGroup, request_fleet, zones_for
 from infra.providers.aws.instances import renew_lease_tags
 from infra.providers.aws.launch_template import make_template, template_data
-from infra.providers.aws.node_role import is_in_s3, make_node_role, role_name, roles_path
+from infra.providers.aws.node_role import (
+    BOUNDARY_VARIABLE,
+    is_in_s3,
+    make_node_role,
+    role_name,
+    roles_path,
+)
 from infra.providers.aws.queries import Network, describe_when_known, find_image, find_network, is_ended
 from infra.providers.aws.quotas import quotas_of
 from infra.providers.aws.security_group import make_security_group
 from infra.providers.aws.tags import INTENDED_TAG, LEASE_TAG, group_of, owner_tags
-from infra.providers.base import DEFAULT_WORKSPACE
+from infra.providers.base import InsufficientCapacityError, QuotaExceededError
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -60,8 +61,8 @@ class MachineSettings:
     key_name: str | None = None
     """None puts no key on the instances."""
 
-    workspace: str = DEFAULT_WORKSPACE
-    """At most 32 letters, digits, '.', '_' and '-'."""
+    workspace: str = "default"
+    """Whose machines these are, where several share an account: at most 32 letters, digits, '.', '_' and '-'."""
 
     def __post_init__(self) -> None:
         if not _WORKSPACE.fullmatch(self.workspace):
@@ -69,6 +70,17 @@ class MachineSettings:
                 f"a workspace's name must be 1 to 32 letters, digits, '.', '_' or '-' and start with a letter or "
                 f"digit, got {self.workspace!r}"
             )
+
+    @classmethod
+    def of_environment(cls, variables: Mapping[str, str]) -> MachineSettings:
+        """Return what HETERPS_AWS_* say, where they are not empty."""
+        return cls(
+            image_id=variables.get("HETERPS_AWS_IMAGE") or None,
+            subnet_id=variables.get("HETERPS_AWS_SUBNET") or None,
+            node_boundary=variables.get(BOUNDARY_VARIABLE) or None,
+            key_name=variables.get("HETERPS_AWS_KEY") or None,
+            workspace=variables.get("HETERPS_AWS_WORKSPACE") or cls().workspace,
+        )
 
     def name_for(self, run_id: str) -> str:
         """Return the name of a run's launch template and of its security group."""
@@ -86,47 +98,35 @@ class ZoneFullError(InsufficientCapacityError):
         self.zone = zone
 
 
+@dataclass(kw_only=True)
 class RunLaunch:
-    """Everything that the attempts to launch one run have in common.
+    """Everything that the attempts to launch one run have in common."""
 
-    Args:
-        client: boto3's EC2 client.
-        iam: boto3's IAM client; None makes no role, and nodes have no rights.
-        machines: What the machines are made from.
-        run_directory: That nodes get rights to, where it is in S3.
-        run_id: Of the run.
-        lease_until: What the lease tag says at birth.
-        first_boot: User data.
-        ledger: Written before and after each fleet request.
-        launched_ids: Grows by every instance that EC2 names, also of requests that failed.
-        now: Tells EC2's time, which a sweep reads what is written here by.
-    """
+    client: EC2Client
+    iam: Any | None
+    """boto3's IAM client; None makes no role, and nodes have no rights."""
 
-    def __init__(
-        self,
-        client: EC2Client,
-        iam: Any | None,
-        machines: MachineSettings,
-        *,
-        run_directory: str,
-        run_id: str,
-        lease_until: datetime,
-        first_boot: str,
-        ledger: Ledger,
-        launched_ids: list[str],
-        now: Callable[[], datetime],
-    ) -> None:
-        self.client = client
-        self.iam = iam
-        self.machines = machines
-        self.run_directory = run_directory
-        self.run_id = run_id
-        self.lease_until = lease_until
-        self.first_boot = first_boot
-        self.ledger = ledger
-        self.launched_ids = launched_ids
-        self.now = now
-        self._has_old_lease = False
+    machines: MachineSettings
+    run_directory: str
+    """That nodes get rights to, where it is in S3."""
+
+    run_id: str
+    lease_until: datetime
+    """What the lease tag says at birth."""
+
+    first_boot: str
+    """User data."""
+
+    ledger: Ledger
+    """Written before and after each fleet request."""
+
+    launched_ids: list[str]
+    """Grows by every instance that EC2 names, also of requests that failed."""
+
+    now: Callable[[], datetime]
+    """Tells EC2's time, which a sweep reads what is written here by."""
+
+    _has_old_lease: bool = False
 
     def attempt(
         self,

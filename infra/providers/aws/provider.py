@@ -9,10 +9,11 @@ is tried as the run's next attempt.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
+import os
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import boto3
 from botocore.config import Config
@@ -20,14 +21,19 @@ from botocore.config import Config
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import AWS, Market
+from heterps_core.instance_metadata import is_in_the_cloud
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
+from infra.bootstrap.node_start import Bootstrap, node_environment, user_data
+from infra.checks.checks import Check
 from infra.instances import Instance
 from infra.ledger.ledger import EndReason, Ledger, LedgerEntry
+from infra.prices.live_prices import LivePrices
 from infra.prices.spot_charges import SpotRecord
+from infra.providers.aws.access_checks import access_checks
 from infra.providers.aws.clock import Ec2Clock
 from infra.providers.aws.errors import explained
 from infra.providers.aws.fleet import fleet_groups
-from infra.providers.aws.instances import renew_lease_tags, terminate_all
+from infra.providers.aws.instances import remove_leftovers, renew_lease_tags, terminate_all
 from infra.providers.aws.launch import DEFAULT_MACHINES, MachineSettings, RunLaunch, ZoneFullError
 from infra.providers.aws.launch_template import DISK_GB, delete_template, own_templates
 from infra.providers.aws.node_role import (
@@ -39,18 +45,13 @@ from infra.providers.aws.node_role import (
     own_node_roles,
     roles_path,
 )
+from infra.providers.aws.prices import AwsPrices, spot_records
 from infra.providers.aws.queries import live_instances, remembered_instances
-from infra.providers.aws.security_group import delete_security_group, own_security_groups
-from infra.providers.aws.spot_history import spot_histories, spot_record_of
-from infra.providers.aws.tags import INTENDED_TAG, RUN_TAG, attempt_of, instance_of, moment_or_none
-from infra.providers.base import (
-    Bootstrap,
-    Provider,
-    ProviderSettings,
-    check_run_id,
-    node_environment,
-    user_data,
-)
+from infra.providers.aws.quotas import asks_less
+from infra.providers.aws.tags import attempt_of, instance_of
+from infra.providers.base import Provider, check_run_id
+from infra.run_store import has_run_store
+from infra.workspace import Workspace
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -82,6 +83,11 @@ class AwsEc2Provider(Provider):
     # EC2 shows what it was told with a delay that it gives no bound for; minutes were never seen.
     tags_grace_s: ClassVar[float] = 300.0
     disk_gb_each: ClassVar[float] = DISK_GB
+    live_prices: ClassVar[type[LivePrices] | None] = AwsPrices
+    # Without a run store nothing was rented, and an instance reads a bucket of its region for nothing.
+    is_set_up = staticmethod(has_run_store)
+    is_beside_store = staticmethod(is_in_the_cloud)
+    asks_less = staticmethod(asks_less)
 
     def __init__(
         self, client: EC2Client, machines: MachineSettings = DEFAULT_MACHINES, *, iam: Any | None = None
@@ -97,24 +103,13 @@ class AwsEc2Provider(Provider):
         return Ec2Clock(self.client)
 
     @classmethod
-    def from_settings(cls, settings: ProviderSettings) -> AwsEc2Provider:
-        """Make the provider that the settings describe, with boto3's own search for credentials.
-
-        Raises:
-            ProvisioningError: The region's name cannot be one.
-        """
+    def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
+        """Make the provider by HETERPS_AWS_*, with boto3's own search for credentials; see `Provider`."""
         retries = Config(retries={"mode": "standard", "max_attempts": 5})
         with explained("set up its client"):
-            client = boto3.client("ec2", region_name=settings.region, config=retries)
-            iam = boto3.client("iam", region_name=settings.region, config=retries)
-        machines = MachineSettings(
-            image_id=settings.image_id,
-            subnet_id=settings.subnet_id,
-            node_boundary=settings.node_boundary,
-            key_name=settings.key_name,
-            workspace=settings.workspace,
-        )
-        return cls(client, machines, iam=iam)
+            client = boto3.client("ec2", region_name=region, config=retries)
+            iam = boto3.client("iam", region_name=region, config=retries)
+        return cls(client, MachineSettings.of_environment(os.environ), iam=iam)
 
     def now(self) -> datetime:
         """Return EC2's time; see `Provider.now`."""
@@ -126,6 +121,10 @@ class AwsEc2Provider(Provider):
     def looks_after(self, entry: LedgerEntry) -> bool:
         """Tell whether a machine is in this region; see `Provider.looks_after`."""
         return super().looks_after(entry) and entry.region == self.client.meta.region_name
+
+    def checks(self) -> Iterator[Check]:
+        """Ask for what a launch would need; see `Provider.checks`."""
+        return access_checks(self.client, self.machines, iam=self.iam)
 
     def check_run_directory(self, location: str) -> None:
         """Check that nodes can be given a role for it; see `Provider.check_run_directory`."""
@@ -152,15 +151,15 @@ class AwsEc2Provider(Provider):
         with explained("prepare the launch"):
             there = live_instances(self.client, self.machines.workspace, run_id)
         launch = RunLaunch(
-            self.client,
-            self.iam,
-            self.machines,
+            client=self.client,
+            iam=self.iam,
+            machines=self.machines,
             run_directory=bootstrap.run_directory,
             run_id=run_id,
             lease_until=lease_until,
             first_boot=user_data(
                 node_environment(
-                    provider=self.name, run_id=run_id, lease_s=self.lease_s, bootstrap=bootstrap
+                    bootstrap, run_id=run_id, lease_s=self.lease_s, is_process=False, is_dry_run=False
                 ),
                 bootstrap.arguments,
             ),
@@ -252,66 +251,25 @@ class AwsEc2Provider(Provider):
 
     def spot_records(self, entries: Collection[LedgerEntry]) -> dict[str, SpotRecord]:
         """Ask for the price history of each machine's type and zone; see `Provider.spot_records`."""
-        launched_at = {
-            entry.provider_instance_id: entry.launched_at
-            for entry in entries
-            if entry.market is Market.SPOT and entry.provider_instance_id and entry.launched_at
-        }
-        if not launched_at:
-            return {}
         with explained("give the prices of spot machines"):
-            found = [
-                instance
-                for instance in remembered_instances(self.client, self.machines.workspace, list(launched_at))
-                if instance["InstanceId"] in launched_at
-            ]
-            histories = spot_histories(
-                self.client,
-                sorted({instance["InstanceType"] for instance in found}),
-                since=min(launched_at.values()),
-            )
-        return {
-            instance["InstanceId"]: spot_record_of(instance, histories[pool])
-            for instance in found
-            if (pool := (instance["InstanceType"], instance["Placement"]["AvailabilityZone"])) in histories
-        }
+            return spot_records(self.client, self.machines.workspace, entries)
 
     def remove_leftovers(self, *, now: datetime) -> tuple[str, ...]:
         """Delete templates, security groups and roles of runs without machines; see `Provider.remove_leftovers`."""
-        workspace = self.machines.workspace
         with explained("delete what runs left"):
-            live = {instance.run_id for instance in self.list_instances()}
-            templates = [
-                name
-                for name, tags in own_templates(self.client, workspace)
-                if self._is_leftover(tags, live, now) and delete_template(self.client, name)
-            ]
-            groups = [
-                group_id
-                for group_id, tags in own_security_groups(self.client, workspace)
-                if self._is_leftover(tags, live, now) and delete_security_group(self.client, group_id)
-            ]
-            roles = [
-                role
-                for role in self._node_roles()
-                if role.run_id not in live and not self._is_young(role.made_at, now)
-            ]
-            for role in roles:
-                delete_node_role(self.iam, role)
-        return (*templates, *groups, *(role.name for role in roles))
+            return remove_leftovers(
+                self.client,
+                self.iam,
+                self.machines.workspace,
+                self._node_roles(),
+                live_run_ids={instance.run_id for instance in self.list_instances()},
+                # What is younger may be of a launch whose machines are still to come.
+                made_before=now - timedelta(seconds=self.lease_s),
+            )
 
     def _node_roles(self, run_id: str | None = None) -> list[NodeRole]:
         path = roles_path(self.machines.workspace, self.client.meta.region_name, run_id)
         return [] if self.iam is None else own_node_roles(self.iam, path)
-
-    def _is_leftover(self, tags: Mapping[str, str], live_run_ids: Collection[str], now: datetime) -> bool:
-        made_at = moment_or_none(tags[INTENDED_TAG])
-        is_young = made_at is not None and self._is_young(made_at, now)
-        return tags[RUN_TAG] not in live_run_ids and not is_young
-
-    def _is_young(self, made_at: datetime, now: datetime) -> bool:
-        """Tell whether a thing may be of a launch whose machines are still to come."""
-        return (now - made_at).total_seconds() <= self.lease_s
 
     def _read(self, described: Sequence[InstanceTypeDef]) -> tuple[Instance, ...]:
         return tuple(instance_of(instance, region=self.client.meta.region_name) for instance in described)

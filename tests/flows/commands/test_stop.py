@@ -7,8 +7,8 @@ from heterps_core.training.storage.run_directory import STOP, RunDirectory
 from infra.billing.caps import Caps
 from infra.ledger.ledger import EndReason, Ledger
 from infra.machines.lifecycle import running_cluster
+from infra.providers import provider_of
 from infra.workspace import Workspace
-from tasks.clusters import provider_of
 from tests.infra.builders import bootstrap, offer, plan
 from tests.waiting import wait_for
 

@@ -9,7 +9,7 @@ import boto3
 import pytest
 
 from infra.ledger.ledger import EndReason, EntryState, Ledger
-from infra.providers import provider_for
+from infra.providers import provider_of
 from infra.workspace import Workspace
 from tests.infra.builders import bootstrap, moto_ec2, offer, plan
 from tests.moto_server import REGION
@@ -39,7 +39,7 @@ def workspace(aws):
 def rent(workspace, *, lease_s, region=REGION):
     """Launch machines of 0.09 USD/hour."""
     ledger = Ledger(workspace.ledger_path)
-    provider_for("aws", workspace, region=region).launch(
+    provider_of(workspace, "aws", region=region).launch(
         plan(*[offer(region=region)] * NUM_MACHINES),
         run_id="night",
         lease_until=datetime.now(UTC) + timedelta(seconds=lease_s),

@@ -10,7 +10,7 @@ import pytest
 from heterps_core.errors import TrainingError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingJob
-from heterps_core.training.node.node_life import PROVIDER_VARIABLE
+from heterps_core.training.node.node_life import DRY_RUN_VARIABLE
 from heterps_core.training.storage.run_directory import RunDirectory
 from tests.heterps_core.training.node_processes import NUM_STEPS, make_job, prepare_clicks, train
 
@@ -31,7 +31,7 @@ def test_a_rehearsal_of_a_gpu_stage_trains_on_what_the_machine_has(job: Training
 def test_a_rented_node_without_its_gpu_ends_the_run_and_says_so(
     job: TrainingJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(PROVIDER_VARIABLE, "rented")
+    monkeypatch.setenv(DRY_RUN_VARIABLE, "0")
     # Hides the cards of a machine that has some.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 

@@ -24,7 +24,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.memory_need import worker_bytes
 from heterps_core.training.monitor import follow_training
 from heterps_core.training.node.failures import OutOfMemoryError, root_cause
-from heterps_core.training.node.node_life import PROVIDER_VARIABLE
+from heterps_core.training.node.node_life import DRY_RUN_VARIABLE
 from heterps_core.training.storage.run_directory import RunDirectory
 from tests.heterps_core.training.node_processes import (
     NUM_MICROBATCHES,
@@ -150,7 +150,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_told_with_figures_and_not_
 
 def test_a_node_whose_workers_cannot_fit_starts_none_and_says_what_they_need(dataset, tmp_path, monkeypatch):
     """As on a rented machine; its own memory is what it asks for."""
-    monkeypatch.setenv(PROVIDER_VARIABLE, "aws")
+    monkeypatch.setenv(DRY_RUN_VARIABLE, "0")
     run = RunDirectory(str(tmp_path))
     job = replace(make_job(dataset, (2, 1)), worker_bytes=(3 * 10**12, 10**8))
 

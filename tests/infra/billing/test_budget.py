@@ -7,6 +7,8 @@ import pytest
 from infra.billing.budget import BudgetWatch, Spending, spent_usd, start_of_month, watched
 from infra.billing.caps import Caps
 from infra.ledger.ledger import EndReason, Ledger
+from infra.providers.aws.provider import AwsEc2Provider
+from infra.providers.local import LocalProvider
 from tests.infra.builders import offer, plan
 from tests.waiting import wait_for
 
@@ -21,7 +23,7 @@ class Run:
         self.steady_s = 0.0
         self.told = []
         self.watch = BudgetWatch(
-            caps,
+            caps=caps,
             spending=self.read,
             price_usd_per_hour=price_usd_per_hour,
             on_warning=lambda text: self.told.append(text.partition(";")[0]),
@@ -91,7 +93,7 @@ def test_an_end_that_fails_is_tried_again():
         if len(attempts) == 1:
             raise OSError("the cloud does not answer")
 
-    run.watch._on_end = end
+    run.watch.on_end = end
     run.spending = Spending(run_usd=2.0, month_usd=0.0)
     with watched(run.watch, interval_s=0.01):
         wait_for(lambda: len(attempts) >= 2)
@@ -129,19 +131,19 @@ def test_what_is_counted_on_while_blind_is_held_against_the_cap():
 
 def test_a_stop_that_cannot_be_asked_for_is_tried_again_and_does_not_keep_the_end_away():
     run = Run(Caps(max_usd_per_run=1.0))
-    stop = run.watch._on_stop
+    stop = run.watch.on_stop
 
     def refuse():
         raise OSError("the bucket does not answer")
 
-    run.watch._on_stop = refuse
+    run.watch.on_stop = refuse
     assert run.spend(2.0)[-1:] == ["end"]
-    run.watch._on_stop = stop
+    run.watch.on_stop = stop
     assert run.spend(0.96) == []
     other = Run(Caps(max_usd_per_run=1.0))
-    other.watch._on_stop = refuse
+    other.watch.on_stop = refuse
     assert "stop" not in other.spend(0.96)
-    other.watch._on_stop = lambda: other.told.append("stop")
+    other.watch.on_stop = lambda: other.told.append("stop")
     assert other.spend(0.96) == ["stop"]
 
 
@@ -161,14 +163,8 @@ def entries(tmp_path):
 
 
 def test_a_machine_that_ran_over_the_turn_of_the_month_counts_by_parts(entries):
-    all_of_it = spent_usd(entries, minimum_billed_s=60, services_usd_per_machine_hour=0.0, now=NOW)
-    november = spent_usd(
-        entries,
-        minimum_billed_s=60,
-        services_usd_per_machine_hour=0.0,
-        now=NOW,
-        since=start_of_month(NOW),
-    )
+    all_of_it = spent_usd(entries, LocalProvider, now=NOW)
+    november = spent_usd(entries, LocalProvider, now=NOW, since=start_of_month(NOW))
 
     assert (all_of_it, november) == (pytest.approx(7.2), pytest.approx(3.6))
 
@@ -176,16 +172,11 @@ def test_a_machine_that_ran_over_the_turn_of_the_month_counts_by_parts(entries):
 def test_what_ended_before_the_month_began_is_not_of_it(entries):
     december = start_of_month(datetime(2026, 12, 24, tzinfo=UTC))
 
-    assert (
-        spent_usd(
-            entries, minimum_billed_s=60, services_usd_per_machine_hour=1.0, now=december, since=december
-        )
-        == 0.0
-    )
+    assert spent_usd(entries, AwsEc2Provider, now=december, since=december) == 0.0
 
 
 def test_each_hour_of_a_machine_has_its_disk_and_address_and_one_that_was_never_had_has_none(entries):
-    # By hand: two hours of one machine at 3.60 + 0.01 USD.
-    assert spent_usd(
-        entries, minimum_billed_s=60, services_usd_per_machine_hour=0.01, now=NOW
-    ) == pytest.approx(7.22)
+    # By hand: two hours of one machine at 3.60 USD, 0.005 for an address, 40 GB of 730 hours at 0.08, 360 writes at
+    # 0.005 a thousand and 120 reads at 0.0004.
+    services = 0.005 + 40 * 0.08 / 730 + 0.36 * 0.005 + 0.12 * 0.0004
+    assert spent_usd(entries, AwsEc2Provider, now=NOW) == pytest.approx(2 * (3.6 + services))

@@ -90,7 +90,7 @@ def export(request, tmp_path):
 
 
 def test_every_instance_is_held_against_what_was_charged_for_it(entries, export):
-    found = reconcile(entries, read_cost_export(export), minimum_billed_s=60, now=START)
+    found = reconcile(entries, read_cost_export(export), now=START)
 
     by_id = {instance.provider_instance_id: instance for instance in found.instances}
     assert by_id["i-1"].difference_usd == pytest.approx(0.0)
@@ -102,7 +102,7 @@ def test_every_instance_is_held_against_what_was_charged_for_it(entries, export)
 
 
 def test_what_only_one_of_the_bills_knows_is_told(entries, export):
-    found = reconcile(entries, read_cost_export(export), minimum_billed_s=60, now=START)
+    found = reconcile(entries, read_cost_export(export), now=START)
 
     assert [instance.provider_instance_id for instance in found.missing] == ["i-3"]
     assert [item.resource_id for item in found.unknown] == ["i-lost"]
@@ -110,9 +110,7 @@ def test_what_only_one_of_the_bills_knows_is_told(entries, export):
 
 
 def test_the_text_names_the_largest_difference_first(entries, export):
-    text = reconciliation_as_text(
-        reconcile(entries, read_cost_export(export), minimum_billed_s=60, now=START)
-    )
+    text = reconciliation_as_text(reconcile(entries, read_cost_export(export), now=START))
 
     assert text.splitlines()[1].startswith("i-2 ")
     assert "0.640000 USD ours, 0.740000 USD charged (+15.62%)" in text

@@ -27,10 +27,10 @@ from heterps_core.training.monitor import follow_training
 from heterps_core.training.node.process_report import read_process_reports
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.submission import publish_cluster, submit_job
+from infra.bootstrap.node_start import Bootstrap
 from infra.bootstrap.node_wheel import publish_node_wheel
 from infra.ledger.ledger import Ledger
 from infra.providers.aws.provider import AwsEc2Provider
-from infra.providers.base import Bootstrap
 from tests.heterps_core.training.node_processes import TINY, make_job, prepare_clicks
 from tests.infra.builders import offer
 from tests.moto_server import REGION

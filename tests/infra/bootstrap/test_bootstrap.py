@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from heterps_core.training.storage.run_directory import RunDirectory
+from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT
 from infra.bootstrap.node_wheel import publish_node_wheel
-from infra.providers.base import BOOTSTRAP_SCRIPT
 from tests.heterps_core.training.node_processes import make_job, prepare_clicks
 from tests.heterps_core.training.reference import run_plainly
 from tests.s3_server import bucket_location
@@ -33,7 +33,7 @@ def environment(tmp_path):
     """Of a node on this machine, without a wheel."""
     return {
         **os.environ,
-        "HETERPS_PROVIDER": "local",
+        "HETERPS_NODE_IS": "process",
         "HETERPS_RUN_ID": "r1",
         "HETERPS_NODE_ID": "stage0-node0",
         "HETERPS_RUN_DIR": str(tmp_path / "run"),
@@ -181,7 +181,7 @@ def rented(environment, tmp_path):
     tools.mkdir()
     (tools / "shutdown").write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path / "shutdowns"}"\n')
     (tools / "shutdown").chmod(0o755)
-    return {**environment, "HETERPS_PROVIDER": "aws", "PATH": f"{tools}:{environment['PATH']}"}
+    return {**environment, "HETERPS_NODE_IS": "machine", "PATH": f"{tools}:{environment['PATH']}"}
 
 
 def shutdowns(tmp_path):

@@ -257,8 +257,7 @@ def test_a_node_can_list_nothing_but_the_run_store(prefix):
 def test_the_controller_may_do_nothing_that_the_code_never_does(
     accesses_to_ec2, accesses_to_roles, accesses_to_store
 ):
-    asking = ("catalogue/aws_prices.py", "providers/aws/spot_history.py")
-    prices = "".join((ROOT / "infra" / name).read_text() for name in asking)
+    prices = (ROOT / "infra" / "providers" / "aws" / "prices.py").read_text()
     of_catalogue = {
         ("pricing:" if name == "get_products" else "ec2:")
         + "".join(word.capitalize() for word in name.split("_"))

@@ -9,7 +9,8 @@ from heterps_core.hardware import Market
 from infra.billing.caps import Caps
 from infra.ledger.ledger import EntryState, Ledger
 from infra.machines.failover import first_running_cluster
-from infra.providers.aws.errors import InsufficientCapacityError, QuotaExceededError
+from infra.providers.aws.quotas import asks_less
+from infra.providers.base import InsufficientCapacityError, QuotaExceededError
 from infra.providers.local import LocalProvider
 from tests.infra.builders import bootstrap, offer, plan
 
@@ -17,7 +18,9 @@ SCARCE, DEARER, DEAREST = (plan(offer(price_usd_per_hour=usd)) for usd in (0.1, 
 
 
 class PickyProvider(LocalProvider):
-    """Has no machines at some prices, as a cloud has none in some zones."""
+    """Has no machines at some prices, as a cloud has none in some zones; its quotas are those of AWS."""
+
+    asks_less = staticmethod(asks_less)
 
     def __init__(self, *args, refused=(), error=InsufficientCapacityError, **named) -> None:
         super().__init__(*args, **named)

@@ -7,7 +7,7 @@ from typing import Any
 import boto3
 from botocore.stub import ANY, Stubber
 
-from infra.prices.aws_prices import AwsPrices
+from infra.providers.aws.prices import AwsPrices
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from heterps_core.errors import ConfigurationError, ProvisioningError
+from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import EndReason, EntryState, Ledger
 from infra.machines.sweeper import sweep
-from infra.providers.base import Bootstrap
 from infra.providers.local import LEASE_SUFFIX, LocalProvider
 from infra.providers.local_processes import STATE_VARIABLE, ProcessIdentity
 from tests.infra.builders import SLEEP, bootstrap, plan
@@ -84,7 +84,7 @@ def test_the_node_sees_its_run_and_runs_in_the_run_directory(provider, ledger, t
 
     assert variables["HETERPS_RUN_ID"] == "r1"
     assert variables["HETERPS_NODE_ID"] == "stage1-node0"
-    assert variables["HETERPS_PROVIDER"] == "local"
+    assert (variables["HETERPS_NODE_IS"], variables["HETERPS_DRY_RUN"]) == ("process", "1")
     assert variables["HETERPS_RUN_DIR"] == str(tmp_path / "run")
     assert bytes.fromhex(variables["HETERPS_RUN_KEY"]) == b"key"
     assert "key" not in repr(told).replace("run_key", "")

@@ -23,9 +23,11 @@ from heterps_core.profiling.profiling_node import PROFILE_JOB, measure_node, pro
 from heterps_core.training.node.node_life import EXIT, HEARTBEAT, node_key
 from heterps_core.training.storage.run_directory import CLUSTER, RunDirectory
 from infra.billing.caps import Caps
+from infra.providers import get_provider, provider_of
 from infra.providers.aws.node_role import BOUNDARY_VARIABLE
+from infra.run_store import RUN_STORE_VARIABLE
 from infra.workspace import Workspace
-from tasks.clusters import RUN_STORE_VARIABLE, bills_of_run, provider_of, run_location
+from tasks.clusters import bills_of_run
 from tasks.planning.device_profiles import (
     check_all_measured,
     keep_profiles,
@@ -81,7 +83,7 @@ def measure(
     workspace, provider, profiled, device_types=("cpu-c7i", "cpu-r6in"), caps=NO_CAPS, on_launch=None
 ):
     """Do what the flow does, from the plan to the bill."""
-    run = RunDirectory(run_location(workspace, provider, RUN_ID))
+    run = RunDirectory(get_provider(provider).run_location(workspace, RUN_ID))
     with rented_for_measuring(
         workspace,
         provider,

@@ -8,8 +8,9 @@ from heterps_core.training.storage.storage_usage import StorageUsage
 from infra.billing.caps import Caps
 from infra.ledger.ledger import EndReason, Ledger
 from infra.machines.lifecycle import running_cluster
+from infra.providers import provider_of
 from infra.workspace import Workspace
-from tasks.clusters import bills_of_run, keep_storage_usage, provider_of
+from tasks.clusters import bills_of_run, keep_storage_usage
 from tasks.running.budget import check_finished_within_budget, spending_of, within_budget
 from tests.infra.builders import bootstrap, offer, plan
 from tests.waiting import wait_for

@@ -10,8 +10,9 @@ from heterps_core.errors import LiveFleetError, ProvisioningError
 from infra.billing.caps import Caps
 from infra.ledger.ledger import EntryState, Ledger
 from infra.machines.lifecycle import running_cluster
+from infra.providers import provider_of
 from infra.workspace import Workspace
-from tasks.clusters import end_machines_of, provider_of
+from tasks.clusters import end_machines_of
 from tasks.running.live_fleet import FleetHolder, check_no_other_fleet, last_fleet, only_fleet
 from tests.infra.builders import bootstrap, offer, plan
 
@@ -21,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from infra.ledger.ledger import Ledger
 from infra.workspace import Workspace
-from tasks.clusters import provider_of
+from infra.providers import provider_of
 from tests.infra.builders import bootstrap, offer, plan
 workspace = Workspace(root=Path(sys.argv[1]))
 provider_of(workspace, "local").launch(

@@ -272,7 +272,10 @@ def test_a_run_store_that_is_not_named_or_cannot_be_is_told_and_the_rest_is_done
     monkeypatch.setenv("HETERPS_RUN_STORE", "my-bucket")
     wrong = tidy_runs(workspace, ended_before=MONTH_AGO)
 
-    assert "1 runs on aws are in a run store, which HETERPS_RUN_STORE must name" in unnamed.problems[0]
+    assert (
+        "1 runs on rented machines are in a run store, which HETERPS_RUN_STORE must name"
+        in unnamed.problems[0]
+    )
     assert wrong.problems[0].startswith("the run store could not be listed: ")
     assert "got HETERPS_RUN_STORE='my-bucket'" in wrong.problems[0]
     assert [removed.name for removed in wrong.removed] == ["rented"]

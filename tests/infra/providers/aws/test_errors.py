@@ -7,16 +7,16 @@ from botocore.exceptions import ClientError, CredentialRetrievalError, EndpointC
 
 from heterps_core.errors import ProvisioningError
 from infra.ledger.ledger import EntryState
-from infra.providers import ProviderSettings, get_provider
+from infra.providers import provider_of
 from infra.providers.aws.errors import (
     CAPACITY_WAYS_OUT,
     WAYS_OUT,
-    InsufficientCapacityError,
-    QuotaExceededError,
     explained,
     refusal,
 )
 from infra.providers.aws.provider import AwsEc2Provider
+from infra.providers.base import InsufficientCapacityError, QuotaExceededError
+from infra.workspace import Workspace
 from tests.infra.builders import offer, plan
 from tests.infra.moto_ec2 import Wire
 from tests.moto_server import REGION
@@ -123,7 +123,7 @@ def test_missing_credentials_are_named_with_what_to_do(monkeypatch, launch, ledg
         monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    provider = get_provider("aws", ProviderSettings(state_directory=tmp_path, region=REGION))
+    provider = provider_of(Workspace(root=tmp_path), "aws", region=REGION)
 
     with pytest.raises(ProvisioningError, match=r"credentials are needed.* or use the provider local"):
         launch(provider=provider)
@@ -133,7 +133,7 @@ def test_missing_credentials_are_named_with_what_to_do(monkeypatch, launch, ledg
 
 def test_a_region_that_cannot_be_one_is_refused_at_once(tmp_path):
     with pytest.raises(ProvisioningError, match="check the region's name"):
-        get_provider("aws", ProviderSettings(state_directory=tmp_path, region="us east"))
+        provider_of(Workspace(root=tmp_path), "aws", region="us east")
 
 
 def test_a_plan_for_another_region_is_refused_before_any_call(launch, wire):

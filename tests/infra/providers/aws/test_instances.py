@@ -18,8 +18,8 @@ from tests.infra.builders import offer, plan
 from tests.infra.faults import unlike_plan
 from tests.moto_server import REGION
 
-SERVICES_USD_PER_HOUR = 40 * 0.08 / 730 + 0.005
-"""Of a machine: 40 GB of disk at 0.08 USD a month of 730 h, and an address."""
+SERVICES_USD_PER_HOUR = 40 * 0.08 / 730 + 0.005 + 0.001848
+"""Of a machine: 40 GB of disk at 0.08 USD a month of 730 h, an address, heartbeats and looks at the lease."""
 
 AFTER_LEASE = timedelta(minutes=11)
 TAGS_GRACE = timedelta(minutes=5, seconds=1)

@@ -86,7 +86,7 @@ def test_user_data_is_the_bootstrap_script_without_a_node(launch, client):
     script = script_of(client)
 
     assert script.startswith(
-        "#!/usr/bin/env bash\nexport HETERPS_LEASE_S=600\nexport HETERPS_LIFETIME_S=100\n"
+        "#!/usr/bin/env bash\nexport HETERPS_DRY_RUN=0\nexport HETERPS_LEASE_S=600\nexport HETERPS_LIFETIME_S=100\n"
     )
     assert "export HETERPS_RUN_ID=r1\n" in script
     assert "export HETERPS_NODE_ID" not in script

@@ -1,4 +1,4 @@
-"""Current prices of AWS: on-demand from the Pricing API, spot from the spot price history, sizes from EC2.
+"""Prices of AWS: on-demand from the Pricing API, spot from the spot price history, sizes from EC2.
 
 Questions are functions that receive the boto3 client. All of them page, and none asks once per type: a region takes
 some dozen calls. The clients retry with botocore's adaptive mode, which slows down where AWS throttles.
@@ -7,21 +7,27 @@ some dozen calls. The clients retry with botocore's adaptive mode, which slows d
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import boto3
 from botocore.config import Config
 
 from heterps_core.errors import UnknownNameError
-from heterps_core.hardware import InstanceType
+from heterps_core.hardware import AWS, InstanceType, Market
 from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
+from infra.ledger.ledger import LedgerEntry
+from infra.prices.live_prices import LivePrices, SpotHistory
+from infra.prices.spot_charges import SpotRecord
 from infra.providers.aws.errors import explained
-from infra.providers.aws.spot_history import SpotHistory, spot_histories
+from infra.providers.aws.queries import remembered_instances
+from infra.providers.aws.tags import end_of
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_ec2.type_defs import InstanceTypeDef
     from mypy_boto3_pricing import PricingClient
 
 PRICING_REGION = "us-east-1"
@@ -43,30 +49,26 @@ PRODUCT_FILTERS = {
 }
 """What is bought when an instance is launched plainly; other products of the same type are other prices."""
 
-PRICING_SOURCE = "AWS Pricing API, Linux, on-demand"
+SPOT_PRODUCT = "Linux/UNIX"
+SPOT_SOURCE = "EC2 DescribeSpotPriceHistory, Linux/UNIX"
+
+PREEMPTED_CODE = "Server.SpotInstanceTermination"
+"""StateReason of a machine that EC2 took."""
 
 MBIT_PER_GBIT = 1_000
 
 
-def check_regions(names: Sequence[str]) -> None:
-    """Check that AWS has regions of these names, without asking it.
-
-    Raises:
-        UnknownNameError: boto3 knows of no such region.
-    """
-    known = boto3.session.Session().get_available_regions("ec2")
-    for name in names:
-        if name not in known:
-            raise UnknownNameError("region of AWS", name, known)
-
-
-class AwsPrices:
-    """Asks AWS; each method is one kind of question.
+class AwsPrices(LivePrices):
+    """Asks AWS; see `LivePrices`.
 
     Args:
         pricing: Client of the Pricing API.
         ec2_of_region: Returns the EC2 client of a region.
     """
+
+    cloud: ClassVar[str] = AWS
+    on_demand_source: ClassVar[str] = "AWS Pricing API, Linux, on-demand"
+    spot_source: ClassVar[str] = SPOT_SOURCE
 
     def __init__(self, pricing: PricingClient, ec2_of_region: Callable[[str], EC2Client]) -> None:
         self.pricing = pricing
@@ -74,21 +76,21 @@ class AwsPrices:
 
     @classmethod
     def with_own_clients(cls) -> AwsPrices:
-        """Return one with boto3's own search for credentials.
-
-        Raises:
-            ProvisioningError: boto3 cannot make a client.
-        """
+        """Return one with boto3's own search for credentials."""
         with explained("prepare to ask for prices"):
             pricing = boto3.client("pricing", region_name=PRICING_REGION, config=RETRIES)
         return cls(pricing, lambda region: boto3.client("ec2", region_name=region, config=RETRIES))
 
-    def on_demand(self, region: str, *, instance_type: str | None = None) -> dict[str, float]:
-        """Return the USD per hour of each instance type of a region, or of one type alone.
+    @staticmethod
+    def check_regions(names: Sequence[str]) -> None:
+        """Check that boto3 knows of these regions."""
+        known = boto3.session.Session().get_available_regions("ec2")
+        for name in names:
+            if name not in known:
+                raise UnknownNameError("region of AWS", name, known)
 
-        Raises:
-            ProvisioningError: AWS does not answer, or refuses.
-        """
+    def on_demand(self, region: str, *, instance_type: str | None = None) -> dict[str, float]:
+        """Ask the Pricing API; see `LivePrices.on_demand`."""
         filters = {**PRODUCT_FILTERS, "regionCode": region}
         if instance_type is not None:
             filters["instanceType"] = instance_type
@@ -98,20 +100,12 @@ class AwsPrices:
     def spot(
         self, region: str, instance_types: Sequence[str], *, since: datetime
     ) -> dict[tuple[str, str], SpotHistory]:
-        """Return the history of each instance type and zone.
-
-        Raises:
-            ProvisioningError: AWS does not answer, or refuses.
-        """
+        """Ask for the history of each instance type and zone."""
         with explained(f"give spot prices in {region}"):
             return spot_histories(self.ec2_of_region(region), instance_types, since=since)
 
     def sizes(self, region: str, families: Iterable[str]) -> dict[str, InstanceType]:
-        """Return what each instance type of some families is.
-
-        Raises:
-            ProvisioningError: AWS does not answer, or refuses.
-        """
+        """Ask EC2 for sizes."""
         with explained(f"list instance types in {region}"):
             return instance_types(self.ec2_of_region(region), families)
 
@@ -137,6 +131,28 @@ def on_demand_prices(client: PricingClient, filters: Mapping[str, str]) -> dict[
     return prices
 
 
+def spot_histories(
+    client: EC2Client, names: Sequence[str], *, since: datetime
+) -> dict[tuple[str, str], SpotHistory]:
+    """Return (instance type, zone) -> price changes since a time, the one in force at that time included."""
+    pages = client.get_paginator("describe_spot_price_history").paginate(
+        InstanceTypes=list(names),  # type: ignore[arg-type]
+        ProductDescriptions=[SPOT_PRODUCT],
+        StartTime=since,
+    )
+    changes: dict[tuple[str, str], dict[datetime, float]] = defaultdict(dict)
+    for page in pages:
+        for row in page["SpotPriceHistory"]:
+            changes[row["InstanceType"], row["AvailabilityZone"]][row["Timestamp"]] = float(row["SpotPrice"])
+    return {
+        pool: SpotHistory(
+            times=tuple(sorted(by_time)),
+            prices_usd_per_hour=tuple(by_time[time] for time in sorted(by_time)),
+        )
+        for pool, by_time in changes.items()
+    }
+
+
 def instance_types(client: EC2Client, families: Iterable[str]) -> dict[str, InstanceType]:
     """Return name -> instance type for all sizes of some families."""
     pages = client.get_paginator("describe_instance_types").paginate(
@@ -147,6 +163,41 @@ def instance_types(client: EC2Client, families: Iterable[str]) -> dict[str, Inst
         for page in pages
         for document in page["InstanceTypes"]
     }
+
+
+def spot_records(
+    client: EC2Client, workspace: str, entries: Collection[LedgerEntry]
+) -> dict[str, SpotRecord]:
+    """Return what EC2 says of spot machines that have ended, with the price history of each type and zone."""
+    launched_at = {
+        entry.provider_instance_id: entry.launched_at
+        for entry in entries
+        if entry.market is Market.SPOT and entry.provider_instance_id and entry.launched_at
+    }
+    if not launched_at:
+        return {}
+    found = [
+        instance
+        for instance in remembered_instances(client, workspace, list(launched_at))
+        if instance["InstanceId"] in launched_at
+    ]
+    names = sorted({instance["InstanceType"] for instance in found})
+    histories = spot_histories(client, names, since=min(launched_at.values()))
+    return {
+        instance["InstanceId"]: _spot_record_of(instance, histories[pool])
+        for instance in found
+        if (pool := (instance["InstanceType"], instance["Placement"]["AvailabilityZone"])) in histories
+    }
+
+
+def _spot_record_of(described: InstanceTypeDef, history: SpotHistory) -> SpotRecord:
+    return SpotRecord(
+        times=history.times,
+        prices_usd_per_hour=history.prices_usd_per_hour,
+        source=SPOT_SOURCE,
+        is_preempted=described.get("StateReason", {}).get("Code") == PREEMPTED_CODE,
+        ended_at=end_of(described.get("StateTransitionReason", "")),
+    )
 
 
 def _usd_per_hour(product: Mapping[str, Any]) -> Iterable[float]:

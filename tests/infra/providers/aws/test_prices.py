@@ -3,7 +3,7 @@ from datetime import timedelta
 import pytest
 
 from heterps_core.errors import ProvisioningError
-from infra.prices.aws_prices import RETRIES
+from infra.providers.aws.prices import RETRIES
 from tests.infra.prices.aws_answers import (
     NOW,
     change,
