@@ -1,22 +1,93 @@
-"""Rows as lines with columns of equal width, for tables in a terminal."""
+"""Tables and labelled lines: declared once, written for a terminal, as Markdown or into the cells of a page."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+WIDTH = 100
+"""Of a terminal, in columns."""
+
+LABEL_WIDTH = 12
+NOT_KNOWN = "-"
+
+Value: TypeAlias = str | float | None
 
 
-def aligned(rows: Sequence[Sequence[str]], *, words: Collection[int]) -> list[str]:
-    """Return a line per row; columns with these indices read from the left, all others from the right.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    r"""A table whose columns know how their values are written.
 
     Example:
-        >>> aligned([("stage", "ms"), ("0", "12.5")], words=[0])
-        ['stage    ms', '0      12.5']
+        >>> table = Table(columns={"stage": "", "ms": ".1f"}, rows=[["gpu|0", 12.54], ["cpu", None]])
+        >>> table.lines()
+        ['  stage    ms', '  gpu|0  12.5', '  cpu       -']
+        >>> table.markdown()
+        ['| stage | ms |', '| --- | --- |', '| gpu\\|0 | 12.5 |', '| cpu | - |']
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    columns: Mapping[str, str]
+    """Each heading, with its unit, and the format of its numbers; empty for words, which are aligned to the left."""
+
+    rows: Sequence[Sequence[Value]]
+    """A value for each column; the first names the row. None is not known, and a text stands as it is."""
+
+    caption: str = ""
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """All rows as they are shown."""
+        return [
+            [_shown(value, form) for value, form in zip(row, self.columns.values(), strict=True)]
+            for row in self.rows
+        ]
+
+    def lines(self, *, indent: str = "  ") -> list[str]:
+        """Return the heading and a line for each row, in columns of equal width."""
+        table = [list(self.columns), *self.cells]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        forms = self.columns.values()
+        return [
+            indent
+            + "  ".join(
+                cell.rjust(width) if form else cell.ljust(width)
+                for cell, width, form in zip(row, widths, forms, strict=True)
+            ).rstrip()
+            for row in table
+        ]
+
+    def markdown(self) -> list[str]:
+        """Return the lines of a Markdown table."""
+        table = [list(self.columns), ["---"] * len(self.columns), *self.cells]
+        return ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in table]
+
+
+def labelled_lines(pairs: Iterable[tuple[str, str]], *, indent: str = "  ") -> list[str]:
+    """Return texts beside their labels, wrapped at `WIDTH` columns.
+
+    Example:
+        >>> labelled_lines([("price", "0.5 USD/hour")])
+        ['  price       0.5 USD/hour']
+    """
+    pairs = list(pairs)
+    width = max([LABEL_WIDTH, *(len(label) + 2 for label, _ in pairs)])
     return [
-        "  ".join(
-            cell.ljust(width) if column in words else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
+        line
+        for label, text in pairs
+        for line in textwrap.wrap(
+            text,
+            WIDTH,
+            initial_indent=f"{indent}{label:<{width}}",
+            subsequent_indent=indent + " " * width,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
     ]
+
+
+def _shown(value: Value, form: str) -> str:
+    if value is None:
+        return NOT_KNOWN
+    return value if isinstance(value, str) else format(value, form)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from heterps_core.errors import CheckpointError
+from heterps_core.text_table import Table
 from infra.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -32,6 +33,15 @@ champion's files were changed or damaged.
 """
 
 DEFAULT_LAST = 7
+COLUMNS = {
+    "version": "s",
+    "day": "",
+    "outcome": "",
+    "AUC": ".4f",
+    "AUC less the champion's": "s",
+    "USD/million": ".4f",
+    "run": "",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,8 +139,6 @@ def _champion_lines(current: _Standing | None) -> list[str]:
 
 
 def _decision_lines(standings: Sequence[_Standing]) -> list[str]:
-    from tasks.reports.tables import aligned_table
-
     if not standings:
         return []
     rows = []
@@ -141,16 +149,15 @@ def _decision_lines(standings: Sequence[_Standing]) -> list[str]:
         rows.append(
             [
                 registered.version,
-                registered.day or "-",
+                registered.day,
                 standing.outcome,
-                f"{figures.auc:.4f}" if figures else "-",
-                f"{auc.value:+.4f} ({auc.low:+.4f} to {auc.high:+.4f})" if auc else "-",
-                _usd_text(figures),
+                figures.auc if figures else None,
+                f"{auc.value:+.4f} ({auc.low:+.4f} to {auc.high:+.4f})" if auc else None,
+                figures.usd_per_million_samples if figures else None,
                 registered.run_id,
             ]
         )
-    header = ["version", "day", "outcome", "AUC", "AUC less the champion's", "USD/million", "run"]
-    lines = ["", *aligned_table(header, rows, left={1, 2, 6})]
+    lines = ["", *Table(columns=COLUMNS, rows=rows).lines()]
     decisions = [standing.decision for standing in standings if standing.decision]
     if not decisions:
         return lines

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import date
 from typing import TYPE_CHECKING
 
+from heterps_core.text_table import Table
 from infra.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -32,6 +33,13 @@ DEFAULT_LAST = 20
 MOST_READ = 1_000
 """Runs that filters look at, the newest."""
 
+COLUMNS = {
+    **dict.fromkeys(("run", "day", "model", "plan", "status"), ""),
+    "USD": ".6f",
+    "samples/s": ",.0f",
+    "AUC": ".4f",
+    "how it ended": "",
+}
 STATUSES = ("finished", "failed", "killed", "running")
 
 
@@ -73,24 +81,21 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _table(lines: list[RunLine]) -> list[str]:
-    from tasks.reports.tables import aligned_table
-
-    header = ["run", "day", "model", "plan", "status", "USD", "samples/s", "AUC", "how it ended"]
     rows = [
         [
             line.run_id,
-            line.day or "-",
+            line.day,
             line.model,
-            line.plan or "-",
+            line.plan or None,
             line.status.lower(),
-            "-" if line.usd is None else f"{line.usd:.6f}",
-            "-" if line.throughput_samples_per_s is None else f"{line.throughput_samples_per_s:,.0f}",
-            "-" if line.auc is None else f"{line.auc:.4f}",
-            line.end_reason or "-",
+            line.usd,
+            line.throughput_samples_per_s,
+            line.auc,
+            line.end_reason or None,
         ]
         for line in lines
     ]
-    return aligned_table(header, rows, left={0, 1, 2, 3, 4, 8})
+    return Table(columns=COLUMNS, rows=rows).lines()
 
 
 def _count(text: str) -> int:

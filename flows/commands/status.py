@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flows.service.prefect_api import ask
 from flows.service.schedule import NIGHTLY_TIME, TRAIN_CTR, nightly_timezone
 from heterps_core.errors import ConfigurationError
+from heterps_core.text_table import Table
 from infra.workspace import Workspace, answers
 
 if TYPE_CHECKING:
@@ -258,16 +259,14 @@ def _flow_run_lines(status: Status) -> list[str]:
 
 
 def _machine_lines(status: Status) -> list[str]:
-    from tasks.reports.tables import aligned_table
-
     if not status.machines:
         return ["  none"]
-    header = ["run", "machine", "provider", "instance", "market", "age", "USD so far"]
+    words = dict.fromkeys(("run", "machine", "provider", "instance", "market"), "")
     rows = [
-        [m.run_id, m.node_id, m.provider, m.instance_type, m.market, _age(m.age_s), f"{m.usd:.6f}"]
+        [m.run_id, m.node_id, m.provider, m.instance_type, m.market, _age(m.age_s), m.usd]
         for m in status.machines
     ]
-    return aligned_table(header, rows, left={0, 1, 2, 3, 4})
+    return Table(columns={**words, "age": "s", "USD so far": ".6f"}, rows=rows).lines()
 
 
 def _age(seconds: float) -> str:

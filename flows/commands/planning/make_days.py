@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from heterps_core.data.reading.days import parse_day
-from heterps_core.text_table import aligned
+from heterps_core.text_table import Table
 
 HELP = """\
 Write made-up clicks in the Criteo format, a folder day=YYYY-MM-DD for each day, for train-ctr and backfill-ctr.
@@ -25,7 +25,7 @@ exit status: 0 when all days are written; 2 where an argument cannot be used or 
 """
 
 DEFAULT_ROWS_PER_DAY = 50_000
-HEADER = ("day", "rows", "best AUC", "best log-loss")
+COLUMNS = {"day": "", "rows": ",d", "best AUC": ".4f", "best log-loss": ".4f"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,13 +76,5 @@ def run(options: argparse.Namespace) -> None:
         drift=Drift(radians_per_day=options.drift, new_id_share_per_day=options.new_ids),
     )
     qualities = [(each.day, each.best_reachable()) for each in days]
-    rows = [
-        (
-            str(day),
-            f"{best.num_rows:,}",
-            "-" if best.auc is None else f"{best.auc:.4f}",
-            f"{best.log_loss:.4f}",
-        )
-        for day, best in qualities
-    ]
-    print("\n".join(aligned([HEADER, *rows], words=[0])))
+    rows = [(str(day), best.num_rows, best.auc, best.log_loss) for day, best in qualities]
+    print("\n".join(Table(columns=COLUMNS, rows=rows).lines(indent="")))

@@ -12,11 +12,11 @@ from typing import TypeAlias
 from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import UnknownNameError
 from heterps_core.hardware import InstanceOffer, Market
+from heterps_core.text_table import Table
 from infra.prices.interruptions import read_counted, with_interruptions
 from infra.prices.price_age import age_text
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.workspace import Workspace
-from tasks.reports.tables import aligned_table
 
 HELP = """\
 Show what can be bought for device types, the cheapest unit first: of AWS from the bundled prices and those of
@@ -107,25 +107,25 @@ def unit_rows(device_types: list[str], offers: list[InstanceOffer]) -> list[Offe
 
 def _as_text(rows: list[OfferRow], limit: int) -> str:
     now = datetime.now(UTC)
-    header = [
-        "device type",
-        "instance",
-        "units",
-        "where",
-        "USD/hour",
-        "USD/unit-hour",
-        "interruptions/h",
-        "price of",
-    ]
+    columns = {
+        "device type": "",
+        "instance": "",
+        "units": "d",
+        "where": "",
+        "USD/hour": ".4f",
+        "USD/unit-hour": ".4f",
+        "interruptions/h": ".3g",
+        "price of": "s",
+    }
     shown = [
         [
             name,
             offer.instance_type.name,
-            str(units),
+            units,
             f"{offer.cloud} {offer.place}",
-            f"{offer.price_usd_per_hour:.4f}",
-            f"{offer.price_usd_per_hour / units:.4f}",
-            f"{offer.interruptions_per_hour:.3g}" if offer.market is Market.SPOT else "-",
+            offer.price_usd_per_hour,
+            offer.price_usd_per_hour / units,
+            offer.interruptions_per_hour if offer.market is Market.SPOT else None,
             offer.price_as_of[:10],
         ]
         for name, units, offer in _first_of_each(rows, limit)
@@ -135,7 +135,7 @@ def _as_text(rows: list[OfferRow], limit: int) -> str:
     sources = sorted({offer.price_source for _, _, offer in rows})
     return "\n".join(
         [
-            *aligned_table(header, shown, left={0, 1, 3}),
+            *Table(columns=columns, rows=shown).lines(),
             *(
                 [f"  {left:,} more: --limit, --region or --device-types"]
                 if (left := len(rows) - len(shown))

@@ -12,7 +12,7 @@ from heterps_core.errors import ConfigurationError, MalformedProblemError
 from heterps_core.json_file import write_json
 from heterps_core.planning.problem.extra_costs import COST_TERMS
 from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
-from heterps_core.text_table import aligned
+from heterps_core.text_table import Table, labelled_lines
 
 if TYPE_CHECKING:
     from heterps_core.planning.explain.explanation import PlanExplanation
@@ -30,6 +30,15 @@ examples:
 exit status: 0 with a plan; 2 where the problem or an argument is malformed; 3 where no plan exists.
 """
 
+STAGE_COLUMNS = {
+    "stage": "d",
+    "layers": "",
+    "device type": "",
+    "replicas": "d",
+    **dict.fromkeys(("compute ms", "comm. ms", "memory GB"), ".3f"),
+    "USD/hour": ".4f",
+    "": "",
+}
 _LEAST_SHOWN_USD = 5e-7
 """Of a line of the bill, which is printed with six decimals."""
 
@@ -98,23 +107,19 @@ def plan_table(problem: SchedulingProblem, result: SearchResult) -> str:
     plan, evaluation = result.plan, result.evaluation
     slowest = evaluation.bottleneck
     rows = [
-        ("stage", "layers", "device type", "replicas", "compute ms", "comm. ms", "memory GB", "USD/hour", "")
-    ]
-    for index, part in enumerate(evaluation.stages):
-        stage = part.stage
-        rows.append(
-            (
-                str(index),
-                f"{stage.first_layer}..{stage.last_layer}",
-                stage.device_type,
-                str(stage.num_replicas),
-                f"{part.compute_seconds * 1e3:.3f}",
-                f"{part.communication_seconds * 1e3:.3f}",
-                f"{part.memory_bytes / 1e9:.3f}",
-                f"{part.price_usd_per_hour:.4f}",
-                "<- slowest" if part is slowest else "",
-            )
+        (
+            index,
+            f"{part.stage.first_layer}..{part.stage.last_layer}",
+            part.stage.device_type,
+            part.stage.num_replicas,
+            part.compute_seconds * 1e3,
+            part.communication_seconds * 1e3,
+            part.memory_bytes / 1e9,
+            part.price_usd_per_hour,
+            "<- slowest" if part is slowest else "",
         )
+        for index, part in enumerate(evaluation.stages)
+    ]
     floor = problem.throughput_floor_samples_per_s
     totals = [
         ("throughput", f"{plan.throughput_samples_per_s:,.1f} samples/s (floor {floor:,.1f})"),
@@ -129,9 +134,9 @@ def plan_table(problem: SchedulingProblem, result: SearchResult) -> str:
         [
             f"Plan for {problem.model} ({problem.num_layers} layers) by {plan.scheduler}, seed {plan.seed}",
             "",
-            *aligned(rows, words=(1, 2)),
+            *Table(columns=STAGE_COLUMNS, rows=rows).lines(indent=""),
             "",
-            *(f"{label:<12}{text}" for label, text in totals),
+            *labelled_lines(totals, indent=""),
         ]
     )
 

@@ -17,7 +17,7 @@ from heterps_core.models import CTR_MODELS
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.profiles.layer_profile import LayerProfile
 from heterps_core.profiling.timing import Timing
-from heterps_core.text_table import aligned
+from heterps_core.text_table import Table
 
 HELP = """\
 Time each layer of a model alone on this machine: forward, backward and update, median and spread.
@@ -100,27 +100,26 @@ def run(options: argparse.Namespace) -> None:
 
 def profile_table(profile: LayerProfile) -> str:
     """Return a profile as text for people: a row per layer, then what follows from them."""
-    rows: list[tuple[str, ...]] = [
-        ("layer", "kind", "forward ms", "backward ms", "update ms", "spread ms", "bytes", "")
-    ]
-    for timing in profile.timings:
-        rows.append(
-            (
-                timing.layer,
-                timing.kind,
-                *(_shown(phase) for phase in (timing.forward, timing.backward, timing.update)),
-                "-" if timing.is_estimated else f"{timing.spread_ms:.3f}",
-                f"{timing.exchanged_bytes + timing.all_reduced_bytes:,.0f}",
-                "estimated" if timing.is_estimated else "measured",
-            )
+    times = dict.fromkeys(("forward ms", "backward ms", "update ms", "spread ms"), ".3f")
+    rows = [
+        (
+            timing.layer,
+            timing.kind,
+            *(_shown(phase) for phase in (timing.forward, timing.backward, timing.update)),
+            None if timing.is_estimated else timing.spread_ms,
+            timing.exchanged_bytes + timing.all_reduced_bytes,
+            "estimated" if timing.is_estimated else "measured",
         )
+        for timing in profile.timings
+    ]
+    table = Table(columns={"layer": "", "kind": "", **times, "bytes": ",.0f", "": ""}, rows=rows)
     total_ms = sum(timing.compute_ms(update_share=1.0) for timing in profile.timings)
     alpha = profile.compute_parallel_fraction(batch_size=profile.batch_size)
     beta = profile.communication_parallel_fraction(batch_size=profile.batch_size)
     lines = [
         f"{profile.model} on one unit of {profile.device_type}, {profile.batch_size} samples: {profile.hardware}",
         "",
-        *aligned(rows, words=(0, 1, len(rows[0]) - 1)),
+        *table.lines(indent=""),
         "",
         f"sum          {total_ms:.3f} ms, {profile.batch_size / total_ms * 1e3:,.0f} samples/s",
         f"scaling      alpha {alpha:.3f} (computation), beta {beta:.3f} (communication inside a stage)",
@@ -158,5 +157,5 @@ def _request(options: argparse.Namespace) -> ProfileRequest:
     )
 
 
-def _shown(phase: Timing) -> str:
-    return f"{phase.median_ms:.3f}" if phase.median_ms > 0 else "-"
+def _shown(phase: Timing) -> float | None:
+    return phase.median_ms if phase.median_ms > 0 else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from heterps_core.errors import ConfigurationError, MalformedProblemError
 from heterps_core.json_file import write_json
-from heterps_core.text_table import aligned
+from heterps_core.text_table import Table
 
 if TYPE_CHECKING:
     from heterps_core.plans.scheduling_plan import Stage
@@ -36,8 +36,11 @@ exit status: 0 with a placement; 2 where a file cannot be used, or the cluster h
 
 SCHEMA_VERSION = 1
 
-_WORDS = (3, 4)
-"""Columns of the table that hold names."""
+COLUMNS = {
+    **dict.fromkeys(("rank", "stage", "replica"), "d"),
+    **dict.fromkeys(("machine", "device"), ""),
+    **dict.fromkeys(("local id", "global id"), "s"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,8 +121,7 @@ def placed_ranks(placement: RankPlacement, topology: MachineTopology) -> list[Pl
 
 def placement_text(ranks: Sequence[PlacedRank], placement: RankPlacement, plain_seconds: float) -> str:
     """Return a placement as text for people: a row per rank, then what it is worth."""
-    header = ("rank", "stage", "replica", "machine", "device", "local id", "global id")
-    rows = [header, *(_row(rank) for rank in ranks)]
+    table = Table(columns=COLUMNS, rows=[_row(rank) for rank in ranks])
     totals = [
         ("traffic", placement.seconds_per_step, "summed over all pairs of ranks"),
         ("greedy", placement.greedy_seconds_per_step, "by the published mapper alone"),
@@ -127,7 +129,7 @@ def placement_text(ranks: Sequence[PlacedRank], placement: RankPlacement, plain_
     ]
     return "\n".join(
         [
-            *aligned(rows, words=_WORDS),
+            *table.lines(indent=""),
             "",
             *(
                 f"{label:<12} {seconds:.6f} s per step, {meaning}{_change(seconds, placement.seconds_per_step)}"
@@ -150,9 +152,9 @@ def placement_to_json(
     }
 
 
-def _row(rank: PlacedRank) -> tuple[str, ...]:
-    place = (rank.machine, rank.device_type, rank.local_id, rank.global_id)
-    return tuple(map(str, (rank.rank, rank.stage, rank.replica, *place)))
+def _row(rank: PlacedRank) -> tuple[str | int, ...]:
+    place = map(str, (rank.machine, rank.device_type, rank.local_id, rank.global_id))
+    return (rank.rank, rank.stage, rank.replica, *place)
 
 
 def _change(seconds: float, reference: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 from heterps_core.planning.cost_model.stage_cost import is_within
@@ -12,18 +12,15 @@ from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.simulate.plan_simulation import Limit, PlanSimulation, run_cost_usd
 from heterps_core.planning.simulate.simulated_run import SimulatedRun
 from heterps_core.plans.scheduling_plan import SchedulingPlan
-from heterps_core.text_table import aligned
+from heterps_core.text_table import WIDTH, Table, labelled_lines
 from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
 from heterps_core.units import MS_PER_S, SECONDS_PER_HOUR
 
 SCHEMA_VERSION = 1
 
-WIDTH = 100
-
 LEAST_SHOWN_DEVIATION = 1e-3
 """Relative, between the throughput that the plan file promises and that of the problem."""
 
-_LABEL_WIDTH = 12
 _FIXED_COSTS = ("start-up and teardown", "transfer between zones", "search and profiling")
 """Cost lines that a longer run does not raise."""
 
@@ -34,21 +31,11 @@ def simulation_text(problem: SchedulingProblem, plan: SchedulingPlan, simulation
         [
             *textwrap.wrap(_heading(problem, plan, simulation), WIDTH),
             "",
-            *aligned(_speed_rows(problem, simulation), words=(0,)),
+            *_speed_table(problem, simulation).lines(indent=""),
             "",
-            *aligned(_stage_rows(simulation), words=(1, 2)),
+            *_stage_table(simulation).lines(indent=""),
             "",
-            *(
-                line
-                for label, text in _remarks(problem, plan, simulation)
-                for line in textwrap.wrap(
-                    text,
-                    WIDTH,
-                    initial_indent=f"{label:<{_LABEL_WIDTH}}",
-                    subsequent_indent=" " * _LABEL_WIDTH,
-                    break_on_hyphens=False,
-                )
-            ),
+            *labelled_lines(_remarks(problem, plan, simulation), indent=""),
         ]
     )
 
@@ -107,45 +94,50 @@ def _step_seconds(problem: SchedulingProblem, simulation: PlanSimulation) -> lis
     return rows
 
 
-def _speed_rows(problem: SchedulingProblem, simulation: PlanSimulation) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("", "samples/s", "to planned", "step ms", "hours", "USD")]
+def _speed_table(problem: SchedulingProblem, simulation: PlanSimulation) -> Table:
     planned = simulation.evaluation.throughput_samples_per_s
-    for label, step_seconds in _step_seconds(problem, simulation):
-        samples_per_s = problem.batch_size / step_seconds
-        cost_usd = run_cost_usd(problem, simulation.evaluation, step_seconds=step_seconds)
-        rows.append(
+    return Table(
+        columns={
+            "": "",
+            "samples/s": ",.1f",
+            "to planned": "s",
+            "step ms": ",.3f",
+            "hours": ",.3f",
+            "USD": ",.6f",
+        },
+        rows=[
             (
                 label,
-                f"{samples_per_s:,.1f}",
-                "" if label == "planned" else _change(samples_per_s, planned),
-                f"{step_seconds * MS_PER_S:,.3f}",
-                f"{problem.num_steps * step_seconds / SECONDS_PER_HOUR:,.3f}",
-                f"{cost_usd:,.6f}",
+                problem.batch_size / step_seconds,
+                "" if label == "planned" else _change(problem.batch_size / step_seconds, planned),
+                step_seconds * MS_PER_S,
+                problem.num_steps * step_seconds / SECONDS_PER_HOUR,
+                run_cost_usd(problem, simulation.evaluation, step_seconds=step_seconds),
             )
-        )
-    return rows
+            for label, step_seconds in _step_seconds(problem, simulation)
+        ],
+    )
 
 
-def _stage_rows(simulation: PlanSimulation) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        ("stage", "layers", "device type", "replicas", "computing", "waits: for data", "link", "barrier", "")
-    ]
-    for index, (part, use) in enumerate(
-        zip(simulation.evaluation.stages, simulation.run.stages, strict=True)
-    ):
-        stage = part.stage
-        shares = (use.computing, use.waiting_for_data, use.waiting_for_link, use.waiting_at_barrier)
-        rows.append(
+def _stage_table(simulation: PlanSimulation) -> Table:
+    shares = dict.fromkeys(("computing", "waits: for data", "link", "barrier"), "s")
+    words = {"layers": "", "device type": ""}
+    return Table(
+        columns={"stage": "d", **words, "replicas": "d", **shares, "": ""},
+        rows=[
             (
-                str(index),
-                f"{stage.first_layer}..{stage.last_layer}",
-                stage.device_type,
-                str(stage.num_replicas),
-                *(_percent(share) for share in shares),
+                index,
+                f"{part.stage.first_layer}..{part.stage.last_layer}",
+                part.stage.device_type,
+                part.stage.num_replicas,
+                *map(_percent, astuple(use)),
                 "<- waits least" if index == simulation.limiting.stage else "",
             )
-        )
-    return rows
+            for index, (part, use) in enumerate(
+                zip(simulation.evaluation.stages, simulation.run.stages, strict=True)
+            )
+        ],
+    )
 
 
 def _remarks(
