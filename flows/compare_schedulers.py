@@ -30,16 +30,12 @@ from tasks.comparison import Terms, compare, expected_seconds
 from tasks.data import prepare_data
 from tasks.planning.compared_problems import load_problems, problems_of_models
 from tasks.provisioning import find_offers
+from tasks.publishing import publish_comparison
+from tasks.recording import record_comparison
+from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL
 from tasks.records.runs import new_run_id, utc_now
-from tasks.reports.comparison_report import (
-    Origin,
-    comparison_markdown,
-    comparison_text,
-    publish_comparison,
-    record_comparison,
-    write_markdown,
-)
-from tasks.reports.reporting import DEFAULT_MLFLOW_URL
+from tasks.reports.comparison_document import Origin, comparison_document, write_markdown
+from tasks.reports.renderers import markdown, terminal_text
 from tasks.running.story import tell, tell_block
 
 
@@ -85,12 +81,13 @@ def compare_schedulers(asked: CompareParameters) -> str:
     comparison = compare(problems, compared_methods, terms, left_out=left_out)
 
     origin = Origin(run_id=run_id, command=command_line(asked), finished_at=utc_now())
-    markdown = comparison_markdown(comparison, origin)
-    tell_block(comparison_text(comparison))
+    document = comparison_document(comparison, origin)
+    text = markdown(document)
+    tell_block(terminal_text(document))
     if asked.output is not None:
-        write_markdown(Path(asked.output), markdown)
-    publish_comparison(markdown)
-    tracked = record_comparison(workspace, comparison, origin, markdown=markdown)
+        write_markdown(Path(asked.output), text)
+    publish_comparison(text)
+    tracked = record_comparison(workspace, comparison, origin, text=text)
     services = workspace.running_services()
     tell("record", tracked.address(services.mlflow_url if services else DEFAULT_MLFLOW_URL))
     return run_id

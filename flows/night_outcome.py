@@ -10,11 +10,9 @@ from tasks.data import source_name
 from tasks.judging.baseline import measure_baseline
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.promotion import NotJudged, promote_if_better
-from tasks.publishing import publish_report
+from tasks.publishing import publish_decision, publish_report
 from tasks.recording import record_plan, record_run, register_model
 from tasks.records.runs import COMPLETED
-from tasks.reports.blocks.promotion_report import publish_decision
-from tasks.reports.reporting import report_text
 from tasks.reports.run_report import RunReport
 from tasks.running.run_lifecycle import close_run
 from tasks.running.story import tell, tell_block
@@ -50,11 +48,10 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         best_reachable=run.clicks.best_reachable,
         bills=bills_of_run(run.workspace, run.provider, run.run_id),
     )
-    text = report_text(report, run.workspace)
     pictures = record_plan(run.workspace, planned, num_microbatches=plan.config.num_microbatches)
-    record_run(run.workspace, report, text=text)
+    record_run(run.workspace, report)
     decision = _judged(run, report, version)
-    publish_report(run.workspace, report, pictures, decision=decision)
+    text = publish_report(run.workspace, report, pictures, decision=decision)
     close_run(run.workspace, run.tracked, status="FINISHED", reason=COMPLETED)
     drop_what_resuming_needs(run.directory)
     run.workspace.forget_run_key(run.run_id)

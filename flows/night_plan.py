@@ -23,9 +23,9 @@ from tasks.provisioning import check_lifetime, find_offers, provision
 from tasks.publishing import publish_plan
 from tasks.recording import record_plan
 from tasks.records.runs import utc_now
-from tasks.reports.blocks.kept_explanation import keep_explanation
-from tasks.reports.reporting import plan_summary, plan_text, taken_text
+from tasks.reports.kept_explanation import keep_explanation
 from tasks.reports.run_report import PlanReport
+from tasks.reports.summaries import plan_summary, taken_text
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.run_lifecycle import close_run
 from tasks.running.story import tell, tell_block
@@ -177,9 +177,9 @@ def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
     """Record a plan, show it, and end the run there: what would be bought, for how much and why."""
     report = plan.compared()
     pictures = record_plan(run.workspace, report, num_microbatches=plan.config.num_microbatches)
-    publish_plan(run.workspace, report, pictures)
+    text = publish_plan(run.workspace, report, pictures)
     close_run(run.workspace, run.tracked, status="FINISHED", reason="plan only")
-    tell_block(plan_text(report, run.workspace))
+    tell_block(text)
 
 
 def _deadline(run: OpenedRun, job: PlannedJob) -> Deadline | None:

@@ -17,7 +17,7 @@ from tasks.prices import recheck_prices
 from tasks.profiling import charge_measurements
 from tasks.provisioning import Provisioning
 from tasks.records.runs import utc_now
-from tasks.reports.reporting import training_summary
+from tasks.reports.summaries import training_summary
 from tasks.running.budget import check_finished_within_budget, spent_this_month_usd, within_budget
 from tasks.running.interruptions import interruption_summary, note_interruptions
 from tasks.running.losses import note_loss

@@ -25,7 +25,6 @@ from flows.service.schedule import PROFILE_DEVICES
 from heterps_core.profiling.profiles.device_profile import hardware_name
 from heterps_core.training.job import default_batch_size
 from heterps_core.training.storage.run_directory import RunDirectory
-from infra.billing.bill import bill_as_text
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider
 from infra.workspace import Workspace
@@ -45,6 +44,7 @@ from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import profile_layers
 from tasks.provisioning import find_offers
 from tasks.records.runs import new_run_id, utc_now
+from tasks.reports.bills import bill_text
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.live_fleet import check_no_other_fleet
 from tasks.running.run_lifecycle import close_run, open_profiling
@@ -144,7 +144,7 @@ def profile_devices(asked: ProfileParameters) -> str:
         tell("measured", line)
     record_profiling(workspace, tracked, decisions, devices)
     for bill in devices.bills:
-        tell_block(bill_as_text(bill))
+        tell_block(bill_text(bill))
     check_all_measured(devices)
     close_run(workspace, tracked, status="FINISHED", reason="completed")
     return run_id

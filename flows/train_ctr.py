@@ -29,8 +29,8 @@ from flows.service.clean_up import clean_up_after
 from flows.service.schedule import TRAIN_CTR
 from infra.workspace import Workspace
 from tasks.data import find_night_of, source_name
+from tasks.recording import record_overhead
 from tasks.records.runs import finished_run, new_run_id, utc_now
-from tasks.reports.overhead import record_overhead
 from tasks.running.live_fleet import only_fleet
 from tasks.running.story import tell
 

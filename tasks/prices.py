@@ -25,7 +25,7 @@ from infra.prices.skypilot_catalogue import SkyPilotCatalogue
 from infra.providers import PROVIDERS, get_provider
 from infra.workspace import Workspace
 from tasks.provisioning import Provisioning, within_caps
-from tasks.records.retries import REPEATABLE
+from tasks.running.retries import REPEATABLE
 
 DEFAULT_HISTORY_DAYS = 14
 

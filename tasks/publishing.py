@@ -14,23 +14,26 @@ from tasks.judging.nights import Night, last_nights
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.records import tracking
 from tasks.records.mlflow_names import NOTE_TAG
-from tasks.records.mlflow_views import compare_address, nights_address, plan_note
-from tasks.records.retries import REPEATABLE
-from tasks.reports.nights_page import nights_page
-from tasks.reports.pages import Link, Page, Picture, page_html, page_markdown
-from tasks.reports.report_page import plan_page, run_page
-from tasks.reports.reporting import DEFAULT_MLFLOW_URL
+from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL, compare_address, nights_address, plan_note
+from tasks.records.tracked_run import TrackedRun
+from tasks.reports.decision_document import decision_document, decision_metrics
+from tasks.reports.document import Document, Link, Links, Picture
+from tasks.reports.nights_document import nights_document
+from tasks.reports.renderers import html_page, markdown, terminal_text
+from tasks.reports.run_document import plan_document, run_document
 from tasks.reports.run_report import PlanReport, RunReport
+from tasks.running.retries import REPEATABLE
 
 PREFECT_FLOW_RUN = "runs/flow-run"
 
 
 @task(name="publish plan", cache_policy=NO_CACHE, **REPEATABLE)
-def publish_plan(workspace: Workspace, report: PlanReport, pictures: Mapping[str, Picture]) -> None:
-    """Show the plan and why it was chosen, where nothing comes after it."""
-    page = plan_page(report, pictures=pictures, links=links_of(workspace, report, nights=()))
-    _publish(workspace, report, page, name="report", description="The plan and what it promises")
+def publish_plan(workspace: Workspace, report: PlanReport, pictures: Mapping[str, Picture]) -> str:
+    """Show the plan and why it was chosen, where nothing comes after it; return it for a terminal."""
+    document = plan_document(report, pictures=pictures, links=links_of(workspace, report))
+    _publish(workspace, report, document, name="report", description="The plan and what it promises")
     tracking.tag_run(workspace, report.tracked, {NOTE_TAG: plan_note(report)})
+    return terminal_text(document)
 
 
 @task(name="publish report", cache_policy=NO_CACHE, **REPEATABLE)
@@ -40,7 +43,7 @@ def publish_report(
     pictures: Mapping[str, Picture],
     *,
     decision: PromotionDecision | None = None,
-) -> None:
+) -> str:
     """Show what came of the run, and the last nights beside it; the run must have been recorded.
 
     Args:
@@ -48,45 +51,65 @@ def publish_report(
         report: The run.
         pictures: Of its plan.
         decision: Whether its model became champion; None where nobody decided.
+
+    Returns:
+        The report for a terminal.
     """
     nights = last_nights(workspace)
     links = links_of(workspace, report, nights=nights)
-    page = run_page(report, pictures=pictures, nights=nights, decision=decision, links=links)
-    _publish(
-        workspace, report, page, name="report", description="What the run cost, how fast and how good it was"
-    )
+    document = run_document(report, pictures=pictures, nights=nights, decision=decision, links=links)
+    what = "What the run cost, how fast and how good it was"
+    _publish(workspace, report, document, name="report", description=what)
+    text = terminal_text(document)
+    tracking.record_text(workspace, report.tracked, "report.txt", text)
     if nights:
-        compared = nights_page(
+        compared = nights_document(
             nights, current_run_id=report.run_id, correction=report.correction, links=links
         )
         _publish(workspace, report, compared, name="nights", description="The last nights beside one another")
+    return text
 
 
-def links_of(workspace: Workspace, report: PlanReport, *, nights: Sequence[Night]) -> list[Link]:
-    """Return where a reader of a run's page may go on; addresses of services that run now, else the usual ones."""
+@task(name="publish decision", cache_policy=NO_CACHE)
+def publish_decision(workspace: Workspace, run: TrackedRun, decision: PromotionDecision) -> None:
+    """Write a decision that was applied to the record, and show it on the flow run's page."""
+    text = markdown(decision_document(decision))
+    tracking.record_metrics(workspace, run, decision_metrics(decision))
+    tracking.record_document(workspace, run, "promotion.json", decision.to_json())
+    tracking.record_text(workspace, run, "promotion.md", text)
+    create_markdown_artifact(text, key="promotion", description=decision.why)
+
+
+@task(name="publish comparison", cache_policy=NO_CACHE, **REPEATABLE)
+def publish_comparison(text: str) -> None:
+    """Show a comparison's Markdown on the flow run's page."""
+    create_markdown_artifact(text, key="comparison", description="Every search method on every problem")
+
+
+def links_of(workspace: Workspace, report: PlanReport, *, nights: Sequence[Night] = ()) -> Links:
+    """Return where a reader of a run may go on; addresses of services that run now, else the usual ones."""
     services = workspace.running_services()
-    mlflow_url = services.mlflow_url if services else DEFAULT_MLFLOW_URL
+    url = services.mlflow_url if services else DEFAULT_MLFLOW_URL
+    hint = "" if services else " (after: make serve)"
     links = [
-        Link(text="This run in MLflow", address=report.tracked.address(mlflow_url)),
-        Link(text="All nights in MLflow, newest first", address=nights_address(report.tracked, mlflow_url)),
+        Link(text=f"This run in MLflow{hint}", address=report.tracked.address(url)),
+        Link(text="All nights in MLflow, newest first", address=nights_address(report.tracked, url)),
     ]
     if len(nights) > 1:
-        runs = [night.tracked for night in nights]
-        links.append(
-            Link(text=f"The last {len(nights)} nights compared", address=compare_address(runs, mlflow_url))
-        )
+        address = compare_address([night.tracked for night in nights], url)
+        links.append(Link(text=f"The last {len(nights)} nights compared", address=address))
     if services and flow_run.id:
-        links.append(
-            Link(
-                text="This run in Prefect", address=f"{services.prefect_url}/{PREFECT_FLOW_RUN}/{flow_run.id}"
-            )
-        )
-    return links
+        address = f"{services.prefect_url}/{PREFECT_FLOW_RUN}/{flow_run.id}"
+        links.append(Link(text="This run in Prefect", address=address))
+    folder = workspace.run_directory(report.run_id).absolute()
+    return Links(links=[*links, Link(text="Its files", address=folder.as_uri())])
 
 
-def _publish(workspace: Workspace, report: PlanReport, page: Page, *, name: str, description: str) -> None:
-    """Publish a page under a name in both places."""
-    markdown = page_markdown(page)
-    create_markdown_artifact(markdown, key=name, description=description)
-    tracking.record_text(workspace, report.tracked, f"{name}.html", page_html(page))
-    tracking.record_text(workspace, report.tracked, f"{name}.md", markdown)
+def _publish(
+    workspace: Workspace, report: PlanReport, document: Document, *, name: str, description: str
+) -> None:
+    """Publish a document under a name in both places."""
+    text = markdown(document)
+    create_markdown_artifact(text, key=name, description=description)
+    tracking.record_text(workspace, report.tracked, f"{name}.html", html_page(document))
+    tracking.record_text(workspace, report.tracked, f"{name}.md", text)

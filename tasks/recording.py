@@ -1,8 +1,9 @@
-"""Writes a finished run into the record of runs: settings, figures, pictures, documents and the model."""
+"""Writes runs and comparisons into the record of runs: settings, figures, pictures, documents and the model."""
 
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,21 +12,28 @@ from prefect.cache_policies import NO_CACHE
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
-from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.storage.run_directory import STEPS, RunDirectory
 from infra.workspace import Workspace
+from tasks.comparison import Comparison, MethodSummary
 from tasks.data import PreparedClicks
 from tasks.learning import speed_tag
+from tasks.planning.compared_problems import ComparedProblem
 from tasks.records import model_registry, tracking
-from tasks.records.mlflow_names import CHALLENGER_ALIAS, NOTE_TAG
+from tasks.records.mlflow_names import CHALLENGER_ALIAS, NOTE_TAG, RUN_ID_TAG
 from tasks.records.mlflow_store import deliver_waiting
 from tasks.records.mlflow_views import experiment_tags, run_name, run_note
-from tasks.records.tracked_run import RunSettings
-from tasks.reports.blocks.stage_outcomes import stage_series
-from tasks.reports.pages import Picture
-from tasks.reports.report_pictures import plan_pictures
-from tasks.reports.reporting import explanation_markdown
+from tasks.records.tracked_run import RunSettings, TrackedRun
+from tasks.reports.comparison_document import Origin
+from tasks.reports.comparison_figure import gap_figure
+from tasks.reports.document import Picture
+from tasks.reports.kept_explanation import explanation_markdown
+from tasks.reports.plan_figures import plan_pictures
 from tasks.reports.run_report import PlanReport, RunReport
+from tasks.reports.stage_outcomes import stage_series
+from tasks.running.run_lifecycle import close_run, open_compared_search, open_comparison
 from tasks.running.story import tell
+
+START_TO_FIRST_STEP = "overhead/start_to_first_step_s"
 
 STORE_WAIT_S = 1_800.0
 """How long a trained model waits to be registered; its machines have ended, so that waiting costs nothing."""
@@ -64,7 +72,7 @@ def record_plan(workspace: Workspace, report: PlanReport, *, num_microbatches: i
 
 
 @task(name="record run", cache_policy=NO_CACHE)
-def record_run(workspace: Workspace, report: RunReport, *, text: str) -> None:
+def record_run(workspace: Workspace, report: RunReport) -> None:
     """Write what came of the plan to MLflow: throughput, quality, the bill, and what later runs learn from."""
     run = report.tracked
     tracking.record_metrics(workspace, run, report.metrics())
@@ -80,7 +88,57 @@ def record_run(workspace: Workspace, report: RunReport, *, text: str) -> None:
     tracking.tag_run(workspace, run, tags)
     for bill in report.bills:
         tracking.record_document(workspace, run, f"bills/{bill.run_id}.json", bill.to_json())
-    tracking.record_text(workspace, run, "report.txt", text)
+
+
+def start_to_first_step_s(run: RunDirectory, *, started_at: datetime) -> float | None:
+    """Return the seconds from a flow's start to its first training step; None where it has trained none.
+
+    A worker writes its first step down at once, so the first file of steps is as old as that step, by the clock of
+    the store. Files of a run that is resumed are older than the flow that resumes it.
+
+    Args:
+        run: Where the workers write.
+        started_at: Of the flow, with a time zone.
+    """
+    seconds = [stamp / 1e9 - started_at.timestamp() for stamp in run.stamps(STEPS).values()]
+    return min((since for since in seconds if since > 0), default=None)
+
+
+def record_overhead(
+    workspace: Workspace, tracked: TrackedRun, run: RunDirectory, *, started_at: datetime
+) -> None:
+    """Write to MLflow how long the run took to come to its first training step."""
+    seconds = start_to_first_step_s(run, started_at=started_at)
+    tracking.record_metrics(workspace, tracked, {START_TO_FIRST_STEP: seconds})
+
+
+@task(name="record comparison", cache_policy=NO_CACHE)
+def record_comparison(
+    workspace: Workspace, comparison: Comparison, origin: Origin, *, text: str
+) -> TrackedRun:
+    """Write a comparison to MLflow: a parent run with tables and picture, a child for each method and problem.
+
+    All of it is written when the searches are over, so that one which is killed leaves no run open.
+    """
+    parent = open_comparison(workspace, run_id=origin.run_id, tags={"heterps.command": origin.command})
+    tracking.record_text(workspace, parent, "comparison.md", text)
+    tracking.record_figure(workspace, parent, "gap_by_method.png", gap_figure(comparison))
+    tracking.record_metrics(
+        workspace,
+        parent,
+        {
+            "comparison/seconds": comparison.seconds,
+            "comparison/problems": float(len(comparison.problems)),
+            "comparison/seeds": float(comparison.num_seeds),
+            "comparison/budget_evaluations": float(comparison.budget_evaluations),
+        },
+    )
+    for number, compared in enumerate(comparison.problems):
+        tracking.record_document(workspace, parent, f"problems/{number}.json", compared.problem.to_json())
+        for summary in comparison.summaries[compared.name]:
+            _record_summary(workspace, parent, origin, compared, summary)
+    close_run(workspace, parent, status="FINISHED", reason="completed")
+    return parent
 
 
 @task(name="register model", cache_policy=NO_CACHE)
@@ -150,3 +208,43 @@ def _settings(report: PlanReport, scheduler: str) -> RunSettings:
         batch_size=report.problem.batch_size,
         seed=plan.seed,
     )
+
+
+def _record_summary(
+    workspace: Workspace,
+    parent: TrackedRun,
+    origin: Origin,
+    compared: ComparedProblem,
+    summary: MethodSummary,
+) -> None:
+    """Write one method on one problem: the search of median cost under the stable names, all seeds as series."""
+    typical = summary.typical
+    settings = RunSettings.of_plan(
+        () if typical is None else typical.plan.stages,
+        method=summary.method,
+        model=compared.name,
+        market=compared.market,
+        batch_size=compared.problem.batch_size,
+        seed=0 if typical is None else typical.plan.seed,
+    )
+    child = open_compared_search(workspace, parent, settings, tags={RUN_ID_TAG: origin.run_id})
+    seeds = len(summary.searches)
+    tracking.record_metrics(
+        workspace, child, {"search/plans_found": float(len(summary.results)), "search/seeds": float(seeds)}
+    )
+    if typical is not None:
+        tracking.record_metrics(workspace, child, tracking.plan_metrics(typical))
+        tracking.record_metrics(workspace, child, {"search/largest_gap": summary.largest_gap})
+        found = [(search.seed, search.result) for search in summary.searches if search.result is not None]
+        tracking.record_series(
+            workspace,
+            child,
+            {
+                "search/cost_usd_by_seed": [(seed, result.plan.cost_usd) for seed, result in found],
+                "search/gap_by_seed": [(seed, result.plan.optimality_gap) for seed, result in found],
+                "search/seconds_by_seed": [(seed, result.search_seconds) for seed, result in found],
+            },
+        )
+        tracking.record_document(workspace, child, "plan.json", typical.plan.to_json())
+    # A method without a plan has done its work too: the comparison wants to know.
+    close_run(workspace, child, status="FINISHED", reason=summary.remark or "completed")

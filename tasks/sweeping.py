@@ -12,8 +12,8 @@ from infra.machines.sweeper import sweep_workspace
 from infra.workspace import Workspace
 from tasks.clusters import live_run_ids, run_of_launch
 from tasks.records.mlflow_store import deliver_waiting
-from tasks.records.retries import REPEATABLE
-from tasks.reports.blocks.run_costs import cost_metrics, runs_with_machines
+from tasks.records.run_costs import cost_metrics, runs_with_machines
+from tasks.running.retries import REPEATABLE
 from tasks.running.run_lifecycle import close_dead_run, runs_without_process
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flows.commands import RUN_HELP
+from heterps_core.text_table import Table
 from infra.workspace import Workspace
 
 HELP = """\
@@ -25,6 +26,15 @@ examples:
 
 exit status: 0; 2 where a run or a file is not known or cannot be read.
 """
+
+COLUMNS = {
+    "run": "",
+    "provider": "",
+    "launches": "d",
+    "instance-seconds": ",.0f",
+    "USD": ".6f",
+    "of it failed launches": ".6f",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +62,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _print_bill(workspace: Workspace, named: str, *, as_json: bool) -> None:
-    from infra.billing.bill import bill_as_text
     from tasks.clusters import bills_of_run, providers_of_run
+    from tasks.reports.bills import bill_text
     from tasks.running.run_names import find_run
 
     providers = providers_of_run(workspace)
@@ -62,14 +72,13 @@ def _print_bill(workspace: Workspace, named: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([bill.to_json() for bill in bills], indent=2))
     else:
-        print("\n\n".join(bill_as_text(bill) for bill in bills))
+        print("\n\n".join(bill_text(bill) for bill in bills))
 
 
 def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
     from infra.billing.budget import start_of_month
     from infra.providers import get_provider
     from tasks.clusters import bills_of_run, providers_of_run
-    from tasks.reports.tables import aligned_table
     from tasks.running.budget import spending_of
 
     now = datetime.now(UTC)
@@ -102,15 +111,14 @@ def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
         [
             run_id,
             providers[run_id],
-            str(len(launches)),
-            f"{sum(line.instance_seconds for bill in launches for line in bill.lines):,.0f}",
-            f"{sum(bill.total_usd for bill in launches):.6f}",
-            f"{sum(bill.failed_launches_usd for bill in launches):.6f}",
+            len(launches),
+            sum(line.instance_seconds for bill in launches for line in bill.lines),
+            sum(bill.total_usd for bill in launches),
+            sum(bill.failed_launches_usd for bill in launches),
         ]
         for run_id, launches in bills.items()
     ]
-    header = ["run", "provider", "launches", "instance-seconds", "USD", "of it failed launches"]
-    print("\n".join(aligned_table(header, rows, left={0, 1})))
+    print("\n".join(Table(columns=COLUMNS, rows=rows).lines()))
     for provider, usd in months.items():
         charged = "" if get_provider(provider).charges_money else " at list prices, which nobody charges"
         print(f"  since {start_of_month(now):%Y-%m-%d}, provider {provider}: {usd:.6f} USD{charged}")

@@ -125,40 +125,6 @@ def bill_for_run(
     )
 
 
-def bill_as_text(bill: Bill) -> str:
-    """Return a bill as a table for people."""
-    heading = "list prices of a rehearsal: nothing is charged" if bill.is_rehearsal else "charged"
-    rows = [
-        f"{line.stage:>5}  {line.instance_type:<16} {line.market:<10} {line.count:>5}  "
-        f"{line.instance_seconds:>12.1f}  {line.price_usd_per_hour:>9.4f}  {line.usd:>10.6f}  "
-        f"{line.ended_because}{' (waste)' if line.is_waste else ''}"
-        for line in bill.lines
-    ]
-    services = [
-        f"{'':>5}  {line.service:<44} {line.quantity:>12.4f}  {line.usd_per_unit:>9.4f}  {line.usd:>10.6f}  "
-        f"by {line.unit}"
-        for line in bill.services
-    ]
-    priced: list[BillLine | ServiceLine] = [*bill.lines, *bill.services]
-    dates = sorted({f"{line.price_as_of} ({line.price_source})" for line in priced})
-    return "\n".join(
-        [
-            f"Bill of run {bill.run_id}, provider {bill.provider}: {heading}",
-            f"{'stage':>5}  {'instance':<16} {'market':<10} {'count':>5}  {'inst.-seconds':>12}  "
-            f"{'USD/hour':>9}  {'USD':>10}  ended because",
-            *rows,
-            *services,
-            f"total {bill.total_usd:.6f} USD"
-            + (
-                f", of it {bill.failed_launches_usd:.6f} USD for launches that failed"
-                if bill.failed_launches_usd > 0
-                else ""
-            ),
-            *(f"prices as of {date}" for date in dates),
-        ]
-    )
-
-
 def charged_seconds(entry: LedgerEntry, provider: type[Provider] | Provider, *, now: datetime) -> float:
     """Return the seconds that one machine is charged for; 0 for one that was never had."""
     if entry.launched_at is None:

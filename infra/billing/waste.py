@@ -60,11 +60,3 @@ def waste_lines(
     return tuple(
         WasteLine(cause=cause, usd=usd, share=usd / total_usd) for cause, usd in causes.items() if usd > 0
     )
-
-
-def waste_as_text(lines: Sequence[WasteLine]) -> str:
-    """Return waste as a table for people; each line is a part of the total, none is charged besides."""
-    if not lines:
-        return "of the total, nothing was paid for nothing"
-    rows = [f"  {line.cause:<36} {line.usd:>10.6f} USD  {line.share:>6.1%}" for line in lines]
-    return "\n".join(["of the total, paid while nothing was trained", *rows])

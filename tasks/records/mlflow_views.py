@@ -13,9 +13,10 @@ from urllib.parse import quote, urlencode
 
 from tasks.records.mlflow_names import KIND_TAG, KIND_TRAINING, NOTE_TAG
 from tasks.records.tracked_run import TrackedRun
-from tasks.reports.report_tables import gap_text, speed_text
 from tasks.reports.run_report import PlanReport, RunReport
+from tasks.reports.summaries import gap_text, speed_text
 
+DEFAULT_MLFLOW_URL = "http://127.0.0.1:5000"
 NIGHTS_VIEW = "heterps-nights"
 VIEW_TAG_PREFIX = "mlflow.sharedViewState."
 VIEW_PARAMETER = "viewStateShareKey"
@@ -106,7 +107,7 @@ def plan_note(report: PlanReport) -> str:
     """Return what MLflow shows above a run that ended with its plan."""
     plan = report.chosen.plan
     return (
-        f"**{plan.cost_usd:.6f} USD** planned at {plan.throughput_samples_per_s:,.0f} samples/s; {gap_text(report)}. "
+        f"**{plan.cost_usd:.6f} USD** planned at {plan.throughput_samples_per_s:,.0f} samples/s; {gap_text(plan)}. "
         f"Nothing was launched. The whole report: `report.html` among the artifacts."
     )
 
@@ -125,5 +126,5 @@ def run_note(report: RunReport) -> str:
         f"**{report.billed_usd:.6f} USD**{price}; "
         f"**{speed_text(report.training.undisturbed_throughput_samples_per_s)} samples/s**{comparison}; "
         f"**AUC {auc}**, log-loss {quality.log_loss:.4f}{missing}. "
-        f"The plan is {gap_text(report)}. The whole report: `report.html` among the artifacts."
+        f"The plan is {gap_text(report.chosen.plan)}. The whole report: `report.html` among the artifacts."
     )

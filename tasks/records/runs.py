@@ -15,8 +15,8 @@ from tasks.clusters import end_machines_of
 from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, END_REASON_TAG, KIND_TRAINING, MODEL_TAG
 from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.records.past_runs import past_trainings
+from tasks.records.run_costs import cost_metrics
 from tasks.records.tracked_run import EndStatus, TrackedRun
-from tasks.reports.blocks.run_costs import cost_metrics
 from tasks.running.live_fleet import FleetHolder, last_fleet
 from tasks.running.run_lifecycle import close_dead_run, open_run
 

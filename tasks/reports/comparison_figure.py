@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from tasks.comparison import Comparison, MethodSummary
-from tasks.reports.figures import DEVICE_COLOURS
+from tasks.reports.plan_figures import DEVICE_COLOURS
 
 MAX_COLUMNS = 4
 LINEAR_GAP = 1e-3

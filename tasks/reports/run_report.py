@@ -21,9 +21,9 @@ from infra.billing.waste import WasteLine, waste_lines
 from tasks.judging.baseline import Baseline, NoBaseline
 from tasks.learning import Learning
 from tasks.provisioning import Provisioning
+from tasks.records.run_costs import four_digits
 from tasks.records.tracked_run import TrackedRun
-from tasks.reports.blocks.run_costs import four_digits
-from tasks.reports.blocks.stage_outcomes import (
+from tasks.reports.stage_outcomes import (
     StageOutcome,
     measured_step_seconds,
     seconds_by_stage,

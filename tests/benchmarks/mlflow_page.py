@@ -32,8 +32,8 @@ from tasks.records import tracking
 from tasks.records.mlflow_names import DAY_TAG, NOTE_TAG
 from tasks.records.mlflow_views import compare_address, experiment_tags, nights_address, run_name, run_note
 from tasks.records.tracked_run import RunSettings, TrackedRun
-from tasks.reports.blocks.stage_outcomes import stage_series
 from tasks.reports.run_report import PlanReport
+from tasks.reports.stage_outcomes import stage_series
 from tasks.running import run_lifecycle
 from tests.benchmarks.browser import Browser, open_browser
 from tests.tasks.report_builders import make_plan_report, make_run_report

@@ -34,8 +34,8 @@ from heterps_core.data.synthetic.click_days import write_click_days
 from heterps_core.training.step_metrics import MetricWriter, StepMetrics, read_progress
 from heterps_core.training.storage.run_directory import CLUSTER, JOB, STEPS, RunDirectory
 from infra.workspace import HOME_VARIABLE, Workspace
+from tasks.recording import START_TO_FIRST_STEP
 from tasks.records.past_runs import past_trainings
-from tasks.reports.overhead import START_TO_FIRST_STEP
 from tests.served_workspace import ServedWorkspace
 
 FIRST_DAY = date(2026, 10, 1)

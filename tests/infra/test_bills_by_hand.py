@@ -6,10 +6,11 @@ import pytest
 
 from heterps_core.hardware import Market
 from heterps_core.training.storage.storage_usage import StorageUsage
-from infra.billing.bill import FREE, PREEMPTED, bill_as_text, bill_for_run
+from infra.billing.bill import FREE, PREEMPTED, bill_for_run
 from infra.ledger.ledger import EndReason, Ledger
 from infra.prices.spot_charges import SpotRecord
 from infra.providers.aws.provider import AwsEc2Provider
+from tasks.reports.bills import bill_text
 from tests.infra.builders import offer, plan
 
 LAUNCHED_AT = datetime(2026, 7, 31, 22, 30, tzinfo=UTC)
@@ -92,7 +93,7 @@ def test_what_ec2_takes_in_its_first_hour_is_not_charged_and_what_we_end_is(ledg
         (3, 60.0, pytest.approx(0.006), EndReason.RUN_ENDED),
     ]
     assert sum(line.usd for line in bill.lines) == pytest.approx(0.906)
-    assert FREE in bill_as_text(bill)
+    assert FREE in bill_text(bill)
 
 
 def test_a_bucket_is_charged_by_what_it_keeps_for_how_long_and_by_what_leaves_it(ledger):

@@ -5,11 +5,17 @@ import pytest
 
 from tasks.comparison import ComparedSearch, Comparison, MethodSummary
 from tasks.planning.compared_problems import ComparedProblem
+from tasks.reports.comparison_document import Origin, comparison_document
 from tasks.reports.comparison_figure import gap_figure
-from tasks.reports.comparison_report import Origin, comparison_markdown, comparison_text
+from tasks.reports.renderers import markdown, terminal_text
 from tests.tasks.builders import make_problem, make_result
 
 PROBLEM = make_problem()
+ORIGIN = Origin(
+    run_id="x",
+    command="python -m flows.compare_schedulers",
+    finished_at=datetime(2026, 11, 21, tzinfo=UTC),
+)
 COST_USD = make_result(PROBLEM).plan.cost_usd
 
 
@@ -72,20 +78,14 @@ def test_a_method_without_a_plan_has_no_typical_search_and_says_each_reason_once
 
 
 def test_markdown_says_how_to_make_it_again_and_what_is_uncertain(comparison):
-    origin = Origin(
-        run_id="x",
-        command="python -m flows.compare_schedulers",
-        finished_at=datetime(2026, 11, 21, tzinfo=UTC),
-    )
-
-    text = comparison_markdown(comparison, origin)
+    text = markdown(comparison_document(comparison, ORIGIN))
 
     assert "`python -m flows.compare_schedulers`, 2026-11-21, on " in text
     assert "torch 2." in text
     assert "at most 1,000 plans" in text
     assert "All searches took 1.5 minutes." in text
     assert "estimated, not measured, for gpu-t4" in text
-    assert "- broken-model: cannot be built" in text
+    assert "- **broken-model**: cannot be built" in text
     # By hand: 0.9 USD/hour for 3.6 s.
     assert "| genetic | 0.0009 | 0 | 0 | 12 | 1.500 | 2/2 |  |" in text
     assert "| reinforce | 0.00135 | 50.00% | 50.00% | 12 | 1.000 | 1/2 | met no \\| plan |" in text
@@ -94,7 +94,7 @@ def test_markdown_says_how_to_make_it_again_and_what_is_uncertain(comparison):
 
 
 def test_the_terminal_shows_a_line_for_each_method_of_each_problem(comparison):
-    lines = comparison_text(comparison).splitlines()
+    lines = terminal_text(comparison_document(comparison, ORIGIN)).splitlines()
 
     assert [line.split()[0] for line in lines if line.endswith(("2/2", "| plan", "no plan"))] == [
         *("genetic", "reinforce", "reinforce", "genetic")

@@ -31,7 +31,7 @@ def recorded(tmp_path_factory):
             lambda text, *, key, description: artifacts.update({key: text}),
         )
         pictures = record_plan.fn(workspace, planned, num_microbatches=4)
-        record_run.fn(workspace, report, text="the report")
+        record_run.fn(workspace, report)
         publish_report.fn(workspace, report, pictures)
         run_lifecycle.close_run(workspace, tracked, status="FINISHED", reason="completed")
         of_run = dict(artifacts)

@@ -8,8 +8,8 @@ from heterps_core.planning.explain.amounts import usd_text
 from heterps_core.planning.explain.explanation import PlanExplanation
 from heterps_core.planning.explain.placement import plan_text
 from heterps_core.planning.explain.throughput_front import FrontPoint, placement_changes
+from heterps_core.text_table import WIDTH
 
-WIDTH = 100
 MAX_ROWS = 6
 
 

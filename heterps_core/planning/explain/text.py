@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from heterps_core.planning.explain.amounts import percent_text, usd_text
 from heterps_core.planning.explain.binding_constraints import THROUGHPUT_FLOOR, UNITS_CAP, BindingConstraint
 from heterps_core.planning.explain.cost_range import CostRange, Doubt
 from heterps_core.planning.explain.explanation import Detail, PlanExplanation
-from heterps_core.planning.explain.front_text import WIDTH, front_lines
+from heterps_core.planning.explain.front_text import front_lines
 from heterps_core.planning.explain.placement import layers_text, moves_text, plan_text
 from heterps_core.planning.explain.price_flips import LEAST_FACTOR, MOST_FACTOR, PriceFlip
 from heterps_core.planning.explain.reasons import TypeRole, TypeWorth
@@ -18,14 +18,13 @@ from heterps_core.planning.explain.runner_up import RunnerUp
 from heterps_core.planning.explain.throughput_front import MOST_COST_FACTOR, PriceOfThroughput
 from heterps_core.planning.explain.variants import SAME_COST
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.text_table import WIDTH, labelled_lines
 from heterps_core.units import MS_PER_S
 
 LEAST_SPEED_RATIO = 1.5
 """Of two units; less is no reason for a choice."""
 
 MAX_SINGLE_TYPES = 3
-
-_LABEL_WIDTH = 12
 
 _Line = tuple[str, str]
 """A label and what stands beside it."""
@@ -36,9 +35,9 @@ def explanation_text(problem: SchedulingProblem, explanation: PlanExplanation) -
     blocks = [
         [
             f"Why this plan (+USD: what the whole run would cost more than {usd_text(explanation.cost_usd)})",
-            *_wrapped(_reason_lines(problem, explanation)),
+            *labelled_lines(_reason_lines(problem, explanation)),
         ],
-        ["What would change it", *_wrapped(_change_lines(explanation))],
+        ["What would change it", *labelled_lines(_change_lines(explanation))],
     ]
     if explanation.front:
         blocks.append(
@@ -57,7 +56,7 @@ def explanation_text(problem: SchedulingProblem, explanation: PlanExplanation) -
     return "\n".join("\n".join(block) for block in blocks)
 
 
-def essential_lines(explanation: PlanExplanation) -> list[str]:
+def essential_facts(explanation: PlanExplanation) -> list[tuple[str, str]]:
     """Return what a report has room for: the next best plan, the nearest price flip and the step of throughput."""
     lines: list[_Line] = []
     if explanation.runner_up is not None:
@@ -69,7 +68,7 @@ def essential_lines(explanation: PlanExplanation) -> list[str]:
     lines.append(("10 % more", _throughput_text(explanation, explanation.ten_percent_more)))
     if explanation.cost_range is not None:
         lines.append(("cost range", _range_text(explanation, explanation.cost_range)))
-    return _wrapped(lines)
+    return lines
 
 
 def _reason_lines(problem: SchedulingProblem, explanation: PlanExplanation) -> Iterator[_Line]:
@@ -253,19 +252,3 @@ def _extra_text(explanation: PlanExplanation, extra_usd: float) -> str:
     if extra_usd <= explanation.cost_usd * SAME_COST:
         return "costs the same"
     return f"+{usd_text(extra_usd)} ({percent_text(extra_usd / explanation.cost_usd)})"
-
-
-def _wrapped(lines: Iterable[_Line]) -> list[str]:
-    pairs = list(lines)
-    width = max(_LABEL_WIDTH, *(len(label) + 2 for label, _ in pairs))
-    return [
-        line
-        for label, text in pairs
-        for line in textwrap.wrap(
-            text,
-            WIDTH,
-            initial_indent=f"  {label:<{width}}",
-            subsequent_indent=" " * (width + 2),
-            break_on_hyphens=False,
-        )
-    ]

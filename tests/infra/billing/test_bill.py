@@ -3,10 +3,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from infra.billing.bill import bill_as_text, bill_for_run
+from infra.billing.bill import bill_for_run
 from infra.ledger.ledger import EndReason, Ledger
 from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.local import LocalProvider
+from tasks.reports.bills import bill_text
 from tests.infra.builders import offer, plan
 
 NOW = datetime(2026, 7, 21, tzinfo=UTC)
@@ -99,7 +100,7 @@ def test_machines_of_one_kind_share_a_line(local, tmp_path):
 
 
 def test_the_text_says_that_a_rehearsal_charges_nothing_and_how_old_the_prices_are(local, ledger):
-    text = bill_as_text(bill_for_run(local, "r", ledger=ledger, now=NOW))
+    text = " ".join(bill_text(bill_for_run(local, "r", ledger=ledger, now=NOW)).split())
 
     assert "nothing is charged" in text
     assert "total 0.041000 USD, of it 0.030000 USD for launches that failed" in text

@@ -12,7 +12,7 @@ from heterps_core.judging.quality import measure_quality
 from tasks.data import PreparedClicks
 from tasks.judging import baseline
 from tasks.judging.baseline import NoBaseline, design_matrix, measure_baseline, sampled_rows
-from tasks.reports.report_tables import baseline_lines
+from tasks.reports.run_document import baseline_lines
 from tests.tasks.report_builders import make_run_report
 
 

@@ -1,13 +1,15 @@
 import pytest
 
 from heterps_core.planning.calibration.rolling_origin import NO_CORRECTION
+from heterps_core.text_table import Table
 from tasks.judging.nights import best, cheapest
-from tasks.reports.nights_figure import error_figure, nights_figure
-from tasks.reports.nights_page import HEADER, nights_page
-from tasks.reports.pages import Link, Table, page_html
+from tasks.reports.document import Link, Links
+from tasks.reports.nights_document import nights_document
+from tasks.reports.nights_figures import error_figure, nights_figure
+from tasks.reports.renderers import html_page
 from tests.tasks.report_builders import make_night, make_speed
 
-LINKS = [Link(text="here", address="http://127.0.0.1:5000")]
+LINKS = Links(links=[Link(text="here", address="http://127.0.0.1:5000")])
 FAILED = {
     "status": "FAILED",
     "usd": None,
@@ -21,12 +23,12 @@ FAILED = {
 
 
 def page_of(nights):
-    return nights_page(nights, current_run_id=nights[-1].run_id, correction=NO_CORRECTION, links=LINKS)
+    return nights_document(nights, current_run_id=nights[-1].run_id, correction=NO_CORRECTION, links=LINKS)
 
 
 def rows_of(page):
     [table] = [block for block in page.sections[0].blocks if isinstance(block, Table)]
-    return [dict(zip(HEADER, row, strict=True)) for row in table.rows]
+    return [dict(zip(table.columns, row, strict=True)) for row in table.cells]
 
 
 def test_a_row_says_what_a_night_cost_how_fast_and_how_good_it_was():
@@ -69,7 +71,7 @@ def test_figures_are_drawn_for_one_night_for_many_and_for_nights_without_figures
     for nights in ([make_night(0)], [make_night(i) for i in range(30)], [make_night(0, **FAILED)]):
         assert len(nights_figure(nights).axes) == 4
         assert len(error_figure(nights).axes) == 1
-        assert "<table>" in page_html(page_of(nights))
+        assert "<table>" in html_page(page_of(nights))
 
 
 def test_days_are_named_below_the_picture():

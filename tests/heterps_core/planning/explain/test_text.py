@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.planning.explain.explanation import Detail, explain_plan
-from heterps_core.planning.explain.front_text import WIDTH
-from heterps_core.planning.explain.text import essential_lines, explanation_text
+from heterps_core.planning.explain.text import essential_facts, explanation_text
 from heterps_core.planning.problem.extra_costs import InstanceSize
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.text_table import WIDTH, labelled_lines
 from tests.builders import make_problem
 from tests.heterps_core.planning.explain.trying_all import tiny_problem
 from tests.tasks import builders
@@ -86,9 +86,9 @@ def test_the_essential_lines_are_few():
     layers = tuple(replace(layer, compute_relative_spread=spread) for layer in problem.layers)
     problem = replace(problem, layers=layers)
 
-    lines = essential_lines(explain_plan(problem, find_optimum(problem).stages, detail=Detail.FULL))
+    facts = essential_facts(explain_plan(problem, find_optimum(problem).stages, detail=Detail.FULL))
 
-    labels = [line.split("  ")[1] for line in lines if line[2] != " "]
+    labels = [label for label, _ in facts]
     assert len(labels) == 4
     assert [labels[0], *labels[2:]] == ["next best", "10 % more", "cost range"]
-    assert len(lines) <= 8
+    assert len(labelled_lines(facts)) <= 8

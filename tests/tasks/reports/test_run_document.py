@@ -1,14 +1,29 @@
+from dataclasses import replace
+
 import pytest
 
 from heterps_core.judging.comparison import Estimate
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.text_table import Table
 from tasks.judging.promotion_gates import GateVerdict, ModelFigures, PromotionDecision
 from tasks.learning import Learning
-from tasks.reports.pages import Link, Picture, Table, page_html, page_markdown
-from tasks.reports.report_page import plan_page, run_page
-from tasks.reports.report_pictures import plan_pictures
-from tests.tasks.report_builders import make_night, make_plan_report, make_run_report, make_speed
+from tasks.records.mlflow_views import run_note
+from tasks.reports.document import Facts, Link, Links, Picture
+from tasks.reports.plan_figures import plan_pictures
+from tasks.reports.renderers import html_page, markdown, terminal_text
+from tasks.reports.run_document import plan_document, run_document
+from tasks.reports.summaries import training_summary
+from tasks.scheduling import Searches
+from tests.tasks.builders import make_problem, make_result
+from tests.tasks.report_builders import (
+    make_night,
+    make_plan_report,
+    make_run_report,
+    make_speed,
+    make_training,
+)
 
-LINKS = [Link(text="This run in MLflow", address="http://127.0.0.1:5000/#/x")]
+LINKS = Links(links=[Link(text="This run in MLflow", address="http://127.0.0.1:5000/#/x")])
 SECTIONS = [
     "Plan",
     "Why this plan",
@@ -28,7 +43,7 @@ def pictures():
 
 
 def page_of(pictures, *, nights=(), decision=None, **changes):
-    return run_page(
+    return run_document(
         make_run_report(**changes), pictures=pictures, nights=nights, decision=decision, links=LINKS
     )
 
@@ -87,12 +102,13 @@ def test_the_bill_and_its_waste_are_tables_that_add_up(pictures):
     tables = tables_of(page_of(pictures))
 
     bill = tables[
-        "Launch 20261121-0230-00000001, list prices of a rehearsal: nothing is charged: 0.009000 USD"
+        "Launch 20261121-0230-00000001, provider local, list prices of a rehearsal: nothing is charged: "
+        "0.009000 USD"
     ]
-    assert sum(float(row[6]) for row in bill.rows) == pytest.approx(0.009)
+    assert sum(float(row[6]) for row in bill.cells) == pytest.approx(0.009)
     waste = tables["Waste, each a part of the bill"]
     # By hand: 29 of 30 s without a step at 1.08 USD/hour; in the other, stages of 0.36 and 0.72 wait 20 and 60 %.
-    assert [float(row[1]) for row in waste.rows] == pytest.approx(
+    assert [float(row[1]) for row in waste.cells] == pytest.approx(
         [29 * 1.08 / 3600, (0.2 * 0.36 + 0.6 * 0.72) / 3600], abs=1e-6
     )
 
@@ -102,7 +118,8 @@ def test_what_was_learnt_is_told_with_its_error_on_unseen_nights(pictures):
     page = page_of(pictures, learning=Learning(speeds=tuple(speeds)), nights=[make_night(0), make_night(1)])
 
     error = page.sections[SECTIONS.index("Prediction error")]
-    assert any("corrected by 1.250" in getattr(block, "text", "") for block in error.blocks)
+    [facts] = [block for block in error.blocks if isinstance(block, Facts)]
+    assert "corrected by 1.250" in dict(facts.pairs)["learnt"]
     assert float(dict(page.facts)["Against the prediction"].rstrip("%")) == pytest.approx(0.0)
     assert any(isinstance(block, Picture) for block in error.blocks)
 
@@ -112,25 +129,25 @@ def test_the_champion_stands_beside_the_model_with_every_gate(pictures):
 
     tables = tables_of(page)
     assert [row[0] for row in tables["Judged on 500 rows with 120 clicks"].rows] == [
-        "this model",
-        "champion 7",
+        "challenger, version 8",
+        "champion, version 7",
     ]
-    gates = tables["Gates, with intervals of 95%"].rows
-    assert [row[4] for row in gates] == ["met", "missed"]
+    gates = tables["Gates, with intervals of 95%"].cells
+    assert [row[3] for row in gates] == ["met", "missed"]
     assert gates[1][1] == "-"
-    assert "Became champion: yes. It keeps every bound." in page_markdown(page)
-    assert "champion: no." in page_markdown(page_of(pictures, decision=make_decision(is_promoted=False)))
+    assert "Became champion: yes. It keeps every bound." in markdown(page)
+    assert "champion: no." in markdown(page_of(pictures, decision=make_decision(is_promoted=False)))
 
 
 def test_a_source_that_looks_like_markup_is_shown_as_it_is(pictures):
-    html = page_html(page_of(pictures))
+    html = html_page(page_of(pictures))
 
     assert "clicks &lt;of&gt; a day" in html
     assert "<of>" not in html
 
 
 def test_a_run_that_ends_with_its_plan_has_a_page_too(pictures):
-    page = plan_page(make_plan_report(), pictures=pictures, links=LINKS)
+    page = plan_document(make_plan_report(), pictures=pictures, links=LINKS)
 
     assert [section.title for section in page.sections] == [
         "Plan",
@@ -138,4 +155,53 @@ def test_a_run_that_ends_with_its_plan_has_a_page_too(pictures):
         "Search methods",
         "Links",
     ]
-    assert "Nothing was launched" in page_markdown(page)
+    assert "Nothing was launched" in markdown(page)
+
+
+@pytest.fixture
+def one_step():
+    """A run of a single step, which measures no speed."""
+    training = make_training()
+    return replace(
+        training,
+        steps=training.steps[:1],
+        throughput_samples_per_s=None,
+        undisturbed_throughput_samples_per_s=None,
+    )
+
+
+def test_a_speed_that_was_not_measured_is_a_dash_in_every_text(pictures, one_step):
+    text = terminal_text(page_of(pictures, training=one_step))
+
+    assert training_summary(one_step).startswith("1 steps, - samples/s, ")
+    assert "measured    - samples/s; - over the whole time" in text
+    assert "**- samples/s**;" in run_note(make_run_report(training=one_step))
+
+
+def test_a_speed_that_was_not_measured_has_no_figure(one_step):
+    metrics = make_run_report(training=one_step).metrics()
+
+    speeds = (
+        "night/samples_per_s",
+        "night/off_by",
+        "measured/throughput_samples_per_s",
+        "measured/step_seconds",
+    )
+    assert {name: metrics[name] for name in speeds} == dict.fromkeys(speeds)
+
+
+def test_a_plan_that_is_not_of_the_method_that_was_asked_for_says_so(pictures):
+    problem = make_problem()
+    exact, asked = (
+        make_result(problem),
+        make_result(problem, stages=(Stage(0, 2, "gpu-t4", 8),), scheduler="genetic"),
+    )
+    searches = Searches(results={"exact": exact, "genetic": asked}, without_plan={}, taken="exact")
+    report = replace(make_plan_report(), searches=searches, scheduler="genetic")
+
+    text = terminal_text(plan_document(report, pictures=pictures, links=LINKS))
+
+    extra = asked.plan.cost_usd / exact.plan.cost_usd - 1
+    assert f"the plan of genetic, which was asked for, costs {extra:.2%} more" in text
+    assert "exact (chosen)" in text
+    assert "genetic (asked for)" in text

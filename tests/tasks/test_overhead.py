@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.workspace import Workspace
-from tasks.reports.overhead import START_TO_FIRST_STEP, record_overhead, start_to_first_step_s
+from tasks.recording import START_TO_FIRST_STEP, record_overhead, start_to_first_step_s
 from tasks.running.run_lifecycle import open_run
 from tests.paths import PROJECT
 

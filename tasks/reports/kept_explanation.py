@@ -9,17 +9,24 @@ import json
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.planning.explain.explanation import PlanExplanation
 from heterps_core.planning.explain.text import explanation_text
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from infra.workspace import Workspace
 from tasks.records.past_runs import recorded_text
-from tasks.reports.reporting import plan_summary
 from tasks.reports.run_report import PlanReport
+from tasks.reports.summaries import plan_summary
 
 EXPLANATION_FILE = "explanation.json"
 RECORDED_EXPLANATION = "explanation.md"
 """Among the artifacts of a run in MLflow."""
 
 _FENCE = "```"
+
+
+def explanation_markdown(problem: SchedulingProblem, explanation: PlanExplanation) -> str:
+    """Return the explanation of the plan as Markdown; its lines are aligned, so they stay as they are."""
+    return f"# The plan, explained\n\n{_FENCE}\n{explanation_text(problem, explanation)}\n{_FENCE}\n"
 
 
 def keep_explanation(workspace: Workspace, report: PlanReport) -> None:

@@ -2,7 +2,7 @@ import pytest
 
 from heterps_core.planning.cost_model.evaluation import StageEvaluation
 from heterps_core.plans.scheduling_plan import Stage
-from tasks.reports.blocks.stage_outcomes import seconds_by_stage, stage_outcomes, stage_series
+from tasks.reports.stage_outcomes import seconds_by_stage, stage_outcomes, stage_series
 from tests.tasks.report_builders import make_bill, make_training
 
 STAGES = (Stage(0, 0, "cpu-c7i", 2), Stage(1, 2, "gpu-t4", 1))

@@ -4,18 +4,9 @@ from html.parser import HTMLParser
 import pytest
 from matplotlib.figure import Figure
 
-from tasks.reports.pages import (
-    Lines,
-    Link,
-    Links,
-    Page,
-    Picture,
-    Section,
-    Table,
-    Text,
-    page_html,
-    page_markdown,
-)
+from heterps_core.text_table import Table
+from tasks.reports.document import Document, Facts, Lines, Link, Links, Picture, Section
+from tasks.reports.renderers import html_page, markdown, terminal_text
 
 
 class Outline(HTMLParser):
@@ -44,7 +35,7 @@ class Outline(HTMLParser):
 def page():
     figure = Figure(figsize=(4.0, 2.0), dpi=50)
     figure.subplots().plot([0, 1])
-    return Page(
+    return Document(
         title="Run <1>",
         summary="a & b",
         facts=[("What did it cost?", "1 USD")],
@@ -52,8 +43,9 @@ def page():
             Section(
                 title="Plan",
                 blocks=[
-                    Text(text="<script>alert(1)</script>"),
-                    Table(caption="Stages", header=["stage", "a|b"], rows=[["0", "1"], ["1", "2"]]),
+                    "<script>alert(1)</script>",
+                    Facts(pairs=[("price", "0.5 USD/hour")]),
+                    Table(caption="Stages", columns={"stage": "d", "a|b": ".1f"}, rows=[[0, 1], [1, None]]),
                     Picture.of(figure, name="p.png", caption="A line", alt='It "rises"'),
                 ],
             ),
@@ -69,7 +61,7 @@ def page():
 
 
 def test_a_page_needs_nothing_else_and_no_script(page):
-    outline = Outline(page_html(page))
+    outline = Outline(html_page(page))
 
     assert not outline.all("script")
     assert not outline.all("link")
@@ -77,14 +69,14 @@ def test_a_page_needs_nothing_else_and_no_script(page):
 
 
 def test_what_is_written_is_shown_and_never_run(page):
-    html = page_html(page)
+    html = html_page(page)
 
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
     assert "<title>Run &lt;1&gt;</title>" in html
 
 
 def test_a_screen_reader_finds_language_headings_table_heads_and_what_pictures_show(page):
-    outline = Outline(page_html(page))
+    outline = Outline(html_page(page))
 
     assert outline.open == []
     assert outline.all("html") == [{"lang": "en"}]
@@ -99,7 +91,7 @@ def test_a_screen_reader_finds_language_headings_table_heads_and_what_pictures_s
 
 
 def test_a_phone_gets_its_own_width_and_wide_things_scroll_alone(page):
-    outline = Outline(page_html(page))
+    outline = Outline(html_page(page))
 
     [viewport] = [meta for meta in outline.all("meta") if meta.get("name") == "viewport"]
     assert viewport["content"] == "width=device-width, initial-scale=1"
@@ -110,7 +102,7 @@ def test_a_phone_gets_its_own_width_and_wide_things_scroll_alone(page):
 
 
 def test_every_text_stands_out_from_what_is_behind_it(page):
-    html = page_html(page)
+    html = html_page(page)
 
     # WCAG 2.1, 1.4.3: at least 4.5 to 1; backgrounds are white or #f0f0f0.
     colours = set(re.findall(r"[^-]color: (#[0-9a-f]{3,6})", html))
@@ -131,10 +123,28 @@ def luminance(colour):
 
 
 def test_markdown_says_the_same_without_pictures(page):
-    text = page_markdown(page)
+    text = markdown(page)
 
     assert text.startswith("# Run <1>\n\na & b\n\n- **What did it cost**: 1 USD\n\n## Plan\n")
-    assert "| stage | a\\|b |\n| --- | --- |\n| 0 | 1 |" in text
+    assert "| stage | a\\|b |\n| --- | --- |\n| 0 | 1.0 |\n| 1 | - |" in text
+    assert "- **price**: 0.5 USD/hour" in text
     assert "```\na   b\nc   d\n```" in text
     assert "- [here](http://127.0.0.1:5000/#/x?a=1&b=2)" in text
     assert "base64" not in text
+
+
+def test_a_terminal_shows_the_same_in_aligned_lines_without_pictures_and_long_explanations(page):
+    lines = terminal_text(page).splitlines()
+
+    assert lines[2] == "Run <1>"
+    assert "  What did it cost?  1 USD" in lines
+    plan = lines.index("Plan")
+    assert lines[plan + 1 : plan + 7] == [
+        "  <script>alert(1)</script>",
+        "  price       0.5 USD/hour",
+        "  Stages",
+        "  stage  a|b",
+        "      0  1.0",
+        "      1    -",
+    ]
+    assert lines[-1] == "  here        http://127.0.0.1:5000/#/x?a=1&b=2"

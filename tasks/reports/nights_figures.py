@@ -8,15 +8,45 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
-from tasks.judging.nights import Night
-from tasks.reports.figures import DEVICE_COLOURS
+from tasks.judging.nights import Night, best, cheapest
+from tasks.reports.document import Picture
+from tasks.reports.plan_figures import DEVICE_COLOURS, GREY
 
+ERROR_PICTURE = "prediction_error.png"
 MOST_DAYS_SHOWN = 8
 """Labels below a picture; more would overlap."""
 
 BLUE, ORANGE, GREEN = DEVICE_COLOURS[0], "#B25000", DEVICE_COLOURS[2]
 
 Value = Callable[[Night], float | None]
+
+
+def nights_picture(nights: Sequence[Night]) -> Picture:
+    """Return the picture of nights, with what it shows in words."""
+    speeds = [night.throughput_samples_per_s for night in nights if night.throughput_samples_per_s]
+    shown = f"Throughput between {min(speeds):,.0f} and {max(speeds):,.0f} samples/s. " if speeds else ""
+    found, cheap = best(nights), cheapest(nights)
+    quality = f"The highest AUC is {found.auc:.4f}, of {found.day}. " if found else ""
+    cost = f"The cheapest night is {cheap.day}. " if cheap else ""
+    return Picture.of(
+        nights_figure(nights),
+        name="nights.png",
+        caption="Cost, throughput, AUC and prediction error of each night",
+        alt=f"Four charts over {len(nights)} nights. {cost}{shown}{quality}The table above holds the figures.",
+    )
+
+
+def error_picture(nights: Sequence[Night]) -> Picture:
+    """Return how far predictions were off, night by night; at least one night is needed."""
+    errors = [night.prediction_error for night in nights if night.prediction_error is not None]
+    shown = f"from {min(errors):+.1%} to {max(errors):+.1%}" if errors else "on no night"
+    return Picture.of(
+        error_figure(nights),
+        name=ERROR_PICTURE,
+        caption="Measured throughput over the predicted one, less 1, night by night",
+        alt=f"Two lines over {len(nights)} nights, the cost model alone and as corrected; the corrected one goes "
+        f"{shown}.",
+    )
 
 
 def nights_figure(nights: Sequence[Night]) -> Figure:
@@ -70,7 +100,7 @@ def error_figure(nights: Sequence[Night]) -> Figure:
 def _draw_errors(axes: Axes, nights: Sequence[Night]) -> None:
     _draw(axes, nights, lambda night: night.uncorrected_error, "cost model alone", ORANGE, "x")
     _draw(axes, nights, lambda night: night.prediction_error, "as predicted, corrected", BLUE, "o")
-    axes.axhline(0.0, color="#444444", linewidth=0.8)
+    axes.axhline(0.0, color=GREY, linewidth=0.8)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_ylabel("measured over\npredicted, less 1")
 

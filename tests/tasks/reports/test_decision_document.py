@@ -2,7 +2,8 @@ from dataclasses import replace
 
 from heterps_core.judging.comparison import Estimate
 from tasks.judging.promotion_gates import GateVerdict, ModelFigures, PromotionDecision
-from tasks.reports.blocks.promotion_report import decision_markdown, decision_metrics
+from tasks.reports.decision_document import decision_document, decision_metrics
+from tasks.reports.renderers import markdown
 
 
 def figures(auc, usd):
@@ -43,17 +44,18 @@ DECISION = PromotionDecision(
 
 
 def test_the_text_begins_with_the_reason_and_has_every_gate_with_its_verdict():
-    lines = decision_markdown(DECISION).splitlines()
+    lines = markdown(decision_document(DECISION)).splitlines()
 
     assert lines[0] == "# Version 7 is not promoted"
     assert (
         lines[2]
         == "Version 6 stays champion, as of version 7 the cost over the champion's must be at most 1.5, but is 2."
     )
-    assert "| AUC | 0.7812 | 0.7810 |" in lines
-    assert "| USD per million samples | 0.2000 | 0.1000 |" in lines
-    assert r"| cost over the champion's | 2 | at most 1.5 | **missed** | a \| b |" in lines
-    assert "| SHA-256 of the files | not known | equal to 78f4b5173829 | met |  |" in lines
+    assert "| model | AUC | log-loss | predicted over observed clicks | USD per million samples |" in lines
+    assert "| challenger, version 7 | 0.7812 | 0.4500 | 1.0200 | 0.2000 |" in lines
+    assert "| champion, version 6 | 0.7810 | 0.4500 | 1.0200 | 0.1000 |" in lines
+    assert r"| cost over the champion's | 2 | at most 1.5 | missed | a \| b |" in lines
+    assert "| SHA-256 of the files | - | equal to 78f4b5173829 | met |  |" in lines
 
 
 def test_the_figures_have_stable_names():
@@ -78,15 +80,16 @@ def test_a_first_champion_has_no_figures_of_a_comparison():
     )
 
     metrics = decision_metrics(first)
-    text = decision_markdown(first)
+    text = markdown(decision_document(first))
 
     assert set(metrics.values()) == {None}
-    assert "| AUC | 0.7812 |" in text
+    assert "| challenger, version 7 | 0.7812 |" in text
+    assert "| champion" not in text
     assert "`heterps rollback`" in text
 
 
 def test_a_model_that_could_not_be_judged_has_gates_only():
-    text = decision_markdown(replace(DECISION, challenger=None, champion=None))
+    text = markdown(decision_document(replace(DECISION, challenger=None, champion=None)))
 
-    assert "| AUC |" not in text
-    assert "## Gates" in text
+    assert "AUC |" not in text
+    assert "**Gates, " in text

@@ -1,1 +1,0 @@
-"""Parts of a report that have rules of their own."""

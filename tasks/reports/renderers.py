@@ -1,0 +1,84 @@
+"""Writes a document for a terminal, as one HTML page, and as Markdown.
+
+The page is one file without scripts: it can be read from an artifact store, on a phone and by a screen reader.
+A terminal and Markdown have no pictures.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+import jinja2
+
+from heterps_core.text_table import WIDTH, Table, labelled_lines
+from tasks.reports.document import Block, Document, Facts, Lines, Links, Picture
+
+RULE = "-" * 78
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def terminal_text(document: Document) -> str:
+    """Return a document for a terminal of 100 columns; only a wide table or an address takes more."""
+    parts = [
+        ["", RULE, document.title, RULE],
+        terminal_lines([document.summary, Facts(pairs=document.facts)]),
+    ]
+    parts += [[section.title, *terminal_lines(section.blocks)] for section in document.sections]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def terminal_lines(blocks: Iterable[Block]) -> list[str]:
+    """Return the lines of blocks, indented."""
+    return [line for block in blocks for line in _block_lines(block)]
+
+
+def html_page(document: Document) -> str:
+    """Return a document as one HTML file; every text is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters["kind"] = lambda block: type(block).__name__
+    return environment.get_template("page.html").render(document=document)
+
+
+def markdown(document: Document) -> str:
+    """Return a document as Markdown."""
+    parts = [f"# {document.title}", document.summary, _block_markdown(Facts(pairs=document.facts))]
+    for section in document.sections:
+        parts += [f"## {section.title}", *map(_block_markdown, section.blocks)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _block_lines(block: Block) -> list[str]:
+    match block:
+        case str():
+            return textwrap.wrap(block, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        case Facts():
+            return labelled_lines(block.pairs)
+        case Table():
+            return [f"  {block.caption}", *block.lines()]
+        case Links():
+            return labelled_lines((link.text, link.address) for link in block.links)
+        case Lines() | Picture():
+            return []
+
+
+def _block_markdown(block: Block) -> str:
+    match block:
+        case str():
+            return block
+        case Facts():
+            return "\n".join(f"- **{name.removesuffix('?')}**: {text}" for name, text in block.pairs)
+        case Table():
+            return "\n".join([f"**{block.caption}**", "", *block.markdown()])
+        case Lines():
+            return f"```\n{block.text}\n```"
+        case Links():
+            return "\n".join(f"- [{link.text}]({link.address})" for link in block.links)
+        case Picture():
+            return ""

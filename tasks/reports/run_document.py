@@ -1,0 +1,360 @@
+"""The reports of a plan and of a finished run: what it cost, how fast and how good it was, and why it was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from heterps_core.judging.quality import ClickQuality
+from heterps_core.planning.calibration.rolling_origin import as_share
+from heterps_core.planning.cost_model.evaluation import StageEvaluation
+from heterps_core.planning.explain.text import essential_facts, explanation_text
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.text_table import NOT_KNOWN, Table, Value
+from heterps_core.units import MS_PER_S
+from tasks.judging.baseline import Baseline
+from tasks.judging.nights import Night
+from tasks.judging.promotion_gates import PromotionDecision
+from tasks.reports.bills import bill_blocks, waste_block
+from tasks.reports.decision_document import decision_tables, sentence
+from tasks.reports.document import Block, Document, Facts, Lines, Links, Picture, Section
+from tasks.reports.nights_figures import error_picture
+from tasks.reports.plan_figures import FRONT_PICTURE, SEARCHES_PICTURE, STAGES_PICTURE
+from tasks.reports.run_report import PlanReport, RunReport
+from tasks.reports.summaries import gap_text, speed_text, taken_text
+
+Pictures = Mapping[str, Picture]
+
+ESTIMATED_NOTE = "times of device types that are not at hand are estimates from published figures"
+SAME_COST = 1e-6
+"""Relative; a plan that is cheaper by less is no reason for a warning."""
+
+PURCHASE_COLUMNS = {
+    "stage": "d",
+    "count": "d",
+    "instance": "",
+    "market": "",
+    "where": "",
+    "USD/hour each": ".4f",
+    "USD/hour": ".4f",
+    "price of": "s",
+}
+STAGE_COLUMNS = {
+    "stage": "d",
+    "layers": "",
+    "device type": "",
+    "replicas": "d",
+    "ms/batch": ".2f",
+    "USD/hour": ".4f",
+}
+SPEED_COLUMNS = {
+    "stage": "d",
+    "device type": "",
+    "workers": "d",
+    **dict.fromkeys(("predicted ms", "measured ms"), ".2f"),
+    **dict.fromkeys(("predicted/s", "measured/s"), ",.0f"),
+    "waited": ".0%",
+    **dict.fromkeys(("predicted USD", "measured USD"), ".6f"),
+}
+SEARCH_COLUMNS = {
+    "method": "",
+    "USD per run": ".6f",
+    "samples/s": ",.0f",
+    "gap": ".2%",
+    "evaluations": ",d",
+    "seconds": ".2f",
+}
+QUALITY_COLUMNS = {"model": "", "AUC": ".4f", "log-loss": ".4f"}
+
+
+def plan_document(report: PlanReport, *, pictures: Pictures, links: Links) -> Document:
+    """Return the report of a run that ended with its plan: what would be bought, for how much and why."""
+    plan = report.chosen.plan
+    bought = report.provisioning.cloud_plan
+    purchase = Table(
+        caption=f"Would be bought for {bought.price_usd_per_hour:.4f} USD/hour; nothing was",
+        columns=PURCHASE_COLUMNS,
+        rows=[
+            (
+                group.stage,
+                group.count,
+                group.offer.instance_type.name,
+                str(group.offer.market),
+                group.offer.zone or group.offer.region,
+                group.offer.price_usd_per_hour,
+                group.price_usd_per_hour,
+                group.offer.price_as_of[:10],
+            )
+            for group in bought.groups
+        ],
+    )
+    return Document(
+        title=f"Plan {report.run_id}: {report.model}",
+        summary=f"{report.model} on {report.data}. Nothing was launched.",
+        facts=[
+            ("Planned cost", f"{plan.cost_usd:.6f} USD"),
+            ("Planned price", f"{plan.price_usd_per_hour:.4f} USD/hour"),
+            ("Planned speed", f"{plan.throughput_samples_per_s:,.0f} samples/s"),
+            ("Proof", f"gap {plan.optimality_gap:.2%}"),
+        ],
+        sections=[
+            _plan_section(report, purchase),
+            _why_section(report, pictures),
+            _search_section(report, pictures),
+            Section(title="Links", blocks=[links]),
+        ],
+    )
+
+
+def run_document(
+    report: RunReport,
+    *,
+    pictures: Pictures,
+    nights: Sequence[Night],
+    decision: PromotionDecision | None,
+    links: Links,
+) -> Document:
+    """Return the report of a finished run.
+
+    Args:
+        report: The run.
+        pictures: Of its plan.
+        nights: The last ones with this run, the newest last.
+        decision: Whether its model became champion; None where nobody decided.
+        links: Where to go on.
+    """
+    return Document(
+        title=f"Run {report.run_id}: {report.model}",
+        summary=f"{report.model} on {report.data}, {report.num_train_rows:,} rows to train on and the latest "
+        f"{report.num_eval_rows:,} held out.",
+        facts=_run_facts(report),
+        sections=[
+            _plan_section(report),
+            _why_section(report, pictures),
+            Section(title="Stages over time", blocks=_stage_blocks(report, pictures)),
+            Section(title="Bill", blocks=_bill_blocks(report)),
+            Section(title="Prediction error", blocks=_error_blocks(report, nights)),
+            Section(title="Quality", blocks=_quality_blocks(report, decision)),
+            _search_section(report, pictures),
+            Section(title="Links", blocks=[links]),
+        ],
+    )
+
+
+def baseline_lines(report: RunReport) -> list[str]:
+    """Return what must be known of the logistic regression: that there is none, or that it saw a sample."""
+    if not isinstance(report.baseline, Baseline):
+        return [f"There is no logistic regression to compare with: {report.baseline.why}."]
+    if report.baseline.num_train_rows < report.num_train_rows:
+        return [
+            f"The logistic regression was fitted on {report.baseline.num_train_rows:,} of these training rows, "
+            f"evenly over them."
+        ]
+    return []
+
+
+def _run_facts(report: RunReport) -> list[tuple[str, str]]:
+    auc, error = report.training.quality.auc, report.prediction_error
+    charged = "list prices, nothing is charged" if report.provisioning.is_rehearsal else "charged"
+    return [
+        ("What did it cost?", f"{report.billed_usd:.6f} USD ({charged})"),
+        ("How fast was it?", f"{speed_text(report.training.undisturbed_throughput_samples_per_s)} samples/s"),
+        *([] if error is None else [("Against the prediction", f"{error:+.1%}")]),
+        ("How good is it?", f"AUC {NOT_KNOWN}" if auc is None else f"AUC {auc:.4f}"),
+        ("The plan's cost is at most", f"{report.chosen.plan.optimality_gap:.2%} above the optimum"),
+    ]
+
+
+def _plan_section(report: PlanReport, *more: Block) -> Section:
+    problem, plan, simulation = report.problem, report.chosen.plan, report.simulation
+    state_bytes = sum(layer.state_bytes for layer in problem.layers)
+    reached = simulation.run.throughput_samples_per_s
+    floor = problem.throughput_floor_samples_per_s
+    asked = f"at least {floor:,.0f} were asked for" if floor > 0 else "no floor was set"
+    stages = Table(
+        caption=f"Stages of the plan by {plan.scheduler}{taken_text(report.searches, report.scheduler)}",
+        columns=STAGE_COLUMNS,
+        rows=[
+            (
+                index,
+                _layers_of(problem, part),
+                part.stage.device_type,
+                part.stage.num_replicas,
+                part.seconds * MS_PER_S,
+                part.price_usd_per_hour,
+            )
+            for index, part in enumerate(report.chosen.evaluation.stages)
+        ],
+    )
+    facts = [
+        (
+            "job",
+            f"{problem.num_samples * problem.num_epochs:,.0f} samples in batches of {problem.batch_size:,}, "
+            f"{_gigabytes(state_bytes)} of weights and optimizer state",
+        ),
+        (
+            "predicted",
+            f"{plan.throughput_samples_per_s:,.0f} samples/s ({asked}), {plan.price_usd_per_hour:.4f} USD/hour, "
+            f"{plan.cost_usd:.6f} USD for the run",
+        ),
+        (
+            "simulated",
+            f"{reached:,.0f} samples/s ({reached / plan.throughput_samples_per_s - 1:+.0%}), "
+            f"{report.simulated_cost_usd:.6f} USD for the run: step by step, as the trainer works, micro-batches of "
+            f"{problem.batch_size // simulation.load.num_microbatches:,}",
+        ),
+        ("machines", report.provisioning.summary),
+        ("proof", gap_text(plan)),
+    ]
+    if report.is_estimated:
+        facts.append(("note", ESTIMATED_NOTE))
+    results = report.searches.results
+    best = min(results, key=lambda name: results[name].plan.cost_usd)
+    if plan.cost_usd > results[best].plan.cost_usd * (1 + SAME_COST):
+        saving = 1 - results[best].plan.cost_usd / plan.cost_usd
+        facts.append(("warning", f"{best} found a plan that is {saving:.1%} cheaper: --scheduler {best}"))
+    return Section(title="Plan", blocks=[stages, Facts(pairs=facts), *more])
+
+
+def _why_section(report: PlanReport, pictures: Pictures) -> Section:
+    blocks: list[Block] = [
+        Facts(pairs=essential_facts(report.explanation)),
+        Lines(label="Why this plan", text=explanation_text(report.problem, report.explanation)),
+    ]
+    if FRONT_PICTURE in pictures:
+        blocks.append(pictures[FRONT_PICTURE])
+    return Section(title="Why this plan", blocks=blocks)
+
+
+def _search_section(report: PlanReport, pictures: Pictures) -> Section:
+    """Return what each search method found, the cheapest first, and why others found nothing."""
+    searches = report.searches
+    marks = {report.scheduler: " (asked for)"} | {searches.taken: " (chosen)"}
+    table = Table(
+        caption="What each method found, and how many plans it has rated",
+        columns=SEARCH_COLUMNS,
+        rows=[
+            (
+                f"{name}{marks.get(name, '')}",
+                result.plan.cost_usd,
+                result.plan.throughput_samples_per_s,
+                result.plan.optimality_gap,
+                result.plan.num_evaluations,
+                result.search_seconds,
+            )
+            for name, result in sorted(searches.results.items(), key=lambda item: item[1].plan.cost_usd)
+        ],
+    )
+    # The way out that an error ends with is not for a method that is only compared.
+    failed = [f"{name}: {str(error).partition(';')[0]}" for name, error in searches.without_plan.items()]
+    return Section(title="Search methods", blocks=[table, *failed, pictures[SEARCHES_PICTURE]])
+
+
+def _stage_blocks(report: RunReport, pictures: Pictures) -> list[Block]:
+    shown = "Stages"
+    if report.provisioning.is_rehearsal:
+        launched = " + ".join(str(stage.num_replicas) for stage in report.provisioning.launch_stages)
+        planned = " + ".join(str(stage.num_replicas) for stage in report.chosen.plan.stages)
+        shown = f"Rehearsal on this machine, {launched} workers for the plan's {planned}"
+    rows: list[list[Value]] = [
+        [
+            stage.index,
+            stage.device_type,
+            stage.num_replicas,
+            stage.predicted_seconds * MS_PER_S,
+            None if stage.measured_seconds is None else stage.measured_seconds * MS_PER_S,
+            stage.predicted_throughput_samples_per_s,
+            stage.measured_throughput_samples_per_s,
+            stage.idle_share,
+            stage.predicted_usd,
+            stage.measured_usd,
+        ]
+        for stage in report.stages
+    ]
+    return [
+        pictures[STAGES_PICTURE],
+        Table(
+            caption=f"{shown}: predicted and measured, for a batch of {report.batch_size:,}",
+            columns=SPEED_COLUMNS,
+            rows=rows,
+        ),
+        "Times are of a stage's own work, without waits for other stages; USD are its machines' price for the "
+        "trained steps, at the predicted and at the measured speed of the whole pipeline.",
+    ]
+
+
+def _bill_blocks(report: RunReport) -> list[Block]:
+    provisioning = report.provisioning
+    return [
+        *(block for bill in report.bills for block in bill_blocks(bill)),
+        waste_block(report.waste),
+        f"The whole plan in instances of a cloud: {provisioning.cloud_plan.price_usd_per_hour:.4f} USD/hour, "
+        f"{provisioning.predicted_cost_usd:.6f} USD for the run.",
+    ]
+
+
+def _error_blocks(report: RunReport, nights: Sequence[Night]) -> list[Block]:
+    training, error, correction = report.training, report.prediction_error, report.correction
+    against = "" if error is None else f" ({error:+.1%})"
+    facts = [
+        ("predicted", f"{report.predicted_throughput_samples_per_s:,.0f} samples/s"),
+        (
+            "measured",
+            f"{speed_text(training.undisturbed_throughput_samples_per_s)} samples/s{against}; "
+            f"{speed_text(training.throughput_samples_per_s)} over the whole time, with checkpoints",
+        ),
+    ]
+    if training.num_attempts > 1:
+        restarts, repeated = training.num_attempts - 1, training.num_repeated_steps
+        facts.append(("restarted", f"{restarts} times; {repeated:,} steps were done again"))
+    learnt = (
+        correction.summary if report.provisioning.is_rehearsal else report.learning.summary(report.problem)
+    )
+    blocks: list[Block] = [Facts(pairs=[*facts, ("learnt", learnt)])]
+    if correction.error_without is not None and correction.error_with is not None:
+        blocks.append(
+            Table(
+                caption=f"Mean error on {correction.num_answers} earlier predictions, "
+                "each corrected by the nights before it",
+                columns={"prediction": "", "off by a factor of": ".3f"},
+                rows=[
+                    ("cost model alone", 1 + as_share(correction.error_without)),
+                    ("corrected", 1 + as_share(correction.error_with)),
+                ],
+            )
+        )
+    if any(night.speed is not None for night in nights):
+        blocks.append(error_picture(nights))
+    return blocks
+
+
+def _quality_blocks(report: RunReport, decision: PromotionDecision | None) -> list[Block]:
+    """Return the model beside its baselines and, where somebody decided, beside the champion with all gates."""
+    models: dict[str, ClickQuality | None] = {
+        report.model: report.training.quality,
+        "logistic regression": report.baseline.quality if isinstance(report.baseline, Baseline) else None,
+        "best reachable": report.best_reachable,
+    }
+    blocks: list[Block] = [
+        Table(
+            caption=f"On the {report.num_eval_rows:,} latest rows, trained on the {report.num_train_rows:,} before",
+            columns=QUALITY_COLUMNS,
+            rows=[(name, found.auc, found.log_loss) for name, found in models.items() if found is not None],
+        ),
+        *baseline_lines(report),
+    ]
+    if decision is None:
+        return blocks
+    outcome = "yes" if decision.is_promoted else "no"
+    return [*blocks, f"Became champion: {outcome}. {sentence(decision.why)}", *decision_tables(decision)]
+
+
+def _layers_of(problem: SchedulingProblem, part: StageEvaluation) -> str:
+    """Return a stage's layers by number, as explanations name them, and by name."""
+    first, last = part.stage.first_layer, part.stage.last_layer
+    if first == last:
+        return f"{first} {problem.layers[first].name}"
+    return f"{first}..{last} {problem.layers[first].name} .. {problem.layers[last].name}"
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:,.0f} GB" if num_bytes >= 1e10 else f"{num_bytes / 1e9:.2g} GB"
