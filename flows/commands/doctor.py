@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from flows.service.addresses import bind_host, check_port_is_free, mlflow_port, prefect_port
+from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT, bind_host
 from flows.service.schedule import nightly_timezone
 from heterps_core.errors import ConfigurationError, HeterpsError
 from infra.checks.checks import Check, CheckState, machine_checks, package_checks
@@ -112,16 +112,15 @@ def _ports(workspace: Workspace) -> Iterator[Check]:
     if workspace.running_services() is not None:
         yield Check(what="ports", state=CheckState.OK, found="this workspace is being served")
         return
-    for purpose, port in (("the Prefect server", prefect_port), ("the MLflow UI", mlflow_port)):
-        what = f"port of {purpose.removeprefix('the ')}"
+    for port in (PREFECT_PORT, MLFLOW_PORT):
+        what = f"port of {port.purpose.removeprefix('the ')}"
         try:
-            chosen = port()
-            check_port_is_free(chosen.number, host=bind_host(), purpose=purpose, variable=chosen.variable)
+            port.check_is_free(bind_host())
         except ConfigurationError as problem:
             found, _, way_out = str(problem).partition("; ")
             yield Check(what=what, state=CheckState.MISSING, found=found, mend=way_out or None)
         else:
-            yield Check(what=what, state=CheckState.OK, found=f"{chosen.number} is free")
+            yield Check(what=what, state=CheckState.OK, found=f"{port.number} is free")
 
 
 def _browser() -> Check:

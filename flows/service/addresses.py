@@ -7,18 +7,16 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from typing import NamedTuple
 
 import psutil
 
 from heterps_core.errors import ConfigurationError
 from infra.loopback import LOOPBACK
+from infra.workspace import ServiceAddresses, Workspace
 
 HOST_VARIABLE = "HETERPS_HOST"
-PREFECT_PORT_VARIABLE = "HETERPS_PREFECT_PORT"
-MLFLOW_PORT_VARIABLE = "HETERPS_MLFLOW_PORT"
-DEFAULT_PREFECT_PORT = 4200
-DEFAULT_MLFLOW_PORT = 5000
 MAX_PORT = 65535
 
 PASSWORD_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
@@ -30,30 +28,70 @@ LEAST_PASSWORD_CHARACTERS = 12
 _WILDCARDS = ("0.0.0.0", "::", "*", "")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChosenPort:
-    """A TCP port, and the variable that chooses another."""
+class Port(NamedTuple):
+    """A TCP port that a service needs."""
 
-    number: int
+    purpose: str
     variable: str
+    """Chooses another one."""
+
+    default: int
+
+    @property
+    def number(self) -> int:
+        """The port that is chosen.
+
+        Raises:
+            ConfigurationError: The variable holds no port.
+        """
+        text = os.environ.get(self.variable, "").strip() or str(self.default)
+        if not text.isdecimal() or not 1 <= int(text) <= MAX_PORT:
+            raise ConfigurationError(f"{self.variable} must be a port between 1 and {MAX_PORT}, got {text!r}")
+        return int(text)
+
+    def check_is_free(self, host: str = LOOPBACK) -> None:
+        """Check that the port can be taken at an address of this machine.
+
+        Raises:
+            ConfigurationError: It is taken; the message says by whom, where that can be seen. Or it is no port.
+        """
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, self.number))
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{self.purpose} needs port {self.number} on {host}, but it is taken{_by_owner(self.number)}; "
+                    f"end that process, or choose another port with {self.variable}=<port>"
+                ) from error
 
 
-def prefect_port() -> ChosenPort:
-    """Return the port of the Prefect server.
+PREFECT_PORT = Port("the Prefect server", "HETERPS_PREFECT_PORT", 4200)
+MLFLOW_PORT = Port("the MLflow UI", "HETERPS_MLFLOW_PORT", 5000)
+
+
+def choose_addresses(workspace: Workspace) -> ServiceAddresses:
+    """Return the addresses to serve on, after a check that they are free and protected.
 
     Raises:
-        ConfigurationError: The variable holds no port.
+        ConfigurationError: A port is no port, or is taken; or others would reach the services without a password.
     """
-    return _port(PREFECT_PORT_VARIABLE, DEFAULT_PREFECT_PORT)
-
-
-def mlflow_port() -> ChosenPort:
-    """Return the port of the MLflow UI.
-
-    Raises:
-        ConfigurationError: The variable holds no port.
-    """
-    return _port(MLFLOW_PORT_VARIABLE, DEFAULT_MLFLOW_PORT)
+    host = bind_host()
+    check_password(host)
+    if PREFECT_PORT.number == MLFLOW_PORT.number:
+        raise ConfigurationError(
+            f"the Prefect server and the MLflow UI need two ports, but {PREFECT_PORT.variable} and "
+            f"{MLFLOW_PORT.variable} are both {MLFLOW_PORT.number}"
+        )
+    for port in (PREFECT_PORT, MLFLOW_PORT) if workspace.has_own_tracking else (PREFECT_PORT,):
+        port.check_is_free(host)
+    return ServiceAddresses(
+        prefect_url=f"http://{host}:{PREFECT_PORT.number}",
+        mlflow_url=f"http://{host}:{MLFLOW_PORT.number}"
+        if workspace.has_own_tracking
+        else workspace.tracking_uri,
+        supervisor_pid=os.getpid(),
+    )
 
 
 def bind_host(environment: Mapping[str, str] = os.environ) -> str:
@@ -108,48 +146,10 @@ def check_password(host: str, environment: Mapping[str, str] = os.environ) -> No
         )
 
 
-def check_port_is_free(port: int, *, purpose: str, variable: str, host: str = LOOPBACK) -> None:
-    """Check that `port` can be taken.
-
-    Args:
-        port: TCP port, 1 to 65535.
-        purpose: Who wants it, for the message.
-        variable: Environment variable that chooses another port.
-        host: Address of this machine.
-
-    Raises:
-        ConfigurationError: The port is taken; the message says by whom, where that can be seen.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            owner = _owner_of(port)
-            raise ConfigurationError(
-                f"{purpose} needs port {port} on {host}, but it is taken"
-                f"{f' by {owner}' if owner else ''}; end that process, or choose another port "
-                f"with {variable}=<port>"
-            ) from error
-
-
-def _port(variable: str, default: int) -> ChosenPort:
-    text = os.environ.get(variable, "").strip() or str(default)
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_PORT:
-        raise ConfigurationError(f"{variable} must be a port between 1 and {MAX_PORT}, got {text!r}")
-    return ChosenPort(number=int(text), variable=variable)
-
-
-def _owner_of(port: int) -> str | None:
-    """Return the process that listens on `port`, for people; None where that cannot be seen."""
-    try:
-        connections = psutil.net_connections(kind="tcp")
-        pids = [
-            connection.pid
-            for connection in connections
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid
-        ]
-        process = psutil.Process(pids[0])
-        return f"process {process.pid} ({' '.join(process.cmdline())[:80]})"
-    except (psutil.Error, OSError, IndexError):
-        return None
+def _by_owner(port: int) -> str:
+    """Return by which process a port is taken, for people; empty where that cannot be seen."""
+    with suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections(kind="tcp"):
+            if (connection.status, connection.laddr[1:]) == (psutil.CONN_LISTEN, (port,)) and connection.pid:
+                return f" by process {connection.pid} ({' '.join(psutil.Process(connection.pid).cmdline())[:80]})"
+    return ""

@@ -13,10 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from prefect import serve
-from prefect.client.schemas.objects import (
-    ConcurrencyLimitConfig,
-    ConcurrencyLimitStrategy,
-)
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
 from prefect.flows import EntrypointType, Flow
 from prefect.schedules import Cron, Interval
@@ -29,17 +26,11 @@ from flows.parameters import TrainParameters
 from flows.profile_devices import profile_devices
 from flows.refresh_prices import refresh_prices
 from flows.service.prefect_api import wait_for_server
-from flows.service.recovery import end_gone_runs, install_crash_automations, skip_missed_runs, start_again
+from flows.service.recovery import install_crash_automations, recover
 from flows.service.schedule import (
-    BACKFILL_CTR,
-    COMPARE_SCHEDULERS,
     NIGHTLY_CRON,
     NIGHTLY_VARIABLE,
-    PROFILE_DEVICES,
-    REFRESH_PRICES,
     SWEEP_INTERVAL_S,
-    SWEEP_ORPHANS,
-    TRAIN_CTR,
     nightly_parameters,
     nightly_timezone,
 )
@@ -47,8 +38,7 @@ from flows.sweep_orphans import sweep_orphans
 from flows.train_ctr import train_ctr
 from heterps_core.errors import HeterpsError
 
-# A sweep that hangs must not pile up. tasks/running/live_fleet.py has why runs that train keep one another out by
-# themselves.
+# A sweep that hangs must not pile up; runs that train keep one another out (tasks/running/live_fleet.py).
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
 
 
@@ -66,10 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if api_url := PREFECT_API_URL.value():
             wait_for_server(api_url)
         install_crash_automations()
-        skip_missed_runs()
+        recover(is_alone=not options.set_up_only)
         if not options.set_up_only:
-            start_again()
-            end_gone_runs()
             # Schedules stay as they are on a stop, so that one which somebody paused stays paused.
             serve(*deployments(), pause_on_shutdown=False, print_starting_message=False)
     except HeterpsError as error:
@@ -82,36 +70,15 @@ def deployments() -> tuple[RunnerDeployment, ...]:
     """Return the nightly training, the sweeper, and what runs on request only, each named as its flow."""
     nightly = Cron(NIGHTLY_CRON, timezone=nightly_timezone())
     return (
-        deployment(train_ctr, TRAIN_CTR, schedule=nightly, parameters=checked_nightly_parameters()),
-        deployment(
-            sweep_orphans,
-            SWEEP_ORPHANS,
-            schedule=Interval(SWEEP_INTERVAL_S),
-            concurrency_limit=ONE_AT_A_TIME,
-        ),
-        deployment(compare_schedulers, COMPARE_SCHEDULERS),
-        deployment(refresh_prices, REFRESH_PRICES),
-        deployment(profile_devices, PROFILE_DEVICES),
-        deployment(backfill_ctr, BACKFILL_CTR),
+        deployment(train_ctr, schedule=nightly, parameters=checked_nightly_parameters()),
+        deployment(sweep_orphans, schedule=Interval(SWEEP_INTERVAL_S), concurrency_limit=ONE_AT_A_TIME),
+        *map(deployment, (compare_schedulers, refresh_prices, profile_devices, backfill_ctr)),
     )
 
 
-def deployment(
-    flow: Flow[..., Any],
-    name: str,
-    *,
-    schedule: Cron | Interval | None = None,
-    parameters: dict[str, Any] | None = None,
-    concurrency_limit: ConcurrencyLimitConfig | None = None,
-) -> RunnerDeployment:
-    """Return the deployment of a flow."""
-    return flow.to_deployment(
-        name=name,
-        parameters=parameters,
-        schedule=schedule,
-        concurrency_limit=concurrency_limit,
-        entrypoint_type=EntrypointType.MODULE_PATH,
-    )
+def deployment(flow: Flow[..., Any], **settings: Any) -> RunnerDeployment:
+    """Return the deployment of a flow, which has its name."""
+    return flow.to_deployment(name=flow.name, entrypoint_type=EntrypointType.MODULE_PATH, **settings)
 
 
 def checked_nightly_parameters() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flows import PROJECT_LOGGERS
 from flows.service.supervisor import Service, Supervisor
@@ -53,8 +53,8 @@ def connect(workspace: Workspace) -> None:
     """Choose the Prefect server that this process talks to from now on.
 
     In this order: PREFECT_API_URL where the user set it; the server of `make serve` where it answers;
-    else a server of this process alone, on loopback. Prefect could start one by itself, but that one
-    dies at once on Ctrl-C, and the run then waits minutes for it.
+    else a server of this process alone, on loopback, without schedules and pages. Prefect could start one by itself,
+    but that one dies at once on Ctrl-C, and the run then waits minutes for it.
 
     Raises:
         ConfigurationError: The database of a server of its own cannot be used.
@@ -64,38 +64,42 @@ def connect(workspace: Workspace) -> None:
     if not os.environ.get("PREFECT_API_URL"):
         services = workspace.running_services()
         settings["PREFECT_API_URL"] = (
-            _start_own_server(workspace, settings) if services is None else services.prefect_api_url
+            services.prefect_api_url if services else _start_own_server(workspace, settings)
         )
-    _use(settings)
-
-
-def _start_own_server(workspace: Workspace, settings: Mapping[str, str]) -> str:
-    """Start a server without schedules and pages, which ends with this process; return its API's address."""
-    require_usable([prefect_database_check(workspace, is_thorough=False)])
-    port = free_loopback_port()
-    api_url = f"http://{LOOPBACK}:{port}/api"
-    server = Service(
-        name="Prefect server",
-        command=[
-            *(sys.executable, "-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", str(port)),
-            *("--no-scheduler", "--no-late-runs", "--no-ui"),
-        ],
-        is_ready=lambda: answers(f"{api_url}/health", timeout_s=HEALTH_TIMEOUT_S),
-        log_path=workspace.logs_directory / "prefect-server.log",
-    )
-    supervisor = Supervisor(environment={**os.environ, **settings}, report=logger.warning)
-    # Not at the end of a block: Prefect sends its last log lines when the interpreter exits, and does that
-    # first, since what is registered last runs first. It waits a minute where the server is gone by then.
-    atexit.register(supervisor.stop)
-    supervisor.start(server)
-    return api_url
-
-
-def _use(settings: Mapping[str, str]) -> None:
-    """Set the environment and let an already loaded Prefect take it over."""
     os.environ.update(settings)
+    # A Prefect that was loaded before takes the environment over.
     from prefect.context import refresh_global_settings_context
     from prefect.logging.configuration import setup_logging
 
     refresh_global_settings_context()
     setup_logging(incremental=False)
+
+
+def _start_own_server(workspace: Workspace, settings: Mapping[str, str]) -> str:
+    """Start a server that ends with this thread; return its API's address."""
+    require_usable([prefect_database_check(workspace, is_thorough=False)])
+    port = free_loopback_port()
+    server = prefect_server(
+        workspace, LOOPBACK, port, options=("--no-scheduler", "--no-late-runs", "--no-ui")
+    )
+    supervisor = Supervisor(
+        environment={**os.environ, **settings}, report=logger.warning, ends_with_thread=True
+    )
+    # Not at the end of a block: Prefect sends its last log lines when the interpreter exits, and does that
+    # first, since what is registered last runs first. It waits a minute where the server is gone by then.
+    atexit.register(supervisor.stop)
+    supervisor.start(server)
+    return f"http://{LOOPBACK}:{port}/api"
+
+
+def prefect_server(workspace: Workspace, host: str, port: int, *, options: Sequence[str] = ()) -> Service:
+    """Return a Prefect server that listens on an address of this machine."""
+    return Service(
+        name="Prefect server",
+        command=[
+            *(sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port)),
+            *options,
+        ],
+        is_ready=lambda: answers(f"http://{host}:{port}/api/health", timeout_s=HEALTH_TIMEOUT_S),
+        log_path=workspace.logs_directory / "prefect-server.log",
+    )

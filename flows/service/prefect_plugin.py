@@ -9,6 +9,7 @@ started again: there it waits for the server.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -16,13 +17,12 @@ from pathlib import PurePath
 from prefect.plugins import HookContext, SetupResult, register_hook
 
 from flows.service.prefect_api import wait_for_server
+from flows.service.schedule import DEPLOYMENTS
 from infra.workspace import Workspace
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Prefect's own: the run that a process was started for."""
 
-_COMMANDS = ("run", "inspect")
-_GROUPS = ("deployment", "deployments")
 _OPTIONS_WITHOUT_VALUE = ("--watch", "--prompt", "--no-prompt", "--help", "-h")
 
 
@@ -57,7 +57,7 @@ def is_prefect_command(argv: Sequence[str], original_argv: Sequence[str]) -> boo
 
 
 def with_full_deployment_name(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with a bare deployment name `x` written as `x/x`.
+    """Return the arguments with the bare name `x` of a deployment of ours written as `x/x`.
 
     Only for `deployment run` and `deployment inspect`; everything else is returned as it is.
 
@@ -66,24 +66,10 @@ def with_full_deployment_name(arguments: Sequence[str]) -> list[str]:
         ['deployment', 'run', 'train-ctr/train-ctr', '--watch']
     """
     completed = list(arguments)
-    words = _positions_of_words(arguments)
-    if len(words) < 3:
-        return completed
-    group, command, name = (arguments[position] for position in words[:3])
-    if group in _GROUPS and command in _COMMANDS and "/" not in name:
-        completed[words[2]] = f"{name}/{name}"
-    return completed
-
-
-def _positions_of_words(arguments: Sequence[str]) -> list[int]:
-    """Return the positions of arguments that are neither options nor values of options."""
-    positions = []
-    is_value = False
+    asked = re.search(r"(?:^| )deployments? (?:run|inspect)(?= |$)", " ".join(arguments))
     for position, argument in enumerate(arguments):
-        if is_value:
-            is_value = False
-        elif argument.startswith("-"):
-            is_value = "=" not in argument and argument not in _OPTIONS_WITHOUT_VALUE
-        else:
-            positions.append(position)
-    return positions
+        before = arguments[position - 1]
+        is_value = before.startswith("-") and "=" not in before and before not in _OPTIONS_WITHOUT_VALUE
+        if asked and argument in DEPLOYMENTS and not is_value:
+            completed[position] = f"{argument}/{argument}"
+    return completed

@@ -7,35 +7,27 @@ all nights that fell due meanwhile.
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from uuid import UUID
 
 import psutil
 from prefect.automations import Automation
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterName,
-    FlowRunFilter,
-    FlowRunFilterExpectedStartTime,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
-from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.events.actions import ChangeFlowRunState
-from prefect.events.schemas.automations import EventTrigger, Posture
-from prefect.events.schemas.events import ResourceSpecification
+from prefect.client.orchestration import get_client
 from prefect.states import Crashed, Scheduled
 
 from flows.service.prefect_connection import HEARTBEAT_SECONDS
 from flows.service.prefect_plugin import FLOW_RUN_VARIABLE
-from flows.service.schedule import DEPLOYMENTS, SWEEP_ORPHANS, TRAIN_CTR
+from flows.service.schedule import DEPLOYMENTS
 
 HEARTBEAT_AUTOMATION = "crash runs without heartbeat"
 HEARTBEATS_MISSED = 3
 
 START_AUTOMATION = "crash runs that do not start"
-STARTS_WITHIN = timedelta(minutes=10)
+STARTS_WITHIN_S = 600
 """A process starts in seconds; a worker that is busy takes a run before it calls it pending."""
+
+_ENDED = [f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")]
+_HEARTBEAT, _RUNNING, _PENDING = (f"prefect.flow-run.{name}" for name in ("heartbeat", "Running", "Pending"))
 
 _ENGINE = ["-m", "prefect.engine"]
 """How Prefect starts the process of a flow run."""
@@ -46,119 +38,69 @@ logger = logging.getLogger(__name__)
 def install_crash_automations() -> None:
     """Make the server call a run crashed that does not start, or whose heartbeats stop; may be called again.
 
-    A self-hosted server leaves the run of a killed process as it is for ever otherwise, and with it the only place
-    that the concurrency limit grants.
+    A self-hosted server leaves the run of a killed process as it is for ever otherwise.
     """
-    ended = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
-    heartbeat, running = "prefect.flow-run.heartbeat", "prefect.flow-run.Running"
-    _install(
-        HEARTBEAT_AUTOMATION,
-        after={running, heartbeat},
-        expect={heartbeat, *ended},
-        within=timedelta(seconds=HEARTBEATS_MISSED * HEARTBEAT_SECONDS),
-        message="no heartbeat",
-    )
-    _install(
-        START_AUTOMATION,
-        after={"prefect.flow-run.Pending"},
-        expect={running, *ended},
-        within=STARTS_WITHIN,
-        message="its process did not start",
-    )
+    silence_s = HEARTBEATS_MISSED * HEARTBEAT_SECONDS
+    for name, after, expect, within_s in (
+        (HEARTBEAT_AUTOMATION, [_RUNNING, _HEARTBEAT], [_HEARTBEAT, *_ENDED], silence_s),
+        (START_AUTOMATION, [_PENDING], [_RUNNING, *_ENDED], STARTS_WITHIN_S),
+    ):
+        message = f"its process gave no sign of life for {within_s} s"
+        trigger = {
+            "posture": "Proactive",
+            "match": {"prefect.resource.id": ["prefect.flow-run.*"]},
+            "for_each": ["prefect.resource.id"],
+            "after": after,
+            "expect": expect,
+            "threshold": 1,
+            "within": within_s,
+        }
+        actions = [{"type": "change-flow-run-state", "state": "CRASHED", "message": message}]
+        wanted = Automation.model_validate({"name": name, "trigger": trigger, "actions": actions})
+        with get_client(sync_client=True) as client:
+            existing = client.read_automations_by_name(name)
+        if existing:
+            wanted.id = existing[0].id
+            wanted.update()
+        else:
+            wanted.create()
 
 
-def _install(name: str, *, after: set[str], expect: set[str], within: timedelta, message: str) -> None:
-    """Install, or bring up to date, an automation that calls a run crashed of which nothing expected is heard."""
-    wanted = Automation(
-        name=name,
-        description="Written by HeterPS at every start of the serving process.",
-        trigger=EventTrigger(
-            after=after,
-            expect=expect,
-            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=within,
-        ),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.CRASHED, message=f"{message} for {within.total_seconds():.0f} s"
-            )
-        ],
-    )
-    with get_client(sync_client=True) as client:
-        existing = client.read_automations_by_name(name)
-    if not existing:
-        wanted.create()
-        return
-    wanted.id = existing[0].id
-    wanted.update()
+def recover(*, is_alone: bool) -> None:
+    """Bring runs that fell due or began before a serving process was killed to an end or a new beginning.
 
+    - Scheduled, not asked for by a person: deleted, as Prefect would start all of them at once.
+    - Pending: begins now; it has launched nothing.
+    - Running without a process: crashed. The automations miss those of whom nothing was heard before the server was
+      killed too. The sweeper ends their machines and closes their records.
 
-def start_again() -> int:
-    """Let runs begin now that were about to start when the serving process was killed; return how many.
-
-    They have launched nothing. Nothing else may be starting runs: this is for a serving process that begins, and not
-    for a server with workers.
-    """
-    with get_client(sync_client=True) as client:
-        unstarted = _runs_in(client, StateType.PENDING)
-        for run in unstarted:
-            client.set_flow_run_state(run.id, Scheduled())
-            logger.warning("%s was about to start when the service was killed; it begins now", run.name)
-    return len(unstarted)
-
-
-def end_gone_runs() -> int:
-    """Call runs crashed whose process was killed with the service; return how many.
-
-    The automations miss those of whom nothing was heard before the server was killed too. The sweeper ends their
-    machines and closes their records. As for `start_again`, nothing else may run flows.
+    Args:
+        is_alone: Whether all runs are started by this process; else only the first is done.
     """
     living = _runs_with_process()
+    now = datetime.now(UTC).isoformat()
+    wanted = {
+        "deployments": {"name": {"any_": list(DEPLOYMENTS)}},
+        "flow_runs": {
+            "expected_start_time": {"before_": now},
+            "state": {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING", "CANCELLING"]}},
+        },
+    }
     with get_client(sync_client=True) as client:
-        gone = [
-            run
-            for run in _runs_in(client, StateType.RUNNING, StateType.CANCELLING)
-            if str(run.id) not in living
-        ]
-        for run in gone:
-            client.set_flow_run_state(
-                run.id, Crashed(message="its process was killed with the service"), force=True
-            )
-            logger.warning("%s was killed with the service", run.name)
-    return len(gone)
-
-
-def skip_missed_runs() -> int:
-    """Delete scheduled runs that fell due while nothing served them; return how many.
-
-    Prefect would start all of them at once, oldest first. A run that a person asked for is kept.
-    """
-    with get_client(sync_client=True) as client:
-        missed = client.read_flow_runs(
-            deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[TRAIN_CTR, SWEEP_ORPHANS])),
-            flow_run_filter=FlowRunFilter(
-                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
-                expected_start_time=FlowRunFilterExpectedStartTime(before_=datetime.now(UTC)),
-            ),
-        )
-        skipped: list[FlowRun] = [run for run in missed if run.auto_scheduled]
-        for run in skipped:
-            client.delete_flow_run(run.id)
-    if skipped:
-        logger.warning("skipped %d scheduled runs that fell due while nothing was serving", len(skipped))
-    return len(skipped)
-
-
-def _runs_in(client: SyncPrefectClient, *states: StateType) -> list[FlowRun]:
-    return client.read_flow_runs(
-        deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS))),
-        flow_run_filter=FlowRunFilter(
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states)))
-        ),
-    )
+        for run in client.request("POST", "/flow_runs/filter", json=wanted).json():
+            flow_run_id, state = UUID(run["id"]), run["state_type"]
+            if state == "SCHEDULED" and run["auto_scheduled"]:
+                client.delete_flow_run(flow_run_id)
+                logger.warning("skipped %s, which fell due while nothing was serving", run["name"])
+            elif state == "PENDING" and is_alone:
+                client.set_flow_run_state(flow_run_id, Scheduled())
+                logger.warning(
+                    "%s was about to start when the service was killed; it begins now", run["name"]
+                )
+            elif state in ("RUNNING", "CANCELLING") and is_alone and run["id"] not in living:
+                crashed = Crashed(message="its process was killed with the service")
+                client.set_flow_run_state(flow_run_id, crashed, force=True)
+                logger.warning("%s was killed with the service", run["name"])
 
 
 def _runs_with_process() -> set[str]:

@@ -9,42 +9,32 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from types import FrameType
 
 import psutil
 
-from flows.service.addresses import (
-    bind_host,
-    check_password,
-    check_port_is_free,
-    is_loopback,
-    mlflow_port,
-    prefect_port,
-)
+from flows.service.addresses import choose_addresses, is_loopback
 from flows.service.prefect_api import ask
-from flows.service.prefect_connection import HEALTH_TIMEOUT_S
+from flows.service.prefect_connection import HEALTH_TIMEOUT_S, prefect_server
 from flows.service.schedule import NIGHTLY_TIME, SWEEP_ORPHANS, TRAIN_CTR, nightly_timezone
-from flows.service.service_environment import service_environment, write_mlflow_auth
-from flows.service.supervisor import POLL_S, Service, Supervisor
+from flows.service.service_environment import service_environment
+from flows.service.supervisor import POLL_S, Service, Supervisor, run_guarded
 from heterps_core.errors import ConfigurationError, HeterpsError
 from infra.checks.database_checks import database_checks, require_usable
 from infra.workspace import ServiceAddresses, Workspace, answers
 
 LEFTOVERS_END_WITHIN_S = 60.0
-"""What a killed supervisor left behind is ended by its guard in this time: 30 s for a run, 10 s for each server."""
+"""What a killed supervisor left behind is ended in this time: 30 s for a run, 10 s for each server."""
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
 
 LOCK_FILE = "serve.lock"
-"""Held while a workspace is served; the kernel lets go of it whatever kills the holder."""
+"""Held until the last process that serves a workspace is gone; the kernel lets go of it whatever kills the holder."""
 
 ENVIRONMENT_HELP = """\
 environment:
@@ -76,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _only_server(workspace):
             addresses = choose_addresses(workspace)
             require_usable(database_checks(workspace, is_thorough=False))
-            _serve_until_stopped(workspace, addresses)
+            return _serve(workspace, addresses)
     except HeterpsError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
@@ -84,41 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Before anything was started; later a signal stops the services in order.
         print("interrupted; nothing was started", file=sys.stderr)
         return INTERRUPTED
-    return 0
-
-
-def choose_addresses(workspace: Workspace) -> ServiceAddresses:
-    """Return the addresses to serve on, after a check that they are free and protected.
-
-    Raises:
-        ConfigurationError: A port is no port, or is taken; or others would reach the services without a password.
-    """
-    host = bind_host()
-    check_password(host)
-    prefect, mlflow = prefect_port(), mlflow_port()
-    if prefect.number == mlflow.number:
-        raise ConfigurationError(
-            f"the Prefect server and the MLflow UI need two ports, but {prefect.variable} and "
-            f"{mlflow.variable} are both {mlflow.number}"
-        )
-    wanted = [(prefect, "the Prefect server")]
-    if workspace.has_own_tracking:
-        wanted.append((mlflow, "the MLflow UI"))
-    waits_until = _end_of_leftovers(workspace)
-    for port, purpose in wanted:
-        while True:
-            try:
-                check_port_is_free(port.number, purpose=purpose, variable=port.variable, host=host)
-                break
-            except ConfigurationError:
-                if time.monotonic() > waits_until:
-                    raise
-                time.sleep(POLL_S)
-    return ServiceAddresses(
-        prefect_url=f"http://{host}:{prefect.number}",
-        mlflow_url=f"http://{host}:{mlflow.number}" if workspace.has_own_tracking else workspace.tracking_uri,
-        supervisor_pid=os.getpid(),
-    )
 
 
 def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[Service, ...]:
@@ -126,18 +81,18 @@ def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[
     python = [sys.executable, "-m"]
     started = datetime.now(UTC)
     host, _, prefect_port = addresses.prefect_url.removeprefix("http://").rpartition(":")
-    mlflow_port = addresses.mlflow_url.rpartition(":")[2]
-    prefect_server = Service(
-        name="Prefect server",
-        command=[*python, "prefect", "server", "start", "--host", host, "--port", prefect_port],
-        is_ready=lambda: answers(f"{addresses.prefect_api_url}/health", timeout_s=HEALTH_TIMEOUT_S),
-        log_path=workspace.logs_directory / "prefect-server.log",
-    )
     mlflow_ui = Service(
         name="MLflow UI",
         command=[
-            *(*python, "flows.service.mlflow_ui", "--host", host, "--port", mlflow_port, "--workers", "1"),
-            *("--backend-store-uri", workspace.tracking_uri),
+            *(
+                *python,
+                "flows.service.mlflow_ui",
+                "--host",
+                host,
+                "--port",
+                addresses.mlflow_url.rpartition(":")[2],
+            ),
+            *("--workers", "1", "--backend-store-uri", workspace.tracking_uri),
             *("--default-artifact-root", workspace.artifacts_directory.as_uri()),
             *(() if is_loopback(host) else ("--app-name", "basic-auth")),
         ],
@@ -151,9 +106,8 @@ def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[
         log_path=workspace.logs_directory / "serving.log",
         stop_timeout_s=30.0,  # a run in mid-training tears its machines down first
     )
-    if not workspace.has_own_tracking:
-        return prefect_server, serving_process
-    return prefect_server, mlflow_ui, serving_process
+    servers = [prefect_server(workspace, host, int(prefect_port))]
+    return (*servers, *([mlflow_ui] if workspace.has_own_tracking else []), serving_process)
 
 
 def is_serving(addresses: ServiceAddresses, *, since: datetime) -> bool:
@@ -180,64 +134,58 @@ def welcome(workspace: Workspace, addresses: ServiceAddresses) -> str:
 
 @contextmanager
 def _only_server(workspace: Workspace) -> Iterator[None]:
-    """Let one process serve a workspace.
+    """Let one process serve a workspace; wait for what a killed one left behind to end.
 
     Raises:
-        ConfigurationError: Another one does.
+        ConfigurationError: Another one serves it.
     """
+    deadline_s = time.monotonic() + LEFTOVERS_END_WITHIN_S
+    is_told = False
     with (workspace.root / LOCK_FILE).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             running = workspace.recorded_services()
-            by = f" by process {running.supervisor_pid} at {running.prefect_url}" if running else ""
-            raise ConfigurationError(
-                f"{workspace.root} is being served already{by}; end that first, or set HETERPS_HOME to another folder"
-            ) from error
+            if time.monotonic() > deadline_s or (running and psutil.pid_exists(running.supervisor_pid)):
+                by = f" by process {running.supervisor_pid} at {running.prefect_url}" if running else ""
+                raise ConfigurationError(
+                    f"{workspace.root} is being served already{by}; end that first, or set HETERPS_HOME to another "
+                    f"folder"
+                )
+            if not is_told:
+                _say("an earlier process was killed; waiting for what it left to end ...")
+                is_told = True
+            time.sleep(POLL_S)
         yield
 
 
-def _end_of_leftovers(workspace: Workspace) -> float:
-    """Return until when to wait for a port, in monotonic seconds: services of a killed supervisor are ending."""
-    earlier = workspace.recorded_services()
-    if earlier is None or psutil.pid_exists(earlier.supervisor_pid):
-        return 0.0
-    _say(f"an earlier process ({earlier.supervisor_pid}) was killed; waiting for what it left to end ...")
-    return time.monotonic() + LEFTOVERS_END_WITHIN_S
+def _serve(workspace: Workspace, addresses: ServiceAddresses) -> int:
+    """Serve until a stop is requested; return the exit status.
 
-
-def _serve_until_stopped(workspace: Workspace, addresses: ServiceAddresses) -> None:
+    Raises:
+        ConfigurationError, ServiceError: A service does not come up, or keeps dying.
+    """
     supervisor = Supervisor(environment=service_environment(workspace, addresses), report=_say)
-    _stop_on_signals(supervisor)
-    try:
-        workspace.write_services(addresses)
-        write_mlflow_auth(workspace)
-        _serve(supervisor, workspace, addresses)
-    finally:
-        supervisor.stop()
-        workspace.forget_services()
-        _say("stopped; nothing is left running")
 
+    def serve() -> int:
+        started_s = time.monotonic()
+        try:
+            workspace.write_services(addresses)
+            _say(f"starting the services of {workspace.root} ...")
+            # Side by side: the serving process loads for seconds and then waits for the server.
+            supervisor.start(*services_to_run(workspace, addresses))
+            if not supervisor.stop_requested.is_set():
+                _say(f"up after {time.monotonic() - started_s:.1f} s\n\n{welcome(workspace, addresses)}\n")
+                supervisor.watch()
+            _say("stopping ...")
+        finally:
+            supervisor.stop()
+            workspace.forget_services()
+            _say("stopped; nothing is left running")
+        return 0
 
-def _serve(supervisor: Supervisor, workspace: Workspace, addresses: ServiceAddresses) -> None:
-    started = time.monotonic()
-    _say(f"starting the services of {workspace.root} ...")
-    # Side by side: the serving process loads for seconds and then waits for the server.
-    supervisor.start(*services_to_run(workspace, addresses))
-    if not supervisor.is_stopping:
-        _say(f"up after {time.monotonic() - started:.1f} s\n\n{welcome(workspace, addresses)}\n")
-        supervisor.watch()
-    _say("stopping ...")
-
-
-def _stop_on_signals(supervisor: Supervisor) -> None:
-    def stop(signal_number: int, frame: FrameType | None) -> None:
-        supervisor.request_stop()
-
-    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Under nohup a hang-up is to be ignored.
-        if signal.getsignal(signal_number) is not signal.SIG_IGN:
-            signal.signal(signal_number, stop)
+    return run_guarded(supervisor, serve)
 
 
 def _say(line: str) -> None:

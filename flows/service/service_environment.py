@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from pathlib import Path
 from urllib.parse import urlparse
 
 from flows.service.addresses import PASSWORD_VARIABLE, is_loopback
@@ -17,32 +16,35 @@ def service_environment(workspace: Workspace, addresses: ServiceAddresses) -> di
     """Return the environment of all services, and of the flow runs that they start."""
     origin = addresses.prefect_url
     password = os.environ.get(PASSWORD_VARIABLE, "")
+    is_reached_by_others = not is_loopback(urlparse(origin).hostname or LOOPBACK)
     return {
         **os.environ,
         **project_environment(workspace),
         "PREFECT_API_URL": addresses.prefect_api_url,
-        # Prefect answers any web page by default; only its own UI needs an answer here.
-        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": _with_localhost(origin),
+        # Prefect answers any web page by default; only its own UI needs an answer here, on loopback by both names.
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(
+            dict.fromkeys((origin, origin.replace(LOOPBACK, "localhost")))
+        ),
         "PREFECT_RUNNER_POLL_FREQUENCY": "2",
         "PYTHONUNBUFFERED": "1",
         **({"PREFECT_API_AUTH_STRING": password} if password else {}),
-        **({} if is_loopback(_host(origin)) else _mlflow_with_password(workspace, addresses, password)),
+        **(_mlflow_with_password(workspace, addresses, password) if is_reached_by_others else {}),
     }
 
 
-def write_mlflow_auth(workspace: Workspace) -> None:
-    """Write where MLflow keeps its users; the first, who may do everything, has the password of the environment."""
-    _mlflow_auth_path(workspace).write_text(
+def _mlflow_with_password(workspace: Workspace, addresses: ServiceAddresses, password: str) -> dict[str, str]:
+    """Return what MLflow needs to be reached by others: users, the secret of its sessions, its own names.
+
+    Where it keeps its users it reads from a file, which is written here; the first user may do everything.
+    """
+    user, _, secret = password.partition(":")
+    users = workspace.root / "mlflow_auth.ini"
+    users.write_text(
         "[mlflow]\n"
         "default_permission = READ\n"
         f"database_uri = sqlite:///{workspace.root / 'mlflow_auth.db'}\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
-
-
-def _mlflow_with_password(workspace: Workspace, addresses: ServiceAddresses, password: str) -> dict[str, str]:
-    """Return what MLflow needs to be reached by others: users, the secret of its sessions, its own names."""
-    user, _, secret = password.partition(":")
     chosen = {
         # It answers only to these names, and only to pages from them.
         "MLFLOW_SERVER_ALLOWED_HOSTS": urlparse(addresses.mlflow_url).netloc,
@@ -53,19 +55,6 @@ def _mlflow_with_password(workspace: Workspace, addresses: ServiceAddresses, pas
     return {
         "MLFLOW_AUTH_ADMIN_USERNAME": user,
         "MLFLOW_AUTH_ADMIN_PASSWORD": secret,
-        "MLFLOW_AUTH_CONFIG_PATH": str(_mlflow_auth_path(workspace)),
+        "MLFLOW_AUTH_CONFIG_PATH": str(users),
         **{name: os.environ.get(name, value) for name, value in chosen.items()},
     }
-
-
-def _mlflow_auth_path(workspace: Workspace) -> Path:
-    return workspace.root / "mlflow_auth.ini"
-
-
-def _host(url: str) -> str:
-    return urlparse(url).hostname or LOOPBACK
-
-
-def _with_localhost(address: str) -> str:
-    """Return an address, and on loopback also its other name."""
-    return ",".join(dict.fromkeys((address, address.replace(LOOPBACK, "localhost"))))

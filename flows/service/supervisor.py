@@ -1,24 +1,24 @@
-"""Keep a few long-running processes up, and end them all without leaving one behind.
+"""Keeps a few long-running processes up, and ends them all without leaving one behind.
 
-A small process manager instead of a shell script, because a shell leaves grandchildren behind on
-Ctrl-C and says nothing about a process that dies at night. It knows nothing of what it runs.
+It knows nothing of what it runs. Linux only: `prctl` gives orphans to their nearest guarded ancestor.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
+import os
+import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from flows.service.guard import end_session, line_for
 from heterps_core.errors import ConfigurationError, HeterpsError
 
 MAX_RESTARTS = 5
@@ -29,6 +29,9 @@ POLL_S = 0.2
 SHOWN_LINES = 12
 """Of the log of a process that died."""
 
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_prctl = ctypes.CDLL(None).prctl
+
 
 class ServiceError(HeterpsError):
     """A service does not come up, or keeps dying."""
@@ -36,9 +39,9 @@ class ServiceError(HeterpsError):
     exit_status = 7
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True)
 class Service:
-    """One long-running process and how to tell that it works."""
+    """One long-running process, how to tell that it works, and what became of it."""
 
     name: str
     command: Sequence[str]
@@ -52,15 +55,29 @@ class Service:
     stop_timeout_s: float = 10.0
     """Time between the request to end and the kill."""
 
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
+    """All that were started, as what a dead one has started may live; the last one is the present one."""
+
+    started_s: float = field(default=0.0, init=False)
+    is_up: bool = field(default=False, init=False)
+    """Whether the present process has been ready."""
+
+    deaths_s: list[float] = field(default_factory=list, init=False)
+    """Within the last RESTART_WINDOW_S."""
+
+    def error(self, what: str) -> ServiceError:
+        """Return an error that says what is wrong, with the last lines of the log."""
+        return ServiceError(
+            f"{self.name} {what}; its last lines in {self.log_path}:\n{last_lines(self.log_path)}"
+        )
+
 
 @dataclass(kw_only=True)
 class Supervisor:
-    """Starts services in order, restarts what dies, stops in reverse order.
+    """Starts services, restarts what dies, ends them in reverse order.
 
-    Where this process is killed, `flows/service/guard.py` ends the services in its place.
-
-    Life cycle: `start` once, then `watch` until `request_stop` is called from a signal handler or
-    another thread, then `stop` in any case (it may be called twice).
+    Life cycle: `start` once, then `watch` until `stop_requested` is set by a signal handler or another thread, then
+    `stop` in any case (it may be called twice).
     """
 
     environment: Mapping[str, str]
@@ -69,63 +86,50 @@ class Supervisor:
     report: Callable[[str], None]
     """Receives one line for people when something dies or is restarted."""
 
-    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _services: list[Service] = field(default_factory=list)
-    _guard: subprocess.Popen[bytes] | None = None
-    _deaths: dict[str, deque[float]] = field(default_factory=dict)
-    _stop_requested: threading.Event = field(default_factory=threading.Event)
+    ends_with_thread: bool = False
+    """Whether services are asked to end when the thread that starts them is gone, all at once."""
+
+    stop_requested: threading.Event = field(default_factory=threading.Event)
+    """Makes `start` and `watch` return soon."""
+
+    _services: Sequence[Service] = ()
 
     def start(self, *services: Service) -> None:
-        """Start services side by side and wait until all are ready.
+        """Start services side by side and wait until all are ready, or a stop is requested.
 
         Raises:
             ConfigurationError: One ends with that error's status: something is set wrong.
             ServiceError: One ends or does not answer within its time; its last lines are shown.
         """
+        self._services = services
         for service in services:
             self._launch(service)
-            self._services.append(service)
-        for service in services:
-            self._wait_until_ready(service)
+        while not all(service.is_up for service in services) and not self.stop_requested.is_set():
+            self._look_at_all()
 
     def watch(self) -> None:
         """Restart what dies, until a stop is requested.
 
         Raises:
-            ServiceError: A service died more than MAX_RESTARTS times within RESTART_WINDOW_S.
+            ConfigurationError, ServiceError: As `start`; or a service died more than MAX_RESTARTS times within
+                RESTART_WINDOW_S.
         """
-        while not self._stop_requested.wait(POLL_S):
-            for service in self._services:
-                status = self._processes[service.name].poll()
-                if status is not None:
-                    self._restart(service, status)
-
-    def request_stop(self) -> None:
-        """Make `watch` and any waiting for readiness return soon; safe in a signal handler."""
-        self._stop_requested.set()
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether a stop was requested."""
-        return self._stop_requested.is_set()
+        while not self.stop_requested.is_set():
+            self._look_at_all()
 
     def stop(self) -> None:
-        """End all services in reverse order, with everything they started; may be called again."""
-        self._stop_requested.set()
+        """End all services in reverse order, with what they started in their sessions; may be called again."""
+        self.stop_requested.set()
         for service in reversed(self._services):
-            process = self._processes.pop(service.name, None)
-            if process is not None:
-                end_process_tree(process, timeout_s=service.stop_timeout_s)
-        self._services.clear()
-        if self._guard is not None:
-            # It ends with its pipe, as nothing is left to end.
-            self._guard.communicate()
-            self._guard = None
+            for process in service.processes:
+                end_session(process.pid, patience_s=service.stop_timeout_s)
+                process.wait()
+        self._services = ()
 
     def _launch(self, service: Service) -> None:
         service.log_path.parent.mkdir(parents=True, exist_ok=True)
         with service.log_path.open("ab") as log:
-            process = self._processes[service.name] = subprocess.Popen(
+            process = subprocess.Popen(
                 list(service.command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -133,111 +137,119 @@ class Supervisor:
                 env=dict(self.environment),
                 # Ctrl-C reaches this process alone, which then ends the others in order.
                 start_new_session=True,
+                preexec_fn=_end_with_parent if self.ends_with_thread else None,
             )
-        self._tell_guard(process, service)
+        service.processes.append(process)
+        service.started_s, service.is_up = time.monotonic(), False
 
-    def _tell_guard(self, process: subprocess.Popen[bytes], service: Service) -> None:
-        if self._guard is None:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-m", "flows.service.guard"],
-                cwd=Path(__file__).parents[2],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=dict(self.environment),
-                start_new_session=True,
-            )
-        assert self._guard.stdin is not None
-        with contextlib.suppress(psutil.NoSuchProcess, BrokenPipeError):
-            line = line_for(process.pid, patience_s=service.stop_timeout_s)
-            self._guard.stdin.write(line.encode())
-            self._guard.stdin.flush()
-
-    def _wait_until_ready(self, service: Service) -> None:
-        process = self._processes[service.name]
-        deadline = time.monotonic() + service.start_timeout_s
-        while not self._stop_requested.is_set():
-            if process.poll() is not None:
-                if process.returncode == ConfigurationError.exit_status:
-                    # It will not come back by itself, and has said why.
-                    said = last_lines(service.log_path).splitlines()[-1].strip()
-                    raise ConfigurationError(
-                        f"{service.name} must have settings that can be used: {said.removeprefix('error: ')}"
-                    )
-                raise ServiceError(
-                    f"{service.name} must stay up, but ended with status {process.returncode} while "
-                    f"starting; its last lines in {service.log_path}:\n{last_lines(service.log_path)}"
-                )
-            if service.is_ready():
+    def _look_at_all(self) -> None:
+        for service in self._services:
+            if self.stop_requested.is_set():
                 return
-            if time.monotonic() > deadline:
-                raise ServiceError(
-                    f"{service.name} must answer within {service.start_timeout_s:.0f} s, but does not; "
-                    f"its last lines in {service.log_path}:\n{last_lines(service.log_path)}"
-                )
-            self._stop_requested.wait(POLL_S)
+            if (status := service.processes[-1].poll()) is not None:
+                self._restart(service, status)
+            elif not service.is_up and service.is_ready():
+                service.is_up = True
+                if service.deaths_s:
+                    self.report(f"{service.name} is up again")
+            elif not service.is_up and time.monotonic() - service.started_s > service.start_timeout_s:
+                raise service.error(f"must answer within {service.start_timeout_s:.0f} s, but does not")
+        self.stop_requested.wait(POLL_S)
 
     def _restart(self, service: Service, status: int) -> None:
-        """Start a service again, also where it dies while it starts, until it is up or has died too often."""
-        while True:
-            self._wait_before_restart(service, status)
-            if self.is_stopping:
-                return
-            self._launch(service)
-            try:
-                self._wait_until_ready(service)
-            except ServiceError:
-                process = self._processes[service.name]
-                if process.poll() is None:
-                    raise
-                status = process.returncode
-                continue
-            if not self.is_stopping:
-                self.report(f"{service.name} is up again")
-            return
-
-    def _wait_before_restart(self, service: Service, status: int) -> None:
-        """Wait, longer after every death.
-
-        Raises:
-            ServiceError: It has died too often.
-        """
+        """Start a service again that was up, or died while it was started again; wait longer after every death."""
+        if not service.is_up and status == ConfigurationError.exit_status:
+            # It has said why, and will not come back by itself.
+            said = last_lines(service.log_path).splitlines()[-1].strip().removeprefix("error: ")
+            raise ConfigurationError(f"{service.name} must have settings that can be used: {said}")
+        if not service.is_up and not service.deaths_s:
+            raise service.error(f"must stay up, but ended with status {status} while starting")
         now = time.monotonic()
-        deaths = self._deaths.setdefault(service.name, deque())
-        deaths.append(now)
-        while now - deaths[0] > RESTART_WINDOW_S:
-            deaths.popleft()
-        if len(deaths) > MAX_RESTARTS:
-            raise ServiceError(
-                f"{service.name} died {len(deaths)} times within {RESTART_WINDOW_S / 60:.0f} minutes, "
-                f"more than {MAX_RESTARTS} restarts are not tried; its last lines in "
-                f"{service.log_path}:\n{last_lines(service.log_path)}"
+        service.deaths_s = [at for at in service.deaths_s if now - at <= RESTART_WINDOW_S] + [now]
+        if (num_deaths := len(service.deaths_s)) > MAX_RESTARTS:
+            raise service.error(
+                f"died {num_deaths} times within {RESTART_WINDOW_S / 60:.0f} minutes, more than {MAX_RESTARTS} "
+                f"restarts are not tried"
             )
-        delay_s = float(2 ** (len(deaths) - 1) - 1)
-        self.report(f"{service.name} ended with status {status}; starting it again in {delay_s:.0f} s")
-        self._stop_requested.wait(delay_s)
+        delay_s = 2 ** (num_deaths - 1) - 1
+        self.report(f"{service.name} ended with status {status}; starting it again in {delay_s} s")
+        if not self.stop_requested.wait(delay_s):
+            self._launch(service)
 
 
-def end_process_tree(process: subprocess.Popen[bytes], *, timeout_s: float) -> None:
-    """Ask what a process has started to end, then the process; kill what is left after `timeout_s`."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        leader = psutil.Process(process.pid)
-        # Noted before the end, as orphans no longer tell whose they were.
-        family = leader.children(recursive=True)
-        end_session(process.pid, leader.create_time(), patience_s=timeout_s)
-        # What was started into sessions of its own.
-        left = [member for member in family if member.is_running()]
-        for member in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.terminate()
-        _, left = psutil.wait_procs(left, timeout=1.0)
-        for member in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        psutil.wait_procs(left, timeout=5.0)
-    if process.poll() is None:
-        process.kill()
-    process.wait()
+def run_guarded(supervisor: Supervisor, work: Callable[[], int]) -> int:
+    """Run `work`, in which a supervisor starts services and stops them, in a child; return its exit status.
+
+    Nothing is left when both processes are gone, and each ends the services if the other one is killed: the kernel
+    then sends the child SIGTERM, or gives the child's children to this process. SIGINT, SIGTERM and SIGHUP (unless
+    it is ignored, as under nohup) request a stop of the supervisor.
+    """
+    child = 0
+
+    def stop(*_: object) -> None:
+        supervisor.stop_requested.set()
+        if child:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGTERM)
+
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signal_number) is not signal.SIG_IGN:
+            signal.signal(signal_number, stop)
+    child = os.fork()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    if not child:
+        os.setsid()
+        _end_with_parent()
+        try:
+            return work()
+        finally:
+            _end_below()
+    if supervisor.stop_requested.is_set():
+        stop()
+    _, status = os.waitpid(child, 0)
+    _end_below()
+    status = os.waitstatus_to_exitcode(status)
+    return status if status >= 0 else 128 - status
+
+
+def _end_below() -> None:
+    """End what is still below this process, the newest first: it inherits what they leave in other sessions."""
+    while children := [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]:
+        end_session(os.getsid(children[-1].pid), patience_s=10.0)
+
+
+def end_session(leader: int, *, patience_s: float) -> None:
+    """End what is below this process in a session, and its leader when nothing else is left of it.
+
+    In this order, as a serving process that is told to end kills its flow runs at once (asyncio does, when its loop
+    closes), and they could neither end their machines nor tell the server.
+
+    Args:
+        leader: Process that leads the session; it may have ended.
+        patience_s: Time to end well, after which all are killed: a run in mid-training ends its machines first.
+    """
+    deadline = time.monotonic() + patience_s
+    asked: set[int] = set()
+    while True:
+        members = []
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error, OSError):
+                if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                    members.append(process)
+        if not members:
+            return
+        for process in members:
+            with suppress(psutil.Error):
+                if time.monotonic() > deadline:
+                    process.kill()
+                elif process.pid not in asked and (process.pid != leader or len(members) == 1):
+                    asked.add(process.pid)
+                    process.terminate()
+        time.sleep(POLL_S)
+
+
+def _end_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def last_lines(path: Path) -> str:

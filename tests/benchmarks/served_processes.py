@@ -12,8 +12,8 @@ SERVICES = {
     "prefect server": 1,
     "mlflow server": 1,
     "flows.service.deployments": 1,
-    "flows.service.guard": 1,
-    "flows.service.serve": 1,
+    # The supervisor, and the process that guards it.
+    "flows.service.serve": 2,
 }
 """Processes of a served workspace in which nothing runs."""
 

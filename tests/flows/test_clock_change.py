@@ -9,7 +9,7 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.schedules import Cron
 
 from flows.service.deployments import deployment, deployments
-from flows.service.schedule import NIGHTLY_TIME, TIMEZONE_VARIABLE, TRAIN_CTR
+from flows.service.schedule import NIGHTLY_TIME, TIMEZONE_VARIABLE
 from flows.train_ctr import train_ctr
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -65,7 +65,7 @@ def test_every_night_has_one_run_at_the_nightly_time(zone, changed_on, monkeypat
 @pytest.mark.parametrize(("zone", "changed_on"), CHANGES)
 def test_a_time_that_is_skipped_or_comes_twice_has_one_run_too(zone, changed_on):
     """Such as 02:30, which somebody may choose: skipped in spring in both zones, twice in autumn in Berlin."""
-    at_half_past_two = deployment(train_ctr, TRAIN_CTR, schedule=Cron("30 2 * * *", timezone=zone))
+    at_half_past_two = deployment(train_ctr, schedule=Cron("30 2 * * *", timezone=zone))
 
     starts = scheduled(at_half_past_two, zone=zone, changed_on=changed_on)
 

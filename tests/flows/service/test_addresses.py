@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from flows.service.addresses import bind_host, check_password, check_port_is_free, is_loopback
+from flows.service.addresses import Port, bind_host, check_password, is_loopback
 from heterps_core.errors import ConfigurationError
 
 
@@ -52,10 +52,11 @@ def test_a_free_port_passes_and_a_taken_one_names_its_owner():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        port = listener.getsockname()[1]
+        number = listener.getsockname()[1]
+        port = Port("a test", "PORT_X", number)
         with pytest.raises(
-            ConfigurationError, match=rf"port {port}.*by process {os.getpid()}.*PORT_X=<port>"
+            ConfigurationError, match=rf"port {number}.*by process {os.getpid()}.*PORT_X=<port>"
         ):
-            check_port_is_free(port, purpose="a test", variable="PORT_X")
+            port.check_is_free()
 
-    check_port_is_free(port, purpose="a test", variable="PORT_X")
+    port.check_is_free()

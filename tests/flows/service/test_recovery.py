@@ -12,10 +12,8 @@ from flows.service.deployments import deployments
 from flows.service.recovery import (
     HEARTBEAT_AUTOMATION,
     START_AUTOMATION,
-    end_gone_runs,
     install_crash_automations,
-    skip_missed_runs,
-    start_again,
+    recover,
 )
 from flows.service.schedule import DEPLOYMENTS
 
@@ -70,8 +68,10 @@ def test_a_run_that_was_about_to_start_begins_again():
         taken = client.create_flow_run_from_deployment(deployment_id)
         client.set_flow_run_state(taken.id, Pending())
 
-        assert start_again() == 1
-        assert start_again() == 0
+        recover(is_alone=False)
+        assert client.read_flow_run(taken.id).state.is_pending()
+        recover(is_alone=True)
+        recover(is_alone=True)
 
         assert client.read_flow_run(taken.id).state.is_scheduled()
         client.delete_flow_run(taken.id)
@@ -90,8 +90,14 @@ def test_missed_nightly_runs_are_skipped_and_asked_for_runs_are_kept():
         }
         client.request("POST", "/deployments/{id}/schedule", path_params={"id": deployment_id}, json=nights)
 
-        assert skip_missed_runs() == 2
-        assert skip_missed_runs() == 0
+        due = {"before_": str(datetime.now(UTC))}
+        wanted = {"flow_runs": {"expected_start_time": due, "deployment_id": {"any_": [str(deployment_id)]}}}
+        count = lambda: client.request("POST", "/flow_runs/count", json=wanted).json()  # noqa: E731
+        assert count() == 3
+
+        recover(is_alone=False)
+
+        assert count() == 1
         kept = client.read_flow_runs(
             deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=["train-ctr"]))
         )
@@ -109,11 +115,12 @@ def test_a_run_whose_process_was_killed_with_the_service_is_called_crashed(engin
             client.set_flow_run_state(run.id, Running(), force=True)
         process = engine(living.id)
 
-        assert end_gone_runs() == 1
+        recover(is_alone=True)
 
         assert client.read_flow_run(gone.id).state.is_crashed()
         assert client.read_flow_run(living.id).state.is_running()
         process.communicate()
-        assert end_gone_runs() == 1
+        recover(is_alone=True)
+        assert client.read_flow_run(living.id).state.is_crashed()
         for run in (gone, living):
             client.delete_flow_run(run.id)

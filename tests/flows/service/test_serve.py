@@ -1,10 +1,12 @@
 import fcntl
+import os
 import sqlite3
 from contextlib import closing
 
 import pytest
 
-from flows.service.serve import LOCK_FILE, choose_addresses, main, services_to_run
+from flows.service.addresses import choose_addresses
+from flows.service.serve import LOCK_FILE, main, services_to_run
 from flows.service.service_environment import service_environment
 from heterps_core.errors import ConfigurationError
 from infra.workspace import ServiceAddresses, Workspace
@@ -66,13 +68,17 @@ def test_a_workspace_that_is_served_is_refused_with_who_serves_it(tmp_path, monk
     monkeypatch.setenv("HETERPS_HOME", str(tmp_path))
     workspace = Workspace(root=tmp_path).create()
     workspace.write_services(
-        ServiceAddresses(prefect_url="http://127.0.0.1:1", mlflow_url="http://127.0.0.1:2", supervisor_pid=77)
+        ServiceAddresses(
+            prefect_url="http://127.0.0.1:1", mlflow_url="http://127.0.0.1:2", supervisor_pid=os.getpid()
+        )
     )
     with (tmp_path / LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert main([]) == 2
 
-    assert "is being served already by process 77 at http://127.0.0.1:1" in capsys.readouterr().err
+    assert (
+        f"is being served already by process {os.getpid()} at http://127.0.0.1:1" in capsys.readouterr().err
+    )
 
 
 def test_a_teams_mlflow_is_not_started_a_second_time(tmp_path, monkeypatch):
