@@ -24,11 +24,15 @@ from flows.parameter_model import takes
 from flows.service.schedule import COMPARE_SCHEDULERS
 from heterps_core.errors import ConfigurationError
 from heterps_core.models import CTR_MODELS
+from heterps_core.planning.search.measured_search import MEASURED_METHODS
 from heterps_core.planning.search.schedulers import SCHEDULERS
+from heterps_core.profiling.machine import num_cores
+from heterps_core.training.job import default_batch_size
 from infra.workspace import Workspace
 from tasks.comparison import Terms, compare, expected_seconds
 from tasks.data import prepare_data
-from tasks.planning.compared_problems import load_problems, problems_of_models
+from tasks.planning.compared_problems import load_problems, problems_of_models, profiled_job
+from tasks.planning.measured_plans import measured_table, search_measured
 from tasks.provisioning import find_offers
 from tasks.publishing import publish_comparison
 from tasks.recording import record_comparison
@@ -50,6 +54,10 @@ def compare_schedulers(asked: CompareParameters) -> str:
     workspace = Workspace.locate().create()
     run_id = new_run_id(current_flow_run.id, now=utc_now())
     tell("comparison", run_id)
+
+    if asked.reward == "measured":
+        _compare_measured(workspace, asked)
+        return run_id
 
     problems, left_out = load_problems(asked.problem or []), dict[str, str]()
     wanted = asked.models or ([] if asked.problem else list(CTR_MODELS))
@@ -91,6 +99,26 @@ def compare_schedulers(asked: CompareParameters) -> str:
     services = workspace.running_services()
     tell("record", tracked.address(services.mlflow_url if services else DEFAULT_MLFLOW_URL))
     return run_id
+
+
+def _compare_measured(workspace: Workspace, asked: CompareParameters) -> None:
+    """Let the methods propose cuts of each model, and the trainer run them on this machine."""
+    clicks = prepare_data(workspace, data=None, schema_file=None)
+    dataset = clicks.open()
+    batch_size = default_batch_size(dataset.num_train_rows)
+    for model in asked.models or ["ctrdnn"]:
+        _, profiled = profiled_job(workspace, model, clicks, asked.device_types)
+        tell("profile", profiled.summary)
+        found = search_measured(
+            profiled,
+            dataset=str(dataset.directory),
+            batch_size=batch_size,
+            methods=asked.methods or list(MEASURED_METHODS),
+            budget_measurements=asked.budget_measurements,
+            seed=0,
+            num_cores=num_cores(),
+        )
+        tell_block("\n".join(measured_table(model, found, batch_size=batch_size).lines()))
 
 
 def command_line(asked: CompareParameters) -> str:

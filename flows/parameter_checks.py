@@ -18,6 +18,7 @@ from heterps_core.device_types import get_device_type, in_markets
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.hardware import DeviceKind, Market
 from heterps_core.models import CTR_MODELS
+from heterps_core.planning.search.measured_search import MEASURED_METHODS
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider
 from infra.providers.base import REGION
@@ -141,6 +142,15 @@ def check_comparison(asked: CompareParameters) -> None:
     """
     for model in asked.models or []:
         check_model_name(model)
+    if asked.reward == "measured":
+        for method in asked.methods or []:
+            if method not in MEASURED_METHODS:
+                raise UnknownNameError("method that learns from measured rewards", method, MEASURED_METHODS)
+        if asked.problem:
+            raise ConfigurationError(
+                "measured rewards are those of a model that is trained here, so problem must be left out; "
+                "name models instead"
+            )
     check_offers(asked.device_types, catalogue=PriceCatalogue(), region=REGION)
     load_problems(asked.problem or [])
     output = asked.output

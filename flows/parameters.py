@@ -282,6 +282,12 @@ class CompareParameters(FlowParameters):
     methods: list[Annotated[str, OneOf("scheduler", SCHEDULERS)]] | None = None
     """Search methods; empty for all."""
 
+    reward: Annotated[str, OneOf("reward", ("cost-model", "measured"))] = "cost-model"
+    """What the methods are told of a plan: its cost by the cost model, or the step of the trainer on this machine."""
+
+    budget_measurements: Count = 12
+    """With measured rewards, plans that each method may run; each takes some seconds."""
+
     device_types: list[str] = Field(DEFAULT_DEVICE_TYPES, min_length=1)
     """What the layers of the models may be placed on."""
 

@@ -6,32 +6,30 @@ A name counts where it is imported, or stands alone in a string: registries and 
 import ast
 import re
 import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.paths import PROJECT
+
 ROOMS = ("heterps_core", "infra", "tasks", "flows")
 MODULE = rf"(?:{'|'.join(ROOMS)})(?:\.\w+)+"
 
 NOT_CALLED_YET = {
-    "heterps_core.measurement",
-    "heterps_core.measurement.placed_plan",
-    "heterps_core.measurement.plan_measurer",
-    "heterps_core.measurement.plan_worker",
-    "heterps_core.scheduling.measured_search",
-    "heterps_core.scheduling.pipe_torch",
     "heterps_core.topology.communication_time",
     "heterps_core.topology.published_topology",
 }
-"""The search on measured steps, and the placement of ranks at launch."""
+"""The placement of ranks at launch."""
 
 
 def entry_points():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     yield from (name.partition(":")[0] for name in project["scripts"].values())
     yield from project["entry-points"]["prefect.plugins"].values()
-    deployed = re.findall(r"entrypoint: (\S+)\.py", (ROOT / "prefect.yaml").read_text())
+    deployed = re.findall(r"entrypoint: (\S+)\.py", (PROJECT / "prefect.yaml").read_text())
     yield from (path.replace("/", ".") for path in deployed)
-    for path in (ROOT / "Makefile", *(ROOT / "infra" / "service").rglob("*.*"), *ROOT.glob("infra/*/*.sh")):
+    for path in (
+        PROJECT / "Makefile",
+        *(PROJECT / "infra" / "service").rglob("*.*"),
+        *PROJECT.glob("infra/*/*.sh"),
+    ):
         yield from re.findall(rf"-m[ ,]+({MODULE})", path.read_text())
 
 
@@ -46,14 +44,15 @@ def names_in(path):
 
 
 def test_every_module_is_reached_from_an_entry_point():
-    paths = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    paths = [path.relative_to(PROJECT) for room in ROOMS for path in (PROJECT / room).rglob("*.py")]
     modules = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
     reached, names = set(), set(entry_points())
     while names:
         name = names.pop()
         names |= {name.rpartition(".")[0]} - reached - {""}
+        names |= modules.keys() & {f"{name}.__main__"} - reached
         if name in modules and name not in reached:
             reached.add(name)
-            names.update(names_in(ROOT / modules[name]))
+            names.update(names_in(PROJECT / modules[name]))
 
     assert modules.keys() - reached == NOT_CALLED_YET

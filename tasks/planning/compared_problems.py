@@ -62,7 +62,7 @@ def problems_of_models(
     left_out: dict[str, str] = {}
     for model in dict.fromkeys(models):
         try:
-            job, profiled = _profiled_job(workspace, model, clicks, device_types)
+            job, profiled = profiled_job(workspace, model, clicks, device_types)
             problem = make_problem(
                 profiled,
                 offers,
@@ -94,9 +94,10 @@ def reason_in_one_line(error: Exception) -> str:
     return " ".join(str(error).partition(";")[0].split())
 
 
-def _profiled_job(
+def profiled_job(
     workspace: Workspace, model: str, clicks: PreparedClicks, device_types: Sequence[str]
 ) -> tuple[PlannedJob, ProfiledModel]:
+    """Return a night's job, and the model's layers measured here and estimated for device types."""
     job = planned_job(
         clicks.open(),
         is_rehearsal=True,

@@ -22,7 +22,7 @@ from heterps_core.planning.search.measured_search import (
 from heterps_core.planning.simulate.rehearsal import predict_rehearsal, rehearsal_problem
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.measuring_process import measure_worker_costs
-from heterps_core.text_table import aligned
+from heterps_core.text_table import Table
 from heterps_core.training.gradients.microbatches import default_microbatches
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from tasks.profiling import ProfiledModel
@@ -129,22 +129,32 @@ def stages_of(assignment: Assignment) -> tuple[Stage, ...]:
     )
 
 
-def measured_text(model: str, found: Sequence[MeasuredMethod], *, batch_size: int) -> str:
-    """Return a table for people."""
-    rows = [("method", "plans run", "seconds", "best cut", "step ms", "samples/s", "closed form ms")]
-    rows += [
-        (
-            each.method,
-            str(len(each.search.plans)),
-            f"{each.search.search_seconds:.0f}",
-            " | ".join(f"{stage.first_layer}..{stage.last_layer}" for stage in each.stages),
-            f"{1e3 * each.step_seconds:.2f}",
-            f"{batch_size / each.step_seconds:,.0f}",
-            f"{1e3 * each.predicted_step_seconds:.2f}",
-        )
-        for each in found
-    ]
-    return "\n".join([f"Measured steps of {model}, a batch of {batch_size}", *aligned(rows, words={0, 3})])
+def measured_table(model: str, found: Sequence[MeasuredMethod], *, batch_size: int) -> Table:
+    """Return what each method found, for people."""
+    return Table(
+        caption=f"Measured steps of {model}, a batch of {batch_size}",
+        columns={
+            "method": "",
+            "best cut": "",
+            "plans run": "d",
+            "seconds": ".0f",
+            "step ms": ".2f",
+            "samples/s": ",.0f",
+            "closed form ms": ".2f",
+        },
+        rows=[
+            [
+                each.method,
+                " | ".join(f"{stage.first_layer}..{stage.last_layer}" for stage in each.stages),
+                len(each.search.plans),
+                each.search.search_seconds,
+                1e3 * each.step_seconds,
+                batch_size / each.step_seconds,
+                1e3 * each.predicted_step_seconds,
+            ]
+            for each in found
+        ],
+    )
 
 
 def _job(profiled: ProfiledModel, dataset: str, batch_size: int, stages: tuple[Stage, ...]) -> TrainingJob:

@@ -10,7 +10,7 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.profiling.layer_profiler import trace_model
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
-from tasks.planning.measured_plans import measured_text, search_measured
+from tasks.planning.measured_plans import measured_table, search_measured
 from tasks.profiling import ProfiledModel
 
 BATCH_SIZE = 64
@@ -59,4 +59,6 @@ def test_each_method_runs_as_many_plans_and_the_faster_step_comes_first(profiled
     assert [len(each.search.plans) for each in found] == [3, 3]
     assert found[0].step_seconds <= found[1].step_seconds
     assert all(each.stages[-1].last_layer == len(profiled.graph.layers) - 1 for each in found)
-    assert "plans run" in measured_text("ctrdnn", found, batch_size=BATCH_SIZE)
+    assert [row[0] for row in measured_table("ctrdnn", found, batch_size=BATCH_SIZE).rows] == [
+        each.method for each in found
+    ]
