@@ -187,3 +187,11 @@ def test_light_modules_load_neither_torch_nor_the_outside_world():
     )
 
     assert loaded.stdout.split() == []
+
+
+def test_the_drawing_of_the_architecture_is_that_of_the_imports():
+    from tests.architecture import PAGE, redrawn
+
+    page = PAGE.read_text()
+
+    assert redrawn(page) == page, "draw it again: python -m tests.architecture"
