@@ -122,10 +122,6 @@ class CheaperPlanSearch:
         finite = np.unique(stages.seconds[np.isfinite(stages.seconds)])
         self.times = finite[finite <= stages.limit_seconds]
 
-    def is_any_feasible(self) -> bool:
-        """Return whether a plan keeps all constraints."""
-        return bool(self.times.size) and math.isfinite(self._cheapest_rate(self.times[-1])[0])
-
     def cheapest_below(self, cost_usd: float) -> float:
         """Return the cost of a plan below the given one, or infinity where there is none.
 
