@@ -277,7 +277,7 @@ def test_a_run_store_that_is_not_named_or_cannot_be_is_told_and_the_rest_is_done
         in unnamed.problems[0]
     )
     assert wrong.problems[0].startswith("the run store could not be listed: ")
-    assert "got HETERPS_RUN_STORE='my-bucket'" in wrong.problems[0]
+    assert "got 'my-bucket'" in wrong.problems[0]
     assert [removed.name for removed in wrong.removed] == ["rented"]
     assert files_of(workspace.run_directory("rented")) == STAYS
 
