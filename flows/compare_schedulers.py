@@ -38,7 +38,7 @@ from tasks.publishing import publish_comparison
 from tasks.recording import record_comparison
 from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL
 from tasks.records.runs import new_run_id, utc_now
-from tasks.reports.comparison_document import Origin, comparison_document, write_markdown
+from tasks.reports.comparison_document import Origin, comparison_document
 from tasks.reports.renderers import markdown, terminal_text
 from tasks.running.story import tell, tell_block
 
@@ -93,7 +93,7 @@ def compare_schedulers(asked: CompareParameters) -> str:
     text = markdown(document)
     tell_block(terminal_text(document))
     if asked.output is not None:
-        write_markdown(Path(asked.output), text)
+        _write_markdown(Path(asked.output), text)
     publish_comparison(text)
     tracked = record_comparison(workspace, comparison, origin, text=text)
     services = workspace.running_services()
@@ -133,3 +133,10 @@ def command_line(asked: CompareParameters) -> str:
         values = value if isinstance(value, list) else [value]
         words += [f"--{name.replace('_', '-')}", *map(str, values)]
     return shlex.join(words)
+
+
+def _write_markdown(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the comparison to {path}: {error.strerror}") from error

@@ -23,10 +23,10 @@ from tasks.provisioning import check_lifetime, find_offers, provision
 from tasks.publishing import publish_plan
 from tasks.recording import record_plan
 from tasks.records.runs import utc_now
-from tasks.reports.kept_explanation import keep_explanation
 from tasks.reports.run_report import PlanReport
 from tasks.reports.summaries import plan_summary, taken_text
 from tasks.running.budget import spent_this_month_usd
+from tasks.running.kept_explanation import keep_explanation
 from tasks.running.run_lifecycle import close_run
 from tasks.running.story import tell, tell_block
 from tasks.scheduling import (

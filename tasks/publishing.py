@@ -57,7 +57,7 @@ def publish_report(
     """
     nights = last_nights(workspace)
     links = links_of(workspace, report, nights=nights)
-    document = run_document(report, pictures=pictures, nights=nights, decision=decision, links=links)
+    document = run_document(report, pictures=pictures, decision=decision, links=links)
     what = "What the run cost, how fast and how good it was"
     _publish(workspace, report, document, name="report", description=what)
     text = terminal_text(document)

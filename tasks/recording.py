@@ -26,10 +26,10 @@ from tasks.records.tracked_run import RunSettings, TrackedRun
 from tasks.reports.comparison_document import Origin
 from tasks.reports.comparison_figure import gap_figure
 from tasks.reports.document import Picture
-from tasks.reports.kept_explanation import explanation_markdown
 from tasks.reports.plan_figures import plan_pictures
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.reports.stage_outcomes import stage_series
+from tasks.running.kept_explanation import explanation_markdown
 from tasks.running.run_lifecycle import close_run, open_compared_search, open_comparison
 from tasks.running.story import tell
 

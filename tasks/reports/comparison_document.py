@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
-from pathlib import Path
 
-from heterps_core.errors import ConfigurationError
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.text_table import Table, Value
 from tasks.comparison import Comparison, MethodSummary
@@ -68,18 +66,6 @@ def comparison_document(comparison: Comparison, origin: Origin) -> Document:
         + ".",
         sections=[Section(title="Terms", blocks=[terms]), *sections],
     )
-
-
-def write_markdown(path: Path, text: str) -> None:
-    """Write the Markdown.
-
-    Raises:
-        ConfigurationError: The file cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"cannot write the comparison to {path}: {error.strerror}") from error
 
 
 def _facts(comparison: Comparison, compared: ComparedProblem) -> list[str]:

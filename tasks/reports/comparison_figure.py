@@ -34,7 +34,8 @@ def gap_figure(comparison: Comparison) -> Figure:
     panels = figure.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False)
     for axes in panels.flat[len(names) :]:
         axes.set_visible(False)
-    largest = max((_largest_gap(summaries) for summaries in comparison.summaries.values()), default=0.0)
+    every = [summary for summaries in comparison.summaries.values() for summary in summaries]
+    largest = max((summary.largest_gap for summary in every if summary.results), default=0.0)
     for axes, name in zip(panels.flat, names, strict=False):
         _draw_panel(axes, {summary.method: summary for summary in comparison.summaries[name]}, methods)
         axes.set_title(name.rpartition("/")[2], fontsize=10, loc="left")
@@ -64,10 +65,6 @@ def _methods_by_gap(comparison: Comparison) -> list[str]:
 def _gap(summary: MethodSummary) -> float:
     """Return the gap of the typical search, infinite where there is no plan."""
     return math.inf if summary.typical is None else summary.typical.plan.optimality_gap
-
-
-def _largest_gap(summaries: Sequence[MethodSummary]) -> float:
-    return max((summary.largest_gap for summary in summaries if summary.results), default=0.0)
 
 
 def _draw_panel(axes: Axes, summaries: dict[str, MethodSummary], methods: Sequence[str]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from heterps_core.text_table import Table, Value
+from dataclasses import astuple
+
+from heterps_core.text_table import Table
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.reports.document import Document, Section
 
+# Behind the name, the fields of `ModelFigures`.
 MODEL_COLUMNS = {
     "model": "",
     "AUC": ".4f",
@@ -42,25 +45,15 @@ def decision_tables(decision: PromotionDecision) -> list[Table]:
         f"challenger, version {decision.version}": decision.challenger,
         f"champion, version {decision.champion_version}": decision.champion,
     }
-    models: list[list[Value]] = [
-        [
-            name,
-            figures.auc,
-            figures.log_loss,
-            figures.calibration_ratio,
-            figures.usd_per_million_samples,
-        ]
-        for name, figures in judged.items()
-        if figures is not None
-    ]
-    gates: list[list[Value]] = [
-        [
+    models = [(name, *astuple(figures)) for name, figures in judged.items() if figures is not None]
+    gates = [
+        (
             gate.name,
             _shown(gate.value),
             f"{gate.rule} {_shown(gate.bound)}",
             "met" if gate.is_met else "missed",
             gate.remark,
-        ]
+        )
         for gate in decision.gates
     ]
     tables = (

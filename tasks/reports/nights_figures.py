@@ -12,7 +12,6 @@ from tasks.judging.nights import Night, best, cheapest
 from tasks.reports.document import Picture
 from tasks.reports.plan_figures import DEVICE_COLOURS, GREY
 
-ERROR_PICTURE = "prediction_error.png"
 MOST_DAYS_SHOWN = 8
 """Labels below a picture; more would overlap."""
 
@@ -36,19 +35,6 @@ def nights_picture(nights: Sequence[Night]) -> Picture:
     )
 
 
-def error_picture(nights: Sequence[Night]) -> Picture:
-    """Return how far predictions were off, night by night; at least one night is needed."""
-    errors = [night.prediction_error for night in nights if night.prediction_error is not None]
-    shown = f"from {min(errors):+.1%} to {max(errors):+.1%}" if errors else "on no night"
-    return Picture.of(
-        error_figure(nights),
-        name=ERROR_PICTURE,
-        caption="Measured throughput over the predicted one, less 1, night by night",
-        alt=f"Two lines over {len(nights)} nights, the cost model alone and as corrected; the corrected one goes "
-        f"{shown}.",
-    )
-
-
 def nights_figure(nights: Sequence[Night]) -> Figure:
     """Draw cost, throughput, AUC and prediction error below one another, a night beside the other.
 
@@ -58,14 +44,12 @@ def nights_figure(nights: Sequence[Night]) -> Figure:
     figure = Figure(figsize=(10.0, 9.0), dpi=100, layout="constrained")
     cost, speed, quality, error = figure.subplots(4, 1, sharex=True)
     _draw(cost, nights, lambda night: night.usd_per_million_samples, "billed", BLUE, "o")
-    cost.set_ylabel("USD per million samples")
-    cost.margins(y=0.15)
-    cost.set_ylim(bottom=0)
     _draw(speed, nights, lambda night: night.throughput_samples_per_s, "measured", BLUE, "o")
     _draw(speed, nights, _expected_throughput, "predicted", ORANGE, "x")
-    speed.set_ylabel("samples/s")
-    speed.margins(y=0.15)
-    speed.set_ylim(bottom=0)
+    for axes, unit in ((cost, "USD per million samples"), (speed, "samples/s")):
+        axes.set_ylabel(unit)
+        axes.margins(y=0.15)
+        axes.set_ylim(bottom=0)
     speed.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     _draw(quality, nights, lambda night: night.auc, "trained", BLUE, "o")
     _draw(quality, nights, lambda night: night.best_reachable_auc, "best reachable", GREEN, "_")
@@ -80,29 +64,13 @@ def nights_figure(nights: Sequence[Night]) -> Figure:
             label="became champion",
         )
     quality.set_ylabel("AUC")
-    _draw_errors(error, nights)
+    _draw(error, nights, lambda night: night.uncorrected_error, "cost model alone", ORANGE, "x")
+    _draw(error, nights, lambda night: night.prediction_error, "as predicted, corrected", BLUE, "o")
+    error.axhline(0.0, color=GREY, linewidth=0.8)
+    error.yaxis.set_major_formatter(PercentFormatter(1.0))
+    error.set_ylabel("measured over\npredicted, less 1")
     _finish(figure, nights)
     return figure
-
-
-def error_figure(nights: Sequence[Night]) -> Figure:
-    """Draw how far the predicted throughput was off, night by night, with and without what was learnt.
-
-    Args:
-        nights: At least one, the newest last.
-    """
-    figure = Figure(figsize=(10.0, 3.2), dpi=100, layout="constrained")
-    _draw_errors(figure.subplots(), nights)
-    _finish(figure, nights)
-    return figure
-
-
-def _draw_errors(axes: Axes, nights: Sequence[Night]) -> None:
-    _draw(axes, nights, lambda night: night.uncorrected_error, "cost model alone", ORANGE, "x")
-    _draw(axes, nights, lambda night: night.prediction_error, "as predicted, corrected", BLUE, "o")
-    axes.axhline(0.0, color=GREY, linewidth=0.8)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylabel("measured over\npredicted, less 1")
 
 
 def _finish(figure: Figure, nights: Sequence[Night]) -> None:

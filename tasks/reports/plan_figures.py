@@ -1,37 +1,35 @@
-"""The pictures of a plan: its pipeline over time, what each method's plan costs, and what throughput costs.
+"""The pictures of a plan: its pipeline over time, and what throughput costs.
 
 Drawn with matplotlib's object interface and no display, so that any process may draw at any time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation, StageEvaluation
 from heterps_core.planning.explain.explanation import PlanExplanation
 from heterps_core.planning.explain.throughput_front import FrontPoint
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.pipeline_load import FORWARD_SHARE
 from heterps_core.planning.simulate.pipeline_simulation import pass_order
 from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
-from heterps_core.units import MS_PER_S, SAMPLES_PER_MILLION
+from heterps_core.units import MS_PER_S
 from tasks.reports.document import Picture
 from tasks.reports.run_report import PlanReport
 
-STAGES_PICTURE, SEARCHES_PICTURE = "stages_over_time.png", "plans_compared.png"
-FRONT_PICTURE = "cost_of_throughput.png"
+STAGES_PICTURE, FRONT_PICTURE = "stages_over_time.png", "cost_of_throughput.png"
 
 DEVICE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 """Told apart by colour-blind readers too (Okabe and Ito 2008)."""
 
-MARKERS = "osD^vPX*hp<>"
 MAX_MICROBATCHES_WITH_NUMBERS = 24
 CHOSEN_COLOUR, GREY = "#D55E00", "#444444"
 
@@ -40,8 +38,8 @@ DECADE = 10.0
 
 
 def plan_pictures(report: PlanReport, *, num_microbatches: int) -> dict[str, Picture]:
-    """Return the pictures of a plan by their file names."""
-    pictures = [stages_picture(report, num_microbatches=num_microbatches), searches_picture(report)]
+    """Return the pictures of a plan by their file names; what throughput costs only where that is explained."""
+    pictures = [stages_picture(report, num_microbatches=num_microbatches)]
     if report.explanation.front:
         pictures.append(front_picture(report))
     return {picture.name: picture for picture in pictures}
@@ -65,19 +63,6 @@ def stages_picture(report: PlanReport, *, num_microbatches: int) -> Picture:
         caption="The planned stages within one training step",
         alt=f"Bars of forward and backward passes of {num_microbatches} micro-batches, a row for each stage: "
         f"{stages}.",
-    )
-
-
-def searches_picture(report: PlanReport) -> Picture:
-    """Return cost against throughput of each search method's best plan."""
-    results = report.searches.results
-    cheapest = min(results, key=lambda name: results[name].plan.cost_usd)
-    return Picture.of(
-        cost_figure(report.problem, results, chosen=report.searches.taken),
-        name=SEARCHES_PICTURE,
-        caption="The best plan of each search method, and the proven bound on cost",
-        alt=f"A point for each of {len(results)} search methods, cost against throughput. The cheapest plan is that "
-        f"of {cheapest}, the chosen one that of {report.searches.taken}. The table beside it holds the figures.",
     )
 
 
@@ -156,13 +141,32 @@ def stages_figure(
         [stage.seconds for stage in evaluation.stages], num_microbatches=num_microbatches
     )
     colours = device_colours(problem)
-    figure, axes = canvas(height_inches=1.9 + 0.75 * num_stages)
-    for item in passes:
-        _draw_pass(
-            axes,
-            item,
-            colour=colours[evaluation.stages[item.stage].stage.device_type],
-            has_number=num_microbatches <= MAX_MICROBATCHES_WITH_NUMBERS,
+    figure = Figure(figsize=(10.0, 1.9 + 0.75 * num_stages), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    for direction, alpha, hatch in (("forward", 0.95, ""), ("backward", 0.55, "////")):
+        drawn = [item for item in passes if item.direction == direction]
+        axes.barh(
+            [item.stage for item in drawn],
+            [item.duration_s * MS_PER_S for item in drawn],
+            left=[item.start_s * MS_PER_S for item in drawn],
+            height=0.62,
+            color=[colours[evaluation.stages[item.stage].stage.device_type] for item in drawn],
+            alpha=alpha,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0.8,
+        )
+    for item in passes if num_microbatches <= MAX_MICROBATCHES_WITH_NUMBERS else ():
+        axes.text(
+            (item.start_s + item.duration_s / 2) * MS_PER_S,
+            item.stage,
+            str(item.microbatch + 1),
+            ha="center",
+            va="center",
+            fontsize=7.5,
+            color="white" if item.direction == "forward" else "black",
+            clip_on=True,
         )
     end_ms = max(item.end_s for item in passes) * MS_PER_S
     axes.set_yticks(range(num_stages), [_stage_label(problem, part) for part in evaluation.stages])
@@ -184,78 +188,6 @@ def stages_figure(
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), frameon=False, fontsize=9)
     return figure
-
-
-def cost_figure(problem: SchedulingProblem, results: Mapping[str, SearchResult], *, chosen: str) -> Figure:
-    """Draw what the best plan of each searcher costs per million samples, at which throughput.
-
-    The floor and the proven lower bound are lines: no plan lies right of the one and below the other.
-    """
-    figure, axes = canvas(height_inches=4.6)
-    num_samples = problem.num_epochs * problem.num_samples
-    for index, (name, result) in enumerate(results.items()):
-        usd = usd_per_million_samples(result.plan.cost_usd, num_samples=num_samples)
-        axes.scatter(
-            result.plan.throughput_samples_per_s,
-            usd,
-            marker=MARKERS[index % len(MARKERS)],
-            s=70,
-            facecolor=DEVICE_COLOURS[index % len(DEVICE_COLOURS)],
-            edgecolor="black",
-            linewidth=0.6,
-            alpha=0.85,
-            zorder=3,
-            label=f"{name}: {usd:.4g} USD",
-        )
-    # A ring, as several searchers often end at the same plan and would hide one another.
-    axes.scatter(
-        results[chosen].plan.throughput_samples_per_s,
-        usd_per_million_samples(results[chosen].plan.cost_usd, num_samples=num_samples),
-        s=320,
-        facecolor="none",
-        edgecolor=CHOSEN_COLOUR,
-        linewidth=2.0,
-        zorder=4,
-        label=f"chosen: the plan of {chosen}",
-    )
-    bound_usd = max(result.plan.cost_lower_bound_usd for result in results.values())
-    axes.axhline(
-        usd_per_million_samples(bound_usd, num_samples=num_samples),
-        color="#009E73",
-        linestyle="--",
-        linewidth=1.2,
-        label="proven: no plan is cheaper",
-    )
-    if problem.throughput_floor_samples_per_s:
-        axes.axvline(
-            problem.throughput_floor_samples_per_s,
-            color=GREY,
-            linestyle=":",
-            linewidth=1.4,
-            label=f"floor {problem.throughput_floor_samples_per_s:,.0f} samples/s",
-        )
-    axes.set_xlabel("predicted throughput (samples/s)")
-    axes.set_ylabel("predicted cost (USD per million samples)")
-    axes.set_title(f"{problem.model}: best plan of each search method", fontsize=10, loc="left")
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.margins(x=0.08, y=0.12)
-    axes.set_ylim(bottom=0)
-    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
-    return figure
-
-
-def usd_per_million_samples(cost_usd: float, *, num_samples: float) -> float:
-    """Return the cost of a run for each million of its samples."""
-    return cost_usd / num_samples * SAMPLES_PER_MILLION
-
-
-def canvas(*, height_inches: float) -> tuple[Figure, Axes]:
-    """Return an empty picture in the size and manner that all have."""
-    figure = Figure(figsize=(10.0, height_inches), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def device_colours(problem: SchedulingProblem) -> dict[str, str]:
@@ -283,40 +215,12 @@ def front_figure(problem: SchedulingProblem, explanation: PlanExplanation) -> Fi
     speeds = [point.throughput_samples_per_s for point in front]
     if speeds[-1] > DECADE * speeds[0]:
         below.set_xscale("log")
-        below.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        below.xaxis.set_minor_formatter(NullFormatter())
-    below.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    _label(below.xaxis, ",.0f", is_logarithmic=below.get_xscale() == "log")
     below.set_xlabel("throughput (samples/s)")
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
     return figure
-
-
-def _draw_pass(axes: Axes, item: Pass, *, colour: str, has_number: bool) -> None:
-    is_forward = item.direction == "forward"
-    axes.barh(
-        item.stage,
-        item.duration_s * MS_PER_S,
-        left=item.start_s * MS_PER_S,
-        height=0.62,
-        color=colour,
-        alpha=0.95 if is_forward else 0.55,
-        hatch="" if is_forward else "////",
-        edgecolor="white",
-        linewidth=0.8,
-    )
-    if has_number:
-        axes.text(
-            (item.start_s + item.duration_s / 2) * MS_PER_S,
-            item.stage,
-            str(item.microbatch + 1),
-            ha="center",
-            va="center",
-            fontsize=7.5,
-            color="white" if is_forward else "black",
-            clip_on=True,
-        )
 
 
 def _stage_label(problem: SchedulingProblem, part: StageEvaluation) -> str:
@@ -347,11 +251,9 @@ def _draw_front(axes: Axes, problem: SchedulingProblem, explanation: PlanExplana
         axes.axvline(floor, color=GREY, linestyle=":", linewidth=1.4, label=f"floor {floor:,.0f}")
     if costs[-1] > DECADE * costs[0]:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    _label(axes.yaxis, ",.4g", is_logarithmic=axes.get_yscale() == "log")
     axes.set_ylabel("cost of the run (USD)")
     axes.set_title(f"{problem.model}: what throughput costs", fontsize=10, loc="left")
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
@@ -361,26 +263,19 @@ def _draw_shares(axes: Axes, problem: SchedulingProblem, front: Sequence[FrontPo
     """Stack each device type's share of the price over the throughputs for which a plan is the cheapest."""
     # A step is as wide as the way from the corner before; the first corner has none, so it gets a short one.
     speeds = [0.96 * front[0].throughput_samples_per_s, *(point.throughput_samples_per_s for point in front)]
-    totals = [sum(point.usd_per_hour_of_types.values()) for point in front]
+    prices = [point.usd_per_hour_of_types for point in (front[0], *front)]
+    used = [name for name in problem.device_type_names if any(price.get(name) for price in prices)]
+    shares = [[100 * price.get(name, 0.0) / sum(price.values()) for price in prices] for name in used]
     colours = device_colours(problem)
-    bottoms = [0.0] * len(front)
-    for name in problem.device_type_names:
-        shares = [
-            100 * point.usd_per_hour_of_types.get(name, 0.0) / total
-            for point, total in zip(front, totals, strict=True)
-        ]
-        if not any(shares):
-            continue
-        tops = [bottom + share for bottom, share in zip(bottoms, shares, strict=True)]
-        axes.fill_between(
-            speeds,
-            [bottoms[0], *bottoms],
-            [tops[0], *tops],
-            step="pre",
-            color=colours[name],
-            linewidth=0,
-            label=name,
-        )
-        bottoms = tops
+    axes.stackplot(
+        speeds, shares, step="pre", labels=used, colors=[colours[name] for name in used], linewidth=0
+    )
     axes.set_ylim(0, 100)
     axes.set_ylabel("share of the price (%)")
+
+
+def _label(axis: Axis, form: str, *, is_logarithmic: bool) -> None:
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format(value, form)))
+    if is_logarithmic:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_formatter(NullFormatter())

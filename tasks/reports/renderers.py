@@ -16,6 +16,9 @@ from heterps_core.text_table import WIDTH, Table, labelled_lines
 from tasks.reports.document import Block, Document, Facts, Lines, Links, Picture
 
 RULE = "-" * 78
+MOST_OF_ADDRESS = 2 * WIDTH
+"""Characters; a terminal leaves out longer ones, which compare many runs."""
+
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -30,8 +33,12 @@ def terminal_text(document: Document) -> str:
 
 
 def terminal_lines(blocks: Iterable[Block]) -> list[str]:
-    """Return the lines of blocks, indented."""
-    return [line for block in blocks for line in _block_lines(block)]
+    """Return the lines of blocks, indented, with a blank line before each table that is not the first of them."""
+    lines: list[str] = []
+    for block in blocks:
+        lines += [""] if lines and isinstance(block, Table) else []
+        lines += _block_lines(block)
+    return lines
 
 
 def html_page(document: Document) -> str:
@@ -63,7 +70,8 @@ def _block_lines(block: Block) -> list[str]:
         case Table():
             return [f"  {block.caption}", *block.lines()]
         case Links():
-            return labelled_lines((link.text, link.address) for link in block.links)
+            short = (link for link in block.links if len(link.address) <= MOST_OF_ADDRESS)
+            return labelled_lines((link.text, link.address) for link in short)
         case Lines() | Picture():
             return []
 

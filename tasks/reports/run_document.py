@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from heterps_core.judging.quality import ClickQuality
 from heterps_core.planning.calibration.rolling_origin import as_share
@@ -12,19 +12,16 @@ from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.text_table import NOT_KNOWN, Table, Value
 from heterps_core.units import MS_PER_S
 from tasks.judging.baseline import Baseline
-from tasks.judging.nights import Night
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.reports.bills import bill_blocks, waste_block
 from tasks.reports.decision_document import decision_tables, sentence
 from tasks.reports.document import Block, Document, Facts, Lines, Links, Picture, Section
-from tasks.reports.nights_figures import error_picture
-from tasks.reports.plan_figures import FRONT_PICTURE, SEARCHES_PICTURE, STAGES_PICTURE
+from tasks.reports.plan_figures import FRONT_PICTURE, STAGES_PICTURE
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.reports.summaries import gap_text, speed_text, taken_text
 
 Pictures = Mapping[str, Picture]
 
-ESTIMATED_NOTE = "times of device types that are not at hand are estimates from published figures"
 SAME_COST = 1e-6
 """Relative; a plan that is cheaper by less is no reason for a warning."""
 
@@ -99,7 +96,7 @@ def plan_document(report: PlanReport, *, pictures: Pictures, links: Links) -> Do
         sections=[
             _plan_section(report, purchase),
             _why_section(report, pictures),
-            _search_section(report, pictures),
+            _search_section(report),
             Section(title="Links", blocks=[links]),
         ],
     )
@@ -109,7 +106,6 @@ def run_document(
     report: RunReport,
     *,
     pictures: Pictures,
-    nights: Sequence[Night],
     decision: PromotionDecision | None,
     links: Links,
 ) -> Document:
@@ -118,7 +114,6 @@ def run_document(
     Args:
         report: The run.
         pictures: Of its plan.
-        nights: The last ones with this run, the newest last.
         decision: Whether its model became champion; None where nobody decided.
         links: Where to go on.
     """
@@ -132,9 +127,9 @@ def run_document(
             _why_section(report, pictures),
             Section(title="Stages over time", blocks=_stage_blocks(report, pictures)),
             Section(title="Bill", blocks=_bill_blocks(report)),
-            Section(title="Prediction error", blocks=_error_blocks(report, nights)),
+            Section(title="Prediction error", blocks=_error_blocks(report)),
             Section(title="Quality", blocks=_quality_blocks(report, decision)),
-            _search_section(report, pictures),
+            _search_section(report),
             Section(title="Links", blocks=[links]),
         ],
     )
@@ -206,7 +201,9 @@ def _plan_section(report: PlanReport, *more: Block) -> Section:
         ("proof", gap_text(plan)),
     ]
     if report.is_estimated:
-        facts.append(("note", ESTIMATED_NOTE))
+        facts.append(
+            ("note", "times of device types that are not at hand are estimates from published figures")
+        )
     results = report.searches.results
     best = min(results, key=lambda name: results[name].plan.cost_usd)
     if plan.cost_usd > results[best].plan.cost_usd * (1 + SAME_COST):
@@ -225,7 +222,7 @@ def _why_section(report: PlanReport, pictures: Pictures) -> Section:
     return Section(title="Why this plan", blocks=blocks)
 
 
-def _search_section(report: PlanReport, pictures: Pictures) -> Section:
+def _search_section(report: PlanReport) -> Section:
     """Return what each search method found, the cheapest first, and why others found nothing."""
     searches = report.searches
     marks = {report.scheduler: " (asked for)"} | {searches.taken: " (chosen)"}
@@ -246,7 +243,7 @@ def _search_section(report: PlanReport, pictures: Pictures) -> Section:
     )
     # The way out that an error ends with is not for a method that is only compared.
     failed = [f"{name}: {str(error).partition(';')[0]}" for name, error in searches.without_plan.items()]
-    return Section(title="Search methods", blocks=[table, *failed, pictures[SEARCHES_PICTURE]])
+    return Section(title="Search methods", blocks=[table, *failed])
 
 
 def _stage_blocks(report: RunReport, pictures: Pictures) -> list[Block]:
@@ -292,7 +289,7 @@ def _bill_blocks(report: RunReport) -> list[Block]:
     ]
 
 
-def _error_blocks(report: RunReport, nights: Sequence[Night]) -> list[Block]:
+def _error_blocks(report: RunReport) -> list[Block]:
     training, error, correction = report.training, report.prediction_error, report.correction
     against = "" if error is None else f" ({error:+.1%})"
     facts = [
@@ -322,9 +319,7 @@ def _error_blocks(report: RunReport, nights: Sequence[Night]) -> list[Block]:
                 ],
             )
         )
-    if any(night.speed is not None for night in nights):
-        blocks.append(error_picture(nights))
-    return blocks
+    return [*blocks, "`nights.html`, beside this page, shows the error night by night."]
 
 
 def _quality_blocks(report: RunReport, decision: PromotionDecision | None) -> list[Block]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heterps_core.planning.cost_model.evaluation import StageEvaluation
@@ -86,11 +87,17 @@ def stage_outcomes(
         predicted_step_seconds: Of the whole pipeline: what each stage's machines are paid for.
     """
     step_seconds = measured_step_seconds(training, batch_size=batch_size)
-    prices, billed = _prices_usd_per_hour(bills), _billed_usd(bills)
+    prices_usd_per_hour: dict[int, float] = defaultdict(float)
+    billed_usd: dict[int, float] = defaultdict(float)
+    for bill in bills:
+        for line in bill.lines:
+            billed_usd[line.stage] += line.usd
+            if bill is bills[-1] and not line.is_waste:
+                prices_usd_per_hour[line.stage] += line.count * line.price_usd_per_hour
     outcomes = []
     for index, (stage, seconds) in enumerate(zip(stages, predicted, strict=True)):
         idle_share = training.idle_shares.get(index)
-        price = prices.get(index, 0.0)
+        price = prices_usd_per_hour[index]
         outcomes.append(
             StageOutcome(
                 index=index,
@@ -102,7 +109,7 @@ def stage_outcomes(
                 idle_share=idle_share,
                 predicted_usd=usd_for(price, predicted_step_seconds * len(training.steps)),
                 measured_usd=usd_for(price, training.trained_seconds),
-                billed_usd=billed.get(index, 0.0),
+                billed_usd=billed_usd[index],
             )
         )
     return tuple(outcomes)
@@ -142,19 +149,3 @@ def _busy_seconds(step_seconds: float | None, idle_share: float | None) -> float
     if step_seconds is None or idle_share is None or idle_share >= 1:
         return None
     return step_seconds * (1 - idle_share)
-
-
-def _prices_usd_per_hour(bills: Sequence[Bill]) -> Mapping[int, float]:
-    prices: dict[int, float] = {}
-    for line in bills[-1].lines if bills else ():
-        if not line.is_waste:
-            prices[line.stage] = prices.get(line.stage, 0.0) + line.count * line.price_usd_per_hour
-    return prices
-
-
-def _billed_usd(bills: Sequence[Bill]) -> Mapping[int, float]:
-    billed: dict[int, float] = {}
-    for bill in bills:
-        for line in bill.lines:
-            billed[line.stage] = billed.get(line.stage, 0.0) + line.usd
-    return billed

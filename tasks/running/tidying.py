@@ -21,7 +21,7 @@ from infra.workspace import Workspace
 from tasks.clusters import SPOT_FILE, STORAGE_FILE, run_of_launch
 from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.records.record_outbox import first_line
-from tasks.reports.kept_explanation import EXPLANATION_FILE
+from tasks.running.kept_explanation import EXPLANATION_FILE
 from tasks.running.live_fleet import last_fleet
 
 KEPT_FILES = (EXPLANATION_FILE, STORAGE_FILE, SPOT_FILE)

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import boto3
-from infra.catalogue.price_catalogue import PriceCatalogue
 
 from heterps_core.hardware import InstanceOffer, InstanceType, Market
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from infra.bootstrap.node_start import Bootstrap
+from infra.prices.price_catalogue import PriceCatalogue
 from tests.moto_server import REGION, empty_cloud
 
 SLEEP = ("-c", "import time; time.sleep(100)")

@@ -55,7 +55,7 @@ def test_pages_and_pictures_are_kept_with_the_run(recorded, client):
     assert {"report.html", "report.md", "nights.html", "nights.md"} <= names
     assert {
         "stages_over_time.png",
-        "plans_compared.png",
+        "cost_of_throughput.png",
         "plan.json",
         "explanation.md",
         "report.txt",

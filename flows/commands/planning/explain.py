@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
         UnknownNameError: No run begins like this.
         ConfigurationError: Several do, or the run has no explanation.
     """
-    from tasks.reports.kept_explanation import read_explanation
+    from tasks.running.kept_explanation import read_explanation
     from tasks.running.run_names import find_run, known_runs
 
     workspace = Workspace.locate()

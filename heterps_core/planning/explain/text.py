@@ -6,16 +6,19 @@ import math
 import textwrap
 from collections.abc import Iterator
 
-from heterps_core.planning.explain.amounts import percent_text, usd_text
 from heterps_core.planning.explain.binding_constraints import THROUGHPUT_FLOOR, UNITS_CAP, BindingConstraint
 from heterps_core.planning.explain.cost_range import CostRange, Doubt
 from heterps_core.planning.explain.explanation import Detail, PlanExplanation
-from heterps_core.planning.explain.front_text import front_lines
 from heterps_core.planning.explain.placement import layers_text, moves_text, plan_text
 from heterps_core.planning.explain.price_flips import LEAST_FACTOR, MOST_FACTOR, PriceFlip
 from heterps_core.planning.explain.reasons import TypeRole, TypeWorth
 from heterps_core.planning.explain.runner_up import RunnerUp
-from heterps_core.planning.explain.throughput_front import MOST_COST_FACTOR, PriceOfThroughput
+from heterps_core.planning.explain.throughput_front import (
+    MOST_COST_FACTOR,
+    FrontPoint,
+    PriceOfThroughput,
+    placement_changes,
+)
 from heterps_core.planning.explain.variants import SAME_COST
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.text_table import WIDTH, labelled_lines
@@ -25,6 +28,7 @@ LEAST_SPEED_RATIO = 1.5
 """Of two units; less is no reason for a choice."""
 
 MAX_SINGLE_TYPES = 3
+MAX_FRONT_ROWS = 6
 
 _Line = tuple[str, str]
 """A label and what stands beside it."""
@@ -34,7 +38,7 @@ def explanation_text(problem: SchedulingProblem, explanation: PlanExplanation) -
     """Return the whole explanation for a terminal of 100 columns."""
     blocks = [
         [
-            f"Why this plan (+USD: what the whole run would cost more than {usd_text(explanation.cost_usd)})",
+            f"Why this plan (+USD: what the whole run would cost more than {_usd_text(explanation.cost_usd)})",
             *labelled_lines(_reason_lines(problem, explanation)),
         ],
         ["What would change it", *labelled_lines(_change_lines(explanation))],
@@ -44,7 +48,7 @@ def explanation_text(problem: SchedulingProblem, explanation: PlanExplanation) -
             [
                 f"What more throughput costs: cheapest plans to about {MOST_COST_FACTOR:.0f} times the least cost "
                 f"(* is this plan)",
-                *front_lines(explanation),
+                *_front_lines(explanation),
             ]
         )
     if explanation.detail is Detail.SHORT:
@@ -94,7 +98,7 @@ def _reason_lines(problem: SchedulingProblem, explanation: PlanExplanation) -> I
         yield "next best", _runner_up_text(explanation, explanation.runner_up)
     yield (
         "price",
-        f"{usd_text(explanation.usd_per_million_samples)} for a million samples; {_proof(explanation)}",
+        f"{_usd_text(explanation.usd_per_million_samples)} for a million samples; {_proof(explanation)}",
     )
 
 
@@ -172,7 +176,7 @@ def _flip_text(flip: PriceFlip) -> str:
     change = flip.flip_usd_per_hour / flip.price_usd_per_hour - 1
     return (
         f"{'above' if flip.is_used else 'below'} {flip.flip_usd_per_hour:.3g} USD/hour {offer} (today "
-        f"{flip.price_usd_per_hour:.3g}, {percent_text(change)}): {moves_text(flip.moves)}"
+        f"{flip.price_usd_per_hour:.3g}, {_percent_text(change)}): {moves_text(flip.moves)}"
     )
 
 
@@ -183,14 +187,14 @@ def _relative_distance(flip: PriceFlip) -> float:
 
 def _limit_text(limit: BindingConstraint, explanation: PlanExplanation) -> str:
     return (
-        f"without {_limit_name(limit)} -{usd_text(limit.saving_usd)} "
-        f"({percent_text(-limit.saving_usd / explanation.cost_usd)}): {plan_text(limit.stages)}"
+        f"without {_limit_name(limit)} -{_usd_text(limit.saving_usd)} "
+        f"({_percent_text(-limit.saving_usd / explanation.cost_usd)}): {plan_text(limit.stages)}"
     )
 
 
 def _other_limits_text(explanation: PlanExplanation) -> str:
     others = [
-        f"{_limit_name(limit)} {percent_text(-limit.saving_usd / explanation.cost_usd)}"
+        f"{_limit_name(limit)} {_percent_text(-limit.saving_usd / explanation.cost_usd)}"
         for limit in explanation.unit_prices[1:]
     ]
     return f"without {', '.join(others)}"
@@ -220,7 +224,7 @@ def _throughput_text(explanation: PlanExplanation, price: PriceOfThroughput) -> 
 
 
 def _range_text(explanation: PlanExplanation, cost: CostRange) -> str:
-    text = f"{usd_text(cost.low_usd)} to {usd_text(cost.high_usd)} within the spread of the layer times"
+    text = f"{_usd_text(cost.low_usd)} to {_usd_text(cost.high_usd)} within the spread of the layer times"
     if cost.misses_floor:
         text += (
             f"; at its slow end only {cost.lowest_throughput_samples_per_s:,.0f} samples/s, below the floor"
@@ -241,7 +245,7 @@ def _doubt_text(doubt: Doubt, num_types: int) -> str:
     moved = f"one with {moves_text(doubt.moves)}"
     if doubt.regret_usd is None:
         return f"with {' and '.join(ends)} the placement breaks a limit, and the cheapest is {moved}"
-    return f"with {' and '.join(ends)} it costs {usd_text(doubt.regret_usd)} more than {moved}"
+    return f"with {' and '.join(ends)} it costs {_usd_text(doubt.regret_usd)} more than {moved}"
 
 
 def _changed_placement(explanation: PlanExplanation) -> str:
@@ -251,4 +255,64 @@ def _changed_placement(explanation: PlanExplanation) -> str:
 def _extra_text(explanation: PlanExplanation, extra_usd: float) -> str:
     if extra_usd <= explanation.cost_usd * SAME_COST:
         return "costs the same"
-    return f"+{usd_text(extra_usd)} ({percent_text(extra_usd / explanation.cost_usd)})"
+    return f"+{_usd_text(extra_usd)} ({_percent_text(extra_usd / explanation.cost_usd)})"
+
+
+def _front_lines(explanation: PlanExplanation) -> list[str]:
+    """Return the plan itself, the ends of the front, and where the placement changes, some of it at most."""
+    rows = [("samples/s", "USD", "")]
+    for point in _shown_points(explanation):
+        cost = _usd_text(point.cost_usd).removesuffix(" USD")
+        rows.append((f"{point.throughput_samples_per_s:,.0f}", cost, _point_text(explanation, point)))
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return [
+        line
+        for speed, cost, plan in rows
+        for line in textwrap.wrap(
+            plan,
+            WIDTH,
+            initial_indent=f"  {speed:>{widths[0]}}  {cost:>{widths[1]}}  ",
+            subsequent_indent=" " * (sum(widths) + 6),
+            break_on_hyphens=False,
+        )
+        or [f"  {speed:>{widths[0]}}  {cost:>{widths[1]}}"]
+    ]
+
+
+def _point_text(explanation: PlanExplanation, point: FrontPoint) -> str:
+    mark = "* " if point.stages == explanation.stages else ""
+    return f"{mark}{plan_text(point.stages)}{'' if point.is_proven else ' (not proven)'}"
+
+
+def _shown_points(explanation: PlanExplanation) -> list[FrontPoint]:
+    """Return the plan itself and points where the placement changes, some at even distances if they are many."""
+    points = placement_changes(explanation.front, explanation.stages)
+    if len(points) <= MAX_FRONT_ROWS:
+        return list(points)
+    step = (len(points) - 1) / (MAX_FRONT_ROWS - 1)
+    kept = {round(index * step) for index in range(MAX_FRONT_ROWS)}
+    mine = next((index for index, point in enumerate(points) if point.stages == explanation.stages), 0)
+    # The plan takes the place of its nearest neighbour, never that of an end.
+    if mine not in kept:
+        kept.remove(min(kept - {0, len(points) - 1}, key=lambda index: abs(index - mine)))
+    return [points[index] for index in sorted({*kept, mine})]
+
+
+def _usd_text(usd: float) -> str:
+    """Return an amount with cents, or where it is small, with three digits that count.
+
+    Example:
+        >>> _usd_text(1234.5), _usd_text(0.01234)
+        ('1,234.50 USD', '0.0123 USD')
+    """
+    return f"{usd:,.2f} USD" if abs(usd) >= 1 or usd == 0 else f"{usd:.3g} USD"
+
+
+def _percent_text(share: float) -> str:
+    """Return a difference as a share in percent with its sign, with a decimal where it is small.
+
+    Example:
+        >>> _percent_text(0.034), _percent_text(-0.285)
+        ('+3.4%', '-28%')
+    """
+    return f"{share:+.1%}" if abs(share) < 0.1 else f"{share:+,.0%}"

@@ -5,7 +5,7 @@ from heterps_core.text_table import Table
 from tasks.judging.nights import best, cheapest
 from tasks.reports.document import Link, Links
 from tasks.reports.nights_document import nights_document
-from tasks.reports.nights_figures import error_figure, nights_figure
+from tasks.reports.nights_figures import nights_figure
 from tasks.reports.renderers import html_page
 from tests.tasks.report_builders import make_night, make_speed
 
@@ -70,7 +70,6 @@ def test_the_best_and_the_cheapest_are_those_that_have_figures(nights):
 def test_figures_are_drawn_for_one_night_for_many_and_for_nights_without_figures():
     for nights in ([make_night(0)], [make_night(i) for i in range(30)], [make_night(0, **FAILED)]):
         assert len(nights_figure(nights).axes) == 4
-        assert len(error_figure(nights).axes) == 1
         assert "<table>" in html_page(page_of(nights))
 
 

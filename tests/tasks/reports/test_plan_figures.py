@@ -8,13 +8,11 @@ from heterps_core.planning.explain.explanation import Detail, explain_plan
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
 from tasks.reports.plan_figures import (
-    cost_figure,
     front_figure,
     pipeline_passes,
     stages_figure,
-    usd_per_million_samples,
 )
-from tests.tasks.builders import make_problem, make_result
+from tests.tasks.builders import make_problem
 
 
 def end_of_step_s(stage_seconds, num_microbatches):
@@ -64,27 +62,6 @@ def test_stages_figure_has_a_bar_for_each_pass_and_a_row_for_each_stage():
         "embedding\n4 x cpu-c7i",
         "fc1 .. output\n1 x gpu-t4",
     ]
-
-
-def test_cost_figure_names_every_searcher_with_its_cost():
-    problem = make_problem()
-    results = {name: make_result(problem, scheduler=name) for name in ("reinforce", "exact")}
-
-    figure = cost_figure(problem, results, chosen="reinforce")
-
-    # By hand: 0.9 USD/hour at 10,000 samples/s.
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == [
-        "reinforce: 0.025 USD",
-        "exact: 0.025 USD",
-        "chosen: the plan of reinforce",
-        "proven: no plan is cheaper",
-        "floor 1,000 samples/s",
-    ]
-
-
-def test_cost_per_million_samples():
-    assert usd_per_million_samples(3.0, num_samples=2_000_000) == 1.5
 
 
 def draw(problem):

@@ -139,9 +139,10 @@ def test_a_terminal_shows_the_same_in_aligned_lines_without_pictures_and_long_ex
     assert lines[2] == "Run <1>"
     assert "  What did it cost?  1 USD" in lines
     plan = lines.index("Plan")
-    assert lines[plan + 1 : plan + 7] == [
+    assert lines[plan + 1 : plan + 8] == [
         "  <script>alert(1)</script>",
         "  price       0.5 USD/hour",
+        "",
         "  Stages",
         "  stage  a|b",
         "      0  1.0",

@@ -16,7 +16,6 @@ from tasks.reports.summaries import training_summary
 from tasks.scheduling import Searches
 from tests.tasks.builders import make_problem, make_result
 from tests.tasks.report_builders import (
-    make_night,
     make_plan_report,
     make_run_report,
     make_speed,
@@ -42,10 +41,8 @@ def pictures():
     return plan_pictures(make_plan_report(), num_microbatches=4)
 
 
-def page_of(pictures, *, nights=(), decision=None, **changes):
-    return run_document(
-        make_run_report(**changes), pictures=pictures, nights=nights, decision=decision, links=LINKS
-    )
+def page_of(pictures, *, decision=None, **changes):
+    return run_document(make_run_report(**changes), pictures=pictures, decision=decision, links=LINKS)
 
 
 def tables_of(page):
@@ -115,13 +112,12 @@ def test_the_bill_and_its_waste_are_tables_that_add_up(pictures):
 
 def test_what_was_learnt_is_told_with_its_error_on_unseen_nights(pictures):
     speeds = [make_speed(f"202610{day:02d}-0230-00000000") for day in range(1, 13)]
-    page = page_of(pictures, learning=Learning(speeds=tuple(speeds)), nights=[make_night(0), make_night(1)])
+    page = page_of(pictures, learning=Learning(speeds=tuple(speeds)))
 
     error = page.sections[SECTIONS.index("Prediction error")]
     [facts] = [block for block in error.blocks if isinstance(block, Facts)]
     assert "corrected by 1.250" in dict(facts.pairs)["learnt"]
     assert float(dict(page.facts)["Against the prediction"].rstrip("%")) == pytest.approx(0.0)
-    assert any(isinstance(block, Picture) for block in error.blocks)
 
 
 def test_the_champion_stands_beside_the_model_with_every_gate(pictures):

@@ -6,8 +6,8 @@ from flows.cli import main
 from heterps_core.plans.scheduling_plan import SchedulingPlan
 from infra.workspace import Workspace
 from tasks.records import tracking
-from tasks.reports.kept_explanation import keep_explanation
 from tasks.running import run_lifecycle
+from tasks.running.kept_explanation import keep_explanation
 from tests.tasks.report_builders import RUN_ID, make_plan_report
 
 
