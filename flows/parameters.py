@@ -41,7 +41,8 @@ ENGINE: dict[str, Any] = {field.name: field.default for field in fields(Training
 
 def of_unit(unit: str, **bounds: float) -> Any:
     """Return what marks a number: its unit, for people, and its range."""
-    return Field(json_schema_extra={"unit": unit}, allow_inf_nan=False, **bounds)  # type: ignore[arg-type]
+    limits: dict[str, Any] = dict(bounds)
+    return Field(json_schema_extra={"unit": unit}, allow_inf_nan=False, **limits)
 
 
 Count = Annotated[int, Field(ge=1)]

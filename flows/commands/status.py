@@ -262,7 +262,7 @@ def _machine_lines(status: Status) -> list[str]:
     if not status.machines:
         return ["  none"]
     words = dict.fromkeys(("run", "machine", "provider", "instance", "market"), "")
-    rows = [
+    rows: list[list[str | float | None]] = [
         [m.run_id, m.node_id, m.provider, m.instance_type, m.market, _age(m.age_s), m.usd]
         for m in status.machines
     ]

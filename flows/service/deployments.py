@@ -15,9 +15,10 @@ from typing import Any
 from prefect import serve
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
-from prefect.flows import EntrypointType, Flow
+from prefect.flows import Flow
 from prefect.schedules import Cron, Interval
 from prefect.settings import PREFECT_API_URL
+from prefect.types.entrypoint import EntrypointType
 
 from flows.backfill_ctr import backfill_ctr
 from flows.compare_schedulers import compare_schedulers
@@ -72,13 +73,15 @@ def deployments() -> tuple[RunnerDeployment, ...]:
     return (
         deployment(train_ctr, schedule=nightly, parameters=checked_nightly_parameters()),
         deployment(sweep_orphans, schedule=Interval(SWEEP_INTERVAL_S), concurrency_limit=ONE_AT_A_TIME),
-        *map(deployment, (compare_schedulers, refresh_prices, profile_devices, backfill_ctr)),
+        *(deployment(each) for each in (compare_schedulers, refresh_prices, profile_devices, backfill_ctr)),
     )
 
 
 def deployment(flow: Flow[..., Any], **settings: Any) -> RunnerDeployment:
     """Return the deployment of a flow, which has its name."""
-    return flow.to_deployment(name=flow.name, entrypoint_type=EntrypointType.MODULE_PATH, **settings)
+    made = flow.to_deployment(name=flow.name, entrypoint_type=EntrypointType.MODULE_PATH, **settings)
+    assert isinstance(made, RunnerDeployment)
+    return made
 
 
 def checked_nightly_parameters() -> dict[str, Any]:

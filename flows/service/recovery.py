@@ -13,6 +13,7 @@ from uuid import UUID
 import psutil
 from prefect.automations import Automation
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
 from prefect.states import Crashed, Scheduled
 
 from flows.service.prefect_connection import HEARTBEAT_SECONDS
@@ -98,7 +99,7 @@ def recover(*, is_alone: bool) -> None:
                     "%s was about to start when the service was killed; it begins now", run["name"]
                 )
             elif state in ("RUNNING", "CANCELLING") and is_alone and run["id"] not in living:
-                crashed = Crashed(message="its process was killed with the service")
+                crashed: State[None] = Crashed(message="its process was killed with the service")
                 client.set_flow_run_state(flow_run_id, crashed, force=True)
                 logger.warning("%s was killed with the service", run["name"])
 

@@ -83,7 +83,7 @@ def make_store(workspace: Workspace) -> None:
 
     with TemporaryDirectory(dir=workspace.root, prefix="mlflow-") as folder:
         draft = Path(folder) / workspace.tracking_path.name
-        store = sqlalchemy_store.SqlAlchemyStore(f"sqlite:///{draft}", workspace.artifacts_directory.as_uri())
+        store = sqlalchemy_store.SqlAlchemyStore(f"sqlite:///{draft}", workspace.artifacts_directory.as_uri())  # type: ignore[no-untyped-call]
         store.engine.dispose()
         with suppress(FileExistsError):
             # Another process may have been first.
@@ -170,7 +170,7 @@ def delete_stored(workspace: Workspace, uri: str) -> None:
     path = local_path(uri)
     if path is None:
         repository, name = _repository(workspace, uri)
-        repository.delete_artifacts(name)
+        repository.delete_artifacts(name)  # type: ignore[no-untyped-call]
     elif path.exists():
         shutil.rmtree(path)
 

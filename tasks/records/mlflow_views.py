@@ -114,7 +114,7 @@ def plan_note(report: PlanReport) -> str:
 
 def run_note(report: RunReport) -> str:
     """Return what MLflow shows above a finished run: cost, speed, quality and plan."""
-    error, quality = report.prediction_error, report.training.quality
+    error, quality = report.prediction_error, report.quality
     comparison = "" if error is None else f" ({error:+.0%} against the prediction)"
     auc = "-" if quality.auc is None else f"{quality.auc:.4f}"
     best = report.best_reachable.auc if report.best_reachable else None

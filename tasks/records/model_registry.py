@@ -268,7 +268,7 @@ def _signature(model: ClickModel) -> ModelSignature:
 
     names = (*model.schema.numeric_columns, *model.schema.categorical_columns)
     return ModelSignature(
-        inputs=Schema([ColSpec(AnyType(), name) for name in names]),
+        inputs=Schema([ColSpec(AnyType(), name) for name in names]),  # type: ignore[no-untyped-call]
         outputs=Schema([TensorSpec(np.dtype(np.float64), (-1,))]),
     )
 

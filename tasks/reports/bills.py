@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heterps_core.text_table import Table
-from infra.billing.bill import Bill
+from infra.billing.bill import Bill, BillLine
 from infra.billing.waste import WasteLine
+from infra.prices.service_charges import ServiceLine
 from tasks.reports.document import Block, Facts
 from tasks.reports.renderers import terminal_lines
 
@@ -49,7 +50,8 @@ def bill_blocks(bill: Bill) -> list[Block]:
         (line.service, line.quantity, line.unit, line.usd_per_unit, line.usd) for line in bill.services
     ]
     failed = f", of it {bill.failed_launches_usd:.6f} USD for launches that failed"
-    dates = {f"{line.price_as_of} ({line.price_source})" for line in (*bill.lines, *bill.services)}
+    priced: list[BillLine | ServiceLine] = [*bill.lines, *bill.services]
+    dates = {f"{line.price_as_of} ({line.price_source})" for line in priced}
     blocks: list[Block] = [
         Table(
             caption=f"Launch {bill.run_id}, provider {bill.provider}, {charged}: {bill.total_usd:.6f} USD",

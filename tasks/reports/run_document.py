@@ -148,7 +148,7 @@ def baseline_lines(report: RunReport) -> list[str]:
 
 
 def _run_facts(report: RunReport) -> list[tuple[str, str]]:
-    auc, error = report.training.quality.auc, report.prediction_error
+    auc, error = report.quality.auc, report.prediction_error
     charged = "list prices, nothing is charged" if report.provisioning.is_rehearsal else "charged"
     return [
         ("What did it cost?", f"{report.billed_usd:.6f} USD ({charged})"),
@@ -325,7 +325,7 @@ def _error_blocks(report: RunReport) -> list[Block]:
 def _quality_blocks(report: RunReport, decision: PromotionDecision | None) -> list[Block]:
     """Return the model beside its baselines and, where somebody decided, beside the champion with all gates."""
     models: dict[str, ClickQuality | None] = {
-        report.model: report.training.quality,
+        report.model: report.quality,
         "logistic regression": report.baseline.quality if isinstance(report.baseline, Baseline) else None,
         "best reachable": report.best_reachable,
     }

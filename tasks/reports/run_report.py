@@ -224,12 +224,18 @@ class RunReport(PlanReport):
             idle_shares=self.training.idle_shares,
         )
 
+    @property
+    def quality(self) -> ClickQuality:
+        """On held-out rows; a report is made of a run that came to its end."""
+        assert self.training.quality is not None
+        return self.training.quality
+
     def night_metrics(self) -> dict[str, float | None]:
         """Return the few figures by which nights are compared, in short names and four digits.
 
         MLflow's table shows names and numbers as they are, and has room for no more.
         """
-        best, auc = self.best_reachable, self.training.quality.auc
+        best, auc = self.best_reachable, self.quality.auc
         figures = {
             "night/usd": self.billed_usd,
             "night/usd_per_million": self.billed_usd_per_million_samples,
@@ -243,7 +249,7 @@ class RunReport(PlanReport):
 
     def metrics(self) -> dict[str, float | None]:
         """Return the figures of the whole run under their stable names, beside those of its plan."""
-        quality, best = self.training.quality, self.best_reachable
+        quality, best = self.quality, self.best_reachable
         baseline = self.baseline.quality if isinstance(self.baseline, Baseline) else None
         samples = sum(step.num_samples for step in self.training.steps)
         return {

@@ -27,6 +27,7 @@ def taken_text(searches: Searches, asked: str) -> str:
 
 def training_summary(training: TrainingRun) -> str:
     """Return what a training run did in one line."""
+    assert training.quality is not None
     attempts = "" if training.num_attempts == 1 else f", {training.num_attempts} attempts"
     return (
         f"{len(training.steps):,} steps, {speed_text(training.throughput_samples_per_s)} samples/s, "
