@@ -74,7 +74,24 @@ def family_of(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InstanceOffer:
+class Price:
+    """A price that does not change any more, with its time and its source; offers, machines and bills carry one."""
+
+    price_usd_per_hour: float
+    price_as_of: str
+    """When the price was true: an ISO 8601 date or time."""
+
+    price_source: str
+    """Who published the price."""
+
+    @property
+    def price(self) -> dict[str, Any]:
+        """These fields, for what takes the price over."""
+        return {name: getattr(self, name) for name in Price.__dataclass_fields__}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceOffer(Price):
     """An instance type at a price, in a cloud, region, zone and market, at a time, by a source."""
 
     instance_type: InstanceType
@@ -83,13 +100,6 @@ class InstanceOffer:
     """None where the price holds in every zone of the region."""
 
     market: Market
-    price_usd_per_hour: float
-    price_as_of: str
-    """When the price was true: an ISO 8601 date or time."""
-
-    price_source: str
-    """Who published the price."""
-
     cloud: str = AWS
     """Who rents it out, in lower case."""
 

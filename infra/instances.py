@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from heterps_core.hardware import Market
+from heterps_core.hardware import Market, Price
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchTerms:
+class LaunchTerms(Price):
     """What a machine was launched for and at which price, as it stands on the machine itself."""
 
     attempt: int
@@ -19,9 +19,6 @@ class LaunchTerms:
     device_type: str
     market: Market
     region: str
-    price_usd_per_hour: float
-    price_as_of: str
-    price_source: str
     intended_at: datetime
 
 

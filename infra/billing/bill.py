@@ -14,6 +14,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
+from heterps_core.hardware import Price
 from heterps_core.training.storage.storage_usage import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
@@ -32,8 +33,11 @@ NO_RECORDS: Mapping[str, SpotRecord] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BillLine:
-    """Machines of one stage, instance type and price that ended for the same reason."""
+class BillLine(Price):
+    """Machines of one stage, instance type and price that ended for the same reason.
+
+    The price is that of one instance; the mean of what was charged where the price of a spot machine moved.
+    """
 
     stage: int
     device_type: str
@@ -43,11 +47,6 @@ class BillLine:
     instance_seconds: float
     """Charged seconds of all machines of the line together."""
 
-    price_usd_per_hour: float
-    """Of one instance; the mean of what was charged where the price of a spot machine moved."""
-
-    price_as_of: str
-    price_source: str
     usd: float
     ended_because: str
     is_waste: bool

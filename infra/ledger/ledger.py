@@ -141,16 +141,7 @@ class Ledger:
             at: When it was launched.
             offer: The one that was had, where it may be another than the first; its price is frozen.
         """
-        had: dict[str, str | float] = (
-            {
-                "instance_type": offer.instance_type.name,
-                "price_usd_per_hour": offer.price_usd_per_hour,
-                "price_as_of": offer.price_as_of,
-                "price_source": offer.price_source,
-            }
-            if offer is not None
-            else {}
-        )
+        had = {"instance_type": offer.instance_type.name, **offer.price} if offer is not None else {}
         self._move(
             run_id,
             node_id,
@@ -186,11 +177,7 @@ class Ledger:
                 "instance_type": instance.instance_type,
             }
             if terms := instance.terms:
-                values |= {
-                    "price_usd_per_hour": terms.price_usd_per_hour,
-                    "price_as_of": terms.price_as_of,
-                    "price_source": terms.price_source,
-                }
+                values |= terms.price
             intent = _find_intent(database, instance)
             if intent is not None:
                 _update(database, intent, values)

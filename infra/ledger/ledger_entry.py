@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from heterps_core.hardware import Market
+from heterps_core.hardware import Market, Price
 from heterps_core.plans.provisioning_plan import NodeRequest
 from infra.instances import Instance, LaunchTerms
 
@@ -32,8 +32,8 @@ class EndReason(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerEntry:
-    """One machine of one run."""
+class LedgerEntry(Price):
+    """One machine of one run, at the price that was frozen when its launch was intended."""
 
     run_id: str
     attempt: int
@@ -48,11 +48,6 @@ class LedgerEntry:
     instance_type: str
     market: Market
     region: str
-    price_usd_per_hour: float
-    """Frozen when the launch was intended."""
-
-    price_as_of: str
-    price_source: str
     state: EntryState
     intended_at: datetime
     launched_at: datetime | None
@@ -96,9 +91,7 @@ def entry_of_request(
         instance_type=offer.instance_type.name,
         market=offer.market,
         region=offer.region,
-        price_usd_per_hour=offer.price_usd_per_hour,
-        price_as_of=offer.price_as_of,
-        price_source=offer.price_source,
+        **offer.price,
         state=EntryState.INTENDED,
         intended_at=at,
         launched_at=None,
@@ -111,20 +104,12 @@ def entry_of_request(
 def entry_of_instance(provider: str, instance: Instance, terms: LaunchTerms) -> LedgerEntry:
     """Return the entry of a machine of which nothing is left but the machine itself."""
     return LedgerEntry(
+        **asdict(terms),
         run_id=instance.run_id,
-        attempt=terms.attempt,
         node_id=instance.provider_instance_id,
         provider=provider,
-        stage=terms.stage,
-        device_type=terms.device_type,
         instance_type=instance.instance_type,
-        market=terms.market,
-        region=terms.region,
-        price_usd_per_hour=terms.price_usd_per_hour,
-        price_as_of=terms.price_as_of,
-        price_source=terms.price_source,
         state=EntryState.LAUNCHED,
-        intended_at=terms.intended_at,
         launched_at=instance.launched_at,
         ended_at=None,
         provider_instance_id=instance.provider_instance_id,
