@@ -43,7 +43,7 @@ def check_run(asked: TrainParameters) -> None:
     What a run that is resumed began with has been checked then.
 
     Raises:
-        UnknownNameError, DataError, ConfigurationError, ProvisioningError: See `check_parameters`; or the data lacks
+        UnknownNameError, DataError, ConfigurationError: See `check_parameters`; or the data lacks
             a column of the schema, or the model cannot be built for its columns.
     """
     check_parameters(asked)
@@ -60,8 +60,8 @@ def check_parameters(asked: TrainParameters) -> None:
 
     Raises:
         UnknownNameError: A model, device type or region is not known; the message lists the known ones.
-        DataError, ConfigurationError: A file, day or run is not there, or the provider lacks what it needs.
-        ProvisioningError: A device type is not sold in a market of the region.
+        DataError, ConfigurationError: A file, day or run is not there, the provider lacks what it needs, or a device
+            type is not sold in a market of the region.
     """
     workspace = Workspace.locate()
     check_provider(workspace, asked.provider)
@@ -121,7 +121,7 @@ def check_backfill(asked: BackfillParameters) -> None:
 
     Raises:
         ConfigurationError: See `days_of`; or a setting is out of its range.
-        UnknownNameError, DataError, ProvisioningError: A setting is none of train-ctr's; see `check_parameters`.
+        UnknownNameError, DataError: A setting is none of train-ctr's; see `check_parameters`.
     """
     days_of(asked)
     for name in asked.settings:
@@ -137,8 +137,7 @@ def check_comparison(asked: CompareParameters) -> None:
 
     Raises:
         UnknownNameError: A model or device type is not known.
-        ConfigurationError: A file cannot be read or written.
-        ProvisioningError: A device type is not sold at the prices at hand.
+        ConfigurationError: A file cannot be read or written, or a device type is not sold at the prices at hand.
     """
     for model in asked.models or []:
         check_model_name(model)

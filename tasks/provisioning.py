@@ -12,7 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.device_types import get_device_type
-from heterps_core.errors import InfeasiblePlanError
+from heterps_core.errors import ConfigurationError, InfeasiblePlanError, ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation
 from heterps_core.planning.provisioning.alternatives import within_price
@@ -100,11 +100,15 @@ def check_offers(device_types: Sequence[str], *, catalogue: PriceCatalogue, regi
 
     Raises:
         UnknownNameError: There are no prices for the region, or there is no such device type.
-        ProvisioningError: There are no prices for a market, or a device type is not sold.
+        ConfigurationError: There are no prices for a market, or a device type is not sold.
     """
-    offers = find_offers.fn(device_types, catalogue=catalogue, region=region)
-    for name in device_types:
-        instance_sizes(name, offers)
+    try:
+        offers = find_offers.fn(device_types, catalogue=catalogue, region=region)
+        for name in device_types:
+            instance_sizes(name, offers)
+    except ProvisioningError as error:
+        # Nothing was asked of a provider yet: it is the parameters that cannot be used.
+        raise ConfigurationError(str(error)) from error
 
 
 @task(name="find offers", cache_policy=NO_CACHE)

@@ -102,6 +102,7 @@ def test_the_nightly_run_has_the_parameters_that_the_environment_sets(monkeypatc
             {"promotion_confidence": 95},
             "promotion_confidence .* must be a number, above 0 and below 1, got 95",
         ),
+        ({"markets": ["spot"]}, "no price file has spot prices for us-east-1"),
         ({"min_positives": 0}, "min_positives .* must be a whole number of clicks, at least 2"),
     ],
 )
