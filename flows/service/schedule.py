@@ -19,26 +19,13 @@ TRAIN_CTR = "train-ctr"
 
 SWEEP_ORPHANS = "sweep-orphans"
 
+# On request only: what is compared, priced or back-filled is asked for, and profiling spends money.
 COMPARE_SCHEDULERS = "compare-schedulers"
-"""Runs on request only."""
-
 BACKFILL_CTR = "backfill-ctr"
-"""Runs on request only: trains days that are past."""
-
 REFRESH_PRICES = "refresh-prices"
-"""Runs on request only: without an account there is nobody to ask."""
-
 PROFILE_DEVICES = "profile-devices"
-"""Runs on request only: it spends money."""
 
-DEPLOYMENTS = (
-    TRAIN_CTR,
-    SWEEP_ORPHANS,
-    COMPARE_SCHEDULERS,
-    REFRESH_PRICES,
-    PROFILE_DEVICES,
-    BACKFILL_CTR,
-)
+DEPLOYMENTS = (TRAIN_CTR, SWEEP_ORPHANS, COMPARE_SCHEDULERS, REFRESH_PRICES, PROFILE_DEVICES, BACKFILL_CTR)
 
 NIGHTLY_TIME = "04:30"
 NIGHTLY_CRON = "30 4 * * *"

@@ -67,9 +67,8 @@ class Service:
 
     def error(self, what: str) -> ServiceError:
         """Return an error that says what is wrong, with the last lines of the log."""
-        return ServiceError(
-            f"{self.name} {what}; its last lines in {self.log_path}:\n{last_lines(self.log_path)}"
-        )
+        said = last_lines(self.log_path)
+        return ServiceError(f"{self.name} {what}; its last lines in {self.log_path}:\n{said}")
 
 
 @dataclass(kw_only=True)
