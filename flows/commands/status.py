@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from heterps_core.text_table import Table
 from infra.workspace import Workspace, answers
 
 if TYPE_CHECKING:
+    from infra.ledger.ledger import LedgerEntry
     from tasks.records.run_history import RunLine
 
 HELP = """\
@@ -93,23 +95,20 @@ def run(options: argparse.Namespace, *, now: datetime | None = None) -> None:
 
 def gather(workspace: Workspace, *, now: datetime) -> Status:
     """Ask everything that can be asked, each part by itself."""
+    from infra.ledger.ledger import Ledger
     from tasks.records import mlflow_store
-    from tasks.running.budget import spending_of
 
     api_url = _api_url(workspace)
     deployment = None if api_url is None else ask(api_url, f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}")
-    machines = _machines(workspace, now=now)
-    providers = _providers(workspace)
+    entries = Ledger(workspace.ledger_path).entries() if workspace.ledger_path.exists() else []
     outbox = mlflow_store.outbox(workspace)
     return Status(
         workspace=str(workspace.root),
         services=_services(workspace, api_url, deployment, now=now),
         flow_runs=None if api_url is None else _flow_runs(api_url),
         open_records=_open_records(workspace),
-        machines=machines,
-        month_usd={
-            provider: spending_of(workspace, provider, "", now=now).month_usd for provider in providers
-        },
+        machines=_machines(entries, now=now),
+        month_usd=_month_usd(entries, now=now),
         caps=None if deployment is None else {cap: deployment["parameters"].get(cap) for cap in CAPS},
         champion=_champion(workspace),
         next_night=_next_night(api_url),
@@ -176,21 +175,17 @@ def _flow_runs(api_url: str) -> list[dict[str, Any]] | None:
 
 
 def _open_records(workspace: Workspace) -> list[RunLine] | None:
-    from tasks.records.run_history import run_lines
+    from tasks.records.run_history import running_lines
 
     try:
-        return [line for line in run_lines(workspace, most=100) if line.status == "RUNNING"]
+        return running_lines(workspace)
     except ConfigurationError:
         return None
 
 
-def _machines(workspace: Workspace, *, now: datetime) -> list[Machine]:
-    from infra.billing.budget import spent_usd
-    from infra.ledger.ledger import EntryState, Ledger
-    from infra.providers import get_provider
+def _machines(entries: Sequence[LedgerEntry], *, now: datetime) -> list[Machine]:
+    from infra.ledger.ledger import EntryState
 
-    if not workspace.ledger_path.exists():
-        return []
     return [
         Machine(
             run_id=entry.run_id,
@@ -199,17 +194,29 @@ def _machines(workspace: Workspace, *, now: datetime) -> list[Machine]:
             instance_type=entry.instance_type,
             market=entry.market,
             age_s=(now - entry.launched_at).total_seconds(),
-            usd=spent_usd([entry], get_provider(entry.provider), now=now),
+            usd=_usd([entry], now=now),
         )
-        for entry in Ledger(workspace.ledger_path).entries()
+        for entry in entries
         if entry.state is EntryState.LAUNCHED and entry.launched_at is not None
     ]
 
 
-def _providers(workspace: Workspace) -> list[str]:
-    from tasks.clusters import providers_of_run
+def _month_usd(entries: Sequence[LedgerEntry], *, now: datetime) -> dict[str, float]:
+    by_provider: dict[str, list[LedgerEntry]] = {}
+    for entry in entries:
+        by_provider.setdefault(entry.provider, []).append(entry)
+    return {
+        provider: _usd(by_provider[provider], now=now, is_of_month=True) for provider in sorted(by_provider)
+    }
 
-    return sorted(set(providers_of_run(workspace).values()))
+
+def _usd(entries: Sequence[LedgerEntry], *, now: datetime, is_of_month: bool = False) -> float:
+    """Return what machines of one provider have cost; loads the providers, which an idle workspace does without."""
+    from infra.billing.budget import spent_usd, start_of_month
+    from infra.providers import get_provider
+
+    since = start_of_month(now) if is_of_month else None
+    return spent_usd(entries, get_provider(entries[0].provider), now=now, since=since)
 
 
 def _champion(workspace: Workspace) -> str | None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from heterps_core.errors import ConfigurationError
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
     from mlflow.store.artifact.artifact_repo import ArtifactRepository
+
+READ_TIMEOUT_S = 2.0
+"""For a database that another process has locked, where a person waits."""
 
 _LOCAL_SCHEMES = ("", "file")
 
@@ -93,6 +97,25 @@ def make_store(workspace: Workspace) -> None:
 def has_records(workspace: Workspace) -> bool:
     """Tell whether anything was ever recorded; asking MLflow of this workspace would create its tables."""
     return workspace.tracking_path.exists() or not workspace.has_own_tracking
+
+
+def read_rows(workspace: Workspace, query: str, *values: str) -> list[tuple[Any, ...]]:
+    """Return what an SQL query finds in the workspace's own database: at once, where MLflow loads for two seconds.
+
+    Raises:
+        ConfigurationError: The database does not answer, or is none of MLflow's.
+    """
+    if not workspace.tracking_path.exists():
+        return []
+    address = f"{workspace.tracking_path.as_uri()}?mode=ro"
+    try:
+        with closing(sqlite3.connect(address, uri=True, timeout=READ_TIMEOUT_S)) as database:
+            return database.execute(query, values).fetchall()
+    except sqlite3.Error as problem:
+        raise ConfigurationError(
+            f"runs are recorded in {workspace.tracking_path}, which must answer, but does not ({problem}); look with "
+            f"heterps doctor which process holds it"
+        ) from problem
 
 
 def outbox(workspace: Workspace) -> Outbox:

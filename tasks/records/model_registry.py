@@ -9,6 +9,7 @@ Unlike figures of a run, what is written here does not wait for a store that is 
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +34,14 @@ from tasks.records.mlflow_names import (
     REGISTERED_MODEL,
     RUN_ID_TAG,
 )
-from tasks.records.mlflow_store import answering_client, deliver_waiting, has_records, local_path, outbox
+from tasks.records.mlflow_store import (
+    answering_client,
+    deliver_waiting,
+    has_records,
+    local_path,
+    outbox,
+    read_rows,
+)
 from tasks.records.patient_client import is_passing
 from tasks.records.tracked_run import TrackedRun
 
@@ -171,6 +179,19 @@ def find_version(workspace: Workspace, version: str) -> RegisteredVersion:
 
 def version_called(workspace: Workspace, alias: str) -> RegisteredVersion | None:
     """Return the version that an alias names, or None where it names none."""
+    if workspace.has_own_tracking:
+        rows = read_rows(
+            workspace,
+            "SELECT version, run_id, creation_time, (SELECT json_group_object(key, value) "
+            "FROM model_version_tags AS its WHERE its.name = named.name AND its.version = named.version) "
+            "FROM model_versions AS named "
+            "JOIN registered_model_aliases USING (name, version) WHERE name = ? AND alias = ?",
+            REGISTERED_MODEL,
+            alias,
+        )
+        return next(
+            (_registered(number, run_id, ms, json.loads(tags)) for number, run_id, ms, tags in rows), None
+        )
     with _registry(workspace) as client:
         version = None if client is None else (_aliases(client) or {}).get(alias)
         if client is None or version is None:
@@ -290,15 +311,20 @@ def _aliases(client: MlflowClient) -> Mapping[str, str] | None:
 
 
 def _read(version: ModelVersion) -> RegisteredVersion:
-    tags = dict(version.tags)
+    return _registered(version.version, version.run_id, version.creation_timestamp, dict(version.tags))
+
+
+def _registered(
+    version: object, mlflow_run_id: str | None, created_ms: int, tags: Mapping[str, str]
+) -> RegisteredVersion:
     return RegisteredVersion(
-        version=str(version.version),
+        version=str(version),
         run_id=tags.get(RUN_ID_TAG, ""),
-        mlflow_run_id=version.run_id or "",
+        mlflow_run_id=mlflow_run_id or "",
         model=tags.get(MODEL_TAG, ""),
         day=tags.get(DAY_TAG),
         sha256=tags.get(SHA256_TAG, ""),
-        registered_at=datetime.fromtimestamp(version.creation_timestamp / 1_000, UTC),
+        registered_at=datetime.fromtimestamp(created_ms / 1_000, UTC),
         tags=tags,
     )
 

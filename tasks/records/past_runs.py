@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import DAY_TAG, EXPERIMENT, KIND_TAG, KIND_TRAINING, RUN_ID_TAG
-from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
+from tasks.records.mlflow_store import client_of, has_records, read_rows, runs_of, store_must_answer
 from tasks.records.tracked_run import TrackedRun
 
 
@@ -62,6 +63,42 @@ def past_trainings(workspace: Workspace, *, most: int, day: str | None = None) -
         )
         for run in reversed(found)
     ]
+
+
+def running_trainings(workspace: Workspace) -> list[PastRun]:
+    """Return the training runs that are called running, the newest last.
+
+    Raises:
+        ConfigurationError: The record of runs does not answer.
+    """
+    if not workspace.has_own_tracking:
+        with store_must_answer(workspace):
+            return [run for run in past_trainings(workspace, most=1_000) if run.status == "RUNNING"]
+    of_run = "(SELECT json_group_object(key, value) FROM {} AS its WHERE its.run_uuid = runs.run_uuid)"
+    rows = read_rows(
+        workspace,
+        "SELECT run_uuid, experiment_id, runs.name, status, start_time, "
+        + ", ".join(of_run.format(table) for table in ("tags", "params", "latest_metrics"))
+        + " FROM runs JOIN experiments USING (experiment_id) WHERE experiments.name = ? AND status = 'RUNNING'"
+        " AND runs.lifecycle_stage = 'active' ORDER BY start_time",
+        EXPERIMENT,
+    )
+    found = []
+    for mlflow_run_id, experiment_id, name, status, started_ms, *described in rows:
+        tags, parameters, metrics = map(json.loads, described)
+        if tags.get(KIND_TAG) == KIND_TRAINING:
+            run = PastRun(
+                run_id=tags[RUN_ID_TAG],
+                tracked=TrackedRun(mlflow_run_id=mlflow_run_id, experiment_id=str(experiment_id)),
+                name=name or "",
+                status=status,
+                started_at=datetime.fromtimestamp(started_ms / 1_000, UTC),
+                tags=tags,
+                parameters=parameters,
+                metrics=metrics,
+            )
+            found.append(run)
+    return found
 
 
 def recorded_text(workspace: Workspace, run_id: str, name: str) -> str | None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import DAY_TAG, END_REASON_TAG
 from tasks.records.mlflow_store import store_must_answer
-from tasks.records.past_runs import PastRun, past_trainings
-from tasks.running.run_lifecycle import runs_without_process
+from tasks.records.past_runs import PastRun, past_trainings, running_trainings
+from tasks.running.run_lifecycle import process_is_gone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,16 +46,20 @@ def run_lines(workspace: Workspace, *, most: int) -> list[RunLine]:
     """
     with store_must_answer(workspace):
         past = past_trainings(workspace, most=most)
-    gone = set(_gone_runs(workspace)) if any(run.status == "RUNNING" for run in past) else set()
-    return [_line(run, is_gone=run.run_id in gone) for run in past]
+    return [_line(run) for run in past]
 
 
-def _gone_runs(workspace: Workspace) -> list[str]:
-    with store_must_answer(workspace):
-        return runs_without_process(workspace)
+def running_lines(workspace: Workspace) -> list[RunLine]:
+    """Return the runs that are called running, the newest last.
+
+    Raises:
+        ConfigurationError: The record of runs does not answer.
+    """
+    return [_line(run) for run in running_trainings(workspace)]
 
 
-def _line(run: PastRun, *, is_gone: bool) -> RunLine:
+def _line(run: PastRun) -> RunLine:
+    is_gone = run.status == "RUNNING" and process_is_gone(run.tags)
     reason = "its process is gone; the sweeper closes it" if is_gone else None
     return RunLine(
         run_id=run.run_id,

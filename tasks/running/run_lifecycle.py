@@ -141,7 +141,7 @@ def runs_without_process(workspace: Workspace) -> list[str]:
         for kind in (KIND_TRAINING, KIND_PROFILING, KIND_COMPARISON)
         for run in search_runs(client, f"attributes.status = 'RUNNING' AND tags.`{KIND_TAG}` = '{kind}'")
     ]
-    return sorted({run.data.tags[RUN_ID_TAG] for run in running if _is_gone(run.data.tags)})
+    return sorted({run.data.tags[RUN_ID_TAG] for run in running if process_is_gone(run.data.tags)})
 
 
 def _this_process() -> dict[str, str]:
@@ -149,7 +149,7 @@ def _this_process() -> dict[str, str]:
     return {HOST_TAG: socket.gethostname(), PROCESS_TAG: f"{process.pid} {process.create_time():.2f}"}
 
 
-def _is_gone(tags: Mapping[str, str]) -> bool:
+def process_is_gone(tags: Mapping[str, str]) -> bool:
     """Tell whether the process that opened a run is known to be gone; one on another host never is."""
     if tags.get(HOST_TAG) != socket.gethostname():
         return False

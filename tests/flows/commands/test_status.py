@@ -1,16 +1,20 @@
 import argparse
 import json
 import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from flows.cli import main
 from flows.commands.status import run
-from heterps_core.errors import ConfigurationError
 from infra.ledger.ledger import Ledger
 from infra.workspace import ServiceAddresses, Workspace
 from tasks.records import mlflow_store
+from tasks.records.past_runs import past_trainings, running_trainings
 from tasks.records.record_outbox import Write
 from tasks.running import run_lifecycle
 from tests.infra.builders import offer, plan
@@ -90,16 +94,40 @@ def test_machines_runs_and_waiting_records_show_while_every_server_is_down(works
 
 
 def test_a_store_that_does_not_answer_is_said_and_the_rest_is_shown(workspace, status, monkeypatch):
-    def refuse(workspace, *, most):
-        raise ConfigurationError("away")
-
+    monkeypatch.setattr("tasks.records.mlflow_store.READ_TIMEOUT_S", 0.1)
     workspace.create()
-    monkeypatch.setattr("tasks.records.run_history.run_lines", refuse)
-
-    code, printed = status()
+    mlflow_store.make_store(workspace)
+    with closing(sqlite3.connect(workspace.tracking_path)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        code, printed = status()
 
     assert code == 0
     assert "not known from MLflow, whose store does not answer" in printed.out
+    assert "not known: the record of runs does not answer" in printed.out
+
+
+def test_a_run_in_the_record_is_read_as_mlflow_tells_it(workspace):
+    workspace.create()
+    tracked = run_lifecycle.open_run(
+        workspace, run_id="r1", run_name="ctrdnn exact r1", tags={"day": "2026-01-02"}
+    )
+    client = mlflow_store.client_of(workspace)
+    client.log_param(tracked.mlflow_run_id, "model", "ctrdnn")
+    client.log_metric(tracked.mlflow_run_id, "quality/auc", 0.75)
+
+    assert running_trainings(workspace) == past_trainings(workspace, most=9)
+
+
+def test_an_idle_workspace_is_shown_without_loading_prefect_mlflow_or_torch(workspace):
+    run_lifecycle.open_run(workspace.create(), run_id="r1", run_name="ctrdnn exact r1", tags={})
+    program = """
+import sys
+from flows.cli import main
+assert main(["status"]) == 0
+assert not {"prefect", "mlflow", "torch", "boto3"} & sys.modules.keys()
+"""
+
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_a_damaged_ledger_is_one_line(workspace, status):
