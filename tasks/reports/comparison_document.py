@@ -63,8 +63,8 @@ def comparison_document(comparison: Comparison, origin: Origin) -> Document:
         title="Comparison of the search methods",
         summary=f"`{origin.command}`, {origin.finished_at:%Y-%m-%d}, on {this_machine()}; "
         + ", ".join(f"{name} {number}" for name, number in versions.items())
-        + ".",
-        sections=[Section(title="Terms", blocks=[terms]), *sections],
+        + f". {terms}",
+        sections=sections,
     )
 
 

@@ -180,7 +180,7 @@ def test_models_are_planned_for_a_night_and_one_that_cannot_be_made_is_left_out(
     assert tables_of(text)["nce"]["exact"]["plans"] == "1/1"
     assert "1,000,000,000 samples" in text
     assert "Times are estimated, not measured, for cpu-c7i, gpu-t4." in text
-    assert "- json:no_such_function: " in text
+    assert "- **json:no_such_function**: " in text
 
 
 def test_problem_files_may_be_given_in_parts():
