@@ -48,7 +48,9 @@ class ClickModel:
         Raises:
             DataError: A column is missing, or a numeric one holds what is no number.
         """
-        return self._predictor.predict({str(name): model_input[name].tolist() for name in model_input.columns})
+        return self._predictor.predict(
+            {str(name): model_input[name].tolist() for name in model_input.columns}
+        )
 
 
 def example_rows(schema: DataSchema) -> pd.DataFrame:
