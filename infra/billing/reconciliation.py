@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from heterps_core.text_table import Table
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.billing.bill import charged_seconds
 from infra.billing.cost_export import ChargedItem
@@ -106,11 +107,29 @@ def reconcile(
 
 def reconciliation_as_text(found: Reconciliation) -> str:
     """Return a reconciliation as a table for people, the largest differences first."""
-    rows = sorted(found.instances, key=lambda i: -abs(i.difference_usd or 0.0))
+    table = Table(
+        columns={
+            **dict.fromkeys(("instance", "run", "type"), ""),
+            **dict.fromkeys(("hours ours", "hours charged"), ".4f"),
+            **dict.fromkeys(("USD ours", "USD charged"), ".6f"),
+            "USD more": "+.6f",
+        },
+        rows=[
+            (
+                instance.provider_instance_id,
+                instance.run_id,
+                instance.instance_type,
+                instance.ours_hours,
+                instance.charged_hours,
+                instance.ours_usd,
+                instance.charged_usd,
+                instance.difference_usd,
+            )
+            for instance in sorted(found.instances, key=lambda i: -abs(i.difference_usd or 0.0))
+        ],
+    )
     lines = [
-        f"{'instance':<20} {'run':<26} {'type':<14} {'hours ours':>11} {'charged':>9} {'USD ours':>10} "
-        f"{'charged':>10} {'more':>10}",
-        *(_row(instance) for instance in rows),
+        *table.lines(indent=""),
         f"in both bills: {found.ours_usd:.6f} USD ours, {found.charged_usd:.6f} USD charged"
         + (f" ({found.charged_usd / found.ours_usd - 1:+.2%})" if found.ours_usd else ""),
     ]
@@ -145,13 +164,3 @@ def _reconciled(
 
 def _is_instance_time(item: ChargedItem) -> bool:
     return any(part in item.usage_type for part in INSTANCE_USAGE)
-
-
-def _row(instance: ReconciledInstance) -> str:
-    charged_hours, charged_usd, more = instance.charged_hours, instance.charged_usd, instance.difference_usd
-    return (
-        f"{instance.provider_instance_id:<20} {instance.run_id:<26} {instance.instance_type:<14} "
-        f"{instance.ours_hours:>11.4f} {'-' if charged_hours is None else f'{charged_hours:.4f}':>9} "
-        f"{instance.ours_usd:>10.6f} {'-' if charged_usd is None else f'{charged_usd:.6f}':>10} "
-        f"{'-' if more is None else f'{more:+.6f}':>10}"
-    )
