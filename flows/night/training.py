@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from flows.night_plan import NightPlan
-from flows.opened_run import OpenedRun
+from flows.night.opened_run import OpenedRun
+from flows.night.plan import NightPlan
 from heterps_core.cluster import Cluster
 from heterps_core.errors import InterruptedTrainingError
 from heterps_core.training.storage.storage_usage import StorageUsage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from zoneinfo import ZoneInfo
 
-from flows.opened_run import OpenedRun
+from flows.night.opened_run import OpenedRun
 from flows.service.schedule import nightly_timezone
 from heterps_core.models.worker_memory import host_bytes_of_worker
 from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers

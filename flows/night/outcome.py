@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flows.night_plan import NightPlan
-from flows.opened_run import OpenedRun
+from flows.night.opened_run import OpenedRun
+from flows.night.plan import NightPlan
 from heterps_core.training.training_run import TrainingRun
 from tasks.clusters import bills_of_run
 from tasks.data import source_name
