@@ -1,4 +1,4 @@
-# Two commands matter to a user: `make train-ctr` and `make test`. Each builds .venv first where it must.
+# Two commands matter to a user: `make train-ctr` and `make test`; `make test-all` has the slow tests too. Each builds .venv first where it must.
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +13,7 @@ SCHEMA ?=
 MODEL ?=
 ARGS ?=
 
-.PHONY: setup train-ctr serve test check lock clean
+.PHONY: setup train-ctr serve test test-all check lock clean
 
 setup: $(STAMP)
 
@@ -31,8 +31,13 @@ serve: $(STAMP)
 	@$(BIN)/python -m flows.service.serve
 
 # Two processes take whole files in turn, as the tests of a file share what they start.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+test-all: $(STAMP)
+	$(PYTEST)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

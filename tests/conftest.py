@@ -6,7 +6,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -17,6 +17,26 @@ from tests.small_disk import SmallDisk, mounted
 # Tests run side by side, and a thread of torch that waits for another one keeps the core that the other needs.
 # Before torch is loaded, which reads it then.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+FAST_TEST_S = 10.0
+EXPECTED_SKIPS = (
+    "needs a CUDA device",
+    "needs CUDA devices",
+    "docker has no compose",
+    "no docker",
+    "no huge pages here",
+    "no systemd-analyze",
+    "root may write everywhere",
+    "a month has begun since the first night",
+    "criteo/",
+    "the published traces are not at hand",
+    "the recorded",
+)
+"""Hardware and data that a machine of continuous integration has not."""
+
+UNEXPECTED_SKIPS: list[str] = []
+SECONDS = pytest.StashKey[float]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,6 +50,49 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     f"{item.nodeid} is named after the set {value}, which prints otherwise in another process. "
                     "Give a list or a tuple, or name the case by ids=."
                 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let a test fail that takes longer than the fast tier allows and is not marked slow.
+
+    Its set-up counts, and what a file shares is charged to its first test. Where more wants to run than there are
+    cores, the time allowed grows with it.
+    """
+    report = yield
+    if report.when == "teardown" or item.get_closest_marker("slow"):
+        return report
+    item.stash[SECONDS] = item.stash.get(SECONDS, 0.0) + report.duration
+    limit_s = FAST_TEST_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    if report.passed and item.stash[SECONDS] > limit_s:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"a test without the mark slow must end within {limit_s:.0f} s, but took {item.stash[SECONDS]:.0f} s; "
+            f"make it faster, or mark it @pytest.mark.slow, which only make test-all runs"
+        )
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note skips for reasons that are not on the list."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not any(reason.startswith(known) for known in EXPECTED_SKIPS):
+            UNEXPECTED_SKIPS.append(f"{report.nodeid}: {reason}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where the machine is known to have what the tests need, a skip that is not on the list is a failure."""
+    if (
+        os.environ.get("HETERPS_REFUSE_SKIPS")
+        and UNEXPECTED_SKIPS
+        and not hasattr(session.config, "workerinput")
+    ):
+        print("\nskipped for a reason that tests/conftest.py does not expect:", *UNEXPECTED_SKIPS, sep="\n  ")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

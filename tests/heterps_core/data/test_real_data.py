@@ -1,10 +1,10 @@
-"""Counts of real files that may not be passed on; they lie beside the repository where they lie at all."""
+"""Counts of real files; those that may not be passed on lie beside the repository where they lie at all."""
 
 import pytest
 
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
-from tests.paths import PROJECT
+from tests.paths import PROJECT, TESTS
 
 DATA = PROJECT.parent / "shared" / "data"
 
@@ -41,7 +41,12 @@ def test_shares_of_missing_values_are_those_that_were_counted_before(tmp_path):
 def test_the_adult_table_through_its_schema_file(tmp_path):
     schema = DataSchema.load(PROJECT / "docs" / "examples" / "adult.schema.json")
 
-    dataset = prepare("adult/adult.data.csv.gz", schema, tmp_path / "out")
+    dataset = prepare_dataset(
+        TESTS / "golden" / "adult" / "adult.data.csv.gz",
+        schema=schema,
+        buckets_per_slot=1_000,
+        out_dir=tmp_path / "out",
+    )
 
     manifest = dataset.manifest
     assert manifest.num_rows == 32_561
