@@ -1,0 +1,61 @@
+"""A champion that an earlier version registered loads, predicts what it predicted, and is gone on from.
+
+It lies in tests/golden/champion as commit bd0b6ad left it: `train-ctr` on 1,200 synthetic rows of three columns.
+"""
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.numpy import load_file
+
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.serving.exported_model import ClickPredictor
+from heterps_core.training.job import TrainingConfig
+from heterps_core.training.pipeline.stage_model import build_stage_model
+from heterps_core.training.start_model import load_start_model, publish_start_model
+from heterps_core.training.storage.named_tensors import (
+    dense_optimizer_state,
+    row_optimizer_state,
+    weights_of,
+)
+from heterps_core.training.storage.run_directory import RunDirectory
+from tests.heterps_core.training.test_start_model import make_start
+from tests.paths import TESTS
+
+CHAMPION = TESTS / "golden" / "champion"
+EXPORTED = CHAMPION / "data" / "click_model"
+ROWS = pd.DataFrame(
+    {
+        "price": [1.0, 7.5, None, 3.25],
+        "site": ["x", "y", "", "new"],
+        "banner": ["c0", "c5", "c3", ""],
+    }
+)
+PREDICTED_THEN = [0.3639236744236378, 0.39373509600551565, 0.37108657719993515, 0.3682585301917346]
+
+
+@pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")
+def test_it_predicts_what_it_predicted_when_it_was_registered():
+    model = mlflow.pyfunc.load_model(str(CHAMPION))
+
+    assert model.predict(ROWS).tolist() == pytest.approx(PREDICTED_THEN, rel=1e-12)
+
+
+def test_training_begins_with_its_weights_and_the_state_of_its_optimizers(tmp_path):
+    run, start = RunDirectory(str(tmp_path)), make_start(EXPORTED)
+    publish_start_model(run, start, EXPORTED)
+    features = ClickPredictor(EXPORTED).features
+    config = TrainingConfig(batch_size=64, num_microbatches=1, num_epochs=1, seed=5)
+    model = build_stage_model(
+        "tests.golden.champion.small_model:build", features, config, [Stage(0, 3, "cpu", 1)], 0, None
+    )
+
+    load_start_model(run, start, model, config=config)
+
+    state = dense_optimizer_state(model) | row_optimizer_state(model)
+    for file, tensors in (("model", weights_of(model)), ("optimizer", state)):
+        kept = load_file(EXPORTED / f"{file}.safetensors")
+        assert tensors.keys() == kept.keys()
+        for name, tensor in tensors.items():
+            np.testing.assert_array_equal(tensor.numpy(), kept[name])
