@@ -128,6 +128,11 @@ class Workspace:
         return self.root / "profiles"
 
     @property
+    def policies_directory(self) -> Path:
+        """What the last searches learned, where the next ones start; made with the first."""
+        return self.root / "policies"
+
+    @property
     def runs_directory(self) -> Path:
         """One folder for each run."""
         return self.root / "runs"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -150,14 +151,24 @@ class Searches:
 
 @task(name="search plan", task_run_name="search plan with {scheduler}", cache_policy=NO_CACHE)
 def search_plan(
-    problem: SchedulingProblem, *, scheduler: str, budget_evaluations: int, seed: int
+    problem: SchedulingProblem,
+    *,
+    scheduler: str,
+    budget_evaluations: int,
+    seed: int,
+    policies: Path | None = None,
 ) -> SearchResult | InfeasiblePlanError:
-    """Search the cheapest plan with one method.
+    """Search the cheapest plan with one method, from what its last search kept where a folder for that is given.
 
     That a method finds no plan is an answer and no failure of the task: cpu-only cannot reach every floor.
     """
+    method = get_scheduler(scheduler)
     try:
-        return get_scheduler(scheduler).search(problem, budget_evaluations=budget_evaluations, seed=seed)
+        if policies is None:
+            return method.search(problem, budget_evaluations=budget_evaluations, seed=seed)
+        return method.search_from_last(
+            problem, policies=policies, budget_evaluations=budget_evaluations, seed=seed
+        )
     except InfeasiblePlanError as error:
         return error
 
@@ -168,10 +179,12 @@ def search_chosen(
     scheduler: str,
     budget_evaluations: int,
     seed: int,
+    policies: Path | None = None,
 ) -> Searches:
     """Search with the method that is asked for and with the one that proves, and take the cheaper plan.
 
-    Where both cost the same, the plan of the method that is asked for is taken.
+    Where both cost the same, the plan of the method that is asked for is taken. The method starts from what its last
+    search kept in the folder `policies`.
 
     Raises:
         InfeasiblePlanError: There is no plan; names the constraint and by how far it is missed.
@@ -184,7 +197,9 @@ def search_chosen(
     results = {PROVING_SCHEDULER: proven}
     if scheduler == PROVING_SCHEDULER:
         return Searches(results=results, without_plan={}, taken=scheduler)
-    asked = search_plan(problem, scheduler=scheduler, budget_evaluations=budget_evaluations, seed=seed)
+    asked = search_plan(
+        problem, scheduler=scheduler, budget_evaluations=budget_evaluations, seed=seed, policies=policies
+    )
     if not isinstance(asked, SearchResult):
         return Searches(results=results, without_plan={scheduler: asked}, taken=PROVING_SCHEDULER)
     results[scheduler] = asked

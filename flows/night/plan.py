@@ -121,6 +121,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
             scheduler=asked.scheduler,
             budget_evaluations=asked.budget_evaluations,
             seed=asked.seed,
+            policies=run.workspace.policies_directory,
         )
     chosen = searches.chosen
     floor = floor_text(deadline, asked.throughput_floor_samples_per_s)

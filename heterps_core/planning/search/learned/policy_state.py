@@ -5,6 +5,7 @@ The file is safetensors: numbers and their names, no pickle, so reading one runs
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 from torch import nn
 
 from heterps_core.errors import ConfigurationError
@@ -47,22 +48,35 @@ class PolicyState:
         policy.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in self.arrays.items()})
 
     def save(self, path: Path) -> None:
-        """Write the state as a safetensors file."""
-        save_file(dict(self.arrays), path)
+        """Write the state as a safetensors file; a reader sees the old file or the new one, never a part.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        part.write_bytes(save(dict(self.arrays)))
+        part.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> PolicyState:
         """Read a state that `save` has written.
 
         Raises:
-            ConfigurationError: The file cannot be read, or is no safetensors file.
+            ConfigurationError: The file cannot be read, is no safetensors file, or holds a number that is not finite.
         """
         try:
-            return cls(arrays=load_file(path))
+            arrays = load_file(path)
         except OSError as error:
             raise ConfigurationError(f"cannot read the policy file {path}: {error.strerror}") from error
         except SafetensorError as error:
             raise ConfigurationError(f"the policy file {path} must be a safetensors file: {error}") from error
+        for name, array in arrays.items():
+            if not np.isfinite(array).all():
+                raise ConfigurationError(
+                    f"the parameters in the policy file {path} must be finite, but {name} has one that is not"
+                )
+        return cls(arrays=arrays)
 
 
 def _shown(shapes: Mapping[str, tuple[int, ...]]) -> str:

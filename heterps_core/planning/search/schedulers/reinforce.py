@@ -9,14 +9,19 @@ altered after it was drawn. What a search has learned can start the next one.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 from collections.abc import Generator
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from heterps_core.errors import ConfigurationError
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.chain_tables import (
     Floats,
@@ -36,6 +41,8 @@ from heterps_core.planning.search.schedulers.policy_gradient import (
     seeded_torch,
 )
 from heterps_core.planning.search.search_result import SearchResult
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +123,45 @@ class ReinforceScheduler(PolicyGradientScheduler):
         )
         return result, training.best_policy
 
+    def search_from_last(
+        self, problem: SchedulingProblem, *, policies: Path, budget_evaluations: int, seed: int
+    ) -> SearchResult:
+        """Search from the policy that the last search with these device types and kinds of layers kept; keep the new.
+
+        A file that is damaged or does not fit is replaced.
+
+        Args:
+            problem: As for `search`.
+            policies: Folder of the policies, made with the first.
+            budget_evaluations: As for `search`.
+            seed: As for `search`.
+
+        Raises:
+            ConfigurationError, InfeasiblePlanError: As for `search`.
+        """
+        path = policies / f"{_inputs_key(problem)}.safetensors"
+        search = ReinforceScheduler(self.settings, warm_start=self.warm_start)
+        try:
+            if path.exists():
+                search.warm_start = PolicyState.load(path)
+                _Training(problem, self.settings, search.warm_start, seed)
+                logger.info("reinforce starts from the policy %s of an earlier run", path)
+        except ConfigurationError as error:
+            logger.warning("reinforce starts without an earlier policy: %s; the file is replaced", error)
+            search.warm_start = self.warm_start
+        result, policy = search.search_and_keep(problem, budget_evaluations=budget_evaluations, seed=seed)
+        try:
+            policy.save(path)
+        except OSError as error:
+            logger.warning("the policy of this search is not kept: %s", error)
+        return result
+
+
+def _inputs_key(problem: SchedulingProblem) -> str:
+    """Return a hash of the names of device types and kinds of layers, which a policy's inputs stand for."""
+    names = problem.device_type_names, sorted({layer.kind for layer in problem.layers})
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
+
 
 class _Training:
     """The policies of one search, trained one after the other."""
@@ -137,7 +183,10 @@ class _Training:
         self._known_rewards: dict[int, float] = {}
         self._rounds_left = settings.rounds_per_layer * problem.num_layers
         self._best_reward = -np.inf
-        self.best_policy = PolicyState.of(self._fresh_policy(0.0))
+        policy = self._fresh_policy(0.0)
+        if warm_start is not None:
+            warm_start.load_into(policy)
+        self.best_policy = PolicyState.of(policy)
 
     def proposals(self) -> Proposals:
         """Yield plans that were not rated before; see `ReinforceScheduler.propose`."""

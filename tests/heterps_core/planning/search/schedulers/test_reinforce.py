@@ -3,6 +3,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.search.learned.policy_state import PolicyState
@@ -87,6 +88,61 @@ def test_a_warm_start_from_another_number_of_types_is_refused():
 
     with pytest.raises(ConfigurationError, match="as many device types and kinds of layers"):
         ReinforceScheduler(warm_start=policy).search(other, budget_evaluations=500, seed=0)
+
+
+def search_in(folder, problem, *, budget_evaluations=500):
+    return ReinforceScheduler().search_from_last(
+        problem, policies=folder, budget_evaluations=budget_evaluations, seed=0
+    )
+
+
+def evaluations_until(result, cost_usd):
+    return next(
+        point.num_evaluations for point in result.history if point.best_cost_usd <= cost_usd * (1 + 1e-9)
+    )
+
+
+def test_the_next_search_starts_from_the_last_policy_and_reaches_its_cost_in_fewer_evaluations(tmp_path):
+    problem = make_problem(5, num_layers=16, num_types=4)
+    policies = tmp_path / "policies"
+    first = search_in(policies, problem, budget_evaluations=8_000)
+    second = search_in(policies, problem, budget_evaluations=8_000)
+
+    assert second.plan.cost_usd <= first.plan.cost_usd * (1 + 1e-9)
+    assert evaluations_until(second, first.plan.cost_usd) < evaluations_until(first, first.plan.cost_usd) / 2
+    assert len(list(policies.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda content: b"",
+        lambda content: content[:-10],
+        lambda content: content[:-4] + np.float32("nan").tobytes(),
+        lambda content: save({"weight": np.zeros((2, 3), dtype=np.float32)}),
+    ],
+)
+def test_a_policy_file_that_is_damaged_or_does_not_fit_is_told_and_replaced(tmp_path, caplog, damaged):
+    cold = search_in(tmp_path, PROBLEM)
+    [path] = tmp_path.iterdir()
+    kept = path.read_bytes()
+    path.write_bytes(damaged(kept))
+
+    again = search_in(tmp_path, PROBLEM)
+
+    assert len(caplog.records) == 1
+    assert "without an earlier policy" in caplog.text
+    assert replace(again.plan, search_seconds=0.0) == replace(cold.plan, search_seconds=0.0)
+    assert path.read_bytes() == kept
+
+
+def test_a_policy_that_cannot_be_kept_costs_a_line_and_not_the_plan(tmp_path, caplog):
+    (tmp_path / "policies").write_text("a file where the folder should be")
+
+    found = search_in(tmp_path / "policies", PROBLEM)
+
+    assert found.plan.num_evaluations > 0
+    assert "is not kept" in caplog.text
 
 
 def num_optima_reached(settings):
