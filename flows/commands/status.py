@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flows.service.prefect_api import ask
+from flows.service.prefect_api import TIMEOUT_S, ask
 from flows.service.schedule import NIGHTLY_TIME, TRAIN_CTR, nightly_timezone
 from heterps_core.errors import ConfigurationError
 from heterps_core.text_table import Table
@@ -36,7 +36,6 @@ exit status: 0, whatever runs and whatever is down; 2 where the workspace cannot
 
 CAPS = ("max_usd_per_hour", "max_usd_per_run", "max_usd_per_month")
 LIVE_STATES = ("PENDING", "RUNNING", "PAUSED", "CANCELLING")
-HEALTH_TIMEOUT_S = 2.0
 POLLED_WITHIN_S = 120.0
 """A process that serves deployments says so every few seconds; Prefect notes it less often."""
 
@@ -143,15 +142,13 @@ def _api_url(workspace: Workspace) -> str | None:
     """Return the API of a server that answers, the user's own or that of `make serve`."""
     services = workspace.recorded_services()
     named = os.environ.get("PREFECT_API_URL") or (services.prefect_api_url if services else None)
-    return named if named and answers(f"{named}/health", timeout_s=HEALTH_TIMEOUT_S) else None
+    return named if named and answers(f"{named}/health", timeout_s=TIMEOUT_S) else None
 
 
 def _services(workspace: Workspace, api_url: str | None, deployment: Any, *, now: datetime) -> dict[str, str]:
     services = workspace.recorded_services()
     mlflow_url = services.mlflow_url if workspace.has_own_tracking and services else workspace.tracking_uri
-    is_mlflow_up = mlflow_url.startswith("http") and answers(
-        f"{mlflow_url}/health", timeout_s=HEALTH_TIMEOUT_S
-    )
+    is_mlflow_up = mlflow_url.startswith("http") and answers(f"{mlflow_url}/health", timeout_s=TIMEOUT_S)
     polled = deployment and deployment.get("last_polled")
     age_s = (now - datetime.fromisoformat(polled)).total_seconds() if polled else None
     is_served = age_s is not None and age_s < POLLED_WITHIN_S

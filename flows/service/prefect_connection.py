@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from flows import PROJECT_LOGGERS
+from flows.service.prefect_api import TIMEOUT_S
 from flows.service.supervisor import Service, Supervisor
 from infra.checks.database_checks import prefect_database_check, require_usable
 from infra.loopback import LOOPBACK, free_loopback_port
@@ -23,8 +24,6 @@ LOGGERS_IN_FLOW_LOG = ",".join(PROJECT_LOGGERS)
 
 HEARTBEAT_SECONDS = 30
 """Least that Prefect allows; a run without a heartbeat for three of these is called crashed."""
-
-HEALTH_TIMEOUT_S = 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +99,6 @@ def prefect_server(workspace: Workspace, host: str, port: int, *, options: Seque
             *(sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port)),
             *options,
         ],
-        is_ready=lambda: answers(f"http://{host}:{port}/api/health", timeout_s=HEALTH_TIMEOUT_S),
+        is_ready=lambda: answers(f"http://{host}:{port}/api/health", timeout_s=TIMEOUT_S),
         log_path=workspace.logs_directory / "prefect-server.log",
     )

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 import psutil
 
 from flows.service.addresses import choose_addresses, is_loopback
-from flows.service.prefect_api import ask
-from flows.service.prefect_connection import HEALTH_TIMEOUT_S, prefect_server
+from flows.service.prefect_api import TIMEOUT_S, ask
+from flows.service.prefect_connection import prefect_server
 from flows.service.schedule import NIGHTLY_TIME, SWEEP_ORPHANS, TRAIN_CTR, nightly_timezone
 from flows.service.service_environment import service_environment
 from flows.service.supervisor import POLL_S, Service, Supervisor, run_guarded
@@ -96,7 +96,7 @@ def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[
             *("--default-artifact-root", workspace.artifacts_directory.as_uri()),
             *(() if is_loopback(host) else ("--app-name", "basic-auth")),
         ],
-        is_ready=lambda: answers(f"{addresses.mlflow_url}/health", timeout_s=HEALTH_TIMEOUT_S),
+        is_ready=lambda: answers(f"{addresses.mlflow_url}/health", timeout_s=TIMEOUT_S),
         log_path=workspace.logs_directory / "mlflow-ui.log",
     )
     serving_process = Service(
