@@ -73,9 +73,9 @@ class PretendProvider(LocalProvider):
 
 
 if __name__ == "__main__":
-    from flows.command_line import main
-    from flows.parameter_checks import check_run
-    from flows.train_ctr import train_ctr
-
     PROVIDERS[PretendProvider.name] = PretendProvider
-    sys.exit(main(train_ctr, program="pretend", check=check_run))
+
+    from flows.command_line import main
+    from flows.parameters import TrainParameters
+
+    sys.exit(main("flows.train_ctr", TrainParameters))

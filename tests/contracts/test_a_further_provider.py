@@ -11,12 +11,12 @@ from prefect.settings import PREFECT_API_URL
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import RunDirectory
-from infra.billing.bill import bill_as_text
 from infra.ledger.ledger import EndReason, EntryState, Ledger
 from infra.machines.sweeper import sweep_workspace
 from infra.providers import PROVIDERS, provider_of
 from infra.workspace import HOME_VARIABLE, Workspace
 from tasks.clusters import bills_of_run, end_machines_of, machines_of_run
+from tasks.reports.bills import bill_text
 from tests.contracts import pretend_provider
 from tests.contracts.pretend_provider import PLACE, USD_PER_HOUR, PretendPrices, PretendProvider
 from tests.paths import PROJECT
@@ -80,7 +80,7 @@ def check_bill(workspace, run_id, *, reason):
     assert bill.total_usd == pytest.approx(sum(seconds) * USD_PER_HOUR / 3600)
     assert (bill.is_rehearsal, bill.services) == (False, ())
     assert {line.price_source for line in bill.lines} == {PretendPrices.on_demand_source}
-    assert f"provider {PretendProvider.name}: charged" in bill_as_text(bill)
+    assert f"provider {PretendProvider.name}, charged: " in bill_text(bill)
 
 
 def test_it_plans_launches_trains_and_is_billed(workspace, start):
