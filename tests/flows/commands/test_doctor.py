@@ -10,6 +10,7 @@ import pytest
 from flows.cli import main
 from flows.commands.doctor import add_arguments
 from infra.ledger.ledger import Ledger
+from infra.providers import provider_of
 from infra.workspace import Workspace
 
 
@@ -118,9 +119,10 @@ def test_an_emptied_ledger_is_missing_and_the_sweep_rebuilds_it(doctor):
     assert checks(printed)["ledger"]["mend"].startswith("heterps sweep ")
 
 
-def test_the_region_of_the_shell_is_not_where_machines_are_looked_for(monkeypatch):
+def test_the_region_of_the_shell_is_not_where_machines_are_looked_for(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
     parser = argparse.ArgumentParser()
     add_arguments(parser)
 
-    assert parser.parse_args([]).region == "us-east-1"
+    rented_from = provider_of(Workspace(root=tmp_path), "aws", region=parser.parse_args([]).region)
+    assert rented_from.client.meta.region_name == "us-east-1"
