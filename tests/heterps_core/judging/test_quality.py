@@ -68,7 +68,9 @@ def test_one_confidently_wrong_row_costs_at_most_40():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_predictions_that_are_not_finite_are_an_error(bad):
-    with pytest.raises(TrainingError, match="1 of 2 are not: the training has diverged; look for values"):
+    with pytest.raises(
+        TrainingError, match="1 of 2 are not: the training has diverged; lower dense_learning_rate"
+    ):
         measure_quality(np.array([0, 1]), np.array([0.0, bad]))
 
 

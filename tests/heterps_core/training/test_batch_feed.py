@@ -98,7 +98,7 @@ def test_the_micro_batch_whose_loss_is_no_number_is_named():
     check_losses([], step=1, config=config)
 
     with pytest.raises(
-        TrainingError, match=r"is inf in micro-batch 2 of 2 of step 7 .*dense 0.001"
+        TrainingError, match=r"is inf in micro-batch 2 of 2 of step 7 .*dense_learning_rate 0.001"
     ) as caught:
         check_losses([0.3, float("inf")], step=7, config=config)
 

@@ -64,7 +64,7 @@ def test_a_weight_that_is_no_number_is_met_in_the_same_step(model, number, value
     with torch.no_grad():
         list(model.layers.values())[number].weight[0, 2] = value
 
-    with pytest.raises(TrainingError, match=r"step 7;? .*dense 0.001"):
+    with pytest.raises(TrainingError, match=r"step 7;? .*dense_learning_rate 0.001"):
         train_and_check(model)
 
 
@@ -72,5 +72,5 @@ def test_a_row_that_is_no_number_is_met_in_the_same_step(model):
     (table,) = model.tables.values()
     table.weight_RD[:50] = float("nan")
 
-    with pytest.raises(TrainingError, match=r"step 7;? .*dense 0.001"):
+    with pytest.raises(TrainingError, match=r"step 7;? .*dense_learning_rate 0.001"):
         train_and_check(model)

@@ -55,16 +55,16 @@ STAGE_FILES = [
     *(
         PACKAGE / "training" / f"{name}.py"
         for name in (
-            "gradient_sum",
+            "gradients/finite_gradients",
+            "gradients/gradient_sum",
+            "gradients/optimizers",
+            "gradients/weight_gradients",
             "loop",
-            "optimizers",
-            "parameter_server_client",
-            "stage_boundary",
-            "stage_device",
-            "stage_layers",
-            "stage_model",
-            "stage_runner",
-            "weight_gradients",
+            "pipeline/stage_boundary",
+            "pipeline/stage_device",
+            "pipeline/stage_layers",
+            "pipeline/stage_model",
+            "pipeline/stage_runner",
         )
     ),
     PACKAGE / "models" / "slot_embedding.py",
