@@ -39,6 +39,7 @@ def peak_bytes_of(code):
     return int(found.stdout)
 
 
+@pytest.mark.slow
 def test_the_order_of_the_rows_takes_what_is_reserved_for_it_at_its_peak():
     taken = peak_bytes_of(f"order = epoch_order({NUM_ROWS}, 0, 1)")
 

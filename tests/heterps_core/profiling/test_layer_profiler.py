@@ -197,6 +197,7 @@ def test_bfloat16_multiplies_in_bfloat16_and_hands_on_float32():
     assert torch.equal(short, linear.bfloat16()(activation.bfloat16()).float())
 
 
+@pytest.mark.slow
 def test_a_model_is_measured_in_bfloat16_with_other_optimizers():
     profile = measure_in_fresh_process(
         replace(SMALL, precision="bfloat16", dense_optimizer="sgd", embedding_optimizer="sgd", budget_s=0.1)

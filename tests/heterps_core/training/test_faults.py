@@ -46,6 +46,8 @@ from tests.heterps_core.training.node_processes import (
     worker_processes,
 )
 
+pytestmark = pytest.mark.slow
+
 STEP_OF_NAN = 13
 
 

@@ -32,6 +32,8 @@ from tests.heterps_core.training.test_start_model import make_start
 from tests.heterps_core.training.worker_parts import training_loop_of
 from tests.worker_processes import run_in_processes
 
+pytestmark = pytest.mark.slow
+
 BATCH_SIZE = 64
 NUM_MICROBATCHES = 2
 LAST_LAYER = 9

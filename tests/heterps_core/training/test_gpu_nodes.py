@@ -14,6 +14,8 @@ from heterps_core.training.node.node_life import DRY_RUN_VARIABLE
 from heterps_core.training.storage.run_directory import RunDirectory
 from tests.heterps_core.training.node_processes import NUM_STEPS, make_job, prepare_clicks, train
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> TrainingJob:

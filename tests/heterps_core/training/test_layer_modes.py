@@ -32,6 +32,8 @@ from tests.heterps_core.training.test_start_model import make_start
 from tests.heterps_core.training.worker_parts import training_loop_of
 from tests.worker_processes import run_in_processes
 
+pytestmark = pytest.mark.slow
+
 SEEN_DROPOUT = f"{__name__}:build_with_seen_dropout"
 CHECKPOINT_INTERVAL_STEPS = 6
 PIPELINE = (Stage(0, 1, "cpu", 1), Stage(2, 6, "cpu", 2))

@@ -36,6 +36,8 @@ from tests.heterps_core.training.node_processes import (
 )
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 HUNGRY_STEP = 13
 LIMIT_BYTES = 1_500_000_000
 BLOCK_BYTES = 32 * 2**20

@@ -40,6 +40,8 @@ from tests.heterps_core.training.node_processes import (
 from tests.heterps_core.training.reference import run_plainly
 from tests.s3_server import bucket_location
 
+pytestmark = pytest.mark.slow
+
 
 class FailsAtStep(nn.Module):
     """Raises at its fifth training batch."""

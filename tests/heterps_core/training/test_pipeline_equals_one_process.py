@@ -39,6 +39,8 @@ from tests.heterps_core.training.cut_models import (
 )
 from tests.worker_processes import run_in_processes
 
+pytestmark = pytest.mark.slow
+
 CONFIG = TrainingConfig(
     batch_size=48,
     num_microbatches=3,

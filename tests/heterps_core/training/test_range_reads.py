@@ -26,6 +26,8 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from tests.s3_server import bucket_location
 from tests.worker_processes import run_in_processes
 
+pytestmark = pytest.mark.slow
+
 SECRET = b"the key of this run"
 FEATURES = FeatureSpec(num_dense=2, slot_rows=(70_000, 70_000))
 CONFIG = TrainingConfig(batch_size=8, num_microbatches=1, num_epochs=1, seed=1)

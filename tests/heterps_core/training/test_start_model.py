@@ -133,6 +133,7 @@ def first_loss_of_predictor(dataset: PreparedDataset, exported: Path, job: Train
     return float(np.mean(np.log1p(np.exp(logits)) - labels * logits))
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_first_step_is_that_of_the_exported_model(dataset, exported, tmp_path):
     run = RunDirectory(str(tmp_path))
     job = start_job(dataset, exported, (2, 1))
@@ -172,6 +173,7 @@ def shard_of(rank: int, dataset_folder: str, run_folder: str, exported: str) -> 
     return model.tables["embedding"].weight_RD.tolist()
 
 
+@pytest.mark.slow
 def test_replicas_hold_their_own_rows_of_the_same_table(dataset, exported, tmp_path):
     run = RunDirectory(str(tmp_path))
     submit_job(run, start_job(dataset, exported, (3, 1)), start_folder=exported)

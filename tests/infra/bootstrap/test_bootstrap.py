@@ -209,6 +209,7 @@ def test_a_rented_machine_shuts_down_where_its_lease_is_not_renewed_or_cannot_be
     assert shutdowns(tmp_path)[:2] == ["-P +2", "-P now"]
 
 
+@pytest.mark.slow
 def test_a_rented_machine_reads_its_lease_from_the_bucket(short_lease, tmp_path, monkeypatch):
     """Renewed at each of a dozen looks it lives longer than the ten that are its lease; then it shuts down."""
     environment = rented({**short_lease, "HETERPS_LEASE_S": "40"}, tmp_path)
@@ -263,6 +264,7 @@ def test_a_rented_machine_whose_script_is_killed_shuts_down_all_the_same(short_l
             child.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "unshare", "nsenter"))),

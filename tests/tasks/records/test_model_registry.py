@@ -135,6 +135,7 @@ print(json.dumps(model.predict(frame).tolist()))
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_with_a_tracking_address_gets_the_probabilities_of_training_and_unpickles_nothing(
     registered, trained, frame, tmp_path
 ):
