@@ -12,6 +12,8 @@ from pathlib import Path
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import LedgerError, ProvisioningError
+from heterps_core.topology.node_order import near_order
+from heterps_core.topology.rank_traffic import RankTraffic
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.storage.storage_usage import StorageUsage
 from infra.billing.bill import Bill, bill_for_run
@@ -71,10 +73,12 @@ def rented_cluster(
     run_directory: RunDirectory,
     model: str,
     caps: Caps,
+    traffic: RankTraffic,
 ) -> Iterator[Cluster]:
     """Launch a plan, or what may stand in for it, yield its cluster, end it whatever happens.
 
-    See `infra.machines.failover.first_running_cluster`.
+    Its nodes are ordered by `traffic` between its ranks and where they stand in the network. See
+    `infra.machines.failover.first_running_cluster`.
     """
     ledger = Ledger(workspace.ledger_path)
     rented_from = provider_of(workspace, provider)
@@ -90,9 +94,35 @@ def rented_cluster(
             predicted_cost_usd=provisioning.predicted_cost_usd,
             spent=lambda: spent_before_launch(rented_from, ledger, run_id),
         ) as cluster:
-            yield cluster
+            yield by_network(rented_from, cluster, traffic)
     finally:
         keep_spot_records(workspace, rented_from, run_id)
+
+
+def by_network(provider: Provider, cluster: Cluster, traffic: RankTraffic) -> Cluster:
+    """Return a cluster in the order in which nodes that exchange most are near, where the provider tells who is."""
+    try:
+        # Of two nodes each is as near.
+        paths = provider.network_paths(cluster) if len(cluster.nodes) > 2 else {}
+    except ProvisioningError as problem:
+        logger.warning("run %s: nodes stay in the order of their launch: %s", cluster.run_id, problem)
+        return cluster
+    if not paths:
+        logger.info(
+            "run %s: nodes stay in the order of their launch, as of none the place in the network is known",
+            cluster.run_id,
+        )
+        return cluster
+    ordered = near_order(cluster, paths, traffic)
+    moved = sum(node is not before for node, before in zip(ordered.nodes, cluster.nodes, strict=True))
+    logger.info(
+        "run %s: %d of %d nodes change places to be near those they exchange most with; they meet at %s",
+        cluster.run_id,
+        moved,
+        len(cluster.nodes),
+        ordered.rendezvous,
+    )
+    return ordered
 
 
 def spent_before_launch(provider: Provider, ledger: Ledger, run_id: str) -> Spent:

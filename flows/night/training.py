@@ -8,6 +8,7 @@ from flows.night.opened_run import OpenedRun
 from flows.night.plan import NightPlan
 from heterps_core.cluster import Cluster
 from heterps_core.errors import InterruptedTrainingError
+from heterps_core.topology.rank_traffic import plan_traffic
 from heterps_core.training.storage.storage_usage import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.billing.caps import Caps
@@ -57,6 +58,12 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
             run_directory=run_directory,
             model=run.asked.sized_model,
             caps=run.caps,
+            traffic=plan_traffic(
+                plan.profiled.graph,
+                provisioning.launch_stages,
+                batch_size=plan.config.batch_size,
+                num_microbatches=plan.config.num_microbatches,
+            ),
         ) as cluster,
         within_budget(
             run.workspace,

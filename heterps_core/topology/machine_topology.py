@@ -1,60 +1,37 @@
-"""What machines there are, what their devices can do, and how fast they reach one another.
+"""What machines there are, and how fast their devices reach one another, as a JSON file describes it.
 
-The unified cluster object of adaptive distributed training on PaddlePaddle (arXiv 2112.02752), in the JSON form of
-its released code. It is about hardware only: who works where in a run, at which address and price, is said by
-`heterps_core/cluster.py`, from which `published_topology.py` makes a topology. Its file has GFLOPS, GB, GB/s and ms;
-here are the units of the rest of the core.
+The cluster file of adaptive distributed training on PaddlePaddle (arXiv 2112.02752), as far as a placement needs it:
+`{"machines": [{"hostname", "devices": [{"global_id", "local_id", "type", "model"}], "links": [{"source_global_id",
+"target_global_id", "bandwidth"}]}]}`, with bandwidths in GB/s. Other fields are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
 
-from heterps_core.errors import MalformedProblemError
-from heterps_core.planning.problem.field_checks import check_not_negative, check_positive, check_text, shown
+from heterps_core.errors import ConfigurationError, MalformedProblemError
+from heterps_core.planning.problem.field_checks import (
+    as_object,
+    check_number,
+    check_positive,
+    check_text,
+    member,
+    object_without_duplicates,
+    shown,
+)
 
-MAX_PORT = 65_535
+GIGA = 1e9
 
+NIC = "NIC"
+"""Type of a device that only passes data on."""
 
-class TopologyDevice(StrEnum):
-    """Kinds of devices; a NIC only passes data on."""
+DEVICE_TYPES = ("CPU", "GPU", "XPU", "NPU", "DCU", NIC)
 
-    CPU = "CPU"
-    GPU = "GPU"
-    XPU = "XPU"
-    NPU = "NPU"
-    DCU = "DCU"
-    NIC = "NIC"
-
-
-class LinkType(StrEnum):
-    """Ways between two devices."""
-
-    LOC = "LOC"
-    """Within one device, or through the memory that both share."""
-
-    SYS = "SYS"
-    """Across the processors' interconnect."""
-
-    PHB = "PHB"
-    """Through a PCIe host bridge."""
-
-    PIX = "PIX"
-    """Through one PCIe bridge."""
-
-    PIB = "PIB"
-    """Through several PCIe bridges."""
-
-    NVL = "NVL"
-    """Over NVLink."""
-
-    NVB = "NVB"
-    """Over NVLink by way of another device."""
-
-    NET = "NET"
-    """Over the network, between machines."""
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,22 +44,16 @@ class Device:
     local_id: int
     """Unique within its machine among devices of its type."""
 
-    type: TopologyDevice
+    type: str
+    """One of `DEVICE_TYPES`."""
+
     model: str = ""
     """What a plan calls the device type, for instance "gpu-t4"; empty for a NIC."""
-
-    single_precision_flops_per_s: float = 0.0
-    """Peak; 0 for a NIC."""
-
-    double_precision_flops_per_s: float | None = None
-    """Peak; None where nobody says."""
-
-    memory_bytes: int = 0
 
     @property
     def computes(self) -> bool:
         """Whether a rank can run on it."""
-        return self.type is not TopologyDevice.NIC
+        return self.type != NIC
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,9 +64,7 @@ class DeviceLink:
     """Global id."""
 
     target: int
-    type: LinkType
     bandwidth_bytes_per_s: float
-    latency_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,10 +72,6 @@ class Machine:
     """One machine with its devices and the links that begin there."""
 
     hostname: str
-    address: str
-    port: int | None
-    """None where none is assigned yet."""
-
     devices: tuple[Device, ...]
     links: tuple[DeviceLink, ...]
 
@@ -128,11 +93,16 @@ class MachineTopology:
         _check_unique("machines", "hostname", [machine.hostname for machine in self.machines])
         machine_of: dict[int, int] = {}
         for index, machine in enumerate(self.machines):
-            _check_machine(f"machines[{index}]", machine)
+            path = f"machines[{index}].devices"
+            if not machine.devices:
+                raise MalformedProblemError(path, "must hold at least one device, got none")
+            _check_unique(
+                path, "local_id", [f"{device.type} {device.local_id}" for device in machine.devices]
+            )
             for place, device in enumerate(machine.devices):
                 if device.global_id in machine_of:
                     raise MalformedProblemError(
-                        f"machines[{index}].devices[{place}].global_id",
+                        f"{path}[{place}].global_id",
                         f"must be unique over all machines, but {device.global_id} stands twice",
                     )
                 machine_of[device.global_id] = index
@@ -157,31 +127,68 @@ class MachineTopology:
             for device in machine.devices
         }
 
+    @classmethod
+    def from_json(cls, document: object) -> MachineTopology:
+        """Read the JSON form.
 
-def _check_machine(path: str, machine: Machine) -> None:
-    check_text(f"{path}.hostname", machine.hostname)
-    check_text(f"{path}.addr", machine.address)
-    if machine.port is not None:
-        _check_id(f"{path}.port", machine.port)
-        if not 1 <= machine.port <= MAX_PORT:
-            raise MalformedProblemError(f"{path}.port", f"must lie in 1..{MAX_PORT}, got {machine.port}")
-    if not machine.devices:
-        raise MalformedProblemError(f"{path}.devices", "must hold at least one device, got none")
-    for index, device in enumerate(machine.devices):
-        _check_device(f"{path}.devices[{index}]", device)
-    names = [f"{device.type} {device.local_id}" for device in machine.devices]
-    _check_unique(f"{path}.devices", "local_id", names)
+        Raises:
+            MalformedProblemError: A field is missing or breaks its rule; carries its path.
+        """
+        return cls(machines=_items(as_object("cluster", document), "", "machines", _machine))
 
 
-def _check_device(path: str, device: Device) -> None:
-    _check_id(f"{path}.global_id", device.global_id)
-    _check_id(f"{path}.local_id", device.local_id)
-    if device.computes:
-        check_text(f"{path}.model", device.model)
-        check_positive(f"{path}.sp_gflops", device.single_precision_flops_per_s)
-        check_positive(f"{path}.memory", device.memory_bytes)
-        if device.double_precision_flops_per_s is not None:
-            check_not_negative(f"{path}.dp_gflops", device.double_precision_flops_per_s)
+def load_topology(path: Path) -> MachineTopology:
+    """Read a cluster file.
+
+    Raises:
+        ConfigurationError: The file cannot be read.
+        MalformedProblemError: It is no JSON, or a field breaks its rule.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=object_without_duplicates)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the cluster file {path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise MalformedProblemError(str(path), "is nested too deeply for a cluster file") from error
+    except ValueError as error:
+        # No UTF-8, no JSON, or an integer of thousands of digits.
+        raise MalformedProblemError(str(path), f"is not valid JSON: {error}") from error
+    return MachineTopology.from_json(document)
+
+
+def _machine(path: str, document: object) -> Machine:
+    fields = as_object(path, document)
+    return Machine(
+        hostname=_text(fields, path, "hostname"),
+        devices=_items(fields, path, "devices", _device),
+        links=_items(fields, path, "links", _link),
+    )
+
+
+def _device(path: str, document: object) -> Device:
+    fields = as_object(path, document)
+    device_type = member(fields, path, "type")
+    if device_type not in DEVICE_TYPES:
+        raise MalformedProblemError(
+            f"{path}.type", f"must be one of {', '.join(DEVICE_TYPES)}, got {shown(device_type)}"
+        )
+    return Device(
+        global_id=_id(fields, path, "global_id"),
+        local_id=_id(fields, path, "local_id"),
+        type=device_type,
+        model="" if device_type == NIC else _text(fields, path, "model"),
+    )
+
+
+def _link(path: str, document: object) -> DeviceLink:
+    fields = as_object(path, document)
+    bandwidth = check_number(f"{path}.bandwidth", member(fields, path, "bandwidth"))
+    check_positive(f"{path}.bandwidth", bandwidth)
+    return DeviceLink(
+        source=_id(fields, path, "source_global_id"),
+        target=_id(fields, path, "target_global_id"),
+        bandwidth_bytes_per_s=bandwidth * GIGA,
+    )
 
 
 def _check_links(path: str, links: tuple[DeviceLink, ...], machine_of: dict[int, int], *, here: int) -> None:
@@ -189,7 +196,6 @@ def _check_links(path: str, links: tuple[DeviceLink, ...], machine_of: dict[int,
     for index, link in enumerate(links):
         place = f"{path}[{index}]"
         for name, end in (("source_global_id", link.source), ("target_global_id", link.target)):
-            _check_id(f"{place}.{name}", end)
             if end not in machine_of:
                 raise MalformedProblemError(f"{place}.{name}", f"must be the id of a device, got {end}")
         if machine_of[link.source] != here:
@@ -207,20 +213,32 @@ def _check_links(path: str, links: tuple[DeviceLink, ...], machine_of: dict[int,
                 place, f"must be the only link from {link.source} to {link.target}, but is the second"
             )
         pairs.add((link.source, link.target))
-        leaves = machine_of[link.target] != here
-        if leaves is not (link.type is LinkType.NET):
-            rule = "NET, because it leaves the machine" if leaves else "another than NET within a machine"
-            raise MalformedProblemError(f"{place}.type", f"must be {rule}, got {link.type}")
-        check_positive(f"{place}.bandwidth", link.bandwidth_bytes_per_s)
-        check_not_negative(f"{place}.latency", link.latency_seconds)
 
 
-def _check_id(path: str, value: object) -> None:
+def _items(
+    fields: dict[str, Any], path: str, name: str, read: Callable[[str, object], _Item]
+) -> tuple[_Item, ...]:
+    place = f"{path}.{name}" if path else name
+    items = member(fields, path, name)
+    if not isinstance(items, list):
+        raise MalformedProblemError(place, f"must be a list, got {shown(items)}")
+    return tuple(read(f"{place}[{index}]", item) for index, item in enumerate(items))
+
+
+def _text(fields: dict[str, Any], path: str, name: str) -> str:
+    value = member(fields, path, name)
+    check_text(f"{path}.{name}", value)
+    return str(value)
+
+
+def _id(fields: dict[str, Any], path: str, name: str) -> int:
+    value = member(fields, path, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise MalformedProblemError(path, f"must be a whole number from 0 on, got {shown(value)}")
+        raise MalformedProblemError(f"{path}.{name}", f"must be a whole number from 0 on, got {shown(value)}")
+    return value
 
 
 def _check_unique(path: str, name: str, values: list[str]) -> None:
-    twice = sorted({str(value) for value in values if values.count(value) > 1})
+    twice = sorted({value for value in values if values.count(value) > 1})
     if twice:
         raise MalformedProblemError(path, f"must differ in {name}, but {', '.join(twice)} stands twice")

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.cost_model.arrays import Floats, Ints
-from heterps_core.topology.device_paths import DevicePaths, device_paths
+from heterps_core.topology.device_paths import device_paths
 from heterps_core.topology.machine_topology import MachineTopology
 from heterps_core.topology.rank_traffic import RankTraffic
 
 MAX_BEGINNINGS = 32
-"""Devices of each type on which the mapper begins; where there are fewer, all of them."""
+"""Places of each kind on which the mapper begins; where there are fewer, all of them."""
 
 NUM_IMPROVED = 8
 """Of the mapper's choices, the best, in which ranks change places."""
@@ -41,8 +41,8 @@ class RankPlacement:
     """Sum over all pairs of bytes over bandwidth: what is minimised. Messages that travel side by side make a
     step shorter than this."""
 
-    greedy_seconds_per_step: float
-    """The same by the mapper alone, begun with the heaviest rank on the best connected device."""
+    plain_order_seconds_per_step: float
+    """The same with ranks in order, each on the first free device of its type."""
 
 
 def place_ranks(traffic: RankTraffic, topology: MachineTopology) -> RankPlacement:
@@ -52,19 +52,17 @@ def place_ranks(traffic: RankTraffic, topology: MachineTopology) -> RankPlacemen
         ConfigurationError: There are too few devices of a type, or no way between two devices.
     """
     paths = device_paths(topology)
-    _check_room(traffic, paths)
-    fits = _fits(traffic, paths)
-    bytes_per_step, seconds_per_byte = traffic.bytes_per_step, paths.seconds_per_byte
-
-    def seconds_of(places: Ints) -> float:
-        return placement_seconds(places, bytes_per_step, seconds_per_byte)
-
-    greedy = [greedy_places(traffic, paths, begin=begin) for begin in _beginnings(traffic, paths)]
-    improved = [
-        improved_places(places, bytes_per_step, seconds_per_byte, fits)
-        for places in sorted(greedy, key=seconds_of)[:NUM_IMPROVED]
-    ]
-    places = min(improved, key=seconds_of)
+    models = [device.model for device in paths.devices]
+    for name in dict.fromkeys(traffic.device_types):
+        wanted, there = traffic.device_types.count(name), models.count(name)
+        if wanted > there:
+            raise ConfigurationError(
+                f"each rank needs a device of its own: the plan has {wanted} ranks for {name}, "
+                f"the topology has {there} such devices"
+            )
+    fits = np.array(traffic.device_types)[:, None] == np.array(models)
+    distances = traffic.bytes_per_step, paths.seconds_per_byte
+    places = best_places(*distances, fits)
     ids = [paths.devices[place].global_id for place in places]
     firsts = np.cumsum([0, *traffic.replicas_per_stage]).tolist()
     return RankPlacement(
@@ -72,9 +70,42 @@ def place_ranks(traffic: RankTraffic, topology: MachineTopology) -> RankPlacemen
             tuple(ids[first : first + count])
             for first, count in zip(firsts[:-1], traffic.replicas_per_stage, strict=True)
         ),
-        seconds_per_step=seconds_of(places),
-        greedy_seconds_per_step=seconds_of(greedy[0]),
+        seconds_per_step=placement_seconds(places, *distances),
+        plain_order_seconds_per_step=placement_seconds(plain_places(fits), *distances),
     )
+
+
+def best_places(bytes_per_step: Floats, seconds_per_byte: Floats, fits: NDArray[np.bool_]) -> Ints:
+    """Return a place for each rank, shape (ranks,), the plain order where nothing better is found.
+
+    Args:
+        bytes_per_step: Between ranks, shape (ranks, ranks).
+        seconds_per_byte: Between places, shape (places, places); any measure of distance.
+        fits: Whether a rank may take a place, shape (ranks, places); ranks of a kind may take the same places, at
+            least as many as they are, and no others may take these.
+    """
+
+    def seconds_of(places: Ints) -> float:
+        return placement_seconds(places, bytes_per_step, seconds_per_byte)
+
+    greedy = [
+        greedy_places(bytes_per_step, seconds_per_byte, fits, begin=begin)
+        for begin in _beginnings(bytes_per_step, seconds_per_byte, fits)
+    ]
+    improved = [
+        improved_places(places, bytes_per_step, seconds_per_byte, fits)
+        for places in sorted(greedy, key=seconds_of)[:NUM_IMPROVED]
+    ]
+    return min([plain_places(fits), *improved], key=seconds_of)
+
+
+def plain_places(fits: NDArray[np.bool_]) -> Ints:
+    """Return the places of ranks in order, each on the first free one that fits; shape (ranks,)."""
+    free, places = fits.copy(), np.zeros(len(fits), dtype=np.int64)
+    for rank in range(len(fits)):
+        places[rank] = free[rank].argmax()
+        free[:, places[rank]] = False
+    return places
 
 
 def placement_seconds(places: Ints, bytes_per_step: Floats, seconds_per_byte: Floats) -> float:
@@ -88,41 +119,46 @@ def placement_seconds(places: Ints, bytes_per_step: Floats, seconds_per_byte: Fl
     return float((bytes_per_step * seconds_per_byte[np.ix_(places, places)]).sum())
 
 
-def _beginnings(traffic: RankTraffic, paths: DevicePaths) -> list[tuple[int, int]]:
-    """Return pairs of a rank and a device: the heaviest rank of each type on devices of its type."""
-    order = _heaviest_first(traffic)
-    fits = _fits(traffic, paths)
-    remoteness = paths.seconds_per_byte.sum(axis=1)
+def _beginnings(
+    bytes_per_step: Floats, seconds_per_byte: Floats, fits: NDArray[np.bool_]
+) -> list[tuple[int, int]]:
+    """Return pairs of a rank and a place: the heaviest rank of each kind on the places that it fits."""
+    heaviest: dict[bytes, int] = {}
+    for rank in _heaviest_first(bytes_per_step):
+        heaviest.setdefault(fits[rank].tobytes(), rank)
+    remoteness = seconds_per_byte.sum(axis=1)
     beginnings: list[tuple[int, int]] = []
-    for name in dict.fromkeys(traffic.device_types[rank] for rank in order):
-        rank = next(rank for rank in order if traffic.device_types[rank] == name)
-        devices = np.flatnonzero(fits[rank])
+    for rank in heaviest.values():
+        places = np.flatnonzero(fits[rank])
         # The best connected first; of many, some of all kinds.
-        devices = devices[np.argsort(remoteness[devices], kind="stable")]
-        chosen = np.linspace(0, devices.size - 1, min(devices.size, MAX_BEGINNINGS)).astype(int)
-        beginnings.extend((rank, device) for device in devices[chosen].tolist())
+        places = places[np.argsort(remoteness[places], kind="stable")]
+        chosen = np.linspace(0, places.size - 1, min(places.size, MAX_BEGINNINGS)).astype(int)
+        beginnings.extend((rank, place) for place in places[chosen].tolist())
     return beginnings
 
 
-def greedy_places(traffic: RankTraffic, paths: DevicePaths, *, begin: tuple[int, int]) -> Ints:
-    """Return the mapper's choice as indices of devices, shape (ranks,).
+def greedy_places(
+    bytes_per_step: Floats, seconds_per_byte: Floats, fits: NDArray[np.bool_], *, begin: tuple[int, int]
+) -> Ints:
+    """Return the mapper's choice as indices of places, shape (ranks,).
 
     Args:
-        traffic: The ranks; there must be enough devices of each type.
-        paths: The devices.
-        begin: The rank that is placed first, and the index of its device.
+        bytes_per_step: See `best_places`.
+        seconds_per_byte: See `best_places`.
+        fits: See `best_places`.
+        begin: The rank that is placed first, and its place.
     """
-    both_ways_bytes = traffic.bytes_per_step + traffic.bytes_per_step.T
-    nearness = -paths.seconds_per_byte
-    free = _fits(traffic, paths)
-    places = np.full(len(traffic.device_types), -1)
+    both_ways_bytes = bytes_per_step + bytes_per_step.T
+    nearness = -seconds_per_byte
+    free = fits.copy()
+    places = np.full(len(fits), -1)
 
     def take(rank: int, wishes: Floats) -> None:
         places[rank] = np.where(free[rank], wishes, -np.inf).argmax()
         free[:, places[rank]] = False
 
     first_rank, first_device = begin
-    for first in [first_rank, *_heaviest_first(traffic)]:
+    for first in [first_rank, *_heaviest_first(bytes_per_step)]:
         if places[first] < 0:
             # Ranks that have nothing to do with those before them stay as near as they can.
             take(first, nearness[first_device])
@@ -138,8 +174,8 @@ def greedy_places(traffic: RankTraffic, paths: DevicePaths, *, begin: tuple[int,
     return places
 
 
-def _heaviest_first(traffic: RankTraffic) -> list[int]:
-    total_bytes = traffic.bytes_per_step.sum(axis=0) + traffic.bytes_per_step.sum(axis=1)
+def _heaviest_first(bytes_per_step: Floats) -> list[int]:
+    total_bytes = bytes_per_step.sum(axis=0) + bytes_per_step.sum(axis=1)
     order: list[int] = np.argsort(-total_bytes, kind="stable").tolist()
     return order
 
@@ -179,20 +215,3 @@ def improved_places(
         if change[rank, other] >= -least_gain:
             return places[:num_ranks]
         places[[rank, other]] = places[[other, rank]]
-
-
-def _fits(traffic: RankTraffic, paths: DevicePaths) -> NDArray[np.bool_]:
-    models = np.array([device.model for device in paths.devices])
-    wanted = np.array(traffic.device_types)
-    return np.asarray(wanted[:, None] == models[None, :])
-
-
-def _check_room(traffic: RankTraffic, paths: DevicePaths) -> None:
-    models = [device.model for device in paths.devices]
-    for name in dict.fromkeys(traffic.device_types):
-        wanted, there = traffic.device_types.count(name), models.count(name)
-        if wanted > there:
-            raise ConfigurationError(
-                f"each rank needs a device of its own: the plan has {wanted} ranks for {name}, "
-                f"the topology has {there} such devices"
-            )

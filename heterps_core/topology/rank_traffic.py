@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.planning.cost_model.arrays import Floats
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.simulate.row_routes import routes_between
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
-from heterps_core.training.pipeline.stage_exchange import replica_slice, routes_to_neighbour
+from heterps_core.training.pipeline.stage_exchange import replica_slice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,10 +33,10 @@ def plan_traffic(
 ) -> RankTraffic:
     """Count the bytes of a training step of a plan.
 
-    Between neighbouring stages the rows where the slices overlap, as activations forward and gradients back. Inside
+    Between adjacent stages the rows where the slices overlap, as activations forward and gradients back. Inside
     a stage a ring for the dense gradients, 2 (k - 1) / k of their bytes from each replica to the next; and between
     any two replicas the rows of embeddings that one looks up and the other owns, with their gradients. Ignored:
-    row numbers, and that a row which occurs twice in a batch travels once.
+    row indices, and that a row which occurs twice in a batch travels once.
 
     Args:
         graph: The model.
@@ -44,20 +47,74 @@ def plan_traffic(
     Raises:
         ConfigurationError: The stages do not cover the chain.
     """
-    check_stages_cover_chain(stages, len(graph.layers))
+
+    def inside(stage: Stage) -> tuple[float, float]:
+        layers = graph.layers[stage.first_layer : stage.last_layer + 1]
+        looked_up_bytes = sum(layer.looked_up_bytes_per_sample for layer in layers if layer.is_sharded)
+        dense_bytes = sum(layer.parameter_bytes for layer in layers if not layer.is_sharded)
+        return 2 * looked_up_bytes * batch_size, 2 * dense_bytes
+
+    widths = [layer.output_bytes_per_sample for layer in graph.layers]
+    return _traffic(stages, widths, inside, batch_size=batch_size, num_microbatches=num_microbatches)
+
+
+def problem_traffic(
+    problem: SchedulingProblem, stages: Sequence[Stage], *, num_microbatches: int
+) -> RankTraffic:
+    """Count the bytes of a training step of a plan, as far as a planning problem tells them.
+
+    As `plan_traffic`, but the bytes inside a stage are what fits through a unit's bandwidth in its communication
+    seconds. Latencies that are part of these seconds count as bytes.
+
+    Args:
+        problem: The planning problem.
+        stages: A plan for it.
+        num_microbatches: That a batch is cut into, at least 1.
+
+    Raises:
+        ConfigurationError: The stages do not cover the chain.
+    """
+    scale = problem.batch_size / problem.profile_batch_size
+
+    def inside(stage: Stage) -> tuple[float, float]:
+        name = stage.device_type
+        layers = problem.layers[stage.first_layer : stage.last_layer + 1]
+        exchanged_seconds, all_reduced_seconds = (
+            sum(layer.communication_seconds[name] for layer in layers if layer.is_sharded is sharded)
+            for sharded in (True, False)
+        )
+        bytes_per_s = problem.device_types[name].bandwidth_bytes_per_s * scale
+        return bytes_per_s * exchanged_seconds, bytes_per_s * all_reduced_seconds
+
+    widths = [layer.output_bytes_per_sample for layer in problem.layers]
+    return _traffic(stages, widths, inside, batch_size=problem.batch_size, num_microbatches=num_microbatches)
+
+
+def _traffic(
+    stages: Sequence[Stage],
+    output_bytes_per_sample: Sequence[float],
+    inside: Callable[[Stage], tuple[float, float]],
+    *,
+    batch_size: int,
+    num_microbatches: int,
+) -> RankTraffic:
+    """Return the traffic of stages, of which `inside` tells the bytes that all replicas exchange and all-reduce."""
+    check_stages_cover_chain(stages, len(output_bytes_per_sample))
     counts = [stage.num_replicas for stage in stages]
     firsts = [sum(counts[:index]) for index in range(len(counts) + 1)]
+    ranks = [slice(first, last) for first, last in pairwise(firsts)]
     traffic = np.zeros((firsts[-1], firsts[-1]))
-    for index, stage in enumerate(stages):
-        inside = slice(firsts[index], firsts[index + 1])
-        traffic[inside, inside] += _traffic_inside(graph, stage, batch_size)
-    for index in range(len(stages) - 1):
-        width_bytes = graph.layers[stages[index].last_layer].output_bytes_per_sample
-        before = slice(firsts[index], firsts[index + 1])
-        behind = slice(firsts[index + 1], firsts[index + 2])
-        rows = _rows_across(counts[index], counts[index + 1], batch_size, num_microbatches)
-        traffic[before, behind] += rows * width_bytes
-        traffic[behind, before] += rows.T * width_bytes
+    for stage, own, k in zip(stages, ranks, counts, strict=True):
+        exchanged_bytes, all_reduced_bytes = inside(stage)
+        # Of the rows that one replica looks up for its samples each owner has 1/k.
+        within = np.full((k, k), exchanged_bytes / k**2)
+        within[np.arange(k), (np.arange(k) + 1) % k] += (k - 1) / k * all_reduced_bytes
+        np.fill_diagonal(within, 0.0)
+        traffic[own, own] = within
+    for index, (before, behind) in enumerate(pairwise(ranks)):
+        rows = _rows_across(batch_size, num_microbatches, counts[index], counts[index + 1])
+        across = rows * output_bytes_per_sample[stages[index].last_layer]
+        traffic[before, behind], traffic[behind, before] = across, across.T
     return RankTraffic(
         replicas_per_stage=tuple(counts),
         device_types=tuple(stage.device_type for stage in stages for _ in range(stage.num_replicas)),
@@ -65,28 +122,11 @@ def plan_traffic(
     )
 
 
-def _traffic_inside(graph: ModelGraph, stage: Stage, batch_size: int) -> Floats:
-    k = stage.num_replicas
-    layers = graph.layers[stage.first_layer : stage.last_layer + 1]
-    dense_bytes = sum(layer.parameter_bytes for layer in layers if not layer.is_sharded)
-    looked_up_bytes = sum(layer.looked_up_bytes_per_sample for layer in layers if layer.is_sharded)
-    # Of the rows that one replica looks up for its samples each owner has 1/k; gradients go back the same way.
-    traffic = np.full((k, k), 2 * looked_up_bytes * batch_size / k / k)
-    np.fill_diagonal(traffic, 0.0)
-    if k > 1:
-        ring = np.arange(k)
-        traffic[ring, (ring + 1) % k] += 2 * (k - 1) / k * dense_bytes
-    return traffic
-
-
-def _rows_across(num_replicas: int, num_behind: int, batch_size: int, num_microbatches: int) -> Floats:
+def _rows_across(batch_size: int, num_microbatches: int, num_replicas: int, num_behind: int) -> Floats:
     """Return the rows of a batch that pass from each replica to each of the stage behind, in one direction."""
     rows = np.zeros((num_replicas, num_behind))
     for index in range(num_microbatches):
         num_rows = replica_slice(batch_size, num_microbatches, index).num_rows
-        for replica in range(num_replicas):
-            for route in routes_to_neighbour(
-                num_rows, num_replicas=num_replicas, replica=replica, num_peer_replicas=num_behind
-            ):
-                rows[replica, route.peer_replica] += route.stop - route.first
+        routes = routes_between(num_rows, num_replicas=num_replicas, num_peer_replicas=num_behind)
+        rows[routes.replicas, routes.peer_replicas] += routes.num_rows
     return rows

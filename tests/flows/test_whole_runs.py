@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 LIMIT_S = 180.0
 SETTINGS = [
-    *("--epochs", "1000", "--batch-size", "128", "--scheduler", "reinforce", "--budget-evaluations", "64"),
+    *("--epochs", "1000", "--batch-size", "128", "--scheduler", "reinforce", "--budget-evaluations", "256"),
     *("--device-types", "cpu-c7i", "gpu-t4"),
 ]
 DAY = "2026-11-01"

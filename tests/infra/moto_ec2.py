@@ -1,4 +1,4 @@
-"""EC2 as moto serves it over HTTP, in a process of its own, with what moto lacks: client tokens that count.
+"""EC2 as moto serves it over HTTP, in a process of its own, with what moto lacks.
 
 A process of its own may be asked by processes that are killed; `reset` makes it new without starting it again.
 """
@@ -154,6 +154,9 @@ class Wire:
 
     refusal_message: str = "as the test wants it"
 
+    network_nodes: dict[str, list[str]] = field(default_factory=dict)
+    """By instance id, from the top down: what EC2 tells of where instances stand, which moto does not know."""
+
     throttled: int = 0
     """How many of the first requests are answered that there were too many."""
 
@@ -183,6 +186,16 @@ class Wire:
                 _FLEET_ERROR.format(code=each, message=self.refusal_message) for each in code.split("+")
             )
             answer = 200, {}, _REFUSED_FLEET.format(errors=errors).encode()
+        elif form["Action"] == "DescribeInstanceTopology":
+            asked = [value for name, value in form.items() if name.startswith("InstanceId.")]
+            found = "".join(
+                _STANDS.format(
+                    id=each, path="".join(f"<item>{node}</item>" for node in self.network_nodes[each])
+                )
+                for each in asked
+                if each in self.network_nodes
+            )
+            answer = 200, {}, _TOPOLOGY.format(found=found).encode()
         elif token is not None and token in self._answers:
             answer = self._answers[token]
         else:
@@ -212,6 +225,11 @@ _REFUSED_FLEET = """<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/201
 """What EC2 answers to a fleet of type instant that it cannot fill: a success without machines."""
 
 _FLEET_ERROR = "<item><errorCode>{code}</errorCode><errorMessage>{message}</errorMessage></item>"
+
+_TOPOLOGY = """<DescribeInstanceTopologyResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">
+<requestId>1</requestId><instanceSet>{found}</instanceSet></DescribeInstanceTopologyResponse>"""
+
+_STANDS = "<item><instanceId>{id}</instanceId><networkNodeSet>{path}</networkNodeSet></item>"
 
 _TAGS = re.compile(rb"<tagSet>.*?</tagSet>", re.DOTALL)
 _RESERVATIONS = re.compile(rb"(?<=<reservationSet>).*(?=</reservationSet>)", re.DOTALL)

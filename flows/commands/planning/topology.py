@@ -75,13 +75,18 @@ def run(options: argparse.Namespace) -> None:
         HeterpsError: A file cannot be used, the cluster is too small, or the output cannot be written.
     """
     from heterps_core.planning.search.plan_file import load_problem_and_plan
-    from heterps_core.topology.plain_order import plain_order_seconds
-    from heterps_core.topology.problem_traffic import problem_traffic
+    from heterps_core.topology.machine_topology import load_topology
     from heterps_core.topology.rank_placement import place_ranks
+    from heterps_core.topology.rank_traffic import problem_traffic
     from heterps_core.training.gradients.microbatches import default_microbatches
 
     problem, plan = load_problem_and_plan(options.problem, options.plan)
-    topology = _load_topology(options.cluster)
+    try:
+        topology = load_topology(options.cluster)
+    except MalformedProblemError as error:
+        if error.field == str(options.cluster):
+            raise
+        raise MalformedProblemError(str(options.cluster), str(error)) from error
     _check_room(plan.stages, topology, options.cluster)
     traffic = problem_traffic(
         problem,
@@ -89,11 +94,10 @@ def run(options: argparse.Namespace) -> None:
         num_microbatches=default_microbatches(problem.batch_size, num_stages=len(plan.stages)),
     )
     placement = place_ranks(traffic, topology)
-    plain_seconds = plain_order_seconds(traffic, topology)
     ranks = placed_ranks(placement, topology)
     if options.output is not None:
-        write_json(options.output, placement_to_json(ranks, placement, plain_seconds))
-    print(placement_text(ranks, placement, plain_seconds))
+        write_json(options.output, placement_to_json(ranks, placement))
+    print(placement_text(ranks, placement))
 
 
 def placed_ranks(placement: RankPlacement, topology: MachineTopology) -> list[PlacedRank]:
@@ -119,13 +123,12 @@ def placed_ranks(placement: RankPlacement, topology: MachineTopology) -> list[Pl
     ]
 
 
-def placement_text(ranks: Sequence[PlacedRank], placement: RankPlacement, plain_seconds: float) -> str:
+def placement_text(ranks: Sequence[PlacedRank], placement: RankPlacement) -> str:
     """Return a placement as text for people: a row per rank, then what it is worth."""
     table = Table(columns=COLUMNS, rows=[_row(rank) for rank in ranks])
     totals = [
         ("traffic", placement.seconds_per_step, "summed over all pairs of ranks"),
-        ("greedy", placement.greedy_seconds_per_step, "by the published mapper alone"),
-        ("plain order", plain_seconds, "each rank on the first free device"),
+        ("plain order", placement.plain_order_seconds_per_step, "each rank on the first free device"),
     ]
     return "\n".join(
         [
@@ -139,16 +142,13 @@ def placement_text(ranks: Sequence[PlacedRank], placement: RankPlacement, plain_
     )
 
 
-def placement_to_json(
-    ranks: Sequence[PlacedRank], placement: RankPlacement, plain_seconds: float
-) -> dict[str, Any]:
+def placement_to_json(ranks: Sequence[PlacedRank], placement: RankPlacement) -> dict[str, Any]:
     """Return a placement as plain JSON values."""
     return {
         "schema_version": SCHEMA_VERSION,
         "ranks": [asdict(rank) for rank in ranks],
         "seconds_per_step": placement.seconds_per_step,
-        "greedy_seconds_per_step": placement.greedy_seconds_per_step,
-        "plain_order_seconds_per_step": plain_seconds,
+        "plain_order_seconds_per_step": placement.plain_order_seconds_per_step,
     }
 
 
@@ -159,18 +159,6 @@ def _row(rank: PlacedRank) -> tuple[str | int, ...]:
 
 def _change(seconds: float, reference: float) -> str:
     return f" ({100 * (seconds / reference - 1):+.1f} %)" if seconds != reference and reference else ""
-
-
-def _load_topology(path: Path) -> MachineTopology:
-    """Read a cluster file; what is wrong with a field is told with the file's name."""
-    from heterps_core.topology.topology_file import load_topology
-
-    try:
-        return load_topology(path)
-    except MalformedProblemError as error:
-        if error.field == str(path):
-            raise
-        raise MalformedProblemError(str(path), str(error)) from error
 
 
 def _check_room(stages: Sequence[Stage], topology: MachineTopology, path: Path) -> None:

@@ -76,7 +76,7 @@ def test_is_near_the_best_of_all_placements(seed):
 
     best_seconds = least_seconds(traffic, topology)
     assert best_seconds * (1 - 1e-9) <= placement.seconds_per_step <= best_seconds * 1.05
-    assert placement.seconds_per_step <= placement.greedy_seconds_per_step
+    assert placement.seconds_per_step <= placement.plain_order_seconds_per_step
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -115,6 +115,19 @@ def test_heavy_pairs_share_a_machine():
 
     machines = [topology.machine_of()[device] for device in placement.device_ids[0]]
     assert machines[0] == machines[2] != machines[1] == machines[3]
+
+
+def test_in_plain_order_each_rank_takes_the_first_free_device_of_its_type():
+    topology = make_topology(
+        [["cpu", "gpu"], ["cpu"]], inside_bytes_per_s=[100.0, 100.0], network_bytes_per_s=[10.0, 10.0]
+    )
+    traffic = ranks(
+        [[0, 1, 2], [3, 0, 5], [6, 7, 0]], device_types=("cpu", "gpu", "cpu"), replicas_per_stage=(3,)
+    )
+
+    # The cores are on machines 0 and 1, the card on 0; bytes: 0-1 1 and 3, 0-2 2 and 6, 1-2 5 and 7.
+    found = place_ranks(traffic, topology).plain_order_seconds_per_step
+    assert found == pytest.approx((1 + 3) / 100 + (2 + 6 + 5 + 7) / 10)
 
 
 def test_leaves_the_machine_with_the_slow_network_out():

@@ -1,17 +1,10 @@
 import copy
-import json
 
 import pytest
 
 from heterps_core.errors import ConfigurationError, MalformedProblemError
-from heterps_core.topology.machine_topology import LinkType, TopologyDevice
-from heterps_core.topology.topology_file import (
-    load_topology,
-    save_topology,
-    topology_from_json,
-    topology_to_json,
-)
-from tests.heterps_core.topology.builders import make_topology
+from heterps_core.topology.machine_topology import MachineTopology, load_topology
+from tests.heterps_core.topology.builders import make_topology, save_topology
 
 DOCUMENT = {
     "machines": [
@@ -62,23 +55,12 @@ DOCUMENT = {
 
 
 def test_units_of_the_file_become_those_of_the_core():
-    topology = topology_from_json(DOCUMENT)
+    topology = MachineTopology.from_json(DOCUMENT)
 
     card, nic = topology.machines[0].devices
-    assert (card.type, card.model) == (TopologyDevice.GPU, "A100-SXM4-40GB")
-    assert (card.single_precision_flops_per_s, card.double_precision_flops_per_s) == (19.5e12, 9.7e12)
-    assert card.memory_bytes == 40 * 10**9
-    assert not nic.computes
-    bridge, network = topology.machines[0].links
-    assert (bridge.type, bridge.bandwidth_bytes_per_s) == (LinkType.PHB, 12e9)
-    assert network.latency_seconds == pytest.approx(28e-6)
-    assert topology.machines[1].port is None
-    assert topology.machines[1].devices[0].double_precision_flops_per_s is None
+    assert (card.type, card.model, card.computes, nic.computes) == ("GPU", "A100-SXM4-40GB", True, False)
+    assert [link.bandwidth_bytes_per_s for link in topology.links()] == [12e9, 1e9]
     assert topology.machine_of() == {0: 0, 1: 0, 2: 1, 3: 1}
-
-
-def test_writes_what_it_read():
-    assert topology_to_json(topology_from_json(DOCUMENT)) == DOCUMENT
 
 
 def test_comes_back_from_its_file(tmp_path):
@@ -88,7 +70,6 @@ def test_comes_back_from_its_file(tmp_path):
     save_topology(topology, tmp_path / "cluster.json")
 
     assert load_topology(tmp_path / "cluster.json") == topology
-    assert [path.name for path in tmp_path.iterdir()] == ["cluster.json"]
 
 
 def with_value(path, value):
@@ -120,9 +101,6 @@ BRIDGE = (*FIRST, "links", 0)
         ((*FIRST, "hostname"), "", "machines[0].hostname", "must be a text"),
         ((*FIRST, "hostname"), "b", "machines", "must differ in hostname, but b"),
         ((*FIRST, "hostname"), ["b"], "machines[0].hostname", "must be a text"),
-        ((*FIRST, "addr"), None, "machines[0].addr", "is missing"),
-        ((*FIRST, "port"), 70000, "machines[0].port", "1..65535"),
-        ((*FIRST, "port"), "6170", "machines[0].port", "whole number"),
         ((*FIRST, "devices"), [], "machines[0].devices", "at least one device"),
         ((*CARD, "global_id"), 3, "machines[1].devices[1].global_id", "unique over all machines"),
         ((*CARD, "global_id"), -1, "machines[0].devices[0].global_id", "whole number from 0"),
@@ -132,27 +110,18 @@ BRIDGE = (*FIRST, "links", 0)
         ((*CARD, "type"), "TPU", "machines[0].devices[0].type", "must be one of CPU, GPU"),
         ((*CARD, "type"), ["GPU"], "machines[0].devices[0].type", "must be one of CPU, GPU"),
         ((*CARD, "model"), None, "machines[0].devices[0].model", "is missing"),
-        ((*CARD, "sp_gflops"), 0, "machines[0].devices[0].sp_gflops", "must be positive"),
-        ((*CARD, "sp_gflops"), "fast", "machines[0].devices[0].sp_gflops", "must be a number"),
-        ((*CARD, "dp_gflops"), -1, "machines[0].devices[0].dp_gflops", "must not be negative"),
-        ((*CARD, "memory"), float("nan"), "machines[0].devices[0].memory", "must be a finite number"),
         ((*FIRST, "links"), None, "machines[0].links", "is missing"),
         ((*BRIDGE, "source_global_id"), 2, "machines[0].links[0].source_global_id", "of another one"),
         ((*BRIDGE, "target_global_id"), 9, "machines[0].links[0].target_global_id", "id of a device, got 9"),
         ((*BRIDGE, "target_global_id"), 0, "machines[0].links[0].target_global_id", "another device"),
         ((*BRIDGE, "target_global_id"), {}, "machines[0].links[0].target_global_id", "whole number"),
-        ((*BRIDGE, "type"), "NET", "machines[0].links[0].type", "another than NET within a machine"),
-        ((*BRIDGE, "type"), "USB", "machines[0].links[0].type", "must be one of LOC"),
-        ((*FIRST, "links", 1, "type"), "PHB", "machines[0].links[1].type", "must be NET"),
         ((*BRIDGE, "bandwidth"), 0, "machines[0].links[0].bandwidth", "must be positive"),
         ((*BRIDGE, "bandwidth"), 10**400, "machines[0].links[0].bandwidth", "must be at most"),
-        ((*BRIDGE, "latency"), -1, "machines[0].links[0].latency", "must not be negative"),
-        ((*BRIDGE, "latency"), None, "machines[0].links[0].latency", "is missing"),
     ],
 )
 def test_names_the_field_that_breaks_its_rule(path, value, field, problem):
     with pytest.raises(MalformedProblemError, match=problem) as caught:
-        topology_from_json(with_value(path, value))
+        MachineTopology.from_json(with_value(path, value))
 
     assert caught.value.field == field
 
@@ -162,7 +131,7 @@ def test_refuses_a_link_twice():
     document["machines"][0]["links"].append(document["machines"][0]["links"][0])
 
     with pytest.raises(MalformedProblemError, match="only link from 0 to 1"):
-        topology_from_json(document)
+        MachineTopology.from_json(document)
 
 
 def test_refuses_machines_that_compute_nothing():
@@ -170,7 +139,7 @@ def test_refuses_machines_that_compute_nothing():
     machine["devices"] = [{"global_id": 0, "local_id": 0, "type": "NIC"}]
 
     with pytest.raises(MalformedProblemError, match="at least one device that computes"):
-        topology_from_json({"machines": [machine]})
+        MachineTopology.from_json({"machines": [machine]})
 
 
 @pytest.mark.parametrize(
@@ -196,10 +165,3 @@ def test_a_broken_file_is_no_traceback(tmp_path, content, problem):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot read the cluster file"):
         load_topology(tmp_path / "none.json")
-
-
-def test_a_document_survives_json(tmp_path):
-    path = tmp_path / "cluster.json"
-    path.write_text(json.dumps(DOCUMENT))
-
-    assert topology_to_json(load_topology(path)) == DOCUMENT
