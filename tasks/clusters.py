@@ -101,9 +101,10 @@ def rented_cluster(
 
 def by_network(provider: Provider, cluster: Cluster, traffic: RankTraffic) -> Cluster:
     """Return a cluster in the order in which nodes that exchange most are near, where the provider tells who is."""
+    if len(cluster.nodes) <= 2:  # each is as near to the other
+        return cluster
     try:
-        # Of two nodes each is as near.
-        paths = provider.network_paths(cluster) if len(cluster.nodes) > 2 else {}
+        paths = provider.network_paths(cluster)
     except ProvisioningError as problem:
         logger.warning("run %s: nodes stay in the order of their launch: %s", cluster.run_id, problem)
         return cluster
