@@ -7,15 +7,11 @@ that a node needs nothing but that file to know its neighbours. It starts and en
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
-from heterps_core.schema_version import check_schema_version
-
-SCHEMA_VERSION = 1
+from heterps_core.json_codec import JsonDocument, JsonForm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +38,10 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cluster:
+class Cluster(JsonDocument):
     """All machines of one run, ordered by stage."""
+
+    json_form = JsonForm(what="cluster", version=1)
 
     run_id: str
     provider: str
@@ -75,24 +73,3 @@ class Cluster:
     def node_of(self, stage: int, replica: int) -> Node:
         """Return the node that runs a replica of a stage."""
         return next(node for node in self.nodes if node.stage == stage and replica in self.replicas_of(node))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Cluster:
-        """Read the JSON form; fields that are not known are ignored.
-
-        Raises:
-            ConfigurationError: The schema version is another one.
-        """
-        check_schema_version(document, SCHEMA_VERSION, what="a cluster file")
-        values = {name: document[name] for name in cls.__dataclass_fields__}
-        values["nodes"] = tuple(_node_from_json(node) for node in document["nodes"])
-        return cls(**values)
-
-
-def _node_from_json(document: Mapping[str, Any]) -> Node:
-    values = {name: document[name] for name in Node.__dataclass_fields__}
-    return Node(**{**values, "market": Market(document["market"])})

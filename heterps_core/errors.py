@@ -3,7 +3,7 @@
 HeterpsError
 |-- ConfigurationError            a parameter, file or name that the user gave cannot be used
 |   |-- UnknownNameError          a name that is in no registry; the message lists the known ones
-|   |-- MalformedProblemError     problem.json breaks its contract; carries the field
+|   |-- MalformedProblemError     a problem, or another JSON document, breaks its contract; carries the field
 |   `-- LedgerError               the ledger of machines cannot be read or written
 |-- DataError                     training data that cannot be read; carries file and line
 |-- InfeasiblePlanError           no plan meets the constraints; carries the constraint and the shortfall
@@ -56,7 +56,7 @@ class UnknownNameError(ConfigurationError):
 
 
 class MalformedProblemError(ConfigurationError):
-    """A planning problem that breaks its contract.
+    """A planning problem, or another JSON document, that breaks its contract.
 
     Args:
         field: Path of the field, for instance "layers[3].compute_seconds.cpu".
@@ -66,6 +66,7 @@ class MalformedProblemError(ConfigurationError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+        self.problem = problem
 
 
 class LedgerError(ConfigurationError):

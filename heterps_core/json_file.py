@@ -1,11 +1,13 @@
-"""Results of commands as JSON files."""
+"""JSON files: what a person has written, and results of commands."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import ConfigurationError, MalformedProblemError
 
 
 def write_json(path: Path, document: object) -> None:
@@ -18,3 +20,36 @@ def write_json(path: Path, document: object) -> None:
         path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_json(path: Path, *, what: str) -> Any:
+    """Return what a JSON file holds, where no object may have a name twice.
+
+    Raises:
+        ConfigurationError: It cannot be read.
+        MalformedProblemError: It is no JSON; carries the file.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_duplicates)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the {what} file {path}: {error.strerror}") from error
+    except MalformedProblemError as error:
+        raise MalformedProblemError(str(path), str(error)) from error
+    except UnicodeDecodeError as error:
+        raise MalformedProblemError(str(path), f"must be UTF-8 text: {error}") from error
+    except json.JSONDecodeError as error:
+        raise MalformedProblemError(str(path), f"is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise MalformedProblemError(str(path), f"is nested too deeply for a {what}") from error
+    except ValueError as error:
+        # json hands over integers of thousands of digits, which int() refuses.
+        raise MalformedProblemError(str(path), f"holds a number that cannot be read: {error}") from error
+
+
+def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in members:
+            raise MalformedProblemError(name, "stands twice in the same object")
+        members[name] = value
+    return members

@@ -7,13 +7,11 @@ what rounding up to whole instances costs is seen and not guessed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import InstanceOffer
-
-SCHEMA_VERSION = 1
+from heterps_core.json_codec import JsonDocument, JsonForm
 
 
 def check_alternatives(offer: InstanceOffer, alternatives: Sequence[InstanceOffer]) -> None:
@@ -104,8 +102,10 @@ class NodeRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProvisioningPlan:
+class ProvisioningPlan(JsonDocument):
     """The instances of every stage, with the price in whole instances and in units."""
+
+    json_form = JsonForm(version=1, sums=("price_usd_per_hour", "rounding_usd_per_hour"))
 
     replicas: tuple[int, ...]
     """Replicas of each stage, in order; each occupies one unit."""
@@ -183,12 +183,3 @@ class ProvisioningPlan:
                     )
                 )
         return tuple(requests)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form, with the sums for readers."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            **asdict(self),
-            "price_usd_per_hour": self.price_usd_per_hour,
-            "rounding_usd_per_hour": self.rounding_usd_per_hour,
-        }

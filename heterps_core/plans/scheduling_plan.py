@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.schema_version import check_schema_version
-
-SCHEMA_VERSION = 1
+from heterps_core.field_rules import Positive, Text
+from heterps_core.json_codec import JsonDocument, JsonForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +40,20 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulingPlan:
+class SchedulingPlan(JsonDocument):
     """A complete plan with what it promises and how good it is proven to be.
 
     The JSON form is the `plan.json` contract.
     """
 
-    scheduler: str
+    json_form = JsonForm(what="plan", version=1)
+
+    scheduler: Text
     """Name of the method that found the plan."""
 
     seed: int
     stages: tuple[Stage, ...]
-    throughput_samples_per_s: float
+    throughput_samples_per_s: Positive
     """Predicted by the cost model."""
 
     price_usd_per_hour: float
@@ -75,35 +75,6 @@ class SchedulingPlan:
 
     def __post_init__(self) -> None:
         check_stages_cover_chain(self.stages)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the `plan.json` form."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self), "stages": stages_to_json(self.stages)}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> SchedulingPlan:
-        """Read the `plan.json` form; fields that are not known are ignored.
-
-        Raises:
-            ConfigurationError: The schema version is another one, or a field is missing.
-        """
-        check_schema_version(document, SCHEMA_VERSION, what="plan.json")
-        names = [name for name in cls.__dataclass_fields__ if name != "stages"]
-        missing = [name for name in [*names, "stages"] if name not in document]
-        if missing:
-            raise ConfigurationError(f"plan.json lacks the fields {', '.join(missing)}")
-        return cls(stages=stages_from_json(document["stages"]), **{name: document[name] for name in names})
-
-
-def stages_to_json(stages: Sequence[Stage]) -> list[dict[str, Any]]:
-    """Return stages as plain dictionaries, in order."""
-    return [asdict(stage) for stage in stages]
-
-
-def stages_from_json(documents: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
-    """Read stages from plain dictionaries."""
-    names = Stage.__dataclass_fields__
-    return tuple(Stage(**{name: document[name] for name in names}) for document in documents)
 
 
 def check_stages_cover_chain(stages: Sequence[Stage], num_layers: int | None = None) -> None:

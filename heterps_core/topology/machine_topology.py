@@ -7,22 +7,15 @@ The cluster file of adaptive distributed training on PaddlePaddle (arXiv 2112.02
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from heterps_core.errors import ConfigurationError, MalformedProblemError
-from heterps_core.planning.problem.field_checks import (
-    as_object,
-    check_number,
-    check_positive,
-    check_text,
-    member,
-    object_without_duplicates,
-    shown,
-)
+from heterps_core.errors import MalformedProblemError
+from heterps_core.field_rules import check_number, check_positive, check_text, shown
+from heterps_core.json_codec import as_object, member
+from heterps_core.json_file import read_json
 
 GIGA = 1e9
 
@@ -144,16 +137,7 @@ def load_topology(path: Path) -> MachineTopology:
         ConfigurationError: The file cannot be read.
         MalformedProblemError: It is no JSON, or a field breaks its rule.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=object_without_duplicates)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the cluster file {path}: {error.strerror}") from error
-    except RecursionError as error:
-        raise MalformedProblemError(str(path), "is nested too deeply for a cluster file") from error
-    except ValueError as error:
-        # No UTF-8, no JSON, or an integer of thousands of digits.
-        raise MalformedProblemError(str(path), f"is not valid JSON: {error}") from error
-    return MachineTopology.from_json(document)
+    return MachineTopology.from_json(read_json(path, what="cluster"))
 
 
 def _machine(path: str, document: object) -> Machine:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heterps_core.errors import CheckpointError
+from heterps_core.errors import CheckpointError, ConfigurationError
 from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.storage.named_tensors import (
@@ -160,7 +160,7 @@ def read_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
             cursor=TrainingCursor.from_json(document["cursor"]),
             tensors=TensorManifest.from_json(document["tensors"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ConfigurationError) as error:
         raise DamagedFileError(f"{key} in {run.location} cannot be understood: {error!r}") from error
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from heterps_core.json_codec import JsonDocument
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingCursor:
+class TrainingCursor(JsonDocument):
     """The batch that comes next. With the seed it names the rows of every later batch."""
 
     epoch: int = 0
@@ -23,12 +23,3 @@ class TrainingCursor:
         if self.batch_index + 1 < batches_per_epoch:
             return TrainingCursor(self.epoch, self.batch_index + 1, self.step + 1)
         return TrainingCursor(self.epoch + 1, 0, self.step + 1)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> TrainingCursor:
-        """Read what `to_json` wrote."""
-        return cls(**{name: document[name] for name in cls.__dataclass_fields__})

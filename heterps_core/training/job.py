@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from heterps_core.errors import ConfigurationError, UnknownNameError
-from heterps_core.plans.scheduling_plan import (
-    Stage,
-    check_stages_cover_chain,
-    stages_from_json,
-    stages_to_json,
-)
-from heterps_core.schema_version import check_schema_version
-
-SCHEMA_VERSION = 1
+from heterps_core.json_codec import JsonDocument, JsonForm
+from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 
 PRECISIONS = ("float32", "bfloat16")
 """In what dense layers multiply; parameters and what crosses between stages are float32 in both."""
@@ -114,7 +105,7 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OptimizerState:
+class OptimizerState(JsonDocument):
     """What optimizers had accumulated when a model was exported: a file of its own beside the weights."""
 
     sha256: str
@@ -137,7 +128,7 @@ class OptimizerState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StartModel:
+class StartModel(JsonDocument):
     """An exported model that training goes on from; its files stand in the run directory."""
 
     version: str
@@ -153,16 +144,12 @@ class StartModel:
     accumulators_kept: float = 1.0
     """By which Adagrad's accumulators are multiplied: they never forget, and slow a table down night by night."""
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> StartModel:
-        """Read what `asdict` gave."""
-        state = document.get("optimizer_state")
-        return cls(**{**document, "optimizer_state": None if state is None else OptimizerState(**state)})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingJob:
+class TrainingJob(JsonDocument):
     """A model, its data, its stages and its configuration."""
+
+    json_form = JsonForm(what="job", version=1)
 
     run_id: str
     model: str
@@ -193,27 +180,3 @@ class TrainingJob:
     def replicas_per_stage(self) -> tuple[int, ...]:
         """Number of workers of each stage."""
         return tuple(stage.num_replicas for stage in self.stages)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the job as plain JSON values."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            **asdict(self),
-            "stages": stages_to_json(self.stages),
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> TrainingJob:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ConfigurationError: The schema version is another one.
-        """
-        check_schema_version(document, SCHEMA_VERSION, what="job.json")
-        fields = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
-        fields["stages"] = stages_from_json(document["stages"])
-        fields["config"] = TrainingConfig(**document["config"])
-        fields["worker_bytes"] = tuple(document.get("worker_bytes", ()))
-        if document.get("start_model") is not None:
-            fields["start_model"] = StartModel.from_json(document["start_model"])
-        return cls(**fields)

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from heterps_core.errors import CheckpointError
+from heterps_core.errors import CheckpointError, ConfigurationError
 from heterps_core.training.checkpoint import load_latest_checkpoint
 from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
@@ -140,7 +140,7 @@ def _read_manifest(run: RunDirectory, start: StartModel) -> TensorManifest:
         return TensorManifest.from_json(document["tensors"])
     except DamagedFileError as error:
         raise CheckpointError(f"{error}; start a new run") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ConfigurationError) as error:
         raise CheckpointError(
             f"{key} in {run.location} must be that of the job's start model, but is not: {error}; start a new run"
         ) from error

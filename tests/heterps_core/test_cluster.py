@@ -50,7 +50,7 @@ def test_comes_back_from_its_json_form():
 def test_refuses_another_schema_version():
     document = cluster(node("a", stage=0, num_workers=2)).to_json() | {"schema_version": 2}
 
-    with pytest.raises(ConfigurationError, match="schema_version 1, got 2"):
+    with pytest.raises(ConfigurationError, match="schema_version: must be 1, got 2"):
         Cluster.from_json(document)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heterps_core.errors import ConfigurationError, MalformedProblemError
+from heterps_core.errors import ConfigurationError
 from heterps_core.json_file import write_json
 from heterps_core.planning.problem.extra_costs import COST_TERMS
 from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
@@ -145,12 +145,7 @@ def _load_problem(path: Path, *, leave_out: Sequence[str]) -> SchedulingProblem:
     """Read a problem; what is wrong with a field is told with the file's name."""
     from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 
-    try:
-        problem = SchedulingProblem.load(path)
-    except MalformedProblemError as error:
-        if error.field == str(path):
-            raise
-        raise MalformedProblemError(str(path), str(error)) from error
+    problem = SchedulingProblem.load(path)
     return replace(problem, extra_costs=problem.extra_costs.without(leave_out))
 
 

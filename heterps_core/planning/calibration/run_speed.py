@@ -7,15 +7,12 @@ predictions would learn from itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from heterps_core.errors import ConfigurationError
+from heterps_core.field_rules import Positive
+from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.schema_version import check_schema_version
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +45,7 @@ class StageSpeed:
     num_replicas: int
     """That were launched."""
 
-    predicted_seconds: float
+    predicted_seconds: Positive
     """Of its work for one training batch, by the cost model."""
 
     measured_seconds: float | None
@@ -56,8 +53,10 @@ class StageSpeed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunSpeed:
+class RunSpeed(JsonDocument):
     """A run's predicted and measured speed."""
+
+    json_form = JsonForm(what="run's speed", version=1)
 
     run_id: str
     model: str
@@ -65,13 +64,13 @@ class RunSpeed:
     """What it ran on: for a rehearsal the machine; for rented machines their device types."""
 
     is_rehearsal: bool
-    predicted_step_seconds: float
+    predicted_step_seconds: Positive
     """Without any correction."""
 
-    correction_factor: float
+    correction_factor: Positive
     """By which the prediction was stretched before the run."""
 
-    measured_step_seconds: float
+    measured_step_seconds: Positive
     """Of the median step."""
 
     stages: tuple[StageSpeed, ...]
@@ -101,33 +100,6 @@ class RunSpeed:
             for stage in self.stages
             if stage.measured_seconds
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> RunSpeed:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ConfigurationError: The schema version is another one, or a field is missing or unusable.
-        """
-        check_schema_version(
-            document, SCHEMA_VERSION, what="a run's speed", way_out="it was written by another version"
-        )
-        try:
-            speed = cls(
-                **{name: document[name] for name in cls.__dataclass_fields__ if name != "stages"},
-                stages=tuple(StageSpeed(**stage) for stage in document["stages"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ConfigurationError(f"a run's speed lacks or spoils a field: {error!r}") from error
-        seconds = (speed.predicted_step_seconds, speed.measured_step_seconds, speed.correction_factor)
-        stage_seconds = [stage.predicted_seconds for stage in speed.stages]
-        if not all(math.isfinite(value) and value > 0 for value in (*seconds, *stage_seconds)):
-            raise ConfigurationError(f"the seconds of a run's speed must be positive, got {document}")
-        return speed
 
 
 def workers_text(stages: Iterable[StageSpeed | Stage]) -> str:

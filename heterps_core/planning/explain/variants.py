@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from heterps_core.errors import InfeasiblePlanError
-from heterps_core.planning.problem.field_checks import LARGEST_NUMBER, SMALLEST_POSITIVE
+from heterps_core.field_rules import LARGEST_NUMBER, SMALLEST_POSITIVE
 from heterps_core.planning.problem.scheduling_problem import (
     MAX_UNITS,
     LayerCosts,

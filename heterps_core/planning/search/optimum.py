@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from heterps_core.errors import InfeasiblePlanError
+from heterps_core.field_rules import LARGEST_NUMBER
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
@@ -23,7 +24,6 @@ from heterps_core.planning.cost_model.stage_table import (
     segment_row,
     segment_table,
 )
-from heterps_core.planning.problem.field_checks import LARGEST_NUMBER
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.replica_balance import floor_missed, memory_text
 from heterps_core.planning.provisioning.stage_time_search import (

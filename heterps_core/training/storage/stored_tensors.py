@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.errors import CheckpointError
+from heterps_core.json_codec import JsonDocument
 from heterps_core.training.storage.hashed_files import BlockHasher, HashedFile, read_verified, write_hashes
 from heterps_core.training.storage.run_directory import RunDirectory
 
@@ -64,7 +64,7 @@ class StoredRows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TensorManifest:
+class TensorManifest(JsonDocument):
     """Which tensors stand where in the files of one folder."""
 
     files: tuple[HashedFile, ...] = ()
@@ -76,25 +76,6 @@ class TensorManifest:
 
     def __add__(self, other: TensorManifest) -> TensorManifest:
         return TensorManifest(files=self.files + other.files, rows=self.rows + other.rows)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "files": [asdict(file) for file in self.files],
-            "rows": [{**asdict(rows), "shape": list(rows.shape)} for rows in self.rows],
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> TensorManifest:
-        """Read what `to_json` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: It did not write this.
-        """
-        return cls(
-            files=tuple(HashedFile(**file) for file in document["files"]),
-            rows=tuple(StoredRows(**{**rows, "shape": tuple(rows["shape"])}) for rows in document["rows"]),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -147,9 +147,9 @@ def test_refuses_machines_that_compute_nothing():
     [
         (b"", "is not valid JSON"),
         (b"{", "is not valid JSON"),
-        (b"\xff\xfe", "is not valid JSON"),
+        (b"\xff\xfe", "must be UTF-8 text"),
         (b"[" * 100_000, "nested too deeply"),
-        (b'{"machines": ' + b"9" * 5_000 + b"}", "is not valid JSON"),
+        (b'{"machines": ' + b"9" * 5_000 + b"}", "holds a number that cannot be read"),
         (b'{"machines": [], "machines": []}', "stands twice"),
         (b"[]", "must be a JSON object"),
     ],

@@ -33,10 +33,10 @@ def test_only_rented_stages_that_were_measured_teach_about_device_types():
 @pytest.mark.parametrize(
     ("spoilt", "rule"),
     [
-        ({"schema_version": 9}, "schema_version 1"),
-        ({"stages": [{"device_type": "cpu-c7i"}]}, "lacks or spoils a field"),
-        ({"measured_step_seconds": 0.0}, "must be positive"),
-        ({"predicted_step_seconds": float("inf")}, "must be positive"),
+        ({"schema_version": 9}, "schema_version: must be 1, got 9"),
+        ({"stages": [{"device_type": "cpu-c7i"}]}, r"stages\[0\].num_replicas: is missing"),
+        ({"measured_step_seconds": 0.0}, "measured_step_seconds: must be positive"),
+        ({"predicted_step_seconds": float("inf")}, "predicted_step_seconds: must be a finite number"),
     ],
 )
 def test_a_damaged_record_is_refused_with_its_rule(spoilt, rule):

@@ -1,0 +1,99 @@
+"""Rules of single fields of JSON documents: what is wrong is said with the field's path, the rule and the value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from heterps_core.errors import MalformedProblemError
+
+SMALLEST_POSITIVE = 1e-18
+LARGEST_NUMBER = 1e18
+"""Numbers outside these limits would overflow products of five of them; no real quantity comes near."""
+
+Rule = Callable[[str, Any], Any]
+"""Takes the path and the value of a field, and returns the value."""
+
+
+def shown(value: object) -> str:
+    """Return a value as it is quoted in an error, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_text(path: str, value: Any) -> Any:
+    """Check that a value is a text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise MalformedProblemError(path, f"must be a text that is not empty, got {shown(value)}")
+    return value
+
+
+def check_number(path: str, value: object) -> float:
+    """Check that a value is a finite number within the limits, and return it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise MalformedProblemError(path, f"must be a number, got {shown(value)}")
+    # Compared before any conversion: an integer may be too large for a float.
+    if isinstance(value, float) and not math.isfinite(value):
+        raise MalformedProblemError(path, f"must be a finite number, got {value}")
+    if abs(value) > LARGEST_NUMBER:
+        raise MalformedProblemError(path, f"must be at most {LARGEST_NUMBER:g}, got {shown(value)}")
+    return float(value)
+
+
+def check_not_negative(path: str, value: Any) -> Any:
+    """Check that a value is 0 or a positive number."""
+    number = check_number(path, value)
+    if number < 0:
+        raise MalformedProblemError(path, f"must not be negative, got {shown(value)}")
+    if 0 < number < SMALLEST_POSITIVE:
+        raise MalformedProblemError(path, f"must be 0 or at least {SMALLEST_POSITIVE:g}, got {shown(value)}")
+    return value
+
+
+def check_positive(path: str, value: Any) -> Any:
+    """Check that a value is a positive number."""
+    check_not_negative(path, value)
+    if value == 0:
+        raise MalformedProblemError(path, "must be positive, got 0")
+    return value
+
+
+def check_fraction(path: str, value: Any) -> Any:
+    """Check that a value lies in [0, 1]."""
+    if not 0 <= check_number(path, value) <= 1:
+        raise MalformedProblemError(path, f"must lie in [0, 1], got {shown(value)}")
+    return value
+
+
+def count(at_most: int = int(LARGEST_NUMBER)) -> Rule:
+    """Return the rule that a value is a whole number in 1..at_most."""
+
+    def check(path: str, value: Any) -> Any:
+        number = check_number(path, value)
+        if number != int(number):
+            raise MalformedProblemError(path, f"must be a whole number, got {shown(value)}")
+        if not 1 <= number <= at_most:
+            raise MalformedProblemError(path, f"must lie in 1..{at_most}, got {shown(value)}")
+        return value
+
+    return check
+
+
+def sized(least: int, most: int, items: str, way_out: str = "") -> Rule:
+    """Return the rule that a list or an object holds least..most items, which are called so."""
+
+    def check(path: str, value: Any) -> Any:
+        if not least <= len(value) <= most:
+            rule = f"must hold {least} to {most} {items}, got {len(value)}"
+            raise MalformedProblemError(path, rule + way_out)
+        return value
+
+    return check
+
+
+Text = Annotated[str, check_text]
+Count = Annotated[int, count()]
+Positive = Annotated[float, check_positive]
+NotNegative = Annotated[float, check_not_negative]
+Fraction = Annotated[float, check_fraction]

@@ -1,0 +1,240 @@
+"""Frozen dataclasses as plain JSON values and back by their type hints, with the rules that stand in these.
+
+A hint such as `Annotated[int, count(64)]` or `Positive` (`field_rules.py`) states the rule of a field. Errors carry
+the field's path, the rule and the value. Numbers stay as they are written, fields that are not known are ignored,
+and a field with a default may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from datetime import datetime
+from enum import Enum
+from functools import cache, partial
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from heterps_core.errors import ConfigurationError, MalformedProblemError
+from heterps_core.field_rules import Rule, shown
+from heterps_core.json_file import read_json
+
+_Kind = TypeVar("_Kind")
+_PLAIN = {
+    str: ("a text", str),
+    bool: ("true or false", bool),
+    int: ("a whole number", int),
+    float: ("a number", int | float),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonForm:
+    """What the JSON form of a class has beside its fields."""
+
+    what: str = "document"
+    """For messages, like `way_out`: what to do with a document that cannot be read."""
+
+    way_out: str = ""
+    version: int | None = None
+    version_name: str = "schema_version"
+    sums: tuple[str, ...] = ()
+    """Properties that are written for readers, and not read."""
+
+    omits_defaults: bool = False
+    is_strict: bool = False
+    """A field that is not known is refused."""
+
+
+_PLAIN_FORM = JsonForm()
+
+
+class JsonDocument:
+    """Base of frozen dataclasses with a JSON form: their fields by name."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    json_form: ClassVar[JsonForm] = _PLAIN_FORM
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        form = self.json_form
+        document = {} if form.version is None else {form.version_name: form.version}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (form.omits_defaults and value == _default(field)):
+                document[field.name] = to_json(value)
+        return document | {name: getattr(self, name) for name in form.sums}
+
+    @classmethod
+    def from_json(cls, document: object) -> Self:
+        """Read the JSON form.
+
+        Raises:
+            MalformedProblemError: The version is another one, or a field is missing or breaks its rule.
+            ConfigurationError: Fields do not fit together.
+        """
+        return from_json(cls, document)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file of the JSON form.
+
+        Raises:
+            ConfigurationError: The file cannot be read.
+            MalformedProblemError: It is no JSON, or breaks a rule; carries the file.
+        """
+        document = read_json(path, what=cls.json_form.what)
+        try:
+            return cls.from_json(document)
+        except ConfigurationError as error:
+            raise MalformedProblemError(str(path), str(error)) from error
+
+
+def to_json(value: Any) -> Any:
+    """Return a value, with all that dataclasses and containers hold, as plain JSON values."""
+    if isinstance(value, JsonDocument):
+        return value.to_json()
+    if is_dataclass(value):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: to_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value.value if isinstance(value, Enum) else value
+
+
+def from_json(kind: type[_Kind], document: object) -> _Kind:
+    """Return an object of a dataclass from its JSON form; raises as `JsonDocument.from_json`."""
+    hint: Any = kind
+    try:
+        read: _Kind = _reader(hint)("", document)
+    except MalformedProblemError as error:
+        form: JsonForm = getattr(kind, "json_form", _PLAIN_FORM)
+        if not form.way_out:
+            raise
+        raise MalformedProblemError(
+            f"{form.what}: {error.field}", f"{error.problem}; {form.way_out}"
+        ) from error
+    return read
+
+
+def check_fields(value: Any, path: str = "") -> None:
+    """Check the rules of all fields of a dataclass's object, and of what these hold."""
+    kind: Any = type(value)
+    _reader(kind)(path, value)
+
+
+def as_object(path: str, value: object) -> Mapping[str, Any]:
+    """Return a value that is a JSON object."""
+    if not isinstance(value, dict | Mapping):
+        raise MalformedProblemError(path, f"must be a JSON object, got {shown(value)}")
+    return value
+
+
+def member(document: Mapping[str, Any], path: str, name: str) -> Any:
+    """Return the field of this name of the object at a path."""
+    if name not in document:
+        raise MalformedProblemError(f"{path}.{name}" if path else name, "is missing")
+    return document[name]
+
+
+@cache
+def _reader(hint: Any) -> Rule:
+    """Return what checks a value, as JSON has it or as it is kept already, and returns it as a type hint says."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        rule: Rule = arguments[1]
+        # The rules of plain values check their types too.
+        return partial(_read_ruled, _reader(arguments[0]), rule) if get_args(arguments[0]) else rule
+    if origin in (Union, UnionType):
+        readers = [_reader(kind) for kind in arguments if kind is not NoneType]
+        return partial(_read_union, readers, NoneType in arguments)
+    if origin is tuple:
+        return partial(
+            _read_tuple, [_reader(kind) for kind in arguments if kind is not ...], ... in arguments
+        )
+    if origin is Mapping:
+        return partial(_read_mapping, _reader(arguments[0]), _reader(arguments[1]))
+    if is_dataclass(hint):
+        hints = get_type_hints(hint, include_extras=True)
+        return partial(_read_object, hint, [(field, _reader(hints[field.name])) for field in fields(hint)])
+    return partial(_read_plain, hint)
+
+
+def _read_ruled(read: Rule, rule: Rule, path: str, value: Any) -> Any:
+    return rule(path, read(path, value))
+
+
+def _read_union(readers: Sequence[Rule], may_be_none: bool, path: str, value: Any) -> Any:
+    if value is None and may_be_none:
+        return None
+    for read in readers[:-1]:
+        with suppress(MalformedProblemError):
+            return read(path, value)
+    return readers[-1](path, value)
+
+
+def _read_tuple(readers: list[Rule], is_open: bool, path: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or not (is_open or len(value) == len(readers)):
+        size = "" if is_open else f" of {len(readers)}"
+        raise MalformedProblemError(path, f"must be a list{size}, got {shown(value)}")
+    kinds = readers * len(value) if is_open else readers
+    return tuple(read(f"{path}[{index}]", value[index]) for index, read in enumerate(kinds))
+
+
+def _read_mapping(read_name: Rule, read: Rule, path: str, value: Any) -> dict[str, Any]:
+    items = as_object(path, value).items()
+    return {read_name(path, name): read(f"{path}.{name}", item) for name, item in items}
+
+
+def _read_object(kind: Any, members: Sequence[tuple[Field[Any], Rule]], path: str, value: Any) -> Any:
+    prefix = f"{path}." if path else ""
+    if isinstance(value, kind):
+        for field, read in members:
+            read(prefix + field.name, getattr(value, field.name))
+        return value
+    form: JsonForm = getattr(kind, "json_form", _PLAIN_FORM)
+    document = as_object(path or form.what, value)
+    if form.version is not None:
+        version = member(document, path, form.version_name)
+        if version != form.version or isinstance(version, bool):
+            rule = f"must be {form.version}, got {shown(version)}"
+            raise MalformedProblemError(prefix + form.version_name, rule)
+    known = [field.name for field, _ in members]
+    for name in document if form.is_strict else ():
+        if name not in (*known, form.version_name):
+            raise MalformedProblemError(prefix + name, f"is not a known field; known are: {', '.join(known)}")
+    return kind(
+        **{
+            field.name: read(prefix + field.name, member(document, path, field.name))
+            for field, read in members
+            if field.name in document or field.default is field.default_factory is MISSING
+        }
+    )
+
+
+def _read_plain(kind: Any, path: str, value: Any) -> Any:
+    if type(value) is kind:
+        return value
+    if kind in _PLAIN:
+        name, types = _PLAIN[kind]
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise MalformedProblemError(path, f"must be {name}, got {shown(value)}")
+        return value
+    if kind is datetime:
+        try:
+            return value if isinstance(value, datetime) else datetime.fromisoformat(value)
+        except (TypeError, ValueError):
+            raise MalformedProblemError(path, f"must be a time as in ISO 8601, got {shown(value)}") from None
+    if value not in (known := [each.value for each in kind]):
+        raise MalformedProblemError(path, f"must be one of {', '.join(map(str, known))}, got {shown(value)}")
+    return kind(value)
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
