@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.json_codec import JsonDocument
 
 AWS = "aws"
 
@@ -91,7 +92,7 @@ class Price:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InstanceOffer(Price):
+class InstanceOffer(Price, JsonDocument):
     """An instance type at a price, in a cloud, region, zone and market, at a time, by a source."""
 
     instance_type: InstanceType
@@ -130,10 +131,6 @@ class InstanceOffer(Price):
     def price_age(self, now: datetime) -> timedelta:
         """Return how old the price is; `now` carries a time zone."""
         return now - moment_of(self.price_as_of)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the offer as plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,6 @@ and a field with a default may be missing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
@@ -23,10 +22,11 @@ from heterps_core.json_file import read_json
 
 _Kind = TypeVar("_Kind")
 _PLAIN = {
-    str: ("a text", str),
-    bool: ("true or false", bool),
-    int: ("a whole number", int),
-    float: ("a number", int | float),
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    NoneType: "null",
 }
 
 
@@ -64,7 +64,8 @@ class JsonDocument:
         document = {} if form.version is None else {form.version_name: form.version}
         for field in fields(self):
             value = getattr(self, field.name)
-            if not (form.omits_defaults and value == _default(field)):
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            if not (form.omits_defaults and value == default):
                 document[field.name] = to_json(value)
         return document | {name: getattr(self, name) for name in form.sums}
 
@@ -151,9 +152,9 @@ def _reader(hint: Any) -> Rule:
         rule: Rule = arguments[1]
         # The rules of plain values check their types too.
         return partial(_read_ruled, _reader(arguments[0]), rule) if get_args(arguments[0]) else rule
-    if origin in (Union, UnionType):
-        readers = [_reader(kind) for kind in arguments if kind is not NoneType]
-        return partial(_read_union, readers, NoneType in arguments)
+    if origin in (Union, UnionType) and not set(arguments) <= _PLAIN.keys():
+        (kind,) = (kind for kind in arguments if kind is not NoneType)
+        return partial(_read_optional, _reader(kind))
     if origin is tuple:
         return partial(
             _read_tuple, [_reader(kind) for kind in arguments if kind is not ...], ... in arguments
@@ -163,20 +164,17 @@ def _reader(hint: Any) -> Rule:
     if is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
         return partial(_read_object, hint, [(field, _reader(hints[field.name])) for field in fields(hint)])
-    return partial(_read_plain, hint)
+    if isinstance(hint, type) and issubclass(hint, Enum | datetime):
+        return partial(_read_named, hint)
+    return partial(_read_plain, arguments or (hint,))
 
 
 def _read_ruled(read: Rule, rule: Rule, path: str, value: Any) -> Any:
     return rule(path, read(path, value))
 
 
-def _read_union(readers: Sequence[Rule], may_be_none: bool, path: str, value: Any) -> Any:
-    if value is None and may_be_none:
-        return None
-    for read in readers[:-1]:
-        with suppress(MalformedProblemError):
-            return read(path, value)
-    return readers[-1](path, value)
+def _read_optional(read: Rule, path: str, value: Any) -> Any:
+    return None if value is None else read(path, value)
 
 
 def _read_tuple(readers: list[Rule], is_open: bool, path: str, value: Any) -> tuple[Any, ...]:
@@ -218,23 +216,21 @@ def _read_object(kind: Any, members: Sequence[tuple[Field[Any], Rule]], path: st
     )
 
 
-def _read_plain(kind: Any, path: str, value: Any) -> Any:
-    if type(value) is kind:
+def _read_plain(kinds: tuple[type, ...], path: str, value: Any) -> Any:
+    if isinstance(value, kinds) if type(value) is not bool else bool in kinds:
         return value
-    if kind in _PLAIN:
-        name, types = _PLAIN[kind]
-        if not isinstance(value, types) or isinstance(value, bool):
-            raise MalformedProblemError(path, f"must be {name}, got {shown(value)}")
+    if float in kinds and type(value) is int:
         return value
-    if kind is datetime:
-        try:
-            return value if isinstance(value, datetime) else datetime.fromisoformat(value)
-        except (TypeError, ValueError):
-            raise MalformedProblemError(path, f"must be a time as in ISO 8601, got {shown(value)}") from None
-    if value not in (known := [each.value for each in kind]):
-        raise MalformedProblemError(path, f"must be one of {', '.join(map(str, known))}, got {shown(value)}")
-    return kind(value)
+    names = " or ".join(_PLAIN[kind] for kind in kinds)
+    raise MalformedProblemError(path, f"must be {names}, got {shown(value)}")
 
 
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
+def _read_named(kind: Any, path: str, value: Any) -> Any:
+    """Read an enum by its value, or a time."""
+    if isinstance(value, kind):
+        return value
+    try:
+        return datetime.fromisoformat(value) if kind is datetime else kind(value)
+    except (TypeError, ValueError):
+        names = "a time as in ISO 8601" if kind is datetime else f"one of {', '.join(kind)}"
+        raise MalformedProblemError(path, f"must be {names}, got {shown(value)}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,20 @@ def write_json(path: Path, document: object) -> None:
         path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+
+
+def replace_json(path: Path, document: object, *, indent: int | None = 1) -> None:
+    """Write a document in the place of an earlier one: a reader sees one of the two, never a part.
+
+    Raises:
+        OSError: It cannot be written; the earlier one stays.
+    """
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        part.write_text(json.dumps(document, indent=indent) + "\n", encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def read_json(path: Path, *, what: str) -> Any:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.json_file import replace_json
 
 HOME_VARIABLE = "HETERPS_HOME"
 """Environment variable that moves the workspace elsewhere."""
@@ -240,9 +241,7 @@ class Workspace:
 
     def write_services(self, addresses: ServiceAddresses) -> None:
         """Write the addresses for other processes; a reader never sees half a file."""
-        draft = self.services_path.with_suffix(".tmp")
-        draft.write_text(json.dumps(asdict(addresses), indent=2) + "\n")
-        draft.replace(self.services_path)
+        replace_json(self.services_path, asdict(addresses))
 
     def forget_services(self) -> None:
         """Remove the addresses; nothing happens where there are none."""

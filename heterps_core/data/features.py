@@ -6,15 +6,11 @@ that a plan can be made and a price computed without loading either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.schema_version import check_schema_version
-
-SCHEMA_VERSION = 1
+from heterps_core.json_codec import JsonDocument, JsonForm
 
 MISSING_ROW = 0
 """Row of every slot that stands for "no value"; real values hash to the rows after it."""
@@ -24,7 +20,7 @@ MIN_SLOT_ROWS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FeatureSpec:
+class FeatureSpec(JsonDocument):
     """Shape of the input of a click model: dense columns and categorical slots.
 
     Ids count from 0 inside each slot; a model that keeps all slots in one table adds `slot_offsets`.
@@ -34,6 +30,8 @@ class FeatureSpec:
         >>> features.total_rows, features.slot_offsets
         (14, (0, 10))
     """
+
+    json_form = JsonForm(what="features", version=1)
 
     num_dense: int
     """Numeric columns, at least 0."""
@@ -81,34 +79,6 @@ class FeatureSpec:
     def slot_offsets(self) -> tuple[int, ...]:
         """First row of each slot where all slots lie in one table, in slot order."""
         return tuple(accumulate(self.slot_rows[:-1], initial=0))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "num_dense": self.num_dense,
-            "slot_rows": list(self.slot_rows),
-            "slot_names": list(self.slot_names),
-            "dense_names": list(self.dense_names),
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> FeatureSpec:
-        """Read the JSON form; fields that are not known are ignored.
-
-        Raises:
-            ConfigurationError: The schema version is another one, or a field is missing.
-        """
-        check_schema_version(document, SCHEMA_VERSION, what="features")
-        missing = [name for name in ("num_dense", "slot_rows") if name not in document]
-        if missing:
-            raise ConfigurationError(f"features lack the fields {', '.join(missing)}")
-        return cls(
-            num_dense=document["num_dense"],
-            slot_rows=tuple(document["slot_rows"]),
-            slot_names=tuple(document.get("slot_names", ())),
-            dense_names=tuple(document.get("dense_names", ())),
-        )
 
 
 def _check_names(field: str, names: tuple[str, ...], count: int) -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
+from heterps_core.json_codec import JsonDocument, JsonForm
+from heterps_core.json_file import replace_json
 
 FORMAT_VERSION = 1
 """Raised whenever the same source would give other files, so that older caches are not reused."""
@@ -42,8 +43,16 @@ class SourceFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DatasetManifest:
+class DatasetManifest(JsonDocument):
     """The content of `manifest.json`."""
+
+    json_form = JsonForm(
+        what="prepared dataset",
+        way_out="prepare it anew",
+        version=FORMAT_VERSION,
+        version_name="format_version",
+        sums=("train_click_rate",),
+    )
 
     fingerprint: str
     """Equal for equal source files, schema and parameters."""
@@ -72,59 +81,10 @@ class DatasetManifest:
         """Share of clicks among the training rows, in [0, 1]."""
         return self.num_train_clicks / self.num_train_rows
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the `manifest.json` form."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "fingerprint": self.fingerprint,
-            "schema": self.schema.to_json(),
-            "features": self.features.to_json(),
-            "numeric_transform": self.numeric_transform.to_json(),
-            "eval_fraction": self.eval_fraction,
-            "num_train_rows": self.num_train_rows,
-            "num_eval_rows": self.num_eval_rows,
-            "num_train_clicks": self.num_train_clicks,
-            "num_eval_clicks": self.num_eval_clicks,
-            "train_click_rate": self.train_click_rate,
-            "sources": [asdict(source) for source in self.sources],
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> DatasetManifest:
-        """Read the `manifest.json` form.
-
-        Raises:
-            ConfigurationError: The format version is another one.
-        """
-        version = document.get("format_version")
-        if version != FORMAT_VERSION:
-            raise ConfigurationError(
-                f"a prepared dataset must have format_version {FORMAT_VERSION}, got {version!r}; "
-                f"prepare it anew"
-            )
-        plain = (
-            "fingerprint",
-            "eval_fraction",
-            "num_train_rows",
-            "num_eval_rows",
-            "num_train_clicks",
-            "num_eval_clicks",
-        )
-        return cls(
-            schema=DataSchema.from_json(document["schema"]),
-            features=FeatureSpec.from_json(document["features"]),
-            numeric_transform=NumericTransform.from_json(document["numeric_transform"]),
-            sources=tuple(SourceFile(**source) for source in document["sources"]),
-            **{name: document[name] for name in plain},
-        )
-
 
 def write_manifest(directory: Path, manifest: DatasetManifest) -> None:
     """Write `manifest.json` in one step: it is there completely or not at all."""
-    path = directory / MANIFEST_NAME
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(manifest.to_json(), indent=2) + "\n", encoding="utf-8")
-    temporary.rename(path)
+    replace_json(directory / MANIFEST_NAME, manifest.to_json(), indent=2)
 
 
 def read_manifest(directory: Path) -> DatasetManifest | None:
@@ -132,7 +92,7 @@ def read_manifest(directory: Path) -> DatasetManifest | None:
     try:
         document = json.loads((directory / MANIFEST_NAME).read_text(encoding="utf-8"))
         return DatasetManifest.from_json(document)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigurationError):
+    except (OSError, ValueError, ConfigurationError):
         return None
 
 

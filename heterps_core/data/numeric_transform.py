@@ -6,19 +6,21 @@ and later requests are treated exactly as training rows were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from heterps_core.json_codec import JsonDocument
+
 MIN_STANDARD_DEVIATION = 1e-6
 """A column that varies less than this is constant for float32 input and is only centred."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NumericTransform:
+class NumericTransform(JsonDocument):
     """Mean and standard deviation of each dense column after the logarithm, over the training rows."""
 
     is_count: tuple[bool, ...]
@@ -42,23 +44,6 @@ class NumericTransform:
         standardised: npt.NDArray[np.float32] = (values - means) / scales
         standardised[np.isnan(standardised)] = 0.0
         return standardised
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "is_count": list(self.is_count),
-            "means": list(self.means),
-            "standard_deviations": list(self.standard_deviations),
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> NumericTransform:
-        """Read the JSON form."""
-        return cls(
-            is_count=tuple(document["is_count"]),
-            means=tuple(document["means"]),
-            standard_deviations=tuple(document["standard_deviations"]),
-        )
 
 
 def take_logarithms(

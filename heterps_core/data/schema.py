@@ -7,30 +7,17 @@ writes JSON only.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from heterps_core.errors import ConfigurationError
-
-SCHEMA_VERSION = 1
-
-_TUPLE_FIELDS = (
-    "label_positive",
-    "label_negative",
-    "numeric_columns",
-    "count_columns",
-    "categorical_columns",
-    "column_names",
-    "missing_markers",
-)
+from heterps_core.json_codec import JsonDocument, JsonForm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataSchema:
+class DataSchema(JsonDocument):
     """How to read a table of labelled rows from CSV, TSV or Parquet."""
+
+    json_form = JsonForm(what="data schema", version=1, is_strict=True)
 
     name: str
     """Short name of the format, for messages and records."""
@@ -79,75 +66,6 @@ class DataSchema:
     def count_flags(self) -> tuple[bool, ...]:
         """For each numeric column whether it is a count."""
         return tuple(column in self.count_columns for column in self.numeric_columns)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form, which is also the form of a schema file."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> DataSchema:
-        """Read the JSON form.
-
-        Raises:
-            ConfigurationError: A field is unknown, missing, of a wrong type or against a rule.
-        """
-        version = document.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise ConfigurationError(
-                f'a data schema must have "schema_version": {SCHEMA_VERSION}, got {version!r}'
-            )
-        values = {name: value for name, value in document.items() if name != "schema_version"}
-        _check_fields(values)
-        return cls(**{name: _typed(name, value) for name, value in values.items()})
-
-    @classmethod
-    def load(cls, path: Path) -> DataSchema:
-        """Read a schema file.
-
-        Raises:
-            ConfigurationError: The file is missing, is no JSON object, or breaks a rule.
-        """
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigurationError(f"cannot read the data schema {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise ConfigurationError(f"the data schema {path} is not JSON: {error}") from error
-        if not isinstance(document, dict):
-            raise ConfigurationError(
-                f"the data schema {path} must be a JSON object, got a {type(document).__name__}"
-            )
-        try:
-            return cls.from_json(document)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: {error}") from error
-
-
-def _check_fields(values: Mapping[str, Any]) -> None:
-    known = {field.name for field in fields(DataSchema)}
-    unknown = sorted(values.keys() - known)
-    if unknown:
-        raise ConfigurationError(
-            f"{unknown[0]!r} is no field of a data schema; the fields are: {', '.join(sorted(known))}"
-        )
-    missing = [name for name in ("name", "label_column", "categorical_columns") if name not in values]
-    if missing:
-        raise ConfigurationError(f"a data schema needs the fields {', '.join(missing)}")
-
-
-def _typed(name: str, value: Any) -> Any:
-    """Return a JSON value as the type of the field `name`."""
-    if name in _TUPLE_FIELDS:
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ConfigurationError(f"{name} must be a list of texts, got {value!r}")
-        return tuple(value)
-    if name == "has_header":
-        if value is not None and not isinstance(value, bool):
-            raise ConfigurationError(f"has_header must be true, false or null, got {value!r}")
-        return value
-    if not isinstance(value, str) and not (name == "separator" and value is None):
-        raise ConfigurationError(f"{name} must be a text, got {value!r}")
-    return value
 
 
 def _check_columns(schema: DataSchema) -> None:

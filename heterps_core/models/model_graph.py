@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from heterps_core.errors import ConfigurationError
-
-SCHEMA_VERSION = 1
+from heterps_core.json_codec import JsonDocument, JsonForm
 
 
 class LayerKind(StrEnum):
@@ -54,8 +52,10 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelGraph:
+class ModelGraph(JsonDocument):
     """A chain of layers; layer i feeds layer i + 1 with one tensor."""
+
+    json_form = JsonForm(version=1)
 
     name: str
     layers: tuple[Layer, ...]
@@ -85,11 +85,3 @@ class ModelGraph:
         """Return a short hash that changes with any size or name in the graph."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the graph as plain JSON values."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "name": self.name,
-            "layers": [asdict(layer) for layer in self.layers],
-        }

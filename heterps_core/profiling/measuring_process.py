@@ -12,12 +12,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError, HeterpsError
+from heterps_core.json_codec import JsonDocument
 from heterps_core.profiling.profiles.layer_profile import LayerProfile
 from heterps_core.profiling.profiles.worker_costs import WorkerCosts
 from heterps_core.training.job import TrainingJob
@@ -33,7 +34,7 @@ _SHOWN_LINES = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileRequest:
+class ProfileRequest(JsonDocument):
     """What to measure."""
 
     model: str
@@ -84,17 +85,6 @@ class ProfileRequest:
     def ids_source(self) -> str:
         """Where the row numbers come from, for people and caches."""
         return "Zipf's law, exponent 1" if self.dataset is None else f"data set {self.dataset_fingerprint}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the request as plain JSON values."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, "features": self.features.to_json()}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> ProfileRequest:
-        """Read what `to_json` wrote."""
-        values = {field.name: document[field.name] for field in fields(cls)}
-        return cls(**{**values, "features": FeatureSpec.from_json(values["features"])})
 
 
 def measure_in_fresh_process(request: ProfileRequest) -> LayerProfile:

@@ -7,7 +7,7 @@ The cluster file of adaptive distributed training on PaddlePaddle (arXiv 2112.02
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -200,7 +200,7 @@ def _check_links(path: str, links: tuple[DeviceLink, ...], machine_of: dict[int,
 
 
 def _items(
-    fields: dict[str, Any], path: str, name: str, read: Callable[[str, object], _Item]
+    fields: Mapping[str, Any], path: str, name: str, read: Callable[[str, object], _Item]
 ) -> tuple[_Item, ...]:
     place = f"{path}.{name}" if path else name
     items = member(fields, path, name)
@@ -209,13 +209,13 @@ def _items(
     return tuple(read(f"{place}[{index}]", item) for index, item in enumerate(items))
 
 
-def _text(fields: dict[str, Any], path: str, name: str) -> str:
+def _text(fields: Mapping[str, Any], path: str, name: str) -> str:
     value = member(fields, path, name)
     check_text(f"{path}.{name}", value)
     return str(value)
 
 
-def _id(fields: dict[str, Any], path: str, name: str) -> int:
+def _id(fields: Mapping[str, Any], path: str, name: str) -> int:
     value = member(fields, path, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise MalformedProblemError(f"{path}.{name}", f"must be a whole number from 0 on, got {shown(value)}")

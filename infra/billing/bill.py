@@ -9,20 +9,18 @@ nothing has lines of its own. A rehearsal's bill shows list prices that nobody c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
-from typing import Any
 
 from heterps_core.hardware import Price
+from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.training.storage.storage_usage import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from infra.prices.service_charges import ServiceLine, service_lines
 from infra.prices.spot_charges import SpotRecord, is_free, spot_usd
 from infra.providers.base import Provider
-
-SCHEMA_VERSION = 2
 
 STILL_RUNNING = "still running"
 NOT_LAUNCHED = "not launched yet"
@@ -54,8 +52,10 @@ class BillLine(Price):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bill:
+class Bill(JsonDocument):
     """All machines of one run."""
+
+    json_form = JsonForm(version=2, sums=("total_usd", "failed_launches_usd"))
 
     run_id: str
     provider: str
@@ -77,11 +77,6 @@ class Bill:
     def failed_launches_usd(self) -> float:
         """Of the lines that bought nothing; what was wasted besides is in `infra/billing/waste.py`."""
         return sum(line.usd for line in self.lines if line.is_waste)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form, with the sums for readers."""
-        sums = {"total_usd": self.total_usd, "failed_launches_usd": self.failed_launches_usd}
-        return {"schema_version": SCHEMA_VERSION, **asdict(self), **sums}
 
 
 def bill_for_run(

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from heterps_core.hardware import Market, Price
+from heterps_core.json_codec import from_json
 from heterps_core.plans.provisioning_plan import NodeRequest
 from infra.instances import Instance, LaunchTerms
 
@@ -73,7 +74,6 @@ class LedgerEntry(Price):
 
 
 _FIELDS = tuple(LedgerEntry.__dataclass_fields__)
-_TIMES = ("intended_at", "launched_at", "ended_at")
 
 
 def entry_of_request(
@@ -119,10 +119,4 @@ def entry_of_instance(provider: str, instance: Instance, terms: LaunchTerms) -> 
 
 def entry_of_row(row: tuple[object, ...]) -> LedgerEntry:
     """Return the entry of a row that holds the fields in their order, times as text."""
-    values: dict[str, object] = dict(zip(_FIELDS, row, strict=True))
-    for name in _TIMES:
-        text = values[name]
-        values[name] = datetime.fromisoformat(text) if isinstance(text, str) else None
-    values["market"] = Market(str(values["market"]))
-    values["state"] = EntryState(str(values["state"]))
-    return LedgerEntry(**values)  # type: ignore[arg-type]
+    return from_json(LedgerEntry, dict(zip(_FIELDS, row, strict=True)))

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from heterps_core.errors import LedgerError
+from heterps_core.errors import ConfigurationError, LedgerError
 from infra.ledger.ledger_entry import LedgerEntry, entry_of_row
 
 LOCK_TIMEOUT_S = 30.0
@@ -163,7 +163,7 @@ def readable_entries(path: Path) -> list[LedgerEntry]:
                 # Stops at the first page that is missing.
                 with suppress(sqlite3.DatabaseError):
                     for row in database.execute(f"{SELECT} NOT INDEXED ORDER BY rowid {order}"):
-                        with suppress(ValueError, TypeError):
+                        with suppress(ConfigurationError):
                             entry = entry_of_row(row)
                             found[entry.run_id, entry.attempt, entry.node_id] = entry
     except sqlite3.DatabaseError:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import AWS, DeviceKind, InstanceOffer, Market
+from heterps_core.json_codec import to_json
+from heterps_core.json_file import replace_json
 from heterps_core.planning.provisioning.interruption_rate import (
     InterruptionRate,
     interruption_rate,
@@ -93,9 +95,7 @@ def keep_counted(folder: Path, pool: str, rate: InterruptionRate, *, source: str
     )
     path = folder / FILE_NAME
     folder.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps({name: asdict(kept[name]) for name in sorted(kept)}, indent=1) + "\n")
-    draft.replace(path)
+    replace_json(path, to_json(dict(sorted(kept.items()))))
     return path
 
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
+from heterps_core.json_codec import JsonDocument
 from heterps_core.units import SECONDS_PER_HOUR
 
 HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SpotRecord:
+class SpotRecord(JsonDocument):
     """What the cloud says of one spot machine that has ended."""
 
     times: tuple[datetime, ...]
@@ -39,28 +38,6 @@ class SpotRecord:
     def price_at(self, moment: datetime) -> float:
         """Return the price in effect at a time."""
         return self.prices_usd_per_hour[max(bisect_right(self.times, moment) - 1, 0)]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "times": [moment.isoformat() for moment in self.times],
-            "prices_usd_per_hour": list(self.prices_usd_per_hour),
-            "source": self.source,
-            "is_preempted": self.is_preempted,
-            "ended_at": None if self.ended_at is None else self.ended_at.isoformat(),
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> SpotRecord:
-        """Read what `to_json` wrote."""
-        ended_at = document["ended_at"]
-        return cls(
-            times=tuple(map(datetime.fromisoformat, document["times"])),
-            prices_usd_per_hour=tuple(document["prices_usd_per_hour"]),
-            source=document["source"],
-            is_preempted=document["is_preempted"],
-            ended_at=None if ended_at is None else datetime.fromisoformat(ended_at),
-        )
 
 
 def is_free(record: SpotRecord, *, launched_at: datetime, ended_at: datetime) -> bool:

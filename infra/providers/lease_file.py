@@ -6,12 +6,13 @@ Written before the process is started, so that a sweeper finds what a dead owner
 from __future__ import annotations
 
 import json
-import os
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from heterps_core.errors import ConfigurationError
+from heterps_core.json_codec import from_json, to_json
+from heterps_core.json_file import replace_json
 from infra.providers.local_processes import ProcessIdentity
 
 
@@ -32,24 +33,14 @@ class LeaseFile:
 
     def write(self, path: Path) -> None:
         """Write the file; a reader sees the old one or the new one, never a part."""
-        part = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-        part.write_text(json.dumps(asdict(self)))
-        part.replace(path)
+        replace_json(path, to_json(self))
 
     @classmethod
     def read(cls, path: Path) -> LeaseFile | None:
         """Return the content, or None where it cannot be read."""
         try:
-            values = json.loads(path.read_text())
-            leader = values["leader"]
-            return cls(
-                **{
-                    **values,
-                    "owner": ProcessIdentity(**values["owner"]),
-                    "leader": ProcessIdentity(**leader) if leader else None,
-                }
-            )
-        except (OSError, ValueError, TypeError, KeyError):
+            return from_json(cls, json.loads(path.read_text()))
+        except (OSError, ValueError, ConfigurationError):
             return None
 
     def lease_end(self) -> datetime | None:

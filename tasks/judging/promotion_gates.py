@@ -10,14 +10,10 @@ with, a challenger must be better than the mean click rate, and must not be prov
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
 
+from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.judging.comparison import Estimate, PairedComparison
-from heterps_core.schema_version import check_schema_version
-
-SCHEMA_VERSION = 1
 
 AUC_GATE = "AUC difference, lower end"
 LOG_LOSS_GATE = "log-loss difference, upper end"
@@ -91,8 +87,10 @@ class ModelFigures:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PromotionDecision:
+class PromotionDecision(JsonDocument):
     """Whether a version becomes champion, and why."""
+
+    json_form = JsonForm(what="decision", version=1)
 
     version: str
     run_id: str
@@ -129,29 +127,6 @@ class PromotionDecision:
     def missed_baseline_alone(self) -> bool:
         """Only the logistic regression kept it from becoming the first champion."""
         return [gate.name for gate in self.gates if not gate.is_met] == [BASELINE_GATE]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Read the JSON form.
-
-        Raises:
-            ConfigurationError: The schema version is another one.
-        """
-        check_schema_version(document, SCHEMA_VERSION, what="a decision")
-        fields = {name: document[name] for name in cls.__dataclass_fields__}
-        fields["gates"] = tuple(GateVerdict(**gate) for gate in fields["gates"])
-        for name, kind in (
-            ("challenger", ModelFigures),
-            ("champion", ModelFigures),
-            ("auc_difference", Estimate),
-            ("log_loss_difference", Estimate),
-        ):
-            fields[name] = None if fields[name] is None else kind(**fields[name])
-        return cls(**fields)
 
 
 def gates_against_champion(

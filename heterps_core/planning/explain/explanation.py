@@ -7,10 +7,10 @@ explanation says by how much and what it places elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
+from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.explain.binding_constraints import (
     BindingConstraint,
@@ -44,8 +44,6 @@ from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.units import SAMPLES_PER_MILLION
 
-SCHEMA_VERSION = 1
-
 MAX_RUNS_FOR_FULL = 4_000
 """Runs of layers times device types up to which a plan is explained in full unasked: 32 layers x 4 types are
 2,112 and take about a second, 64 x 8 are 16,640 and take a quarter of a minute."""
@@ -62,8 +60,10 @@ class Detail(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlanExplanation:
+class PlanExplanation(JsonDocument):
     """What is known about the cheapest plan besides itself."""
+
+    json_form = JsonForm(version=1)
 
     detail: Detail
     """Where it is `SHORT`, the parts that say so are empty because they were not looked for."""
@@ -113,10 +113,6 @@ class PlanExplanation:
 
     front: tuple[FrontPoint, ...]
     """Only in full."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the explanation as plain JSON values."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
 
 
 def default_detail(problem: SchedulingProblem) -> Detail:

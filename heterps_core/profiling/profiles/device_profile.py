@@ -6,17 +6,13 @@ never kept for planning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import SPOT_SUFFIX, moment_of
+from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.profiling.profiles.layer_profile import LayerProfile
-from heterps_core.schema_version import check_schema_version
-
-SCHEMA_VERSION = 1
 
 VALID_FOR = timedelta(days=30)
 """Assumed: providers change processors' microcode, drivers and hosts without notice, and nobody says how often; a
@@ -24,8 +20,10 @@ month of nights shares the cost of a measurement, and an old figure does not sta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceProfile:
+class DeviceProfile(JsonDocument):
     """What one machine measured."""
+
+    json_form = JsonForm(what="a device's profile", version=1, way_out="measure it anew")
 
     device_type: str
     """The hardware, without the market in which it is bought."""
@@ -74,25 +72,6 @@ class DeviceProfile:
             sum_over_step=self.profile.sum_over_step,
             measured_at=self.profile.measured_at,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"schema_version": SCHEMA_VERSION, **values, "profile": self.profile.to_json()}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> DeviceProfile:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ConfigurationError: The schema version is another one, or a field is missing or unusable.
-        """
-        check_schema_version(document, SCHEMA_VERSION, what="a device's profile", way_out="measure it anew")
-        try:
-            values = {field.name: document[field.name] for field in fields(cls)}
-        except KeyError as error:
-            raise ConfigurationError(f"a device's profile lacks {error}; measure it anew") from error
-        return cls(**{**values, "profile": LayerProfile.from_json(values["profile"])})
 
 
 def hardware_name(device_type: str) -> str:

@@ -7,13 +7,13 @@ the two: k replicas share a batch, so each of two works on half of it. No torch 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DeviceType
+from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.profiling.timing import Timing
-from heterps_core.schema_version import check_schema_version
 from heterps_core.units import MS_PER_S
 
 SCHEMA_VERSION = 1
@@ -103,8 +103,12 @@ class LayerTiming:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LayerProfile:
+class LayerProfile(JsonDocument):
     """Times of all layers of a model on one unit of one device type."""
+
+    json_form = JsonForm(
+        what="a profile", version=SCHEMA_VERSION, way_out="measure it anew", sums=("is_estimated",)
+    )
 
     model: str
     graph_fingerprint: str
@@ -230,37 +234,12 @@ class LayerProfile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the profile as plain JSON values, with alpha and beta for readers."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            **asdict(self),
-            "is_estimated": self.is_estimated,
+        return JsonDocument.to_json(self) | {
             "compute_parallel_fraction": self.compute_parallel_fraction(batch_size=self.batch_size),
             "communication_parallel_fraction": self.communication_parallel_fraction(
                 batch_size=self.batch_size
             ),
         }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> LayerProfile:
-        """Read what `to_json` wrote; fields that are not known are ignored.
-
-        Raises:
-            ConfigurationError: The schema version is another one, or a field is missing or unusable.
-        """
-        check_schema_version(document, SCHEMA_VERSION, what="a profile", way_out="measure it anew")
-        try:
-            values = {name: document[name] for name in cls.__dataclass_fields__}
-            for name in ("timings", "half_batch_timings"):
-                values[name] = tuple(_timing_from_json(timing) for timing in values[name])
-            for name in ("exchange_link", "all_reduce_link", "boundary_link"):
-                values[name] = Link(**values[name])
-            if values["machine_speed"] is not None:
-                values["machine_speed"] = MachineSpeed(**values["machine_speed"])
-            return cls(**values)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigurationError(
-                f"a profile lacks or spoils a field: {error!r}; measure it anew"
-            ) from error
 
 
 def parallel_fraction(unit_seconds: float, shared_seconds: float, *, num_replicas: float) -> float:
@@ -282,10 +261,3 @@ def parallel_fraction(unit_seconds: float, shared_seconds: float, *, num_replica
         return 1.0
     rho = shared_seconds / unit_seconds
     return min(max((1 - rho) / (1 - 1 / num_replicas), 0.0), 1.0)
-
-
-def _timing_from_json(document: Mapping[str, Any]) -> LayerTiming:
-    values = {name: document[name] for name in LayerTiming.__dataclass_fields__}
-    for name in ("forward", "backward", "update"):
-        values[name] = Timing(**values[name])
-    return LayerTiming(**values)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.json_codec import JsonDocument
+from heterps_core.json_file import replace_json
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.profiling.machine import Machine, software_versions
 from heterps_core.profiling.measuring_process import ProfileRequest
@@ -99,18 +100,7 @@ class ProfileKey:
         return f"{self.device_type}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
-class Measured(Protocol):
-    """What a cache can keep: a `LayerProfile`, a `DeviceProfile`, or `WorkerCosts`."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote; raises ConfigurationError where that cannot be used."""
-
-
-Kept = TypeVar("Kept", bound=Measured)
+Kept = TypeVar("Kept", bound=JsonDocument)
 
 
 class ProfileCache(Generic[Kept]):
@@ -139,8 +129,13 @@ class ProfileCache(Generic[Kept]):
         return _read(self._directory / key.file_name(), self._kind)
 
     def keep(self, key: ProfileKey, profile: Kept) -> None:
-        """Keep a profile in the place of an earlier one of its key."""
-        _write(self._directory / key.file_name(), profile)
+        """Keep a profile in the place of an earlier one of its key; where that fails it is only not kept."""
+        path = self._directory / key.file_name()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_json(path, profile.to_json())
+        except OSError as error:
+            logger.warning("the profile is not kept in %s: %s", path, error)
 
 
 def _read(path: Path, kind: type[Kept]) -> Kept | None:
@@ -149,24 +144,6 @@ def _read(path: Path, kind: type[Kept]) -> Kept | None:
         return kind.from_json(document)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, AttributeError, ConfigurationError) as error:
+    except (OSError, ValueError, ConfigurationError) as error:
         logger.warning("the cached profile %s counts as missing, because it cannot be used: %s", path, error)
         return None
-
-
-def _write(path: Path, profile: Measured) -> None:
-    """Write the file whole or not at all; where that fails the profile is only not kept."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, suffix=".partial", delete=False
-        ) as file:
-            try:
-                json.dump(profile.to_json(), file, indent=1)
-                file.flush()
-                Path(file.name).replace(path)
-            except OSError:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        logger.warning("the profile is not kept in %s: %s", path, error)

@@ -7,14 +7,9 @@ core, so programs that take a core away for a while change none of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from heterps_core.errors import ConfigurationError
-from heterps_core.schema_version import check_schema_version
-
-SCHEMA_VERSION = 4
+from heterps_core.json_codec import JsonDocument, JsonForm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +40,10 @@ class StageCosts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerCosts:
+class WorkerCosts(JsonDocument):
     """What all workers of a plan cost."""
+
+    json_form = JsonForm(what="worker costs", version=4, way_out="measure them anew")
 
     stages: tuple[StageCosts, ...]
     step_seconds: float
@@ -54,26 +51,3 @@ class WorkerCosts:
     measurements, and no cost."""
 
     measured_at: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the costs as plain JSON values."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> WorkerCosts:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ConfigurationError: The schema version is another one, or a field is missing or unusable.
-        """
-        check_schema_version(document, SCHEMA_VERSION, what="worker costs", way_out="measure them anew")
-        try:
-            return cls(
-                stages=tuple(StageCosts(**stage) for stage in document["stages"]),
-                step_seconds=document["step_seconds"],
-                measured_at=document["measured_at"],
-            )
-        except (KeyError, TypeError) as error:
-            raise ConfigurationError(
-                f"worker costs lack or spoil a field: {error!r}; measure them anew"
-            ) from error

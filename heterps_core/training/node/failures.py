@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from heterps_core.errors import CheckpointError, TrainingError
+from heterps_core.json_codec import from_json
 from heterps_core.training.storage.run_directory import FAILURES, RunDirectory
 
 
@@ -104,11 +105,7 @@ def read_failures(run: RunDirectory, *, attempts_back: int = 0) -> list[WorkerFa
     documents = [
         run.read_json(f"{FAILURES}/{name}") for name in names if name.startswith(attempts[-1 - attempts_back])
     ]
-    return [
-        WorkerFailure(**{**document, "lost": document["lost"] and tuple(document["lost"])})
-        for document in documents
-        if document is not None
-    ]
+    return [from_json(WorkerFailure, document) for document in documents if document is not None]
 
 
 def now_s() -> float:

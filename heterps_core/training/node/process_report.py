@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
+from heterps_core.json_codec import from_json
 from heterps_core.training.storage.run_directory import USAGE, RunDirectory
 from heterps_core.training.storage.storage_usage import StorageUsage
 
@@ -32,11 +33,7 @@ def write_process_report(run: RunDirectory, name: str, report: ProcessReport) ->
 
 def read_process_reports(run: RunDirectory) -> list[ProcessReport]:
     """Return the reports of all processes that came to a good end."""
-    documents = [run.require_json(f"{USAGE}/{name}") for name in run.names(USAGE)]
-    return [
-        ProcessReport(**{**document, "storage": StorageUsage(**document["storage"])})
-        for document in documents
-    ]
+    return [from_json(ProcessReport, run.require_json(f"{USAGE}/{name}")) for name in run.names(USAGE)]
 
 
 def storage_of(reports: list[ProcessReport]) -> StorageUsage:

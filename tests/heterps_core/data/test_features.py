@@ -39,8 +39,8 @@ def test_names_the_rule_that_bad_features_break(arguments, message):
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"num_dense": 1, "slot_rows": [2]}, "schema_version 1, got None"),
-        ({"schema_version": 1, "num_dense": 1}, "lack the fields slot_rows"),
+        ({"num_dense": 1, "slot_rows": [2]}, "schema_version: is missing"),
+        ({"schema_version": 1, "num_dense": 1}, "slot_rows: is missing"),
     ],
 )
 def test_refuses_json_of_another_form(document, message):

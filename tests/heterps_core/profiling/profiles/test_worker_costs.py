@@ -69,7 +69,10 @@ def test_a_measurement_that_fails_says_why(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"schema_version": 0}, "schema_version 4, got 0"), ({"stages": None}, "lack or spoil a field")],
+    [
+        ({"schema_version": 0}, "schema_version: must be 4, got 0; measure them anew"),
+        ({"stages": None}, "stages: must be a list, got None; measure them anew"),
+    ],
 )
 def test_json_of_another_form_is_refused(change, message):
     with pytest.raises(ConfigurationError, match=message):
