@@ -1,7 +1,7 @@
 """Measures device types on machines that are rented for it, so that plans need not rest on estimates.
 
 Runs on request (`prefect deployment run profile-devices`). Only those are rented whose true speed may change the plan
-by more than the rent costs; the provider local rehearses all of it with processes of this machine.
+by more than the rent costs; the provider local makes a dry run of all of it with processes of this machine.
 """
 
 from __future__ import annotations

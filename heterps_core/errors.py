@@ -24,7 +24,7 @@ from collections.abc import Iterable
 
 
 class HeterpsError(Exception):
-    """Base of all errors that a user can cause and mend."""
+    """Base of all errors that a user can cause and fix."""
 
     exit_status = 1
 

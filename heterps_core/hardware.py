@@ -105,7 +105,7 @@ class InstanceOffer(Price, JsonDocument):
     """Who rents it out, in lower case."""
 
     interruptions_per_hour: float = 0.0
-    """How often such an instance is taken back: 0 on-demand, above 0 on spot."""
+    """How often such an instance is preempted: 0 on-demand, above 0 on spot."""
 
     interruptions_source: str = ""
     """Where that figure comes from; empty on-demand."""

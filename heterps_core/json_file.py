@@ -24,11 +24,12 @@ def write_json(path: Path, document: object) -> None:
 
 
 def replace_json(path: Path, document: object, *, indent: int | None = 1) -> None:
-    """Write a document in the place of an earlier one: a reader sees one of the two, never a part.
+    """Write a document in the place of an earlier one, its folder too: a reader sees one of the two, never a part.
 
     Raises:
         OSError: It cannot be written; the earlier one stays.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
         part.write_text(json.dumps(document, indent=indent) + "\n", encoding="utf-8")

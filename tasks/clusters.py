@@ -6,12 +6,13 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import LedgerError, ProvisioningError
+from heterps_core.json_codec import to_json
+from heterps_core.json_file import replace_json
 from heterps_core.topology.node_order import near_order
 from heterps_core.topology.rank_traffic import RankTraffic
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
@@ -154,7 +155,7 @@ def node_bootstrap(provider: str, run_directory: RunDirectory, *, model: str) ->
 def next_launch_id(ledger: Ledger, run_id: str) -> str:
     """Return a new id for a launch of a run: the run's own at first, then with a number.
 
-    A launch id stands for one plan in the ledger, and a run that is resumed launches anew.
+    A launch id stands for one plan in the ledger, and a run that is resumed launches again.
     """
     used = launch_ids_of(ledger, run_id)
     return run_id if not used else f"{run_id}{ATTEMPT_SEPARATOR}{len(used) + 1}"
@@ -274,10 +275,7 @@ def keep_spot_records(workspace: Workspace, provider: Provider, run_id: str) -> 
     if not found:
         return
     records = {**_spot_records_of(workspace, run_id), **found}
-    path = workspace.run_directory(run_id) / SPOT_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    document = {instance_id: record.to_json() for instance_id, record in records.items()}
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    replace_json(workspace.run_directory(run_id) / SPOT_FILE, to_json(records))
 
 
 def storage_of_flow(
@@ -308,9 +306,7 @@ def storage_of_flow(
 
 def keep_storage_usage(workspace: Workspace, run_id: str, usage: StorageUsage) -> None:
     """Write down what a launch asked of the bucket, for the bill; launches of a run add up."""
-    path = _storage_path(workspace, run_id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(_storage_of(workspace, run_id) + usage), indent=1) + "\n")
+    replace_json(_storage_path(workspace, run_id), to_json(_storage_of(workspace, run_id) + usage))
 
 
 def bills_of_run(workspace: Workspace, provider: str, run_id: str) -> tuple[Bill, ...]:

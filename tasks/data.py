@@ -1,4 +1,4 @@
-"""From a source of clicks, or a made-up stream, to rows that workers can map into memory."""
+"""From a source of clicks, or a synthetic stream, to rows that workers can map into memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tasks.records.mlflow_names import MADE_UP_DATA
 from tasks.running.story import tell
 
 CLICK_STREAM_ROWS = 200_000
-"""Of the made-up stream: some seconds of training on two cores, and most values are seen often enough."""
+"""Of the synthetic stream: some seconds of training on two cores, and most values are seen often enough."""
 
 CLICK_STREAM_SEED = 0
 """The stream is the same for every run, so that runs can be compared; a run's seed is for its training."""
@@ -109,7 +109,7 @@ def find_night_of(data: str | None, day: str | None) -> Night | None:
     """Return what a night trains on and is judged on; None where the data is not cut into days.
 
     Args:
-        data: File, folder or pattern; None for the made-up click stream.
+        data: File, folder or pattern; None for the synthetic click stream.
         day: To train on; None for the latest whose next day is there too.
 
     Raises:
@@ -158,7 +158,7 @@ def prepare_data(
 
     Args:
         workspace: Where prepared rows are kept.
-        data: File, folder or pattern; None for the made-up click stream.
+        data: File, folder or pattern; None for the synthetic click stream.
         schema_file: Schema file; None for the Criteo format.
         night: Which days of the source to train on and to hold out; None for all rows, the latest held out.
         buckets_per_slot: Rows of each table, of the model that is to go on; None to choose them by the rows.
@@ -272,7 +272,7 @@ def _prepare_click_stream(workspace: Workspace) -> PreparedClicks:
     )
     return PreparedClicks(
         directory=str(dataset.directory),
-        description=f"made-up click stream, {CLICK_STREAM_ROWS:,} rows, seed {CLICK_STREAM_SEED}",
+        description=f"synthetic click stream, {CLICK_STREAM_ROWS:,} rows, seed {CLICK_STREAM_SEED}",
         best_reachable=_best_reachable(dataset, [probabilities_path]),
     )
 

@@ -1,7 +1,7 @@
 """What past runs teach the next one: predictions that are corrected where corrections have proven themselves.
 
 The record of runs is MLflow: each finished run carries its predicted and measured speed as a tag, and is read back
-from there. Two things are learnt, and neither stands in for the other. A rehearsal says how far predictions for this
+from there. Two things are learnt, and neither stands in for the other. A dry run says how far predictions for this
 machine are off. A run on rented machines says how far the times of their device types are off, with which the next
 plan is made.
 """
@@ -42,7 +42,7 @@ class Learning:
     """The oldest first."""
 
     def of_step(self, stages: Sequence[Stage], *, hardware: str, model: str) -> Correction:
-        """Return the correction for the step time of a rehearsal of stages with so many workers."""
+        """Return the correction for the step time of a dry run of stages with so many workers."""
         answers = [speed.step for speed in self.speeds if speed.is_rehearsal]
         return learn_correction(answers, (hardware, model, workers_text(stages)))
 

@@ -79,7 +79,7 @@ class ProfiledModel:
         """Return what the measurements cost that no other run than this one has borne.
 
         The first run on rented machines that plans with a measurement bears all of its cost, so that the costs of
-        runs add up to what was spent; a rehearsal shows what that run would bear.
+        runs add up to what was spent; a dry run shows what that run would bear.
         """
         kept = {profile.device_type: profile for profile in self.measured.values()}
         return sum(profile.cost_usd for profile in kept.values() if profile.charged_to in (None, run_id))
@@ -135,7 +135,7 @@ def profile_layers(
 ) -> ProfiledModel:
     """Time each layer alone on this machine, and estimate the device types that are not at hand.
 
-    The profiling batch is a micro-batch, which is what is trained at once: that of the data for the rehearsal, and
+    The profiling batch is a micro-batch, which is what is trained at once: that of the data for the dry run, and
     that of the planned job for the plan, since small batches cost more for each sample, most of all on a GPU.
     `trained_with` has other values of the `ProfileRequest`: what is measured is what is trained.
 

@@ -44,7 +44,7 @@ class Provisioning:
     """Instances for the whole plan."""
 
     launch_plan: ProvisioningPlan
-    """The same, or its rehearsal with as many replicas as this machine has cores."""
+    """The same, or its dry run with as many replicas as this machine has cores."""
 
     launch_stages: tuple[Stage, ...]
     """The plan's stages with the replicas of `launch_plan`."""
@@ -79,7 +79,9 @@ class Provisioning:
         bucket = f", and {self.bucket_usd:.2g} USD for its bucket" if self.bucket_usd else ""
         price = f"{bought} would cost" if self.is_rehearsal else f"{bought} cost"
         launched = sum(stage.num_replicas for stage in self.launch_stages)
-        rehearsed = f"; rehearsed by {launched} processes on this machine" if self.is_rehearsal else ""
+        rehearsed = (
+            f"; trained in a dry run by {launched} processes on this machine" if self.is_rehearsal else ""
+        )
         return (
             f"{price} {self.cloud_plan.price_usd_per_hour:.4f} USD/hour ({self.price_age}{self._spot_text})"
             f"{bucket}{rehearsed}"
@@ -160,8 +162,8 @@ def provision(
 ) -> Provisioning:
     """Choose the instances of a plan, and refuse them where they exceed a cap.
 
-    The caps are held against the plan itself also where only its rehearsal is launched, so that a
-    rehearsal answers whether the real run would be allowed. On rented machines they count what the bucket will be
+    The caps are held against the plan itself also where only its dry run is launched, so that a
+    dry run answers whether the real run would be allowed. On rented machines they count what the bucket will be
     asked too, by `state_bytes` of the model with its optimizers' state.
 
     Raises:
@@ -212,7 +214,7 @@ def provision(
 def check_lifetime(evaluation: PlanEvaluation, *, provider: str) -> None:
     """Check that a night on rented machines is over before they end themselves.
 
-    A rehearsal trains for minutes, however long the night takes that it stands for.
+    A dry run trains for minutes, however long the night takes that it stands for.
 
     Raises:
         InfeasiblePlanError: It would be paid for until then and not come to its end; with the way out.

@@ -246,11 +246,11 @@ def simulate_choice(problem: SchedulingProblem, result: SearchResult) -> PlanSim
     )
 
 
-@task(name="predict rehearsal", cache_policy=NO_CACHE)
+@task(name="predict dry run", cache_policy=NO_CACHE)
 def predict_launch(
     profiled: ProfiledModel, stages: Sequence[Stage], config: TrainingConfig
 ) -> RehearsalPrediction:
-    """Predict what the rehearsal on this machine should reach, pass by pass, on the cores that workers share.
+    """Predict what the dry run on this machine should reach, pass by pass, on the cores that workers share.
 
     What its workers cost is measured first, where no earlier run has kept it.
 

@@ -1,6 +1,6 @@
 """Readable test data: random planning problems of plausible size, made from a seed.
 
-The numbers are drawn, not measured: cheap slow CPUs, dear accelerators that are 10 to 200 times faster on
+The numbers are drawn, not measured: cheap slow CPUs, expensive accelerators that are 10 to 200 times faster on
 dense layers and no faster on embeddings, whose tables need the memory of several units.
 """
 

@@ -1,4 +1,4 @@
-"""`heterps champion`: which version serves, since when, how good and how dear it is, and the last decisions."""
+"""`heterps champion`: which version serves, since when, how good and how expensive it is, and the last decisions."""
 
 from __future__ import annotations
 

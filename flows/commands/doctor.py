@@ -18,7 +18,7 @@ from infra.providers import PROVIDERS, provider_of
 from infra.workspace import TRACKING_VARIABLE, Workspace
 
 HELP = """\
-Look for what is missing on this machine to run the line, and say how to mend it. Nothing is changed.
+Look for what is missing on this machine to run the line, and say how to fix it. Nothing is changed.
 
 Looks at Python and packages, compiler, cores, memory, disk and shared memory, the workspace and its databases, clock
 and time zone, and the ports of make serve. With --provider aws also at credentials, image, network, run store, and
@@ -92,7 +92,7 @@ def as_text(checks: list[Check]) -> str:
     for check in checks:
         lines.append(f"  {check.state:<8} {check.what:<{width}}  {check.found}")
         if check.mend:
-            lines.append(f"  {'':<8} {'':<{width}}  mend: {check.mend}")
+            lines.append(f"  {'':<8} {'':<{width}}  fix: {check.mend}")
     return "\n".join(lines)
 
 

@@ -22,7 +22,7 @@ run that is under way by the record of runs, the ledger or the lock of the fleet
 folder of which neither record nor ledger knows. A run that failed can be resumed until it is tidied.
 Versions: registry entry and files both, but never one that has an alias (champion, challenger, your own), that a run
 under way began with, that plain `heterps rollback` leads to, that was champion or was rolled back within --keep-days,
-the last champion before that (a day that is trained anew goes on from it), or the newest of a model.
+the last champion before that (a day that is trained again goes on from it), or the newest of a model.
 What `heterps runs`, `cost`, `explain` and the pages of the nights show stays, and the ledger is never touched.
 
 examples:

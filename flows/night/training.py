@@ -96,7 +96,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
     check_finished_within_budget(watch, training, run_id=run.run_id)
     leaving = note_interruptions(run.workspace, run.run_id, run_directory=run_directory, cluster=cluster)
     if leaving and not training.is_complete:
-        tell("taken back", interruption_summary(training, leaving))
+        tell("preempted", interruption_summary(training, leaving))
         return None
     check_trained_to_its_end(training, run_id=run.run_id)
     tell("trained", training_summary(training))

@@ -84,7 +84,7 @@ def map_array(directory: Path, name: str) -> npt.NDArray[Any]:
         mapped = np.load(path)
     except OSError as error:
         raise DataError(
-            path, f"cannot be read: {error.strerror or error}; prepare the dataset anew"
+            path, f"cannot be read: {error.strerror or error}; prepare the dataset again"
         ) from error
     # A plain array over the same pages: slicing a memmap object costs several times more.
     return np.asarray(mapped)

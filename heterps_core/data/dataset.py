@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PreparedDataset:
-    """Training and held-out rows on disk, mapped into memory and gathered by row number.
+    """Training and held-out rows on disk, mapped into memory and gathered by row index.
 
     Rows stand in time order: the training rows 0..num_train_rows - 1 come first, the held-out rows
     after them. An epoch visits the training rows in an order that depends on (seed, epoch) only, so
@@ -55,7 +55,7 @@ class PreparedDataset:
             raise DataError(
                 directory,
                 f"must be a prepared dataset, but has no readable {MANIFEST_NAME} of format "
-                f"{FORMAT_VERSION}; prepare it anew",
+                f"{FORMAT_VERSION}; prepare it again",
             )
         return cls(directory, manifest)
 
@@ -108,7 +108,7 @@ class PreparedDataset:
     def batch_rows(
         self, epoch: int, batch_index: int, *, batch_size: int, seed: int, lo: int = 0, hi: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return the row numbers of positions lo..hi (half open) of one global batch.
+        """Return the row indices of positions lo..hi (half open) of one global batch.
 
         The rows of a global batch are sorted before they are cut, so which rows a position holds does
         not depend on how many workers share the batch, and each slice reads the files forwards.
@@ -146,7 +146,7 @@ class PreparedDataset:
         """Return the given training rows as tensors.
 
         Args:
-            rows: [B] row numbers below `num_train_rows`, as from `batch_rows`.
+            rows: [B] row indices below `num_train_rows`, as from `batch_rows`.
         """
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self.num_train_rows:
             raise ConfigurationError(
@@ -183,7 +183,7 @@ class PreparedDataset:
             if found != shape:
                 raise DataError(
                     self.directory / f"{name}.npy",
-                    f"must have the shape {shape} of the manifest, got {found}; prepare the dataset anew",
+                    f"must have the shape {shape} of the manifest, got {found}; prepare the dataset again",
                 )
 
 

@@ -1,6 +1,6 @@
 """From texts to embedding rows by a hash of our own that never changes.
 
-A row number is part of every checkpoint: were the hash to change with a library's version, all learned
+A row index is part of every checkpoint: were the hash to change with a library's version, all learned
 embeddings would belong to other values. So it is written out here, in NumPy over Arrow's buffers, and
 held by golden values in the tests.
 

@@ -48,7 +48,7 @@ class DatasetManifest(JsonDocument):
 
     json_form = JsonForm(
         what="prepared dataset",
-        way_out="prepare it anew",
+        way_out="prepare it again",
         version=FORMAT_VERSION,
         version_name="format_version",
         sums=("train_click_rate",),

@@ -38,7 +38,7 @@ from heterps_core.errors import ConfigurationError, DataError
 logger = logging.getLogger(__name__)
 
 _MAX_ROWS = 2**32 - 1
-"""Row numbers of an epoch's order are held in 32 bits."""
+"""Row indices of an epoch's order are held in 32 bits."""
 
 
 def prepare_dataset(

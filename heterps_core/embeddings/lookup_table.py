@@ -27,7 +27,7 @@ class LookupTable(ABC, Generic[Fetched]):
         name: Name of the table.
         num_rows: Rows of the whole table.
         dimension: Width of a row (D).
-        device: Where row numbers come from and rows go to.
+        device: Where row indices come from and rows go to.
     """
 
     def __init__(self, *, name: str, num_rows: int, dimension: int, device: torch.device = CPU) -> None:
@@ -54,7 +54,7 @@ class LookupTable(ABC, Generic[Fetched]):
         """Look rows up and put them side by side for each sample, between columns that come from elsewhere.
 
         Args:
-            rows_BS: Row numbers [B, S] of the whole table, int64.
+            rows_BS: Row indices [B, S] of the whole table, int64.
             before_BW: Columns to put before the rows.
             after_BV: Columns to put behind them; they get no gradient.
             dtype: Of what is returned, float32 or bfloat16; the table stays float32.

@@ -107,7 +107,7 @@ class RowKernels:
                 float32 or all bfloat16. They are summed in float32.
             learning_rate: Of this step.
             constants: Of the rule, in its order.
-            shard: Of which rows of a larger table `weight_RD` is; `parts` have row numbers of the larger one, and
+            shard: Of which rows of a larger table `weight_RD` is; `parts` have row indices of the larger one, and
                 those outside the shard are passed over.
 
         Raises:

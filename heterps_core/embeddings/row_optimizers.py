@@ -28,7 +28,7 @@ def sum_repeated_rows(rows_N: Tensor, gradients_ND: Tensor) -> tuple[Tensor, Ten
     A sort and an embedding bag used as segment sum take half the time of `unique` and `index_add_`.
 
     Args:
-        rows_N: Row numbers [N], int64.
+        rows_N: Row indices [N], int64.
         gradients_ND: Their gradients [N, D].
 
     Returns:
@@ -90,7 +90,7 @@ class RowOptimizer(ABC):
             parts: Rows [B, S], int64, and their gradients [B, S * D], side by side for each of B samples;
                 all float32 or all bfloat16.
             learning_rate: Of this step.
-            shard: Of which rows of a larger table `weight_RD` is; `parts` have row numbers of the larger one, and
+            shard: Of which rows of a larger table `weight_RD` is; `parts` have row indices of the larger one, and
                 those outside the shard are passed over.
 
         Raises:

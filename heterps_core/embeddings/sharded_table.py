@@ -1,6 +1,6 @@
 """An embedding table whose rows are divided among the replicas of a stage.
 
-A look-up sends each distinct row number to its owner and gets the row back; the backward pass sends the summed
+A look-up sends each distinct row index to its owner and gets the row back; the backward pass sends the summed
 gradients the same way, and the owner applies them once a step. With one replica nothing is exchanged, and the
 arithmetic is the same. Every replica of a stage must make the same look-ups in the same order, also with no rows.
 
@@ -93,7 +93,7 @@ class ShardedTable(LookupTable[RowExchange | None]):
     def exchange_row_numbers(self, rows_BS: Tensor, *, group: ProcessGroup | None = None) -> RowExchange:
         """Tell the owners which rows a look-up will ask for.
 
-        It may run ahead of the look-up, also on a thread of its own: nothing is read but row numbers. Hand the
+        It may run ahead of the look-up, also on a thread of its own: nothing is read but row indices. Hand the
         result to `expect` right before the look-up.
 
         Args:
@@ -104,7 +104,7 @@ class ShardedTable(LookupTable[RowExchange | None]):
             IndexError: A row is not in the table.
         """
         group = group or self.group
-        # Counts and row numbers are needed on the host, and may be asked for beside what a device is computing.
+        # Counts and row indices are needed on the host, and may be asked for beside what a device is computing.
         rows_U, inverse_BS = self._distinct(rows_BS.cpu())
         # Distinct rows are ascending and shards are contiguous, so they are in the owners' order already.
         owner_U = rows_U // rows_per_shard(self.num_rows, self.num_shards)

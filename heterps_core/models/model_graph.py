@@ -34,7 +34,7 @@ class Layer:
     optimizer_state_bytes: int
 
     input_bytes_per_sample: int
-    """Activation that enters, in float32, plus the row numbers that an embedding reads."""
+    """Activation that enters, in float32, plus the row indices that an embedding reads."""
 
     output_bytes_per_sample: int
     """Activation that leaves, in float32; what crosses a boundary behind this layer."""

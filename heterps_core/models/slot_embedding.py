@@ -37,7 +37,7 @@ class SlotEmbedding(nn.Module):
         features: Slots and dense features of the data.
         dimension: Width of a vector (D).
         slots: Indices of the slots to look up; all by default.
-        rows_per_slot: Fold each slot into this many rows (row number modulo it); by default each slot has the
+        rows_per_slot: Fold each slot into this many rows (row index modulo it); by default each slot has the
             rows that the data gave it.
         include_dense: Put the dense features beside the vectors.
         input_width: Width of the activation that comes in (W); 0 for the first layer of a chain.

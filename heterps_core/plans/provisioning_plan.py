@@ -63,13 +63,13 @@ class InstanceGroup:
 
     @property
     def highest_price_usd_per_hour(self) -> float:
-        """Where all its instances are had as the dearest alternative."""
+        """Where all its instances are had as the most expensive alternative."""
         prices = [offer.price_usd_per_hour for offer in (self.offer, *self.alternatives)]
         return self.count * max(prices)
 
     @property
     def possible_increase_usd_per_hour(self) -> float:
-        """What the dearest alternative costs more than planned; 0 without any."""
+        """What the most expensive alternative costs more than planned; 0 without any."""
         return self.highest_price_usd_per_hour - self.price_usd_per_hour
 
 

@@ -5,7 +5,7 @@ inside a running model miss what an embedding does in autograd. The whole step o
 rounds, so a profile says how much of the step its layers explain. Run as a program: python -m
 heterps_core.profiling.layer_profiler FOLDER, with `request.json` in the folder; `measuring_process` does that.
 
-Shapes: B = rows of a batch, N = row numbers of a look-up.
+Shapes: B = rows of a batch, N = row indices of a look-up.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.units import BYTES_PER_FLOAT32
 
 LEARNING_RATE = 1e-6
-"""Made-up gradients must not drive the parameters anywhere; the time of an update does not depend on it."""
+"""Synthetic gradients must not drive the parameters anywhere; the time of an update does not depend on it."""
 
 MACHINE_SPEED_BUDGET_S = 0.4
 
@@ -169,7 +169,7 @@ class _LayerBench:
         return phases if self._update is None else [*phases, Phase(f"{prefix}/update", self._update)]
 
     def exchanged_bytes(self) -> float:
-        """Return the bytes of one batch that replicas would exchange: row numbers, rows, their gradients.
+        """Return the bytes of one batch that replicas would exchange: row indices, rows, their gradients.
 
         Each distinct row of a look-up is asked for once. 0 where there is no embedding.
         """

@@ -59,7 +59,7 @@ class ProfileRequest(JsonDocument):
     """In what dense layers multiply; name in `PRECISIONS`."""
 
     dataset: str | None = None
-    """Folder of a prepared data set whose row numbers are looked up; None to draw some by Zipf's law."""
+    """Folder of a prepared data set whose row indices are looked up; None to draw some by Zipf's law."""
 
     dataset_fingerprint: str = ""
     """Of that data set; a profile of other data is another profile."""
@@ -83,7 +83,7 @@ class ProfileRequest(JsonDocument):
 
     @property
     def ids_source(self) -> str:
-        """Where the row numbers come from, for people and caches."""
+        """Where the row indices come from, for people and caches."""
         return "Zipf's law, exponent 1" if self.dataset is None else f"data set {self.dataset_fingerprint}"
 
 

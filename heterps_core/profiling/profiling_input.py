@@ -48,7 +48,7 @@ def _rows(batch: ClickBatch, first: int, stop: int) -> ClickBatch:
 
 
 def zipf_ids(features: FeatureSpec, num_rows: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Draw row numbers [B, S] by Zipf's law with exponent 1: the r-th most frequent value has weight 1 / r.
+    """Draw row indices [B, S] by Zipf's law with exponent 1: the r-th most frequent value has weight 1 / r.
 
     Ranks are scattered over the table as hashing scatters values, so that frequent rows do not lie side by side
     in memory. Row 0, for a missing value, does not occur.

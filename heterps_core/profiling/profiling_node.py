@@ -75,7 +75,7 @@ def measure_node(request: ProfileRequest, node: Node, *, is_rehearsal: bool) -> 
             f"layers are timed on processors, but {node.node_id} is of {node.device_type}; plan with its estimate"
         )
     profile = measure_in_fresh_process(request)
-    stands_for = " (rehearsal: not the device type)" if is_rehearsal else ""
+    stands_for = " (dry run: not the device type)" if is_rehearsal else ""
     return DeviceProfile(
         device_type=hardware_name(node.device_type),
         instance_type=node.instance_type,

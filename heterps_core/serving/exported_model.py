@@ -85,7 +85,7 @@ class ClickPredictor:
         if not self.reads_alike(dataset.manifest):
             raise ConfigurationError(
                 f"rows must be prepared with the features and the numeric transform that the model was trained with, "
-                f"but {dataset.directory} {self._difference(dataset.manifest)}; prepare them anew with those of the "
+                f"but {dataset.directory} {self._difference(dataset.manifest)}; prepare them again with those of the "
                 f"model"
             )
         return self.logits(dataset.dense[first:stop], dataset.ids[first:stop])

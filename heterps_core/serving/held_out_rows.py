@@ -2,7 +2,7 @@
 
 Two models are compared on the same rows, but may read them with other table sizes or another numeric transform, as
 after a training from scratch. Rows that were prepared as the model's own are taken as they lie; otherwise the sources
-of the data set are read anew, as the model reads them.
+of the data set are read again, as the model reads them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def held_out_logits(predictor: ClickPredictor, dataset: PreparedDataset) -> npt.
 
     Raises:
         ConfigurationError: The data set has other columns than the model.
-        DataError: A source that must be read anew is gone or has changed.
+        DataError: A source that must be read again is gone or has changed.
     """
     first = _first_row(dataset)
     if predictor.reads_alike(dataset.manifest):
@@ -79,5 +79,5 @@ def _first_row(dataset: PreparedDataset) -> int:
 def _changed(dataset: PreparedDataset) -> DataError:
     return DataError(
         dataset.manifest.sources[-1].path,
-        f"must hold the rows that {dataset.directory} was prepared from, but has changed since; prepare them anew",
+        f"must hold the rows that {dataset.directory} was prepared from, but has changed since; prepare them again",
     )

@@ -84,5 +84,5 @@ def check_ids(batch: ClickBatch, features: FeatureSpec, source: object) -> None:
             raise DataError(
                 source,
                 f"ids of slot {slot} ({features.slot_names[slot]}) must be in 0..{num_rows - 1}, got {outside}; "
-                f"prepare the dataset anew",
+                f"prepare the dataset again",
             )

@@ -121,7 +121,7 @@ class OptimizerState(JsonDocument):
             "embedding": (self.embedding_optimizer, embedding_optimizer),
         }
         return [
-            f"the {part} optimizer starts anew, as it is {new} and not {earlier} any more"
+            f"the {part} optimizer starts again, as it is {new} and not {earlier} any more"
             for part, (earlier, new) in kinds.items()
             if earlier != new
         ]
@@ -139,7 +139,7 @@ class StartModel(JsonDocument):
 
     weights_sha256: str
     optimizer_state: OptimizerState | None = None
-    """None for a model that was exported without it, whose optimizers start anew."""
+    """None for a model that was exported without it, whose optimizers start again."""
 
     accumulators_kept: float = 1.0
     """By which Adagrad's accumulators are multiplied: they never forget, and slow a table down night by night."""

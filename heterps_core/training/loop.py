@@ -86,7 +86,7 @@ class TrainingLoop:
     """The replicas of this stage; None where this worker is alone."""
 
     ids_group: ProcessGroup | None
-    """The same replicas again, for the row numbers of batches to come, whose messages travel beside those of the
+    """The same replicas again, for the row indices of batches to come, whose messages travel beside those of the
     running step; None where this worker is alone, or shares memory with them and need not ask."""
 
     metrics: MetricWriter | None

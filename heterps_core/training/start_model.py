@@ -102,7 +102,7 @@ def load_start_model(
     logger.info("begins with the weights of version %s, trained by run %s", start.version, start.run_id)
     state = start.optimizer_state
     if state is None:
-        logger.info("the optimizers start anew: version %s holds no state of theirs", start.version)
+        logger.info("the optimizers start again: version %s holds no state of theirs", start.version)
         return
     goes_on: dict[str, Tensor] = {}
     if state.dense_optimizer == config.dense_optimizer:

@@ -1,6 +1,6 @@
 """What the replicas of a stage on one machine have in place of messages: memory that all of them see.
 
-Tensors lie in memory files without a name, which the system takes back with the last process that holds them. Short
+Tensors lie in memory files without a name, which the system preempts with the last process that holds them. Short
 messages over sockets say when something may be read; a socket also tells at once when its other end is gone.
 Two loopback copies of a batch's rows and gradients cost a sixth of a step of CTR-DNN; here they are read in place.
 
@@ -193,7 +193,7 @@ class Outbox:
         self._contents.append([first, num_rows, num_columns, DTYPES.index(tensor_RC.dtype)])
 
     def exchange(self) -> list[list[Tensor]]:
-        """Return by replica what each has put in since the last call, and begin anew.
+        """Return by replica what each has put in since the last call, and begin again.
 
         The tensors are those in shared memory: they must not be written, and are valid until the next call.
 

@@ -65,7 +65,7 @@ def check_caps(
         failed_launches_usd + predicted_cost_usd,
         caps.max_usd_per_run,
         (f"{failed_launches_usd:.4g} USD went to launches that failed: " if failed_launches_usd else "")
-        + "Raise the cap or ask for fewer epochs or samples (of a rehearsed plan: planned_samples)",
+        + "Raise the cap or ask for fewer epochs or samples (of a dry-run plan: planned_samples)",
     )
     _check(
         "USD per month",

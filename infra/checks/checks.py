@@ -27,10 +27,10 @@ MOST_NAMES = 4
 
 LEAST_MEMORY_GIB = 4.0
 LEAST_DISK_GIB = 5.0
-"""The made-up stream, its profiles and the checkpoints of a few runs."""
+"""The synthetic stream, its profiles and the checkpoints of a few runs."""
 
 LEAST_SHM_GIB = 0.25
-"""Workers of a rehearsal hand activations and tables to one another there."""
+"""Workers of a dry run hand activations and tables to one another there."""
 
 FULL_SHARE = 0.95
 """Of a disk; databases fail first, and in the middle of a night."""
@@ -56,7 +56,7 @@ class Check:
     state: CheckState
     found: str
     mend: str | None = None
-    """A command or a step, where something is to be mended."""
+    """A command or a step, where something is to be fixed."""
 
 
 def machine_checks(workspace: Workspace) -> Iterator[Check]:

@@ -43,7 +43,7 @@ def first_running_cluster(
         bootstrap: What the nodes are told.
         ledger: Where each launch and end is written down.
         caps: Refuse a plan before anything is launched.
-        predicted_cost_usd: Of the whole run as it was planned; a dearer purchase is charged in proportion.
+        predicted_cost_usd: Of the whole run as it was planned; a more expensive purchase is charged in proportion.
         spent: Tells what was spent before, launches that failed included.
 
     Raises:

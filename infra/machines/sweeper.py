@@ -277,7 +277,7 @@ def _close_gone(
         if entry.state is EntryState.INTENDED:
             ledger.failed(entry.run_id, entry.node_id, reason=f"{NO_MACHINE} by the sweep", at=now)
         else:
-            # It ended some time before; counting to now errs on the dear side.
+            # It ended some time before; counting to now errs on the expensive side.
             gone.append(_close(provider, entry, reason=EndReason.GONE, at=now, ledger=ledger))
     return gone
 

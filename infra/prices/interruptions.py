@@ -94,7 +94,6 @@ def keep_counted(folder: Path, pool: str, rate: InterruptionRate, *, source: str
         num_interruptions=rate.num_interruptions, instance_hours=rate.instance_hours, source=source
     )
     path = folder / FILE_NAME
-    folder.mkdir(parents=True, exist_ok=True)
     replace_json(path, to_json(dict(sorted(kept.items()))))
     return path
 

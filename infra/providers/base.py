@@ -66,7 +66,7 @@ class Provider(ABC):
 
     name: ClassVar[str]
     charges_money: ClassVar[bool]
-    """False for a rehearsal: its bill is in list prices, and nobody pays it."""
+    """False for a dry run: its bill is in list prices, and nobody pays it."""
 
     runs_here: ClassVar[bool] = False
     """Its nodes are processes of this machine, and meet the flow's host in a folder of the workspace. Others are

@@ -39,7 +39,8 @@ class PromotionGates:
 
     max_cost_ratio: float = 1.5
     """Cost over the champion's above which a challenger must have a proven gain: an AUC interval above 0. So prices
-    that have risen for good do not keep an old champion for ever, and a dear night does not replace a cheap equal."""
+    that have risen for good do not keep an old champion for ever, and an expensive night does not replace a cheap
+    equal."""
 
     min_positives: int = 30
     """Clicks, and rows without a click, below which nothing is decided: the intervals are normal approximations."""

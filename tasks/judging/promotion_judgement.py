@@ -90,7 +90,7 @@ def judge_challenger(
     Raises:
         UnknownNameError: There is no such version.
         ConfigurationError: The challenger has other columns than the rows.
-        DataError: A source that must be read anew is gone or has changed.
+        DataError: A source that must be read again is gone or has changed.
     """
     registered = find_version(workspace, version)
     earlier = decision_of(registered)
@@ -329,5 +329,5 @@ def _gate_of_columns(champion: Champion, error: ConfigurationError) -> GateVerdi
         bound=f"those of version {champion.version}",
         rule="equal to",
         is_met=False,
-        remark=f"{error}; to begin anew, remove the alias champion in MLflow",
+        remark=f"{error}; to begin again, remove the alias champion in MLflow",
     )

@@ -145,7 +145,7 @@ def with_costs(
 
 
 def keep_profiles(workspace: Workspace, profiled: ProfiledModel, devices: MeasuredDevices) -> list[str]:
-    """Keep what was measured on rented machines, and return a line for each; rehearsals are only told."""
+    """Keep what was measured on rented machines, and return a line for each; dry runs are only told."""
     cache = DeviceProfileCache(workspace.profiles_directory)
     lines = []
     for measured in devices.profiles:
@@ -154,8 +154,8 @@ def keep_profiles(workspace: Workspace, profiled: ProfiledModel, devices: Measur
         speed = f"{profile.batch_size / milliseconds * MS_PER_S:,.0f} samples/s on one unit"
         if measured.is_rehearsal:
             lines.append(
-                f"{measured.device_type} rehearsed on {profile.hardware}: {speed}; not kept, since this machine is "
-                f"none of that type"
+                f"{measured.device_type} measured in a dry run on {profile.hardware}: {speed}; not kept, since this "
+                f"machine is none of that type"
             )
             continue
         cache.keep(profiled.planned_request, profiled.graph, measured)

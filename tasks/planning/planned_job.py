@@ -1,6 +1,6 @@
 """How large the job is that a plan is made for.
 
-Rented machines train on the data as it is. A rehearsal stands for a job that this machine could not hold: the
+Rented machines train on the data as it is. A dry run stands for a job that this machine could not hold: the
 samples of a night, and tables as large as production has them. It trains the same model on the rows at hand.
 """
 

@@ -164,7 +164,7 @@ def _counts_as_champion(registered: RegisteredVersion) -> bool:
 
 
 def is_rolled_back(registered: RegisteredVersion) -> bool:
-    """Tell whether a version was taken back after it had last become champion."""
+    """Tell whether a version was preempted after it had last become champion."""
     tags = registered.tags
     return ROLLED_BACK_TAG in tags and tags[ROLLED_BACK_TAG] >= tags.get(SINCE_TAG, "")
 
@@ -209,7 +209,7 @@ def apply_decision(workspace: Workspace, decision: PromotionDecision) -> None:
             raise ConfigurationError(
                 f"version {decision.version} can follow the champion that it was judged against, "
                 f"{decision.champion_version or 'none'}, but champion is now "
-                f"{'none' if current is None else current.version}; judge it anew"
+                f"{'none' if current is None else current.version}; judge it again"
             )
         model_registry.verified_folder(workspace, registered)
         if current is not None:

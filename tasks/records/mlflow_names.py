@@ -16,7 +16,7 @@ DAY_TAG = "heterps.day"
 DATA_TAG = "heterps.data"
 """Where the rows came from."""
 
-MADE_UP_DATA = "made-up click stream"
+MADE_UP_DATA = "synthetic click stream"
 """Value of that tag where no data was given."""
 
 MODEL_TAG = "heterps.model"

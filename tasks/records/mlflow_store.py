@@ -79,7 +79,7 @@ def make_store(workspace: Workspace) -> None:
     """Make the workspace's own database with all its tables where there is none; may be called again.
 
     Under another name at first, as MLflow makes its tables in steps, and after a kill in between neither goes on nor
-    begins anew.
+    begins again.
     """
     if not workspace.has_own_tracking or workspace.tracking_path.exists():
         return

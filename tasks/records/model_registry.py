@@ -359,5 +359,5 @@ def _pyfunc_flavor(root: Path) -> Mapping[str, Any]:
 def _changed(registered: RegisteredVersion, found: str) -> CheckpointError:
     return CheckpointError(
         f"version {registered.version} of {REGISTERED_MODEL} must have the files that it was registered with, but "
-        f"{found}; they were changed or damaged: train it anew, or go back with heterps rollback"
+        f"{found}; they were changed or damaged: train it again, or go back with heterps rollback"
     )

@@ -131,7 +131,7 @@ def _needed(
         if registered.registered_at >= registered_before:
             whys.setdefault(registered.version, f"was registered after {since}")
     for registered in _last_old_champions(versions, registered_before):
-        whys.setdefault(registered.version, "a day after its own goes on from it, where it is trained anew")
+        whys.setdefault(registered.version, "a day after its own goes on from it, where it is trained again")
     for model in {registered.model for registered in versions}:
         newest = next(registered for registered in versions if registered.model == model)
         whys.setdefault(newest.version, f"is the newest of {model}")

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.json_file import replace_json
 from infra.workspace import Workspace
 from tasks.clusters import end_machines_of
 from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, END_REASON_TAG, KIND_TRAINING, MODEL_TAG
@@ -58,9 +59,7 @@ def find_run_id(workspace: Workspace, flow_run_id: str, *, resume_run_id: str | 
 
 def save_parameters(workspace: Workspace, run_id: str, parameters: Mapping[str, Any]) -> None:
     """Write beside a new run what decides its model."""
-    path = workspace.run_directory(run_id) / PARAMETERS_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(parameters, indent=1) + "\n")
+    replace_json(workspace.run_directory(run_id) / PARAMETERS_FILE, parameters)
 
 
 def saved_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:

@@ -63,8 +63,8 @@ def nights_document(
     )
     meaning = (
         "off by: measured throughput over the predicted one, less 1. to best: what is missing to the AUC of the "
-        "true click probabilities, where these are known. plan gap: how much dearer the plan is than the proven "
-        "bound on its cost, at most."
+        "true click probabilities, where these are known. plan gap: how much more expensive the plan is than the "
+        "proven bound on its cost, at most."
     )
     return Document(
         title=f"The last {len(nights)} nights, {nights[0].day} to {nights[-1].day}",

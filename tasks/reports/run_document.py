@@ -251,7 +251,7 @@ def _stage_blocks(report: RunReport, pictures: Pictures) -> list[Block]:
     if report.provisioning.is_rehearsal:
         launched = " + ".join(str(stage.num_replicas) for stage in report.provisioning.launch_stages)
         planned = " + ".join(str(stage.num_replicas) for stage in report.chosen.plan.stages)
-        shown = f"Rehearsal on this machine, {launched} workers for the plan's {planned}"
+        shown = f"Dry run on this machine, {launched} workers for the plan's {planned}"
     rows: list[list[Value]] = [
         [
             stage.index,

@@ -92,13 +92,13 @@ class RunReport(PlanReport):
     """As the cost model made it; what was expected of the run is `predicted_step_seconds`."""
 
     hardware: str
-    """What trained: for a rehearsal this machine, else the plan's device types."""
+    """What trained: for a dry run this machine, else the plan's device types."""
 
     learning: Learning
     """From the runs before this one."""
 
     correction: Correction
-    """Of a rehearsal's prediction; rented runs are planned with corrected times instead."""
+    """Of a dry run's prediction; rented runs are planned with corrected times instead."""
 
     training: TrainingRun
     baseline: Baseline | NoBaseline
@@ -111,7 +111,7 @@ class RunReport(PlanReport):
 
         Args:
             planned: Its plan.
-            this_machine: Fingerprint of the machine that rehearses.
+            this_machine: Fingerprint of the machine that makes a dry run of.
             learning: From the runs before it.
             outcome: The other fields that are added.
         """
@@ -132,7 +132,7 @@ class RunReport(PlanReport):
 
     @property
     def batch_size(self) -> int:
-        """Samples of a trained step; a rehearsal has its own."""
+        """Samples of a trained step; a dry run has its own."""
         return self.prediction.batch_size
 
     @property
@@ -205,7 +205,7 @@ class RunReport(PlanReport):
 
     @property
     def billed_usd(self) -> float:
-        """Of all launches, at list prices where it is a rehearsal."""
+        """Of all launches, at list prices where it is a dry run."""
         return sum(bill.total_usd for bill in self.bills)
 
     @property

@@ -19,7 +19,7 @@ class StageOutcome:
 
     index: int
     device_type: str
-    """Of the plan; in a rehearsal this machine stands in for it."""
+    """Of the plan; in a dry run this machine stands in for it."""
 
     num_replicas: int
     """That were launched."""
@@ -131,7 +131,7 @@ def stage_series(stages: Sequence[StageOutcome]) -> dict[str, list[tuple[int, fl
 def seconds_by_stage(parts: Sequence[StageEvaluation], *, is_rehearsal: bool) -> tuple[float, ...]:
     """Return the predicted seconds of each stage's work for one batch.
 
-    On rented machines computing and communication overlap, as the cost model has it; a worker of a rehearsal does one
+    On rented machines computing and communication overlap, as the cost model has it; a worker of a dry run does one
     after the other.
     """
     if not is_rehearsal:

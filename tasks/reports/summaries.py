@@ -48,4 +48,4 @@ def speed_text(samples_per_s: float | None) -> str:
 
 
 def _gap_at_most(plan: SchedulingPlan) -> str:
-    return f"at most {plan.optimality_gap:.2%} dearer than the cheapest plan"
+    return f"at most {plan.optimality_gap:.2%} more expensive than the cheapest plan"

@@ -34,7 +34,7 @@ def spending_of(workspace: Workspace, provider: str, run_id: str, *, now: dateti
 
 
 def spent_this_month_usd(workspace: Workspace, provider: str) -> float:
-    """Return what the machines of a provider have cost in this calendar month, at list prices for rehearsals."""
+    """Return what the machines of a provider have cost in this calendar month, at list prices for dry runs."""
     return spending_of(workspace, provider, run_id="", now=datetime.now(UTC)).month_usd
 
 

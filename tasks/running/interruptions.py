@@ -1,7 +1,7 @@
-"""What becomes of a run whose machines the cloud takes back: it is noted, and the run goes on with others.
+"""What becomes of a run whose machines the cloud preempts: it is noted, and the run goes on with others.
 
 The notice comes two minutes ahead. The workers write a checkpoint and end (`heterps_core/training/node/leaving.py`);
-the flow ends what is left of the fleet, plans anew for what can still be bought, and resumes the run.
+the flow ends what is left of the fleet, plans again for what can still be bought, and resumes the run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from heterps_core.cluster import Cluster
 from heterps_core.hardware import Market
+from heterps_core.json_file import replace_json
 from heterps_core.training.node.leaving import leaving_nodes
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import TrainingRun
@@ -39,14 +40,12 @@ def note_interruptions(
     ]
     if leaving or lost:
         noted = _noted(workspace, run_id) | {(cluster.run_id, node_id) for node_id in (*leaving, *lost)}
-        path = _path(workspace, run_id)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(sorted(noted), indent=1) + "\n")
+        replace_json(_path(workspace, run_id), sorted(noted))
     return leaving
 
 
 def num_spot_losses(workspace: Workspace, run_id: str) -> int:
-    """Return how many spot instances of all launches of a run were taken back, with a notice or without."""
+    """Return how many spot instances of all launches of a run were preempted, with a notice or without."""
     ledger = Ledger(workspace.ledger_path)
     found_gone = {
         (launch_id, entry.node_id)
@@ -61,7 +60,7 @@ def interruption_summary(training: TrainingRun, leaving: list[str]) -> str:
     """Return what happened and what comes next, in one line."""
     step = training.steps[-1].step if training.steps else 0
     return (
-        f"{', '.join(leaving)} will be taken back: a checkpoint of step {step:,} is written, and the run goes on "
+        f"{', '.join(leaving)} will be preempted: a checkpoint of step {step:,} is written, and the run goes on "
         f"from there with other machines"
     )
 

@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.json_file import replace_json
 from heterps_core.planning.explain.explanation import PlanExplanation
 from heterps_core.planning.explain.text import explanation_text
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -41,9 +42,7 @@ def keep_explanation(workspace: Workspace, report: PlanReport) -> None:
         "plan": plan.to_json(),
         "explanation": report.explanation.to_json(),
     }
-    path = workspace.run_directory(report.run_id) / EXPLANATION_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    replace_json(workspace.run_directory(report.run_id) / EXPLANATION_FILE, document)
 
 
 def read_explanation(workspace: Workspace, run_id: str) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def choose_start(
 
 
 def kept_start(run: RunDirectory) -> Start | None:
-    """Return what a run that is resumed began with; None where it was not submitted yet and may choose anew."""
+    """Return what a run that is resumed began with; None where it was not submitted yet and may choose again."""
     document = run.read_json(JOB)
     if document is None:
         return None
@@ -165,7 +165,7 @@ def _optimizer_state(
 ) -> tuple[OptimizerState | None, str]:
     """Return the optimizers' state of an exported model, after checking it, and for people what goes on of it."""
     if "optimizer_state" not in description:
-        return None, "the optimizers start anew, as the version holds no state of theirs"
+        return None, "the optimizers start again, as the version holds no state of theirs"
     state = OptimizerState(**description["optimizer_state"])
     check_sha256(
         folder / OPTIMIZER_STATE,

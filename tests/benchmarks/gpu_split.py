@@ -218,7 +218,7 @@ def cut(way: Way, batch: ClickBatch) -> list[MicroBatch]:
 
 
 def draw_batch(features: FeatureSpec, setting: Setting, index: int) -> ClickBatch:
-    """Return made-up clicks; squared, so that low row numbers come more often."""
+    """Return synthetic clicks; squared, so that low row indices come more often."""
     random = np.random.default_rng([setting.seed, index])
     num_rows, num_slots = setting.batch_size, features.num_slots
     return ClickBatch.from_numpy(

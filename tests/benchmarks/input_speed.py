@@ -1,6 +1,6 @@
 """How fast clicks come from a file into a model: parse, hash, prepare, assemble batches, in rows per second.
 
-All parts run on the same made-up rows in one run. Two baselines stand beside them: Arrow's bare parser
+All parts run on the same synthetic rows in one run. Two baselines stand beside them: Arrow's bare parser
 without our checks, and Python's csv module. Every figure is the median of several rounds, since other
 work on the machine slows single ones.
 """

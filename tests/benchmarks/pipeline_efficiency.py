@@ -205,7 +205,7 @@ class MadeUp:
 
 
 def unplug(runner: StageRunner, model: StageModel) -> None:
-    """Put made-up neighbours beside a stage, so that it does all of its own work and no other."""
+    """Put synthetic neighbours beside a stage, so that it does all of its own work and no other."""
     if runner._before is not None:
         runner._before = MadeUp(model.input_width)  # type: ignore[assignment]
     if runner._after is not None:
@@ -213,7 +213,7 @@ def unplug(runner: StageRunner, model: StageModel) -> None:
 
 
 def draw_batch(features: FeatureSpec, random: np.random.Generator) -> ClickBatch:
-    """Return made-up clicks; squared, so that low row numbers come more often."""
+    """Return synthetic clicks; squared, so that low row indices come more often."""
     return ClickBatch.from_numpy(
         random.standard_normal((BATCH_SIZE, features.num_dense), dtype=np.float32),
         (random.random((BATCH_SIZE, features.num_slots)) ** 2 * BUCKETS_PER_SLOT).astype(np.int64),

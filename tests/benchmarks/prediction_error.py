@@ -1,4 +1,4 @@
-"""How far the predicted throughput of a rehearsal is from the one that is measured, over random plans.
+"""How far the predicted throughput of a dry run is from the one that is measured, over random plans.
 
 Each plan is a model, a cut into stages, replica counts and a batch size, drawn by the seed. It is profiled and
 predicted as `make train-ctr` does, and then trained for some seconds by worker processes on this machine, one for
@@ -8,7 +8,7 @@ programs slow the workers down, and prediction knows nothing of them: the run is
 which other programs took the smallest part of the cores.
 
 What was measured can be kept in a folder (`--keep`), so that a run that is cut short goes on where it stopped; the
-predictions are worked out anew from the kept profiles each time.
+predictions are worked out again from the kept profiles each time.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def run(*, seed: int = 0, num_cases: int = 20, keep: Path | None = None) -> list
 
 
 def make_dataset(folder: Path) -> PreparedDataset:
-    """Write and prepare made-up clicks, or open those that are there."""
+    """Write and prepare synthetic clicks, or open those that are there."""
     clicks = folder / "clicks.tsv"
     if not clicks.exists():
         write_click_stream(clicks, num_rows=NUM_CLICKS, seed=0)

@@ -115,7 +115,7 @@ class ArrivingDays:
 
 
 def raise_prices(workspace: Workspace) -> None:
-    """Write prices of today in which accelerators have become dear."""
+    """Write prices of today in which accelerators have become expensive."""
     offers = [
         replace(offer, price_usd_per_hour=offer.price_usd_per_hour * PRICE_JUMP)
         if offer.instance_type.accelerator_count

@@ -20,7 +20,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Whole(JsonDocument):
-    json_form = JsonForm(what="whole", way_out="make it anew", version=2, sums=("num_parts",))
+    json_form = JsonForm(what="whole", way_out="make it again", version=2, sums=("num_parts",))
 
     parts: Mapping[str, Part]
     value: float | str
@@ -69,12 +69,12 @@ def test_a_dataclass_is_written_by_its_fields_and_sums_and_read_by_its_fields():
     ],
 )
 def test_what_is_wrong_is_told_with_the_path_the_rule_the_value_and_the_way_out(change, message):
-    with pytest.raises(MalformedProblemError, match=f"^whole: {message}; make it anew$"):
+    with pytest.raises(MalformedProblemError, match=f"^whole: {message}; make it again$"):
         Whole.from_json(DOCUMENT | change)
 
 
 def test_a_document_of_no_object_is_refused():
-    with pytest.raises(MalformedProblemError, match="must be a JSON object, got 7; make it anew"):
+    with pytest.raises(MalformedProblemError, match="must be a JSON object, got 7; make it again"):
         Whole.from_json(7)
 
 

@@ -205,9 +205,9 @@ def is_of_undated(models, version, data):
 @pytest.mark.parametrize(
     ("champions_data", "data", "why"),
     [
-        (None, "made-up click stream", "version 1, has been trained on days, and this is not"),
+        (None, "synthetic click stream", "version 1, has been trained on days, and this is not"),
         (None, "/srv/clicks.tsv", "version 1, has been trained on days, and this is not"),
-        ("/srv/clicks.tsv", "made-up click stream", "version 1, has been trained on given data"),
+        ("/srv/clicks.tsv", "synthetic click stream", "version 1, has been trained on given data"),
     ],
 )
 def test_a_trial_does_not_take_the_place_of_what_serves(models, champions_data, data, why):
@@ -226,7 +226,7 @@ def test_a_trial_does_not_take_the_place_of_what_serves(models, champions_data, 
 def test_the_champion_of_a_trial_counts_as_none_for_the_first_model_of_real_data(models):
     """However good it is on its own rows; and its columns need not be those of the real ones."""
     models.crown(FITTED)
-    is_of_undated(models, FITTED, "made-up click stream")
+    is_of_undated(models, FITTED, "synthetic click stream")
 
     decision = promote(models, OLD, day="2026-11-01")
 

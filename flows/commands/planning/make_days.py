@@ -1,4 +1,4 @@
-"""`heterps make-days`: days of made-up clicks whose truth drifts, to try the nightly line with."""
+"""`heterps make-days`: days of synthetic clicks whose truth drifts, to try the nightly line with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from heterps_core.data.reading.days import parse_day
 from heterps_core.text_table import Table
 
 HELP = """\
-Write made-up clicks in the Criteo format, a folder day=YYYY-MM-DD for each day, for train-ctr and backfill-ctr.
+Write synthetic clicks in the Criteo format, a folder day=YYYY-MM-DD for each day, for train-ctr and backfill-ctr.
 
 What makes people click moves slowly from day to day, and new ids appear, so that a model which goes on every night
 beats one that was trained once. The true click probability of every row is known; best AUC and log-loss are what

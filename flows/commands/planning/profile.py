@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dataset",
         type=Path,
         metavar="FOLDER",
-        help="a prepared data set for columns and row numbers (default: the shape of the Criteo logs)",
+        help="a prepared data set for columns and row indices (default: the shape of the Criteo logs)",
     )
     parser.add_argument(
         "--device",
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
     from heterps_core.profiling.profiles.model_profiles import profile_model
 
     request = _request(options)
-    # Always measured anew: a person who asks on the command line wants to see this machine as it is now.
+    # Always measured again: a person who asks on the command line wants to see this machine as it is now.
     if options.device == "cuda":
         require_cuda()
     profiles = profile_model(request, trace_model(request), options.device_type, cache_directory=None)

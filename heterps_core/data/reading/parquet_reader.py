@@ -60,7 +60,7 @@ def check_parquet_columns(path: Path, schema: DataSchema) -> None:
         with pq.ParquetFile(path) as file:
             _check_columns(path, file.schema_arrow, schema)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(path, f"cannot be read as Parquet: {error}; write or get the file anew") from error
+        raise DataError(path, f"cannot be read as Parquet: {error}; write or get the file again") from error
 
 
 def _check_columns(path: Path, columns: pa.Schema, schema: DataSchema) -> None:

@@ -196,7 +196,7 @@ def _unreadable(path: Path, error: Exception) -> DataError:
     reason = getattr(error, "strerror", None)
     if reason:
         return DataError(path, f"cannot be read: {reason}")
-    return DataError(path, f"the gzip stream is truncated or damaged ({error}); get the file anew")
+    return DataError(path, f"the gzip stream is truncated or damaged ({error}); get the file again")
 
 
 def _decode(path: Path, number: int, line: bytes) -> str:

@@ -1,4 +1,4 @@
-"""A made-up click stream day by day, whose truth moves: what a nightly line needs to show that it keeps up.
+"""A synthetic click stream day by day, whose truth moves: what a nightly line needs to show that it keeps up.
 
 The effects of a day are a turn of two fixed draws, cos(drift n) a + sin(drift n) b for day number n, so they keep
 their size, those of two days correlate by the cosine of the angle between them, and any day can be written without

@@ -1,4 +1,4 @@
-"""A made-up click stream in the published Criteo format, whose click probabilities are known.
+"""A synthetic click stream in the published Criteo format, whose click probabilities are known.
 
 Real click logs may not be passed on, and nobody knows how well they could be predicted at best. Here
 the truth is known for every row (`click_truth.py`), so a model's AUC can be put beside the best that is reachable.
@@ -87,7 +87,7 @@ def write_rows(path: Path, truth: ClickTruth, *, num_rows: int, entropy: Sequenc
 
 
 def probabilities_beside(path: Path) -> Path:
-    """Return where the true click probabilities of a made-up file stand."""
+    """Return where the true click probabilities of a synthetic file stand."""
     return path.with_name(f"_{path.name}.probabilities.npy")
 
 

@@ -1,4 +1,4 @@
-"""The hidden effects behind a made-up click stream: what is drawn, and how likely it is clicked.
+"""The hidden effects behind a synthetic click stream: what is drawn, and how likely it is clicked.
 
 The log-odds of a click are a sum of: an effect of the value in each of 26 slots; products of hidden
 factors of two values for some pairs of slots, which no linear model can learn; and a linear and a

@@ -1,7 +1,7 @@
 """By which factor predictions of a kind are stretched: a robust centre of what past runs answered, shrunk to 1.
 
 The centre is the median of log(measured / predicted), so one disturbed night does not move it; shrinkage is a few
-made-up nights on which the prediction was right, so that one or two real ones do not move it either.
+synthetic nights on which the prediction was right, so that one or two real ones do not move it either.
 """
 
 from __future__ import annotations

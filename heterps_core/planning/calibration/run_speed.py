@@ -61,7 +61,7 @@ class RunSpeed(JsonDocument):
     run_id: str
     model: str
     hardware: str
-    """What it ran on: for a rehearsal the machine; for rented machines their device types."""
+    """What it ran on: for a dry run the machine; for rented machines their device types."""
 
     is_rehearsal: bool
     predicted_step_seconds: Positive
@@ -87,7 +87,7 @@ class RunSpeed(JsonDocument):
 
     @property
     def rented_stages(self) -> tuple[AnsweredPrediction, ...]:
-        """The stages on the device types that the plan named; none of a rehearsal, which runs on other machines."""
+        """The stages on the device types that the plan named; none of a dry run, which runs on other machines."""
         if self.is_rehearsal:
             return ()
         return tuple(

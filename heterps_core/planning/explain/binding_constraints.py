@@ -54,7 +54,7 @@ def price_of_floor(problem: SchedulingProblem, cost_usd: float) -> tuple[Binding
 
 
 def prices_of_units(problem: SchedulingProblem, cost_usd: float) -> tuple[BindingConstraint, ...]:
-    """Return the caps and memory limits that cost something, the dearest first.
+    """Return the caps and memory limits that cost something, the most expensive first.
 
     Args:
         problem: What is planned.

@@ -1,7 +1,7 @@
 """Why a plan is the cheapest, what would change it, and what more throughput costs: one noun for all of it.
 
-Everything is told about the cheapest plan there is. Where the chosen plan is dearer, as a heuristic's may be, the
-explanation says by how much and what it places elsewhere.
+Everything is told about the cheapest plan there is. Where the chosen plan is more expensive, as a heuristic's may be,
+the explanation says by how much and what it places elsewhere.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PlanExplanation(JsonDocument):
     """Where it is `SHORT`, the parts that say so are empty because they were not looked for."""
 
     stages: tuple[Stage, ...]
-    """The cheapest plan: the chosen one, unless that is dearer."""
+    """The cheapest plan: the chosen one, unless that is more expensive."""
 
     cost_usd: float
     cost_lower_bound_usd: float

@@ -43,7 +43,7 @@ def find_runner_up(problem: SchedulingProblem, stages: Sequence[Stage], cost_usd
         None where every other placement costs over `FARTHEST_FACTOR` times as much, or breaks a constraint.
     """
     best: RunnerUp | None = None
-    # Only plans dearer than the limit keep the layer where it is made too slow to be.
+    # Only plans more expensive than the limit keep the layer where it is made too slow to be.
     limit_usd = FARTHEST_FACTOR * cost_usd
     for layer, device_type in enumerate(device_type_of_layers(stages)):
         if best is not None and best.extra_usd <= SAME_COST * cost_usd:

@@ -7,7 +7,7 @@ here, and each docstring says what is lost.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DeviceType
@@ -17,7 +17,7 @@ from heterps_core.planning.problem.scheduling_problem import LayerCosts, Schedul
 from heterps_core.profiling.profiles.layer_profile import LayerProfile
 
 ROUND_TRIP_MESSAGES = 4
-"""Of an embedding for one batch: counts, row numbers and rows on the way forward, gradients on the way back."""
+"""Of an embedding for one batch: counts, row indices and rows on the way forward, gradients on the way back."""
 
 ESTIMATE_RELATIVE_ERROR = 0.5
 """Assumed error of an estimated time, as a share of it: no estimate has been held against the device it is for.
@@ -144,7 +144,7 @@ def profiles_for_larger_tables(
 ) -> dict[str, LayerProfile]:
     """Take profiles of a model for the same model with other table sizes.
 
-    A rehearsal trains with tables that fit this machine; the job that it stands for has larger ones. Their look-ups
+    A dry run trains with tables that fit this machine; the job that it stands for has larger ones. Their look-ups
     miss the caches more often, which this ignores: the times are those of the measured tables.
 
     Raises:
@@ -153,7 +153,7 @@ def profiles_for_larger_tables(
     if measured.without_table_sizes().layers != planned.without_table_sizes().layers:
         raise ConfigurationError(
             f"a profile may be used for the same model with other table sizes only, but the layers of "
-            f"{measured.name!r} and {planned.name!r} differ; profile the model anew"
+            f"{measured.name!r} and {planned.name!r} differ; profile the model again"
         )
     fingerprint = planned.fingerprint()
     return {name: replace(profile, graph_fingerprint=fingerprint) for name, profile in profiles.items()}
@@ -162,7 +162,7 @@ def profiles_for_larger_tables(
 def in_stage_seconds(profile: LayerProfile, layer: int, *, batch_size: int) -> float:
     """Return a layer's share of ODT: in-stage communication of B_o samples in the limit of many replicas.
 
-    An embedding exchanges its distinct rows: row numbers out, rows in, gradients out, in four messages. A dense
+    An embedding exchanges its distinct rows: row indices out, rows in, gradients out, in four messages. A dense
     layer all-reduces its gradients, 2 |W| bytes over a ring, once a training batch, of which B_o of B samples
     bear B_o / B. Among k replicas only (k - 1) / k of either crosses a link, so this errs on the slow side:
     two-fold for two replicas. One replica takes none of it (`single_replica_communicates`). Compare `rehearsal.py`,
@@ -189,13 +189,7 @@ def compute_relative_spread(profile: LayerProfile, layer: int, *, batch_size: in
 
 def _unit_type(graph: ModelGraph, profile: LayerProfile, terms: UnitTerms, *, batch_size: int) -> UnitType:
     return UnitType(
-        price_usd_per_hour=terms.price_usd_per_hour,
-        max_units=terms.max_units,
-        instances=terms.instances,
-        interruptions_per_hour=terms.interruptions_per_hour,
-        memory_bytes=terms.memory_bytes,
-        reserved_bytes=terms.reserved_bytes,
-        bandwidth_bytes_per_s=terms.bandwidth_bytes_per_s,
+        **{field.name: getattr(terms, field.name) for field in fields(terms)},
         compute_parallel_fraction=profile.compute_parallel_fraction(batch_size=batch_size),
         communication_parallel_fraction=profile.communication_parallel_fraction(
             batch_size=batch_size, boundary_bytes_per_sample=_mean_boundary_bytes_per_sample(graph)
@@ -224,7 +218,7 @@ def _check_profiles(
         if profiles[name].graph_fingerprint != graph.fingerprint():
             raise ConfigurationError(
                 f"the profile for {name} must be of the model {graph.name!r} as it is now, but was made of "
-                f"{profiles[name].model!r} with other sizes; profile it anew"
+                f"{profiles[name].model!r} with other sizes; profile it again"
             )
     sizes = {name: profiles[name].batch_size for name in terms}
     if len(set(sizes.values())) > 1:

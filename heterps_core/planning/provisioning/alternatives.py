@@ -59,9 +59,9 @@ def with_alternatives(group: InstanceGroup, offers: Iterable[InstanceOffer]) -> 
 
 
 def within_price(plan: ProvisioningPlan, max_usd_per_hour: float | None) -> ProvisioningPlan:
-    """Return a plan without the alternatives that could bring it above a price, the dearest left out first.
+    """Return a plan without the alternatives that could bring it above a price, the most expensive left out first.
 
-    What is left holds even where every group is had as its dearest alternative.
+    What is left holds even where every group is had as its most expensive alternative.
     """
     if max_usd_per_hour is None:
         return plan

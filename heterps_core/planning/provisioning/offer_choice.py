@@ -151,7 +151,7 @@ def choose_instances(stages: Sequence[Stage], offers: Iterable[InstanceOffer]) -
     replaced alone. Each group has what else may be bought for it.
 
     Args:
-        stages: Of a scheduling plan, or of its rehearsal.
+        stages: Of a scheduling plan, or of its dry run.
         offers: What may be bought.
 
     Raises:

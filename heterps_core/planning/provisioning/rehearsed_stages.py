@@ -1,4 +1,4 @@
-"""How a rehearsal shares the cores of one machine among the stages of a plan: the same cut with fewer replicas."""
+"""How a dry run shares the cores of one machine among the stages of a plan: the same cut with fewer replicas."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rehearsal_replicas(num_replicas: Sequence[int], *, num_cores: int) -> tuple[
     """
     if not num_replicas or min(num_replicas) < 1 or num_cores < 1:
         raise ConfigurationError(
-            f"a rehearsal needs stages with at least 1 replica each and at least 1 core, "
+            f"a dry run needs stages with at least 1 replica each and at least 1 core, "
             f"got replicas {list(num_replicas)} and {num_cores} cores"
         )
     rehearsed = [1] * len(num_replicas)

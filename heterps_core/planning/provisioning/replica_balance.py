@@ -1,6 +1,6 @@
 """How many replicas each stage of a fixed partition needs, exactly, in whole numbers.
 
-Replica counts from a continuous solution, rounded up, leave slack on dear stages that cheap ones could use;
+Replica counts from a continuous solution, rounded up, leave slack on expensive stages that cheap ones could use;
 the integer optimum is found instead. At a fixed longest stage time every stage takes its least count, so
 only the stage times that some stage reaches with a whole number of replicas matter.
 """

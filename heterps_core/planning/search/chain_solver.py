@@ -25,8 +25,8 @@ _NUMBERS_PER_PASS = 400_000
 """Table entries times stage times per vectorised pass; beyond it the arrays leave the cache."""
 
 _CUTOFF_MARGIN = 1.03
-"""How far above the best cost the capped search must look: showing a rate that is only just too dear would
-rule out next to nothing below the stage time, one 3 % too dear rules out 3 %."""
+"""How far above the best cost the capped search must look: showing a rate that is only just too expensive would
+rule out next to nothing below the stage time, one 3 % too expensive rules out 3 %."""
 
 _UNSETTLED_STEP = 1e-3
 """Where the capped search gave up at x, the bound is taken to hold down to x (1 - this); the proof then

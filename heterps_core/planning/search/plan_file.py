@@ -29,7 +29,7 @@ def load_problem_and_plan(problem_path: Path, plan_path: Path) -> tuple[Scheduli
         raise ConfigurationError(f"{plan_path} does not fit {problem_path}: {error}") from error
     for violation in violations:
         if violation.constraint != "throughput floor":
-            raise ConfigurationError(f"{plan_path} does not fit {problem_path}: {violation}; plan anew")
+            raise ConfigurationError(f"{plan_path} does not fit {problem_path}: {violation}; plan again")
     return problem, plan
 
 

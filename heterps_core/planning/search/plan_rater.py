@@ -46,7 +46,7 @@ MISS_OFFSET = 1.0
 """Reward taken off, in nats of cost, for missing a constraint at all."""
 
 MISS_PENALTY = 5.0
-"""Reward taken off per unit of shortfall: a plan twice too slow ranks below feasible ones 80 times dearer."""
+"""Reward taken off per unit of shortfall: a plan twice too slow ranks below feasible ones 80 times more expensive."""
 
 _UNREACHABLE_LOG_COST = 50.0
 """Stands for the log cost of a plan that no stage time makes feasible; above that of any bill in USD."""

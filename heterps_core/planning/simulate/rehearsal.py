@@ -1,6 +1,6 @@
-"""What a rehearsal on this machine should reach: the same cut, replicas as few as there are cores.
+"""What a dry run on this machine should reach: the same cut, replicas as few as there are cores.
 
-The plan's device types are not at hand, so a rehearsal is predicted from the profile of this machine alone and
+The plan's device types are not at hand, so a dry run is predicted from the profile of this machine alone and
 compared with that, never with the plan's own figures.
 """
 
@@ -18,15 +18,15 @@ from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.profiling.profiles.layer_profile import LayerProfile
 
 PRICE_USD_PER_HOUR = 1.0
-"""A rehearsal's price is not predicted, but the contract wants a positive one."""
+"""A dry run's price is not predicted, but the contract wants a positive one."""
 
 UNLIMITED_BYTES = 1e18
-"""The rehearsal runs in the memory that there is; that it fits was not planned."""
+"""The dry run runs in the memory that there is; that it fits was not planned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RehearsalPrediction:
-    """Predicted speed of a rehearsal."""
+    """Predicted speed of a dry run."""
 
     evaluation: PlanEvaluation
     """By the planner's cost model alone: a stage takes the longer of computing and communicating, and stages
@@ -48,7 +48,7 @@ def predict_rehearsal(
     num_microbatches: int,
     num_cores: int,
 ) -> RehearsalPrediction:
-    r"""Predict the speed of a rehearsal, one worker with one core for each replica.
+    r"""Predict the speed of a dry run, one worker with one core for each replica.
 
     The cost model's times of a stage, CT and DT for a batch, become the time of a step by
 
@@ -65,7 +65,7 @@ def predict_rehearsal(
     Args:
         graph: The model.
         profile: Measured on this machine, with the micro-batch as its batch where possible.
-        stages: The rehearsed cut and replica counts; their device types do not matter.
+        stages: The dry-run cut and replica counts; their device types do not matter.
         batch_size: B, samples of a step.
         num_microbatches: m, at least 1.
         num_cores: n, cores that the workers share, at least 1.
@@ -100,7 +100,7 @@ def rehearsal_problem(
     batch_size: int,
     num_microbatches: int,
 ) -> tuple[SchedulingProblem, tuple[Stage, ...]]:
-    """Return a rehearsal as a planning problem of its own, and its stages with that problem's device types.
+    """Return a dry run as a planning problem of its own, and its stages with that problem's device types.
 
     Each stage becomes a device type "<name>-stage-<i>". So each can have its own alpha, from its own layers, and
     neighbours differ in type, as the contract asks. Replica counts are known here, so in-stage communication is
@@ -112,8 +112,8 @@ def rehearsal_problem(
     check_stages_cover_chain(stages, len(graph.layers))
     if profile.graph_fingerprint != graph.fingerprint():
         raise ConfigurationError(
-            f"a rehearsal of {graph.name!r} must be predicted from its own profile, got one of "
-            f"{profile.model!r} with other sizes; profile it anew"
+            f"a dry run of {graph.name!r} must be predicted from its own profile, got one of "
+            f"{profile.model!r} with other sizes; profile it again"
         )
     names = [f"{profile.device_type}-stage-{index}" for index in range(len(stages))]
     stage_of_layer = [

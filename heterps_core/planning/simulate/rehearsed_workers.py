@@ -1,4 +1,4 @@
-"""The workers of a rehearsal on one machine, simulated pass by pass on the cores that they share.
+"""The workers of a dry run on one machine, simulated pass by pass on the cores that they share.
 
 Each worker is the trainer's: it takes the next batch from its feed, runs the passes in the trainer's own order, works
 out weight gradients while it waits, sums gradients with the other replicas of its stage, and updates. What a worker's
@@ -57,7 +57,7 @@ def simulate_workers(
     if len(costs.stages) != len(job.stages):
         raise ConfigurationError(
             f"worker costs must be those of the job, got {len(costs.stages)} stages for {len(job.stages)}; "
-            f"measure them anew"
+            f"measure them again"
         )
     cores = SharedCores(num_cores, wake_seconds=wake_seconds, balance_seconds=balance_seconds)
     return _Rehearsal(costs, job, cores).step_seconds()

@@ -40,7 +40,7 @@ class SimulationOptions:
     """When a worker is ready, for instance once its node has started. Others are at 0."""
 
     jitter: float = 0.0
-    """Standard deviation of the time of a pass over its mean; drawn anew for each pass from a log-normal
+    """Standard deviation of the time of a pass over its mean; drawn again for each pass from a log-normal
     distribution."""
 
     seed: int = 0

@@ -23,7 +23,7 @@ NUM_OPERATIONS: Mapping[LayerKind, Mapping[str, int]] = {
     # count and a fused optimizer.
     LayerKind.FULLY_CONNECTED: {"forward": 1, "backward": 3, "update": 2},
     LayerKind.ELEMENTWISE: {"forward": 1, "backward": 1, "update": 0},
-    # Row numbers, room for the output, dense features, a gather and its copy; nothing but views; a copy, two
+    # Row indices, room for the output, dense features, a gather and its copy; nothing but views; a copy, two
     # concatenations, five to sum repeated rows, and eleven of row-wise Adagrad.
     LayerKind.EMBEDDING: {"forward": 5, "backward": 0, "update": 19},
     LayerKind.OTHER: {"forward": 2, "backward": 4, "update": 2},

@@ -1,6 +1,6 @@
 """A profile that was measured on a machine of a device type, with where, when and for how much.
 
-What a node of the local provider measures is this machine under another name. It is marked as a rehearsal and is
+What a node of the local provider measures is this machine under another name. It is marked as a dry run and is
 never kept for planning.
 """
 
@@ -23,7 +23,7 @@ month of nights shares the cost of a measurement, and an old figure does not sta
 class DeviceProfile(JsonDocument):
     """What one machine measured."""
 
-    json_form = JsonForm(what="a device's profile", version=1, way_out="measure it anew")
+    json_form = JsonForm(what="a device's profile", version=1, way_out="measure it again")
 
     device_type: str
     """The hardware, without the market in which it is bought."""
@@ -57,7 +57,7 @@ class DeviceProfile(JsonDocument):
     def in_place_of(self, estimate: LayerProfile) -> LayerProfile:
         """Return the measured times of layers in the place of estimated ones.
 
-        Kept from the estimate are what one machine alone cannot tell: the links to other machines, the row numbers
+        Kept from the estimate are what one machine alone cannot tell: the links to other machines, the row indices
         of the data, and layers that were not measured.
         """
         return replace(

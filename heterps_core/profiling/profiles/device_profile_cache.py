@@ -47,13 +47,13 @@ class DeviceProfileCache:
         """Keep what a machine measured, under the software that it measured with.
 
         Raises:
-            ConfigurationError: It is a rehearsal, or of another model or batch size than was asked for.
+            ConfigurationError: It is a dry run, or of another model or batch size than was asked for.
         """
         profile = measured.profile
         if measured.is_rehearsal:
             raise ConfigurationError(
                 f"what is kept for {measured.device_type} must be measured on such a machine, but this was "
-                f"rehearsed on {profile.hardware}"
+                f"measured in a dry run on {profile.hardware}"
             )
         if (profile.graph_fingerprint, profile.batch_size) != (graph.fingerprint(), request.batch_size):
             raise ConfigurationError(
@@ -75,5 +75,5 @@ class DeviceProfileCache:
 
 
 def without_dataset(request: ProfileRequest) -> ProfileRequest:
-    """Return the request as a rented machine gets it: it has no data set, and draws row numbers by Zipf's law."""
+    """Return the request as a rented machine gets it: it has no data set, and draws row indices by Zipf's law."""
     return replace(request, dataset=None, dataset_fingerprint="")

@@ -77,7 +77,7 @@ class LayerTiming:
     """The optimizer's work on the layer's parameters or on the rows that the batch touched."""
 
     exchanged_bytes: float
-    """Row numbers, rows and gradients of the distinct rows that the batch touches, one way each."""
+    """Row indices, rows and gradients of the distinct rows that the batch touches, one way each."""
 
     all_reduced_bytes: float
     """Dense gradients, 0 for embeddings."""
@@ -107,7 +107,7 @@ class LayerProfile(JsonDocument):
     """Times of all layers of a model on one unit of one device type."""
 
     json_form = JsonForm(
-        what="a profile", version=SCHEMA_VERSION, way_out="measure it anew", sums=("is_estimated",)
+        what="a profile", version=SCHEMA_VERSION, way_out="measure it again", sums=("is_estimated",)
     )
 
     model: str
@@ -128,7 +128,7 @@ class LayerProfile(JsonDocument):
 
     num_threads: int
     ids_source: str
-    """Where the row numbers came from that embeddings looked up."""
+    """Where the row indices came from that embeddings looked up."""
 
     timings: tuple[LayerTiming, ...]
     half_batch_timings: tuple[LayerTiming, ...]

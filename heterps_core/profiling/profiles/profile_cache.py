@@ -1,6 +1,6 @@
 """Profiles that were measured before, so that a nightly run measures only what changed.
 
-A profile holds as long as the model, the machine, the software, the batch size and the row numbers are the same;
+A profile holds as long as the model, the machine, the software, the batch size and the row indices are the same;
 all of them are in its key. Those of rented machines hold for every machine of their device type, until they expire.
 A file that cannot be read counts as missing: a cache must never stop a run.
 """
@@ -132,7 +132,6 @@ class ProfileCache(Generic[Kept]):
         """Keep a profile in the place of an earlier one of its key; where that fails it is only not kept."""
         path = self._directory / key.file_name()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             replace_json(path, profile.to_json())
         except OSError as error:
             logger.warning("the profile is not kept in %s: %s", path, error)

@@ -1,4 +1,4 @@
-"""What the workers of a rehearsal cost this machine: what its speed is predicted from. No torch here.
+"""What the workers of a dry run cost this machine: what its speed is predicted from. No torch here.
 
 A layer profile times layers for the planner. A worker does more: it reads batches, sends rows to other stages, sums
 gradients with other replicas, and shares cores, memory and caches with other workers. All seconds are those of a
@@ -43,7 +43,7 @@ class StageCosts:
 class WorkerCosts(JsonDocument):
     """What all workers of a plan cost."""
 
-    json_form = JsonForm(what="worker costs", version=4, way_out="measure them anew")
+    json_form = JsonForm(what="worker costs", version=4, way_out="measure them again")
 
     stages: tuple[StageCosts, ...]
     step_seconds: float

@@ -157,7 +157,7 @@ def check_slices_fit(
 
 def arrays_of_stage(job: TrainingJob, stage: int, manifest: DatasetManifest) -> frozenset[str]:
     """Return which arrays a stage reads: features where it looks rows up, labels at the end."""
-    # A node of a rehearsal never comes here, and need not wait for torch.
+    # A node of a dry run never comes here, and need not wait for torch.
     from heterps_core.models.chain import build_chain
     from heterps_core.models.slot_embedding import SlotEmbedding
 

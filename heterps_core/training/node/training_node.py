@@ -169,7 +169,7 @@ def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 @contextmanager
 def _notices_watched(run: RunDirectory, node: Node) -> Iterator[None]:
-    """Look for the cloud's notices while the node trains; only machines that can be taken back get any."""
+    """Look for the cloud's notices while the node trains; only machines that can be preempted get any."""
     if not is_machine() or node.market is not Market.SPOT:
         yield
         return

@@ -1,6 +1,6 @@
 """Which device a worker computes on, and how the replicas of a stage on CUDA devices sum what lies there.
 
-A stage that is planned for a GPU type runs on CUDA; messages between stages, row numbers and checkpoints go through
+A stage that is planned for a GPU type runs on CUDA; messages between stages, row indices and checkpoints go through
 the host and gloo all the same, so a plan may mix devices as it likes.
 """
 

@@ -1,4 +1,4 @@
-"""One replica of one stage: it runs its layers over micro-batches and trades rows with its neighbours.
+"""One replica of one stage: it runs its layers over micro-batches and exchanges rows with its neighbours.
 
 The exchange with neighbours is one of contiguous row slices (`stage_boundary`), posted ahead so that it overlaps
 with computing. Losses are summed and divided by the size of the whole batch, so gradients of replicas add up to the

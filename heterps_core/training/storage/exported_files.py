@@ -35,13 +35,13 @@ def read_description(folder: Path) -> Mapping[str, Any]:
         raise _unreadable(path, error) from error
     except ValueError as error:
         raise CheckpointError(
-            f"{path} must be JSON, but is damaged ({error}): export the model anew"
+            f"{path} must be JSON, but is damaged ({error}): export the model again"
         ) from error
     if description.get("schema_version") != SCHEMA_VERSION:
         raise ConfigurationError(
             f"{path} must have schema_version {SCHEMA_VERSION}, got {description.get('schema_version')!r}"
         )
-    check_sha256(folder / WEIGHTS, description["weights_sha256"], way_out="export the model anew")
+    check_sha256(folder / WEIGHTS, description["weights_sha256"], way_out="export the model again")
     return description
 
 

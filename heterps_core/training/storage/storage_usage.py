@@ -14,7 +14,7 @@ class StorageUsage:
     """Requests and bytes of one process, or of all together."""
 
     put_requests: int = 0
-    """PUT, COPY, POST and LIST: the dear class."""
+    """PUT, COPY, POST and LIST: the expensive class."""
 
     get_requests: int = 0
     """GET, HEAD and all others; deletions are free."""

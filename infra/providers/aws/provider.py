@@ -1,9 +1,9 @@
 """Amazon EC2 as a provider: launches plans whole or not at all, finds and ends their machines.
 
-The parts of a plan are unlike, so each is a fleet request of its own, and this code sees to it that a run has all
-or none. The dearest goes first, because it is the scarcest and a refusal then wastes least; the others follow into
-its zone. Where that zone cannot serve the rest, what was had is ended, stays in the bill as waste, and another zone
-is tried as the run's next attempt.
+The parts of a plan differ, so each is a fleet request of its own, and this code sees to it that a run has all or
+none. The most expensive goes first, because it is the scarcest and a refusal then wastes least; the others follow
+into its zone. Where that zone cannot serve the rest, what was had is ended, stays in the bill as waste, and another
+zone is tried as the run's next attempt.
 """
 
 from __future__ import annotations

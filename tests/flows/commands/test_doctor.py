@@ -54,7 +54,7 @@ def test_every_line_says_what_and_state_and_what_is_to_be_mended_says_how(doctor
     assert all(check["mend"] for check in found.values() if check["state"] != "ok")
     for check in found.values():
         assert f"{check['what']} " in text.out
-        assert check["mend"] is None or f"mend: {check['mend']}" in text.out
+        assert check["mend"] is None or f"fix: {check['mend']}" in text.out
 
 
 def test_a_taken_port_is_missing_with_its_holder_and_its_variable(doctor, monkeypatch):

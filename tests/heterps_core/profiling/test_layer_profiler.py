@@ -111,7 +111,7 @@ def test_exchanged_bytes_are_those_of_the_distinct_rows(measured, dataset):
     batches = np.split(dataset.ids[rows], NUM_BATCHES)
     distinct = sum(len(np.unique(slot_ids)) for ids in batches for slot_ids in ids.T) / NUM_BATCHES
 
-    # A row number of 8 bytes out, 16 floats in, 16 floats of gradient back.
+    # A row index of 8 bytes out, 16 floats in, 16 floats of gradient back.
     assert measured.timings[0].exchanged_bytes == pytest.approx(distinct * (8 + 2 * 16 * 4))
 
 
@@ -168,7 +168,7 @@ def test_batches_of_a_data_set_are_its_rows_from_the_first(request_for_dataset, 
 
     assert len(batches) == NUM_BATCHES
     np.testing.assert_array_equal(batches[1].ids, reopened.ids[BATCH_SIZE : 2 * BATCH_SIZE])
-    # 240 training rows, so the fourth batch begins anew.
+    # 240 training rows, so the fourth batch begins again.
     np.testing.assert_array_equal(batches[3].ids[-1], reopened.ids[4 * BATCH_SIZE - 240 - 1])
 
 

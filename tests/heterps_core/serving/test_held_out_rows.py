@@ -88,7 +88,7 @@ def test_the_prepared_rows_of_another_model_are_refused_by_name(tmp_path, stream
         stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=60, out_dir=tmp_path / "sizes"
     )
     with pytest.raises(
-        ConfigurationError, match="has tables of 1560 rows in all, not 1300; prepare them anew"
+        ConfigurationError, match="has tables of 1560 rows in all, not 1300; prepare them again"
     ):
         predictor.prepared_logits(sizes, first=0, stop=1)
 

@@ -1,4 +1,4 @@
-"""Nodes whose stage is planned for a GPU: rented ones must have it, those of a rehearsal need not."""
+"""Nodes whose stage is planned for a GPU: rented ones must have it, those of a dry run need not."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Case(NamedTuple):
     num_microbatches: int = 3
     warmup_per_stage: int = 2
     asks_ahead: bool = False
-    """The row numbers of a step are exchanged before the step before has updated the rows."""
+    """The row indices of a step are exchanged before the step before has updated the rows."""
     precision: str = "float32"
     receives_ahead: bool = True
     """The first activations of a step are received while the step before ends."""
@@ -113,7 +113,7 @@ CASES = [
     Case("ctrdnn", (2, 1), (0, 1), num_microbatches=4, on_cuda=(1,)),
     Case("ctrdnn", (1, 2), (0, 3), on_cuda=(0,)),
     Case("matchnet", (1, 1, 2), (0, 5, 9), on_cuda=(1,)),
-    # Rows, gradients and losses by NCCL; row numbers ahead of the step, and not.
+    # Rows, gradients and losses by NCCL; row indices ahead of the step, and not.
     Case("ctrdnn", (2,), (0,), asks_ahead=True, on_cuda=(0,)),
     Case("2emb", (1, 2), (0, 4), on_cuda=(1,)),
 ]

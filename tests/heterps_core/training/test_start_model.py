@@ -228,12 +228,12 @@ def test_weights_and_optimizer_state_are_read_alike_from_a_bucket(dataset, expor
         (("adam", "rowwise-adagrad"), [], ["adam", "rowwise-adagrad"]),
         (
             ("sgd", "rowwise-adagrad"),
-            ["the dense optimizer starts anew, as it is sgd and not adam any more"],
+            ["the dense optimizer starts again, as it is sgd and not adam any more"],
             ["rowwise-adagrad"],
         ),
         (
             ("adam", "rowwise-adam"),
-            ["the embedding optimizer starts anew, as it is rowwise-adam and not rowwise-adagrad any more"],
+            ["the embedding optimizer starts again, as it is rowwise-adam and not rowwise-adagrad any more"],
             ["adam"],
         ),
     ],
@@ -305,7 +305,7 @@ def test_a_model_that_was_exported_without_state_goes_on_with_new_optimizers_and
     with caplog.at_level("INFO"):
         load_start_model(run, start, model, config=job.config)
 
-    assert "the optimizers start anew: version 4 holds no state of theirs" in caplog.messages
+    assert "the optimizers start again: version 4 holds no state of theirs" in caplog.messages
     assert not has_changed(model.tables["embedding"].state, fresh.tables["embedding"].state)
     assert not has_changed(dense_state(model), dense_state(fresh))
     assert torch.equal(model.tables["embedding"].weight_RD, load_file(exported / WEIGHTS)["embedding.weight"])

@@ -239,7 +239,7 @@ def test_a_champion_of_other_columns_stays_and_the_way_on_is_told(models, tmp_pa
     decision = models.judge(FITTED, champion=replace(champion_of(models.workspace), folder=folder))
 
     assert missed(decision) == ["columns of the rows"]
-    assert "to begin anew, remove the alias champion in MLflow" in decision.why
+    assert "to begin again, remove the alias champion in MLflow" in decision.why
 
 
 def test_a_version_whose_files_were_exchanged_is_never_promoted(models):
@@ -293,7 +293,7 @@ def test_a_decision_against_an_earlier_champion_is_refused(models):
     decision = models.judge(FITTED)
     models.crown(EQUAL)
 
-    with pytest.raises(ConfigurationError, match="judged against, 1, but champion is now 3; judge it anew"):
+    with pytest.raises(ConfigurationError, match="judged against, 1, but champion is now 3; judge it again"):
         apply_decision(models.workspace, decision)
 
     assert models.champion == EQUAL

@@ -87,7 +87,7 @@ def test_the_front_is_drawn_with_the_plan_the_floor_and_the_device_types():
 
 
 def test_costs_over_decades_stand_on_a_logarithmic_axis():
-    # The embedding grows no faster with more cpu units, so throughput must be bought from dear gpus.
+    # The embedding grows no faster with more cpu units, so throughput must be bought from expensive gpus.
     problem = make_problem(throughput_floor_samples_per_s=0.0)
     units = problem.device_types
     dear = replace(units["gpu-t4"], price_usd_per_hour=60.0, max_units=200)

@@ -99,7 +99,7 @@ def test_the_bill_and_its_waste_are_tables_that_add_up(pictures):
     tables = tables_of(page_of(pictures))
 
     bill = tables[
-        "Launch 20261121-0230-00000001, provider local, list prices of a rehearsal: nothing is charged: "
+        "Launch 20261121-0230-00000001, provider local, list prices of a dry run: nothing is charged: "
         "0.009000 USD"
     ]
     assert sum(float(row[6]) for row in bill.cells) == pytest.approx(0.009)

@@ -69,7 +69,7 @@ def choose(champion, **changes):
 def test_a_champions_optimizer_of_another_kind_starts_anew(champion):
     reason = choose(champion, optimizers={"dense_optimizer": "sgd"}).reason
 
-    assert reason.endswith("the dense optimizer starts anew, as it is sgd and not adam any more")
+    assert reason.endswith("the dense optimizer starts again, as it is sgd and not adam any more")
 
 
 def test_a_night_goes_on_with_the_champions_weights_tables_and_transform(champion):
@@ -97,14 +97,14 @@ def test_the_optimizers_of_a_version_without_their_state_start_anew(champion):
     start = choose(champion)
 
     assert start.model.optimizer_state is None
-    assert start.reason.endswith("; the optimizers start anew, as the version holds no state of theirs")
+    assert start.reason.endswith("; the optimizers start again, as the version holds no state of theirs")
 
 
 def test_state_of_another_optimizer_is_said_to_be_left_aside(champion):
     write_description(champion.folder, state=replace(STATE, embedding_optimizer="sgd"))
 
     assert choose(champion).reason.endswith(
-        "; the embedding optimizer starts anew, as it is rowwise-adagrad and not sgd any more"
+        "; the embedding optimizer starts again, as it is rowwise-adagrad and not sgd any more"
     )
 
 
@@ -155,7 +155,7 @@ def test_what_cannot_go_on_begins_from_scratch_and_says_why(champion, changes, r
 
 
 def test_days_do_not_go_on_from_a_model_of_other_than_days(champion):
-    """Such as one that was trained on the made-up stream, in the first hour."""
+    """Such as one that was trained on the synthetic stream, in the first hour."""
     start = choose(replace(champion, day=None))
 
     assert start.model is None

@@ -1,4 +1,4 @@
-"""Answered predictions of made-up nights."""
+"""Answered predictions of synthetic nights."""
 
 from heterps_core.planning.calibration.run_speed import AnsweredPrediction, RunSpeed, StageSpeed
 

@@ -1,6 +1,6 @@
 """What a user gets for a problem file that is not as it should be: a status of the contract and one line.
 
-HETERPS_FUZZED_FILES=10000 asks for more files than an ordinary test run can afford, drawn anew each time.
+HETERPS_FUZZED_FILES=10000 asks for more files than an ordinary test run can afford, drawn again each time.
 """
 
 import contextlib

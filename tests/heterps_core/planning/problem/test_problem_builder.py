@@ -120,7 +120,7 @@ def test_types_of_the_terms_are_planned_with_and_other_profiles_are_not_needed()
         (
             {"local-cpu": replace(make_profile(), graph_fingerprint="other")},
             {"local-cpu": TERMS},
-            "profile it anew",
+            "profile it again",
         ),
         (
             {"local-cpu": make_profile(), "b": replace(make_profile(), batch_size=60, half_batch_size=30)},

@@ -13,7 +13,7 @@ from heterps_core.plans.scheduling_plan import Stage
         ([2, 1], 3, (2, 1)),
         ([1, 2], 3, (1, 2)),
         ([40, 10, 2], 8, (6, 1, 1)),
-        ([5, 5, 5], 2, (1, 1, 1)),  # a stage without a worker could not be rehearsed
+        ([5, 5, 5], 2, (1, 1, 1)),  # a stage without a worker could not be tried in a dry run
     ],
 )
 def test_a_rehearsal_keeps_the_proportions_within_the_cores(planned, num_cores, rehearsed):

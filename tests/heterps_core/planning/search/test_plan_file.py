@@ -69,7 +69,7 @@ def test_a_field_that_is_missing_is_named(tmp_path):
 
 def test_a_plan_that_lacks_memory_or_units_does_not_fit(tmp_path):
     layers = [layer | {"state_bytes": 2e9} for layer in problem_document()["layers"]]
-    with pytest.raises(ConfigurationError, match=r"does not fit .*: memory of layers .* plan anew"):
+    with pytest.raises(ConfigurationError, match=r"does not fit .*: memory of layers .* plan again"):
         load(tmp_path, problem_document(layers=layers), plan_document())
 
     layers = [layer | {"is_sharded": False} for layer in problem_document()["layers"]] * 2

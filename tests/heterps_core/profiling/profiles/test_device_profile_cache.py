@@ -102,7 +102,7 @@ def test_a_rehearsal_is_never_kept(tmp_path):
     cache = DeviceProfileCache(tmp_path)
 
     with pytest.raises(
-        ConfigurationError, match="must be measured on such a machine, but this was rehearsed"
+        ConfigurationError, match="must be measured on such a machine, but this was tried in a dry run"
     ):
         cache.keep(REQUEST, GRAPH, measured(is_rehearsal=True))
 
@@ -128,7 +128,7 @@ def test_times_are_measured_and_what_one_machine_cannot_tell_is_estimated():
     planned = measured(timings=fast).in_place_of(estimate)
 
     assert [timing.forward.median_ms for timing in planned.timings] == [3.0, 10.0]
-    # Of the data, as measured here; the machine drew its row numbers.
+    # Of the data, as measured here; the machine drew its row indices.
     assert planned.timings[0].exchanged_bytes == 3_000.0
     assert not planned.is_estimated
     assert (planned.device_type, planned.hardware) == ("cpu-c7i", "c7i.2xlarge: a processor, 4 cores")

@@ -72,7 +72,7 @@ def test_a_profile_survives_json(profile):
 
 @pytest.mark.parametrize("spoiled", [{"schema_version": 0}, {"timings": [{}]}, {"boundary_link": None}])
 def test_refuses_json_of_another_form(spoiled):
-    with pytest.raises(ConfigurationError, match="measure it anew"):
+    with pytest.raises(ConfigurationError, match="measure it again"):
         LayerProfile.from_json({**make_profile().to_json(), **spoiled})
 
 

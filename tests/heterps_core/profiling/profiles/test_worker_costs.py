@@ -70,8 +70,8 @@ def test_a_measurement_that_fails_says_why(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 0}, "schema_version: must be 4, got 0; measure them anew"),
-        ({"stages": None}, "stages: must be a list, got None; measure them anew"),
+        ({"schema_version": 0}, "schema_version: must be 4, got 0; measure them again"),
+        ({"stages": None}, "stages: must be a list, got None; measure them again"),
     ],
 )
 def test_json_of_another_form_is_refused(change, message):

@@ -138,7 +138,7 @@ def test_attention_follows_its_formula():
 
 
 def test_the_decoder_starts_where_the_encoder_ends_and_is_fed_the_type_before():
-    """Two groups decoded anew, step by step, from the network's own cells."""
+    """Two groups decoded again, step by step, from the network's own cells."""
     torch.manual_seed(0)
     network = AllocationNetwork(2, NUM_TYPES, num_hidden=NUM_HIDDEN, tanh_constant=1.0)
     vectors = torch.randn(1, 2, 30)
