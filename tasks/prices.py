@@ -123,7 +123,7 @@ def source_of(provider: str) -> type[LivePrices]:
     """Return who tells the prices of a provider.
 
     Raises:
-        UnknownNameError: There is no such provider, or it has nobody who could be asked.
+        UnknownNameError: There is no such provider, or its prices cannot be asked for.
     """
     sources = {name: each.live_prices for name, each in PROVIDERS.items() if each.live_prices}
     if provider not in sources:
@@ -132,9 +132,9 @@ def source_of(provider: str) -> type[LivePrices]:
 
 
 def refresh_before_renting(workspace: Workspace, provider: str, *, regions: Sequence[str]) -> None:
-    """Refresh the prices where the newest refresh is older than `REFRESH_AFTER`; a failure is told and borne.
+    """Refresh the prices where the newest refresh is older than `REFRESH_AFTER`; a failure is logged and ignored.
 
-    Where the provider has nobody to ask, nothing is done.
+    Where the provider has no prices to ask for, nothing is done.
     """
     prices = get_provider(provider).live_prices
     if prices is None:

@@ -50,7 +50,7 @@ def publish_report(
         workspace: Where runs are recorded.
         report: The run.
         pictures: Of its plan.
-        decision: Whether its model became champion; None where nobody decided.
+        decision: Whether its model became champion; None where there was no decision.
 
     Returns:
         The report for a terminal.

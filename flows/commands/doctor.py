@@ -80,7 +80,7 @@ def all_checks(workspace: Workspace, *, provider: str, region: str | None) -> It
             what="MLFLOW_TRACKING_URI",
             state=CheckState.NOTE,
             found="is set, and not used: runs are recorded in the workspace",
-            mend=f"export {TRACKING_VARIABLE}=$MLFLOW_TRACKING_URI   (to record them there)",
+            fix=f"export {TRACKING_VARIABLE}=$MLFLOW_TRACKING_URI   (to record them there)",
         )
     yield from provider_of(workspace, provider, region=region).checks()
 
@@ -91,8 +91,8 @@ def as_text(checks: list[Check]) -> str:
     lines = []
     for check in checks:
         lines.append(f"  {check.state:<8} {check.what:<{width}}  {check.found}")
-        if check.mend:
-            lines.append(f"  {'':<8} {'':<{width}}  fix: {check.mend}")
+        if check.fix:
+            lines.append(f"  {'':<8} {'':<{width}}  fix: {check.fix}")
     return "\n".join(lines)
 
 
@@ -104,7 +104,7 @@ def _time_zone() -> Check:
             what="nightly zone",
             state=CheckState.MISSING,
             found=str(problem),
-            mend="export HETERPS_TIMEZONE=Europe/Berlin",
+            fix="export HETERPS_TIMEZONE=Europe/Berlin",
         )
 
 
@@ -118,7 +118,7 @@ def _ports(workspace: Workspace) -> Iterator[Check]:
             port.check_is_free(bind_host())
         except ConfigurationError as problem:
             found, _, way_out = str(problem).partition("; ")
-            yield Check(what=what, state=CheckState.MISSING, found=found, mend=way_out or None)
+            yield Check(what=what, state=CheckState.MISSING, found=found, fix=way_out or None)
         else:
             yield Check(what=what, state=CheckState.OK, found=f"{port.number} is free")
 
@@ -130,6 +130,6 @@ def _browser() -> Check:
             what="chromium",
             state=CheckState.NOTE,
             found="none: only tests of pages need it",
-            mend="apt-get install chromium",
+            fix="apt-get install chromium",
         )
     return Check(what="chromium", state=CheckState.OK, found=browser)

@@ -18,7 +18,7 @@ HELP = """\
 Show the last runs, the newest last: what each was, how it ended, what it cost, and whether it was fast and good.
 
 The figures are those of MLflow, under the same names in every run. A run that is called running although its process
-is gone says so; the sweeper closes it. USD of a dry run are list prices, which nobody charges.
+is gone says so; the sweeper closes it. USD of a dry run are list prices; nothing is charged.
 
 examples:
   heterps runs

@@ -1,4 +1,4 @@
-"""Where the services listen: host and ports, that they are free, and that nobody reaches them without a password."""
+"""Where the services listen: host and ports, that they are free, and that a password protects them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def is_loopback(host: str) -> bool:
 def check_password(host: str, environment: Mapping[str, str] = os.environ) -> None:
     """Check that a server which others reach asks for a password; on loopback none is needed.
 
-    Prefect and MLflow answer anybody otherwise, and whoever starts runs spends money.
+    Prefect and MLflow answer without a password otherwise, and who starts runs spends money.
 
     Raises:
         ConfigurationError: There is none, it is too short, or MLflow lacks what it needs to ask for one.

@@ -3,7 +3,7 @@
 Computed from what was written down alone, the ledger and the prices of spot machines as they were when these had
 ended, so that a bill can be made again at any later time and comes out the same; disks and addresses follow from the
 instances, and what was asked of the bucket is told by the run (`infra/prices/service_charges.py`). What was paid for
-nothing has lines of its own. A dry run's bill shows list prices that nobody charges.
+nothing has lines of its own. A dry run's bill shows list prices; nothing is charged.
 """
 
 from __future__ import annotations

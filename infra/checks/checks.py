@@ -55,7 +55,7 @@ class Check:
     what: str
     state: CheckState
     found: str
-    mend: str | None = None
+    fix: str | None = None
     """A command or a step, where something is to be fixed."""
 
 
@@ -64,14 +64,14 @@ def machine_checks(workspace: Workspace) -> Iterator[Check]:
     yield _python()
     yield _compiler()
     yield _enough(
-        "processor cores", float(os.cpu_count() or 1), least=2.0, unit="", mend="use a larger machine"
+        "processor cores", float(os.cpu_count() or 1), least=2.0, unit="", fix="use a larger machine"
     )
     yield _enough(
         "memory",
         psutil.virtual_memory().total / GIB,
         least=LEAST_MEMORY_GIB,
         unit=" GiB",
-        mend="use a larger machine, or a smaller --batch-size",
+        fix="use a larger machine, or a smaller --batch-size",
     )
     yield _shared_memory()
     yield from _workspace_checks(workspace)
@@ -81,7 +81,7 @@ def machine_checks(workspace: Workspace) -> Iterator[Check]:
 def package_checks(lock_file: Path) -> Iterator[Check]:
     """Hold what is installed against the lock file."""
     what = "packages"
-    mend = f"{sys.executable} -m pip install -r {lock_file}   (or: make setup)"
+    fix = f"{sys.executable} -m pip install -r {lock_file}   (or: make setup)"
     try:
         lines = lock_file.read_text().splitlines()
     except OSError:
@@ -89,7 +89,7 @@ def package_checks(lock_file: Path) -> Iterator[Check]:
             what=what,
             state=CheckState.NOTE,
             found=f"no lock file at {lock_file} to compare with",
-            mend="run it in the project's folder",
+            fix="run it in the project's folder",
         )
         return
     wanted = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", "\n".join(lines), re.MULTILINE))
@@ -104,10 +104,10 @@ def package_checks(lock_file: Path) -> Iterator[Check]:
         if had != version:
             other.append(f"{name} {had} instead of {version}")
     if absent:
-        yield Check(what=what, state=CheckState.MISSING, found=f"not installed: {_some(absent)}", mend=mend)
+        yield Check(what=what, state=CheckState.MISSING, found=f"not installed: {_some(absent)}", fix=fix)
     if other:
         yield Check(
-            what=what, state=CheckState.NOTE, found=f"not the tested versions: {_some(other)}", mend=mend
+            what=what, state=CheckState.NOTE, found=f"not the tested versions: {_some(other)}", fix=fix
         )
     if not absent and not other:
         yield Check(what=what, state=CheckState.OK, found=f"all {len(wanted)} of {lock_file.name}")
@@ -120,14 +120,14 @@ def _python() -> Check:
             what="Python",
             state=CheckState.MISSING,
             found=f"{version}, but 3.11 or newer is needed",
-            mend="make clean && make setup PYTHON=python3.11",
+            fix="make clean && make setup PYTHON=python3.11",
         )
     if sys.version_info[:2] > LEAST_PYTHON:
         return Check(
             what="Python",
             state=CheckState.NOTE,
             found=f"{version}; tested with 3.11",
-            mend="make clean && make setup PYTHON=python3.11",
+            fix="make clean && make setup PYTHON=python3.11",
         )
     return Check(what="Python", state=CheckState.OK, found=f"{version} ({sys.executable})")
 
@@ -139,30 +139,30 @@ def _compiler() -> Check:
             what="C++ compiler",
             state=CheckState.NOTE,
             found="none: torch looks rows up and updates them, which is slower",
-            mend="apt-get install g++",
+            fix="apt-get install g++",
         )
     return Check(what="C++ compiler", state=CheckState.OK, found=compiler)
 
 
 def _shared_memory() -> Check:
     path = Path("/dev/shm")
-    mend = "in a container: --shm-size 1g; else: mount -o remount,size=1G /dev/shm"
+    fix = "in a container: --shm-size 1g; else: mount -o remount,size=1G /dev/shm"
     if not path.is_dir():
         return Check(
-            what="/dev/shm", state=CheckState.NOTE, found="none: stages talk through sockets", mend=mend
+            what="/dev/shm", state=CheckState.NOTE, found="none: stages talk through sockets", fix=fix
         )
     return _enough(
-        "/dev/shm", shutil.disk_usage(path).free / GIB, least=LEAST_SHM_GIB, unit=" GiB free", mend=mend
+        "/dev/shm", shutil.disk_usage(path).free / GIB, least=LEAST_SHM_GIB, unit=" GiB free", fix=fix
     )
 
 
 def _workspace_checks(workspace: Workspace) -> Iterator[Check]:
     there = next(path for path in (workspace.root, *workspace.root.parents) if path.exists())
-    mend = f"set {HOME_VARIABLE} to another folder"
+    fix = f"set {HOME_VARIABLE} to another folder"
     is_new = "" if there == workspace.root else ", not made yet"
     if not os.access(there, os.W_OK | os.X_OK):
         found = f"{workspace.root} cannot be written"
-        yield Check(what="workspace", state=CheckState.MISSING, found=found, mend=mend)
+        yield Check(what="workspace", state=CheckState.MISSING, found=found, fix=fix)
     else:
         yield Check(what="workspace", state=CheckState.OK, found=f"{workspace.root}{is_new}")
     usage = shutil.disk_usage(there)
@@ -174,7 +174,7 @@ def _workspace_checks(workspace: Workspace) -> Iterator[Check]:
             what="disk",
             state=CheckState.MISSING if usage.free < LEAST_DISK_GIB * GIB else CheckState.NOTE,
             found=f"{text}; at least {LEAST_DISK_GIB:.0f} GiB are needed",
-            mend=f"heterps tidy --keep-days 7, or {mend}",
+            fix=f"heterps tidy --keep-days 7, or {fix}",
         )
     else:
         yield Check(what="disk", state=CheckState.OK, found=text)
@@ -193,15 +193,15 @@ def _clock(workspace: Workspace) -> Check:
             what="clock",
             state=CheckState.MISSING,
             found=f"{newest - now:,.0f} s behind what was written already: leases and bills would be wrong",
-            mend="timedatectl set-ntp true",
+            fix="timedatectl set-ntp true",
         )
     return Check(what="clock", state=CheckState.OK, found=f"{time.strftime('%Y-%m-%d %H:%M')} {zone}")
 
 
-def _enough(what: str, amount: float, *, least: float, unit: str, mend: str) -> Check:
+def _enough(what: str, amount: float, *, least: float, unit: str, fix: str) -> Check:
     if amount < least:
         found = f"{amount:.3g}{unit}, at least {least:.3g} are wanted"
-        return Check(what=what, state=CheckState.NOTE, found=found, mend=mend)
+        return Check(what=what, state=CheckState.NOTE, found=found, fix=fix)
     return Check(what=what, state=CheckState.OK, found=f"{amount:.3g}{unit}")
 
 

@@ -32,7 +32,7 @@ def database_checks(workspace: Workspace, *, is_thorough: bool = True) -> Iterat
         workspace.ledger_path,
         query="SELECT user_version, (SELECT count(*) FROM machines) FROM pragma_user_version",
         known={str(LEDGER_VERSION), "1"},
-        damage_mend="heterps sweep   (sets it aside, and rebuilds it from the machines' tags)",
+        damage_fix="heterps sweep   (sets it aside, and rebuilds it from the machines' tags)",
     )
     if workspace.has_own_tracking:
         folder = _package_folder("mlflow") / "store" / "db_migrations" / "versions"
@@ -70,7 +70,7 @@ def require_usable(checks: Iterable[Check]) -> None:
     """
     for check in checks:
         if check.state is CheckState.MISSING:
-            raise ConfigurationError(f"{check.what} must be usable, but {check.found}; {check.mend}")
+            raise ConfigurationError(f"{check.what} must be usable, but {check.found}; {check.fix}")
 
 
 def revisions(folder: Path) -> set[str]:
@@ -93,7 +93,7 @@ def _check(
     newest: set[str] | None = None,
     upgrade: str | None = None,
     is_thorough: bool = True,
-    damage_mend: str | None = None,
+    damage_fix: str | None = None,
 ) -> Check:
     if not path.exists():
         return Check(what=what, state=CheckState.OK, found="none yet; made at first use")
@@ -105,7 +105,7 @@ def _check(
             database.execute("BEGIN IMMEDIATE")
             database.rollback()
     except sqlite3.DatabaseError as error:
-        if "no such table" in str(error) and damage_mend is None:
+        if "no such table" in str(error) and damage_fix is None:
             # Its making was interrupted, which the next start makes up for.
             return Check(what=what, state=CheckState.OK, found="no tables yet; made at first use")
         is_locked = "locked" in str(error)
@@ -113,9 +113,9 @@ def _check(
             what=what,
             state=CheckState.MISSING,
             found=f"{path}: {error}",
-            mend=f"fuser -v {path}   (who holds it)"
+            fix=f"fuser -v {path}   (who holds it)"
             if is_locked
-            else damage_mend or f"put a copy back, or move it away: {path}",
+            else damage_fix or f"put a copy back, or move it away: {path}",
         )
     revision = str(row[0]) if row else "none"
     if health != "ok":
@@ -123,18 +123,18 @@ def _check(
             what=what,
             state=CheckState.MISSING,
             found=f"{path} is damaged: {health}",
-            mend=damage_mend or f"sqlite3 {path} .recover | sqlite3 {path}.recovered",
+            fix=damage_fix or f"sqlite3 {path} .recover | sqlite3 {path}.recovered",
         )
     if revision not in known:
         return Check(
             what=what,
             state=CheckState.MISSING,
             found=f"{path} has tables of revision {revision}, which the installed code does not know",
-            mend="make setup   (a newer version wrote it), or set HETERPS_HOME to another folder",
+            fix="make setup   (a newer version wrote it), or set HETERPS_HOME to another folder",
         )
     if newest is not None and revision not in newest:
         found = f"tables of revision {revision}, older than the installed code"
-        return Check(what=what, state=CheckState.NOTE, found=found, mend=upgrade)
+        return Check(what=what, state=CheckState.NOTE, found=found, fix=upgrade)
     return Check(what=what, state=CheckState.OK, found=f"opens, whole, tables of revision {revision}")
 
 

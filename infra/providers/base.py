@@ -66,7 +66,7 @@ class Provider(ABC):
 
     name: ClassVar[str]
     charges_money: ClassVar[bool]
-    """False for a dry run: its bill is in list prices, and nobody pays it."""
+    """False for a dry run: its bill is in list prices, and nothing is paid."""
 
     runs_here: ClassVar[bool] = False
     """Its nodes are processes of this machine, and meet the flow's host in a folder of the workspace. Others are
@@ -86,7 +86,7 @@ class Provider(ABC):
     """Prices that it is planned with; what `live_prices` has answered since ranks above them."""
 
     live_prices: ClassVar[type[LivePrices] | None] = None
-    """Asked for prices of now before machines are rented; None where nobody can be asked."""
+    """Asked for prices of now before machines are rented; None where the provider has no such service."""
 
     lease_s: ClassVar[float]
     """Length of a lease; a live run renews it three times in this time.

@@ -43,7 +43,7 @@ class Night:
     """Cost of the plan over the proven bound, less 1."""
 
     was_promoted: bool | None
-    """None where nobody decided."""
+    """None where there was no decision."""
 
     speed: RunSpeed | None
 

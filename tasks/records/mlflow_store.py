@@ -222,7 +222,7 @@ def _connect(workspace: Workspace) -> MlflowClient:
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    # Prints a traceback for a database that is locked, which is told and borne here.
+    # Prints a traceback for a database that is locked, which is handled here.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     make_store(workspace)
     return mlflow.MlflowClient(tracking_uri=workspace.tracking_uri, registry_uri=workspace.tracking_uri)

@@ -114,7 +114,7 @@ def run_document(
     Args:
         report: The run.
         pictures: Of its plan.
-        decision: Whether its model became champion; None where nobody decided.
+        decision: Whether its model became champion; None where there was no decision.
         links: Where to go on.
     """
     return Document(

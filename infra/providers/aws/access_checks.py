@@ -78,7 +78,7 @@ def _tried(what: str, ask: Callable[[], object], *, found: str | None = None) ->
             answer = ask()
     except HeterpsError as problem:
         text, _, way_out = str(problem).rpartition("; ")
-        return Check(what=what, state=CheckState.MISSING, found=text or str(problem), mend=way_out)
+        return Check(what=what, state=CheckState.MISSING, found=text or str(problem), fix=way_out)
     return Check(what=what, state=CheckState.OK, found=found or str(answer))
 
 

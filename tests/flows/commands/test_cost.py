@@ -48,7 +48,7 @@ def test_every_run_has_a_line_and_the_month_a_sum(capsys, monkeypatch):
         line.split() for line in out.splitlines()
     ]
     assert f"{3.6 + 40 * 0.08 / 730 + 0.005:.6f}" in out
-    assert "at list prices, which nobody charges" in out
+    assert "at list prices; nothing is charged" in out
 
 
 @pytest.mark.usefixtures("two_runs")

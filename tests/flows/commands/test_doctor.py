@@ -51,10 +51,10 @@ def test_every_line_says_what_and_state_and_what_is_to_be_mended_says_how(doctor
     _, printed = doctor("--json")
 
     found = checks(printed)
-    assert all(check["mend"] for check in found.values() if check["state"] != "ok")
+    assert all(check["fix"] for check in found.values() if check["state"] != "ok")
     for check in found.values():
         assert f"{check['what']} " in text.out
-        assert check["mend"] is None or f"fix: {check['mend']}" in text.out
+        assert check["fix"] is None or f"fix: {check['fix']}" in text.out
 
 
 def test_a_taken_port_is_missing_with_its_holder_and_its_variable(doctor, monkeypatch):
@@ -67,7 +67,7 @@ def test_a_taken_port_is_missing_with_its_holder_and_its_variable(doctor, monkey
     assert status == 1
     check = checks(printed)["port of Prefect server"]
     assert f"taken by process {os.getpid()}" in check["found"]
-    assert "HETERPS_PREFECT_PORT=<port>" in check["mend"]
+    assert "HETERPS_PREFECT_PORT=<port>" in check["fix"]
     assert printed.err.startswith("heterps: error: missing: port of Prefect server")
 
 
@@ -105,7 +105,7 @@ def test_a_tracking_server_that_is_not_used_is_noted(doctor, monkeypatch):
 
     _, printed = doctor("--json")
 
-    assert "HETERPS_TRACKING_URI" in checks(printed)["MLFLOW_TRACKING_URI"]["mend"]
+    assert "HETERPS_TRACKING_URI" in checks(printed)["MLFLOW_TRACKING_URI"]["fix"]
 
 
 def test_an_emptied_ledger_is_missing_and_the_sweep_rebuilds_it(doctor):
@@ -116,7 +116,7 @@ def test_an_emptied_ledger_is_missing_and_the_sweep_rebuilds_it(doctor):
     status, printed = doctor("--json")
 
     assert status == 1
-    assert checks(printed)["ledger"]["mend"].startswith("heterps sweep ")
+    assert checks(printed)["ledger"]["fix"].startswith("heterps sweep ")
 
 
 def test_the_region_of_the_shell_is_not_where_machines_are_looked_for(monkeypatch, tmp_path):

@@ -41,7 +41,7 @@ def test_packages_are_held_against_the_lock_file(tmp_path):
     assert (absent.state, other.state) == (CheckState.MISSING, CheckState.NOTE)
     assert "no-such-package-at-all" in absent.found
     assert f"pytest {pytest.__version__} instead of 0.0.1" in other.found
-    assert str(lock) in absent.mend
+    assert str(lock) in absent.fix
 
 
 def test_the_versions_that_are_installed_pass(tmp_path):
@@ -59,7 +59,7 @@ def test_a_missing_compiler_is_a_note_with_its_command(tmp_path, monkeypatch):
 
     check = by_name(machine_checks(Workspace(root=tmp_path)))["C++ compiler"]
 
-    assert (check.state, check.mend) == (CheckState.NOTE, "apt-get install g++")
+    assert (check.state, check.fix) == (CheckState.NOTE, "apt-get install g++")
 
 
 def test_a_full_disk_is_missing_room(tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def test_a_database_that_another_process_writes_is_seen_with_the_command_that_fi
         check = state_of(workspace, "ledger")
         holder.rollback()
 
-    assert (check.state, check.mend) == (
+    assert (check.state, check.fix) == (
         CheckState.MISSING,
         f"fuser -v {workspace.ledger_path}   (who holds it)",
     )

@@ -45,9 +45,9 @@ def test_each_thing_that_is_missing_says_what_mends_it(server, client, monkeypat
     found = by_name(client, iam=server.own_iam, image_id="ami-00000000000000000")
 
     assert states(found)["AWS image"] is CheckState.MISSING
-    assert found["AWS image"].mend
-    assert "export HETERPS_AWS_NODE_BOUNDARY=arn:aws:iam::" in found["node boundary"].mend
-    assert found["run store"].mend == "export HETERPS_RUN_STORE=s3://your-bucket/heterps"
+    assert found["AWS image"].fix
+    assert "export HETERPS_AWS_NODE_BOUNDARY=arn:aws:iam::" in found["node boundary"].fix
+    assert found["run store"].fix == "export HETERPS_RUN_STORE=s3://your-bucket/heterps"
 
 
 def test_a_run_store_with_credentials_is_found_and_they_are_not_shown(server, client, monkeypatch):
@@ -82,4 +82,4 @@ def test_credentials_that_are_refused_end_the_questions_to_aws(code, way_out):
         "node boundary": CheckState.OK,
         "run store": CheckState.OK,
     }
-    assert way_out in found["AWS credentials"].mend
+    assert way_out in found["AWS credentials"].fix
