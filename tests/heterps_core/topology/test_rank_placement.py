@@ -19,7 +19,7 @@ def ranks(bytes_per_step, *, device_types, replicas_per_stage):
 
 
 def draw_case(seed):
-    """Return a two-stage plan's traffic, and 2 to 4 heterogeneous hardware of 1 to 3 cores and cards."""
+    """Return a two-stage plan's traffic, and 2 to 4 heterogeneous machines of 1 to 3 cores and cards."""
     random = np.random.default_rng(seed)
     num_machines = int(random.integers(2, 5))
     models = [random.choice(["cpu", "gpu"], int(random.integers(1, 4))).tolist() for _ in range(num_machines)]
