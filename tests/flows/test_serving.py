@@ -169,7 +169,7 @@ def test_lines_of_the_project_are_in_the_log_of_the_flow(service):
     lines = service.ask("/logs/filter", {"logs": {"flow_run_id": {"any_": [completed["id"]]}}})
 
     assert "tasks.running.story" in {line["name"] for line in lines}
-    assert any("bill of run" in line["message"].lower() for line in lines)
+    assert any("list prices of a dry run" in line["message"] for line in lines)
 
 
 def test_the_status_shows_what_is_served(service):
