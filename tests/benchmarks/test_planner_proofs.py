@@ -13,6 +13,7 @@ from tests.paths import TESTS
 PROBLEMS = TESTS / "golden" / "problems"
 
 
+@pytest.mark.slow
 def test_no_proof_is_contradicted_by_any_method_on_twenty_four_capped_problems():
     figures = {entry["name"]: entry["value"] for entry in planner_proofs.run(seed=0, num_cases=24)}
 

@@ -101,6 +101,7 @@ def children_of(workspace, run_id):
     }
 
 
+@pytest.mark.slow
 def test_tables_and_record_say_what_the_searches_found(workspace, problem_files, tmp_path):
     output = tmp_path / "COMPARISON.md"
 

@@ -64,6 +64,7 @@ _BLOCK_BYTES = 16 * 1024**2
 """Read at once where files are copied, each a request."""
 
 _MAX_READS = 50
+_MAX_FAILED_READS = 3
 """Of a file that is replaced again and again; two writes a second leave hundreds of milliseconds to read."""
 
 
@@ -189,11 +190,21 @@ class RunDirectory:
         """
         target = f"{self._root}/{key}"
         previous: tuple[str, bytes] | None = None
+        num_failed = 0
         try:
             for _ in range(_MAX_READS):
-                with self._files.open_input_stream(target, compression=None) as stream:
-                    before = stream.metadata()
-                    content = bytes(stream.read())
+                try:
+                    with self._files.open_input_stream(target, compression=None) as stream:
+                        before = stream.metadata()
+                        content = bytes(stream.read())
+                except FileNotFoundError:
+                    raise
+                except OSError:
+                    # Shorter than its size said a moment ago: replaced in between, unless the store itself fails.
+                    num_failed += 1
+                    if self.is_local or num_failed > _MAX_FAILED_READS:
+                        raise
+                    continue
                 if self.is_local:
                     return content
                 self._count(get_requests=2, bytes_read=len(content))

@@ -19,8 +19,8 @@ from heterps_core.transport.rank_layout import RankLayout
 from tests.worker_processes import run_in_processes
 
 NUM_ROWS = 8
-LIMIT_S = 2.0
-SECONDS_OF_STEPS = (0.0, 0.8, 4.0)
+LIMIT_S = 4.0
+SECONDS_OF_STEPS = (0.0, 1.6, 8.0)
 """The last takes twice the limit, and five times the slowest step before it."""
 
 

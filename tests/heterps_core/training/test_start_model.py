@@ -250,7 +250,7 @@ def test_the_state_of_another_optimizer_is_left_aside_and_said(
     with caplog.at_level("INFO"):
         load_start_model(run, make_start(exported), model, config=job.config)
 
-    assert [line for line in caplog.messages if "anew" in line] == said
+    assert [line for line in caplog.messages if "again" in line] == said
     assert has_changed(model.tables["embedding"].state, fresh.tables["embedding"].state) == (
         "rowwise-adagrad" in kept
     )

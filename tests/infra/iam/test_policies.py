@@ -172,6 +172,7 @@ def accesses_of_a_run(server, recording, tmp_path_factory):
     return s3_accesses(recording, start)
 
 
+@pytest.mark.slow
 def test_every_call_of_a_node_to_the_run_store_is_allowed(accesses_of_a_run):
     """All of a run's accesses but writes of the flow, which nodes share no key with."""
     own = "arn:aws:s3:::runs/heterps/night-1/"

@@ -102,7 +102,7 @@ def test_a_rehearsal_is_never_kept(tmp_path):
     cache = DeviceProfileCache(tmp_path)
 
     with pytest.raises(
-        ConfigurationError, match="must be measured on such a machine, but this was tried in a dry run"
+        ConfigurationError, match="must be measured on such a machine, but this was measured in a dry run"
     ):
         cache.keep(REQUEST, GRAPH, measured(is_rehearsal=True))
 
