@@ -64,8 +64,9 @@ _BLOCK_BYTES = 16 * 1024**2
 """Read at once where files are copied, each a request."""
 
 _MAX_READS = 50
-_MAX_FAILED_READS = 3
 """Of a file that is replaced again and again; two writes a second leave hundreds of milliseconds to read."""
+
+_MAX_FAILED_READS = 3
 
 
 class RunDirectory:
