@@ -4,14 +4,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import InterruptedTrainingError, TrainingError
-from heterps_core.hardware import Market
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.submission import request_stop
 from infra.workspace import Workspace
 from tasks.running.interruptions import num_spot_losses
 from tasks.running.losses import note_loss, read_losses
+from tests.tasks.running.builders import spot_cluster
 
 NOW = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
 
@@ -32,26 +31,13 @@ def run(tmp_path):
 
 def lose(workspace, run, number, *, minutes=0, signature=None, node_id=None):
     """Lose launch `number` of the run."""
-    node = Node(
-        node_id="stage0-node0",
-        address="10.0.0.1",
-        device_type="cpu-c7i-spot",
-        instance_type="c7i.large",
-        market=Market.SPOT,
-        stage=0,
-        num_workers=1,
-        price_usd_per_hour=0.03,
-        provider_instance_id="i-1",
-    )
     launch_id = "r1" if number == 1 else f"r1.{number}"
     return note_loss(
         workspace,
         "r1",
         InterruptedTrainingError(f"loss {number}", signature=signature, node_id=node_id),
         run_directory=run,
-        cluster=Cluster(
-            run_id=launch_id, provider="aws", nodes=(node,), rendezvous="10.0.0.1:1", created_at="now"
-        ),
+        cluster=spot_cluster(launch_id),
         now=NOW + timedelta(minutes=minutes),
     )
 
