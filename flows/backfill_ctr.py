@@ -24,7 +24,7 @@ from flows.parameter_model import takes
 from flows.service.schedule import BACKFILL_CTR
 from flows.train_ctr import train_ctr
 from heterps_core.errors import HeterpsError, LiveFleetError, TrainingError
-from tasks.running.story import tell
+from tasks.running.progress import log_step
 
 
 @flow(name=BACKFILL_CTR, flow_run_name="{first_day}-to-{last_day}", validate_parameters=False)
@@ -39,20 +39,20 @@ def backfill_ctr(asked: BackfillParameters) -> list[str]:
     run_ids: list[str] = []
     failures: dict[date, HeterpsError] = {}
     for number, day in enumerate(days, start=1):
-        tell("back-fill", f"{day}, day {number} of {len(days)}")
+        log_step("back-fill", f"{day}, day {number} of {len(days)}")
         try:
             run_ids.append(train_ctr(**asked.settings, data=asked.data, day=str(day)))
         except HeterpsError as error:
             # While another fleet is alive, every other day would be refused too.
             if not asked.go_on or isinstance(error, LiveFleetError):
                 left = len(days) - number
-                tell(
+                log_step(
                     "back-fill",
                     f"ends at {day}, {left} days before its end; run it again to go on from there",
                 )
                 raise
             failures[day] = error
-            tell("back-fill", f"{day} failed: {error}")
+            log_step("back-fill", f"{day} failed: {error}")
     if failures:
         reasons = "; ".join(f"{day}: {error}" for day, error in failures.items())
         raise TrainingError(

@@ -18,7 +18,7 @@ from flows.parameter_model import FlowParameters
 from flows.service.prefect_connection import connect
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
 from infra.workspace import Workspace
-from tasks.running.story import show_on_terminal
+from tasks.running.progress import show_on_terminal
 
 ENDED_HINT = (
     "interrupted; what was running is ended. "

@@ -40,7 +40,7 @@ from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL
 from tasks.records.runs import new_run_id, utc_now
 from tasks.reports.comparison_document import Origin, comparison_document
 from tasks.reports.renderers import markdown, terminal_text
-from tasks.running.story import tell, tell_block
+from tasks.running.progress import log_block, log_step
 
 
 @flow(name=COMPARE_SCHEDULERS, validate_parameters=False)
@@ -53,7 +53,7 @@ def compare_schedulers(asked: CompareParameters) -> str:
     """
     workspace = Workspace.locate().create()
     run_id = new_run_id(current_flow_run.id, now=utc_now())
-    tell("comparison", run_id)
+    log_step("comparison", run_id)
 
     if asked.reward == "measured":
         _compare_measured(workspace, asked)
@@ -81,7 +81,7 @@ def compare_schedulers(asked: CompareParameters) -> str:
         max_seconds=asked.max_seconds_per_search,
     )
     minutes = expected_seconds(problems, compared_methods, terms) / 60
-    tell(
+    log_step(
         "searches",
         f"{len(problems)} problems x {len(compared_methods)} methods x {asked.seeds} seeds: "
         f"about {minutes:.1f} minutes",
@@ -91,13 +91,13 @@ def compare_schedulers(asked: CompareParameters) -> str:
     origin = Origin(run_id=run_id, command=command_line(asked), finished_at=utc_now())
     document = comparison_document(comparison, origin)
     text = markdown(document)
-    tell_block(terminal_text(document))
+    log_block(terminal_text(document))
     if asked.output is not None:
         _write_markdown(Path(asked.output), text)
     publish_comparison(text)
     tracked = record_comparison(workspace, comparison, origin, text=text)
     services = workspace.running_services()
-    tell("record", tracked.address(services.mlflow_url if services else DEFAULT_MLFLOW_URL))
+    log_step("record", tracked.address(services.mlflow_url if services else DEFAULT_MLFLOW_URL))
     return run_id
 
 
@@ -108,7 +108,7 @@ def _compare_measured(workspace: Workspace, asked: CompareParameters) -> None:
     batch_size = default_batch_size(dataset.num_train_rows)
     for model in asked.models or ["ctrdnn"]:
         _, profiled = profiled_job(workspace, model, clicks, asked.device_types)
-        tell("profile", profiled.summary)
+        log_step("profile", profiled.summary)
         found = search_measured(
             profiled,
             dataset=str(dataset.directory),
@@ -118,7 +118,7 @@ def _compare_measured(workspace: Workspace, asked: CompareParameters) -> None:
             seed=0,
             num_cores=num_cores(),
         )
-        tell_block("\n".join(measured_table(model, found, batch_size=batch_size).lines()))
+        log_block("\n".join(measured_table(model, found, batch_size=batch_size).lines()))
 
 
 def command_line(asked: CompareParameters) -> str:

@@ -204,7 +204,7 @@ class TrainParameters(PlannedParameters, TrainedParameters):
     max_log_loss_increase: Annotated[float, of_unit("nats")] = GATES.max_log_loss_increase
     """Promote only if the upper confidence bound of (challenger - champion) log-loss is at most this."""
 
-    most_calibration_rise: Number = GATES.most_calibration_rise
+    max_calibration_increase: Number = GATES.max_calibration_increase
     """Promote only if the ratio of predicted to observed clicks is at most this much farther from 1 than the
     champion's."""
 

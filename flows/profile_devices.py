@@ -47,8 +47,8 @@ from tasks.records.runs import new_run_id, utc_now
 from tasks.reports.bills import bill_text
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.live_fleet import check_no_other_fleet
+from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run, open_profiling
-from tasks.running.story import tell, tell_block
 from tasks.scheduling import make_problem
 
 
@@ -72,17 +72,17 @@ def profile_devices(asked: ProfileParameters) -> str:
     check_no_other_fleet(workspace, run_id)
     # By this folder a hook finds the run of a flow run, also where its nodes meet elsewhere.
     workspace.run_directory(run_id).mkdir(parents=True)
-    tell("run", run_id)
+    log_step("run", run_id)
     tracked = open_profiling(workspace, run_id=run_id, tags={"heterps.provider": asked.provider})
 
     clicks = prepare_data(
         workspace, data=asked.data, schema_file=asked.schema_file, night=find_night_of(asked.data, None)
     )
-    tell("data", clicks.summary)
+    log_step("data", clicks.summary)
     dataset = clicks.open()
     job = planned_job(
         dataset,
-        is_rehearsal=not get_provider(asked.provider).charges_money,
+        is_dry_run=not get_provider(asked.provider).charges_money,
         batch_size=asked.batch_size,
         planned_samples=asked.planned_samples,
         planned_rows_per_slot=asked.planned_rows_per_slot,
@@ -97,7 +97,7 @@ def profile_devices(asked: ProfileParameters) -> str:
         device_types=device_types,
         trained_with=asked.trained_with,
     )
-    tell("profile", profiled.summary)
+    log_step("profile", profiled.summary)
 
     refresh_before_renting(workspace, asked.provider, regions=[asked.region])
     listed = get_provider(asked.provider).price_file
@@ -120,7 +120,7 @@ def profile_devices(asked: ProfileParameters) -> str:
         minimum_billed_s=get_provider(asked.provider).minimum_billed_s,
     )
     for decision in decisions:
-        tell("weighed", f"{decision.device_type}: {decision.text}")
+        log_step("weighed", f"{decision.device_type}: {decision.text}")
     rented = [each.device_type for each in decisions if each.is_rented]
     if not rented:
         record_profiling(workspace, tracked, decisions, None)
@@ -141,10 +141,10 @@ def profile_devices(asked: ProfileParameters) -> str:
         results = measure_device_types(run_directory, cluster)
     devices = with_costs(results, cluster, bills_of_run(workspace, asked.provider, run_id), run_id=run_id)
     for line in keep_profiles(workspace, profiled, devices):
-        tell("measured", line)
+        log_step("measured", line)
     record_profiling(workspace, tracked, decisions, devices)
     for bill in devices.bills:
-        tell_block(bill_text(bill))
+        log_block(bill_text(bill))
     check_all_measured(devices)
     close_run(workspace, tracked, status="FINISHED", reason="completed")
     return run_id

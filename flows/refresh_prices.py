@@ -22,7 +22,7 @@ from flows.parameter_model import takes
 from flows.service.schedule import REFRESH_PRICES
 from infra.workspace import Workspace
 from tasks.prices import refresh_prices_of, source_of
-from tasks.running.story import tell
+from tasks.running.progress import log_step
 
 
 @flow(name=REFRESH_PRICES, validate_parameters=False)
@@ -38,6 +38,6 @@ def refresh_prices(asked: PriceParameters) -> str:
         workspace, source_of(asked.provider), regions=asked.regions, history_days=asked.history_days
     )
     for problem in written.refresh.problems:
-        tell("kept", problem)
-    tell("prices", written.summary)
+        log_step("kept", problem)
+    log_step("prices", written.summary)
     return str(written.path)

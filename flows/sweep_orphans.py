@@ -20,7 +20,7 @@ from prefect import flow
 
 from flows.service.schedule import SWEEP_ORPHANS
 from infra.workspace import Workspace
-from tasks.running.story import tell
+from tasks.running.progress import log_step
 from tasks.sweeping import close_dead_records, end_orphans
 
 
@@ -38,13 +38,13 @@ def sweep_orphans() -> int:
     workspace = Workspace.locate().create()
     swept = end_orphans(workspace)
     for machine in swept.machines:
-        tell("orphan", str(machine))
+        log_step("orphan", str(machine))
     for note in swept.notes:
-        tell("ledger", note)
+        log_step("ledger", note)
     closed = close_dead_records(workspace, swept.machines)
     for run_id in closed:
-        tell("closed", f"the record of run {run_id}")
+        log_step("closed", f"the record of run {run_id}")
     ended = sum(machine.problem is None for machine in swept.machines)
-    tell("swept", f"{ended} machines ended, {len(closed)} records closed")
+    log_step("swept", f"{ended} machines ended, {len(closed)} records closed")
     swept.check_clean()
     return ended + len(closed)

@@ -32,7 +32,7 @@ from tasks.data import find_night_of, source_name
 from tasks.recording import record_overhead
 from tasks.records.runs import finished_run, new_run_id, utc_now
 from tasks.running.live_fleet import only_fleet
-from tasks.running.story import tell
+from tasks.running.progress import log_step
 
 
 @flow(
@@ -68,7 +68,7 @@ def train_ctr(asked: TrainParameters) -> str:
             source = source_name(asked.data, asked.schema_file)
             earlier = finished_run(workspace, day=str(night.day), data=source, model=asked.sized_model)
             if earlier is not None:
-                tell(
+                log_step(
                     "done",
                     f"run {earlier} has trained {asked.sized_model} on {night.day} of {asked.data}; again=True "
                     f"trains once more",

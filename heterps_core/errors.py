@@ -3,7 +3,7 @@
 HeterpsError
 |-- ConfigurationError            a parameter, file or name that the user gave cannot be used
 |   |-- UnknownNameError          a name that is in no registry; the message lists the known ones
-|   |-- MalformedProblemError     a problem, or another JSON document, breaks its contract; carries the field
+|   |-- MalformedDocumentError     a problem, or another JSON document, breaks its contract; carries the field
 |   `-- LedgerError               the ledger of machines cannot be read or written
 |-- DataError                     training data that cannot be read; carries file and line
 |-- InfeasiblePlanError           no plan meets the constraints; carries the constraint and the shortfall
@@ -55,8 +55,8 @@ class UnknownNameError(ConfigurationError):
         self.known = known_names
 
 
-class MalformedProblemError(ConfigurationError):
-    """A planning problem, or another JSON document, that breaks its contract.
+class MalformedDocumentError(ConfigurationError):
+    """A JSON document, for instance a planning problem, that breaks its contract.
 
     Args:
         field: Path of the field, for instance "layers[3].compute_seconds.cpu".

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from heterps_core.errors import MalformedProblemError
+from heterps_core.errors import MalformedDocumentError
 
 SMALLEST_POSITIVE = 1e-18
 LARGEST_NUMBER = 1e18
@@ -25,19 +25,19 @@ def shown(value: object) -> str:
 def check_text(path: str, value: Any) -> Any:
     """Check that a value is a text that is not empty."""
     if not isinstance(value, str) or not value:
-        raise MalformedProblemError(path, f"must be a text that is not empty, got {shown(value)}")
+        raise MalformedDocumentError(path, f"must be a text that is not empty, got {shown(value)}")
     return value
 
 
 def check_number(path: str, value: object) -> float:
     """Check that a value is a finite number within the limits, and return it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise MalformedProblemError(path, f"must be a number, got {shown(value)}")
+        raise MalformedDocumentError(path, f"must be a number, got {shown(value)}")
     # Compared before any conversion: an integer may be too large for a float.
     if isinstance(value, float) and not math.isfinite(value):
-        raise MalformedProblemError(path, f"must be a finite number, got {value}")
+        raise MalformedDocumentError(path, f"must be a finite number, got {value}")
     if abs(value) > LARGEST_NUMBER:
-        raise MalformedProblemError(path, f"must be at most {LARGEST_NUMBER:g}, got {shown(value)}")
+        raise MalformedDocumentError(path, f"must be at most {LARGEST_NUMBER:g}, got {shown(value)}")
     return float(value)
 
 
@@ -45,9 +45,9 @@ def check_not_negative(path: str, value: Any) -> Any:
     """Check that a value is 0 or a positive number."""
     number = check_number(path, value)
     if number < 0:
-        raise MalformedProblemError(path, f"must not be negative, got {shown(value)}")
+        raise MalformedDocumentError(path, f"must not be negative, got {shown(value)}")
     if 0 < number < SMALLEST_POSITIVE:
-        raise MalformedProblemError(path, f"must be 0 or at least {SMALLEST_POSITIVE:g}, got {shown(value)}")
+        raise MalformedDocumentError(path, f"must be 0 or at least {SMALLEST_POSITIVE:g}, got {shown(value)}")
     return value
 
 
@@ -55,14 +55,14 @@ def check_positive(path: str, value: Any) -> Any:
     """Check that a value is a positive number."""
     check_not_negative(path, value)
     if value == 0:
-        raise MalformedProblemError(path, "must be positive, got 0")
+        raise MalformedDocumentError(path, "must be positive, got 0")
     return value
 
 
 def check_fraction(path: str, value: Any) -> Any:
     """Check that a value lies in [0, 1]."""
     if not 0 <= check_number(path, value) <= 1:
-        raise MalformedProblemError(path, f"must lie in [0, 1], got {shown(value)}")
+        raise MalformedDocumentError(path, f"must lie in [0, 1], got {shown(value)}")
     return value
 
 
@@ -72,9 +72,9 @@ def count(at_most: int = int(LARGEST_NUMBER)) -> Rule:
     def check(path: str, value: Any) -> Any:
         number = check_number(path, value)
         if number != int(number):
-            raise MalformedProblemError(path, f"must be a whole number, got {shown(value)}")
+            raise MalformedDocumentError(path, f"must be a whole number, got {shown(value)}")
         if not 1 <= number <= at_most:
-            raise MalformedProblemError(path, f"must lie in 1..{at_most}, got {shown(value)}")
+            raise MalformedDocumentError(path, f"must lie in 1..{at_most}, got {shown(value)}")
         return value
 
     return check
@@ -86,7 +86,7 @@ def sized(least: int, most: int, items: str, way_out: str = "") -> Rule:
     def check(path: str, value: Any) -> Any:
         if not least <= len(value) <= most:
             rule = f"must hold {least} to {most} {items}, got {len(value)}"
-            raise MalformedProblemError(path, rule + way_out)
+            raise MalformedDocumentError(path, rule + way_out)
         return value
 
     return check

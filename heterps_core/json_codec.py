@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from heterps_core.errors import ConfigurationError, MalformedProblemError
+from heterps_core.errors import ConfigurationError, MalformedDocumentError
 from heterps_core.field_rules import Rule, shown
 from heterps_core.json_file import read_json
 
@@ -47,6 +47,9 @@ class JsonForm:
     is_strict: bool = False
     """A field that is not known is refused."""
 
+    earlier_names: tuple[tuple[str, str], ...] = ()
+    """Pairs of what a field was called in documents of before, and its name."""
+
 
 _PLAIN_FORM = JsonForm()
 
@@ -74,7 +77,7 @@ class JsonDocument:
         """Read the JSON form.
 
         Raises:
-            MalformedProblemError: The version is another one, or a field is missing or breaks its rule.
+            MalformedDocumentError: The version is another one, or a field is missing or breaks its rule.
             ConfigurationError: Fields do not fit together.
         """
         return from_json(cls, document)
@@ -85,13 +88,13 @@ class JsonDocument:
 
         Raises:
             ConfigurationError: The file cannot be read.
-            MalformedProblemError: It is no JSON, or breaks a rule; carries the file.
+            MalformedDocumentError: It is no JSON, or breaks a rule; carries the file.
         """
         document = read_json(path, what=cls.json_form.what)
         try:
             return cls.from_json(document)
         except ConfigurationError as error:
-            raise MalformedProblemError(str(path), str(error)) from error
+            raise MalformedDocumentError(str(path), str(error)) from error
 
 
 def to_json(value: Any) -> Any:
@@ -114,11 +117,11 @@ def from_json(kind: type[_Kind], document: object) -> _Kind:
     hint: Any = kind
     try:
         read: _Kind = _reader(hint)("", document)
-    except MalformedProblemError as error:
+    except MalformedDocumentError as error:
         form: JsonForm = getattr(kind, "json_form", _PLAIN_FORM)
         if not form.way_out:
             raise
-        raise MalformedProblemError(
+        raise MalformedDocumentError(
             f"{form.what}: {error.field}", f"{error.problem}; {form.way_out}"
         ) from error
     return read
@@ -133,14 +136,14 @@ def check_fields(value: Any, path: str = "") -> None:
 def as_object(path: str, value: object) -> Mapping[str, Any]:
     """Return a value that is a JSON object."""
     if not isinstance(value, dict | Mapping):
-        raise MalformedProblemError(path, f"must be a JSON object, got {shown(value)}")
+        raise MalformedDocumentError(path, f"must be a JSON object, got {shown(value)}")
     return value
 
 
 def member(document: Mapping[str, Any], path: str, name: str) -> Any:
     """Return the field of this name of the object at a path."""
     if name not in document:
-        raise MalformedProblemError(f"{path}.{name}" if path else name, "is missing")
+        raise MalformedDocumentError(f"{path}.{name}" if path else name, "is missing")
     return document[name]
 
 
@@ -180,7 +183,7 @@ def _read_optional(read: Rule, path: str, value: Any) -> Any:
 def _read_tuple(readers: list[Rule], is_open: bool, path: str, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple) or not (is_open or len(value) == len(readers)):
         size = "" if is_open else f" of {len(readers)}"
-        raise MalformedProblemError(path, f"must be a list{size}, got {shown(value)}")
+        raise MalformedDocumentError(path, f"must be a list{size}, got {shown(value)}")
     kinds = readers * len(value) if is_open else readers
     return tuple(read(f"{path}[{index}]", value[index]) for index, read in enumerate(kinds))
 
@@ -202,11 +205,16 @@ def _read_object(kind: Any, members: Sequence[tuple[Field[Any], Rule]], path: st
         version = member(document, path, form.version_name)
         if version != form.version or isinstance(version, bool):
             rule = f"must be {form.version}, got {shown(version)}"
-            raise MalformedProblemError(prefix + form.version_name, rule)
+            raise MalformedDocumentError(prefix + form.version_name, rule)
+    for earlier, name in form.earlier_names:
+        if earlier in document:
+            document = {**document, name: document[earlier]}
     known = [field.name for field, _ in members]
     for name in document if form.is_strict else ():
         if name not in (*known, form.version_name):
-            raise MalformedProblemError(prefix + name, f"is not a known field; known are: {', '.join(known)}")
+            raise MalformedDocumentError(
+                prefix + name, f"is not a known field; known are: {', '.join(known)}"
+            )
     return kind(
         **{
             field.name: read(prefix + field.name, member(document, path, field.name))
@@ -222,7 +230,7 @@ def _read_plain(kinds: tuple[type, ...], path: str, value: Any) -> Any:
     if float in kinds and type(value) is int:
         return value
     names = " or ".join(_PLAIN[kind] for kind in kinds)
-    raise MalformedProblemError(path, f"must be {names}, got {shown(value)}")
+    raise MalformedDocumentError(path, f"must be {names}, got {shown(value)}")
 
 
 def _read_named(kind: Any, path: str, value: Any) -> Any:
@@ -233,4 +241,4 @@ def _read_named(kind: Any, path: str, value: Any) -> Any:
         return datetime.fromisoformat(value) if kind is datetime else kind(value)
     except (TypeError, ValueError):
         names = "a time as in ISO 8601" if kind is datetime else f"one of {', '.join(kind)}"
-        raise MalformedProblemError(path, f"must be {names}, got {shown(value)}") from None
+        raise MalformedDocumentError(path, f"must be {names}, got {shown(value)}") from None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from heterps_core.errors import ConfigurationError, MalformedProblemError
+from heterps_core.errors import ConfigurationError, MalformedDocumentError
 
 
 def write_json(path: Path, document: object) -> None:
@@ -43,29 +43,29 @@ def read_json(path: Path, *, what: str) -> Any:
 
     Raises:
         ConfigurationError: It cannot be read.
-        MalformedProblemError: It is no JSON; carries the file.
+        MalformedDocumentError: It is no JSON; carries the file.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_duplicates)
     except OSError as error:
         raise ConfigurationError(f"cannot read the {what} file {path}: {error.strerror}") from error
-    except MalformedProblemError as error:
-        raise MalformedProblemError(str(path), str(error)) from error
+    except MalformedDocumentError as error:
+        raise MalformedDocumentError(str(path), str(error)) from error
     except UnicodeDecodeError as error:
-        raise MalformedProblemError(str(path), f"must be UTF-8 text: {error}") from error
+        raise MalformedDocumentError(str(path), f"must be UTF-8 text: {error}") from error
     except json.JSONDecodeError as error:
-        raise MalformedProblemError(str(path), f"is not valid JSON: {error}") from error
+        raise MalformedDocumentError(str(path), f"is not valid JSON: {error}") from error
     except RecursionError as error:
-        raise MalformedProblemError(str(path), f"is nested too deeply for a {what}") from error
+        raise MalformedDocumentError(str(path), f"is nested too deeply for a {what}") from error
     except ValueError as error:
         # json hands over integers of thousands of digits, which int() refuses.
-        raise MalformedProblemError(str(path), f"holds a number that cannot be read: {error}") from error
+        raise MalformedDocumentError(str(path), f"holds a number that cannot be read: {error}") from error
 
 
 def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for name, value in pairs:
         if name in members:
-            raise MalformedProblemError(name, "stands twice in the same object")
+            raise MalformedDocumentError(name, "stands twice in the same object")
         members[name] = value
     return members

@@ -16,7 +16,7 @@ from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.planning.search.search_result import SearchResult
 from tasks.planning.compared_problems import ComparedProblem, reason_in_one_line
-from tasks.running.story import tell
+from tasks.running.progress import log_step
 from tasks.scheduling import search_plan
 
 WARM_UP_EVALUATIONS = 256
@@ -136,7 +136,7 @@ def compare(
     for compared in problems:
         found = [compare_method(compared.problem, method, terms) for method in methods]
         summaries[compared.name] = tuple(sorted(found, key=_rank))
-        tell("compared", f"{compared.name}: {_standing(summaries[compared.name])}")
+        log_step("compared", f"{compared.name}: {_standing(summaries[compared.name])}")
     return Comparison(
         problems=tuple(problems),
         left_out=left_out,

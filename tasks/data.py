@@ -29,7 +29,7 @@ from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.judging.quality import ClickQuality
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import MADE_UP_DATA
-from tasks.running.story import tell
+from tasks.running.progress import log_step
 
 CLICK_STREAM_ROWS = 200_000
 """Of the synthetic stream: some seconds of training on two cores, and most values are seen often enough."""
@@ -220,7 +220,7 @@ def _prepare_night(
     if buckets_per_slot is not None:
         outgrown = outgrown_tables(buckets_per_slot, num_rows=dataset.num_train_rows)
         if outgrown is not None:
-            tell("tables", outgrown)
+            log_step("tables", outgrown)
     return PreparedClicks(
         directory=str(dataset.directory),
         description=description,

@@ -43,7 +43,7 @@ class Learning:
 
     def of_step(self, stages: Sequence[Stage], *, hardware: str, model: str) -> Correction:
         """Return the correction for the step time of a dry run of stages with so many workers."""
-        answers = [speed.step for speed in self.speeds if speed.is_rehearsal]
+        answers = [speed.step for speed in self.speeds if speed.is_dry_run]
         return learn_correction(answers, (hardware, model, workers_text(stages)))
 
     def of_device_types(self, names: Sequence[str], *, model: str) -> dict[str, Correction]:

@@ -16,9 +16,9 @@ from heterps_core.errors import ConfigurationError, InfeasiblePlanError, Provisi
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation
 from heterps_core.planning.provisioning.alternatives import within_price
+from heterps_core.planning.provisioning.dry_run_stages import dry_run_stages
 from heterps_core.planning.provisioning.failover import FailoverPolicy, launch_attempts
 from heterps_core.planning.provisioning.offer_choice import choose_instances, instance_sizes
-from heterps_core.planning.provisioning.rehearsed_stages import rehearsal_stages
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from heterps_core.profiling.machine import num_cores
@@ -53,7 +53,7 @@ class Provisioning:
     """The plan's, with all that it is charged for, the on-demand machine of the rendezvous store, disks and
     addresses: what the caps are held against."""
 
-    is_rehearsal: bool
+    is_dry_run: bool
     bucket_usd: float = 0.0
     """Reports of the run, its model, and what leaves the bucket's region; the caps count it on top from the start."""
 
@@ -77,14 +77,14 @@ class Provisioning:
             for group in self.cloud_plan.groups
         )
         bucket = f", and {self.bucket_usd:.2g} USD for its bucket" if self.bucket_usd else ""
-        price = f"{bought} would cost" if self.is_rehearsal else f"{bought} cost"
+        price = f"{bought} would cost" if self.is_dry_run else f"{bought} cost"
         launched = sum(stage.num_replicas for stage in self.launch_stages)
-        rehearsed = (
-            f"; trained in a dry run by {launched} processes on this machine" if self.is_rehearsal else ""
+        trained_here = (
+            f"; trained in a dry run by {launched} processes on this machine" if self.is_dry_run else ""
         )
         return (
             f"{price} {self.cloud_plan.price_usd_per_hour:.4f} USD/hour ({self.price_age}{self._spot_text})"
-            f"{bucket}{rehearsed}"
+            f"{bucket}{trained_here}"
         )
 
     @property
@@ -197,16 +197,16 @@ def provision(
         billed_usd_per_hour=billed_usd_per_hour,
     )
     warn_of_old_prices([group.offer for group in cloud_plan.groups], now=datetime.now(UTC))
-    is_rehearsal = not rented_from.charges_money
-    stages = rehearsal_stages(plan.stages, num_cores=num_cores()) if is_rehearsal else plan.stages
+    is_dry_run = not rented_from.charges_money
+    stages = dry_run_stages(plan.stages, num_cores=num_cores()) if is_dry_run else plan.stages
     return Provisioning(
         cloud_plan=cloud_plan,
-        launch_plan=choose_instances(stages, offers) if is_rehearsal else cloud_plan,
+        launch_plan=choose_instances(stages, offers) if is_dry_run else cloud_plan,
         launch_stages=stages,
         predicted_cost_usd=predicted_cost_usd,
-        is_rehearsal=is_rehearsal,
+        is_dry_run=is_dry_run,
         price_files=tuple(price_files),
-        fallback_plans=() if is_rehearsal else tuple(fallbacks),
+        fallback_plans=() if is_dry_run else tuple(fallbacks),
         bucket_usd=bucket_usd,
     )
 

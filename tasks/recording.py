@@ -30,8 +30,8 @@ from tasks.reports.plan_figures import plan_pictures
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.reports.stage_outcomes import stage_series
 from tasks.running.kept_explanation import explanation_markdown
+from tasks.running.progress import log_step
 from tasks.running.run_lifecycle import close_run, open_compared_search, open_comparison
-from tasks.running.story import tell
 
 START_TO_FIRST_STEP = "overhead/start_to_first_step_s"
 
@@ -184,7 +184,7 @@ def _wait_for_store(workspace: Workspace) -> None:
     is_told = False
     while not _has_everything(workspace) and time.monotonic() < until_s:
         if not is_told:
-            tell("register", f"waits for MLflow's store, at most {STORE_WAIT_S / 60:.0f} minutes")
+            log_step("register", f"waits for MLflow's store, at most {STORE_WAIT_S / 60:.0f} minutes")
             is_told = True
         time.sleep(STORE_POLL_S)
 

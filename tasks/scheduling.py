@@ -27,9 +27,9 @@ from heterps_core.planning.provisioning.offer_choice import (
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.planning.search.search_result import SearchResult
+from heterps_core.planning.simulate.dry_run import DryRunPrediction, predict_dry_run
+from heterps_core.planning.simulate.dry_run_workers import simulate_workers
 from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simulate_plan
-from heterps_core.planning.simulate.rehearsal import RehearsalPrediction, predict_rehearsal
-from heterps_core.planning.simulate.rehearsed_workers import simulate_workers
 from heterps_core.planning.simulate.simulation_options import SimulationOptions
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.machine import num_cores
@@ -249,7 +249,7 @@ def simulate_choice(problem: SchedulingProblem, result: SearchResult) -> PlanSim
 @task(name="predict dry run", cache_policy=NO_CACHE)
 def predict_launch(
     profiled: ProfiledModel, stages: Sequence[Stage], config: TrainingConfig
-) -> RehearsalPrediction:
+) -> DryRunPrediction:
     """Predict what the dry run on this machine should reach, pass by pass, on the cores that workers share.
 
     What its workers cost is measured first, where no earlier run has kept it.
@@ -257,7 +257,7 @@ def predict_launch(
     Raises:
         HeterpsError: The measurement failed.
     """
-    prediction = predict_rehearsal(
+    prediction = predict_dry_run(
         profiled.graph,
         profiled.local_profile,
         stages,

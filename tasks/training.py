@@ -135,7 +135,7 @@ def write_job(
             config,
             stages,
             num_train_rows=dataset.num_train_rows,
-            is_rehearsal=provisioning.is_rehearsal,
+            is_dry_run=provisioning.is_dry_run,
         ),
     )
     if disk_bytes == 0:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sqlite3
-import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ from tests.small_disk import SmallDisk, mounted
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+FAST_TIER = "not slow"
 FAST_TEST_S = 10.0
 EXPECTED_SKIPS = (
     "needs a CUDA device",
@@ -36,7 +34,6 @@ EXPECTED_SKIPS = (
 """Hardware and data that a machine of continuous integration has not."""
 
 UNEXPECTED_SKIPS: list[str] = []
-SECONDS = pytest.StashKey[float]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,20 +53,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Let a test fail that takes longer than the fast tier allows and is not marked slow.
+    """In the fast tier, let a test fail that takes longer than that allows and is not marked slow.
 
-    Its set-up counts, and what a file shares is charged to its first test. Where more wants to run than there are
-    cores, the time allowed grows with it.
+    What tests share is not counted. Where more wants to run than there are cores, the time allowed grows with it.
     """
     report = yield
-    if report.when == "teardown" or item.get_closest_marker("slow"):
-        return report
-    item.stash[SECONDS] = item.stash.get(SECONDS, 0.0) + report.duration
     limit_s = FAST_TEST_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-    if report.passed and item.stash[SECONDS] > limit_s:
+    in_fast_tier = item.config.option.markexpr == FAST_TIER and not item.get_closest_marker("slow")
+    if in_fast_tier and report.when == "call" and report.passed and report.duration > limit_s:
         report.outcome = "failed"
         report.longrepr = (
-            f"a test without the mark slow must end within {limit_s:.0f} s, but took {item.stash[SECONDS]:.0f} s; "
+            f"a test without the mark slow must end within {limit_s:.0f} s, but took {report.duration:.0f} s; "
             f"make it faster, or mark it @pytest.mark.slow, which only make test-all runs"
         )
     return report
@@ -107,32 +101,11 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 @pytest.fixture(scope="session")
-def prefect_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first Prefect server leaves its empty tables; making them takes half of a server's start."""
-    return tmp_path_factory.mktemp("prefect") / "tables.db"
-
-
-@pytest.fixture(scope="module")
-def prefect_server(prefect_tables: Path) -> Iterator[Path]:
-    """A Prefect server of a file's own, by Prefect's own harness; the value is its database."""
+def prefect_server() -> Iterator[Path]:
+    """A Prefect server for all tests of a process, by Prefect's own harness; the value is its database."""
     # Here and not above: most tests do without Prefect, which takes seconds to import.
     from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL
     from prefect.testing import utilities
 
-    def folder_with_tables() -> str:
-        folder = tempfile.mkdtemp()
-        if prefect_tables.exists():
-            shutil.copy(prefect_tables, Path(folder) / "prefect-test.db")
-        return folder
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(utilities, "mkdtemp", folder_with_tables)
-        with utilities.prefect_test_harness(server_startup_timeout=90):
-            database = Path(str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value()).partition("///")[2])
-            if not prefect_tables.exists():
-                with (
-                    closing(sqlite3.connect(database)) as made,
-                    closing(sqlite3.connect(prefect_tables)) as kept,
-                ):
-                    made.backup(kept)
-            yield database
+    with utilities.prefect_test_harness(server_startup_timeout=90):
+        yield Path(str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value()).partition("///")[2])

@@ -45,7 +45,7 @@ ONLY_IMPORTERS = {
         "tasks/records/mlflow_store.py",
         "tasks/records/model_registry.py",
         "tasks/records/past_runs.py",
-        "tasks/records/patient_client.py",
+        "tasks/records/buffered_client.py",
         "tasks/records/tracking.py",
     },
     "boto3": {"infra/providers/aws/prices.py", "infra/providers/aws/provider.py"},
@@ -64,7 +64,7 @@ LIGHT = [
     "heterps_core.profiling.profiles.layer_profile",
     "heterps_core.planning.problem.scheduling_problem",
     "heterps_core.planning.cost_model.evaluation",
-    "heterps_core.planning.simulate.rehearsed_workers",
+    "heterps_core.planning.simulate.dry_run_workers",
     "flows.cli",
 ]
 

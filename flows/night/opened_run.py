@@ -21,8 +21,8 @@ from tasks.records.mlflow_names import START_TAG
 from tasks.records.runs import check_not_finished, open_record, save_parameters
 from tasks.records.tracked_run import TrackedRun
 from tasks.records.tracking import tag_run
+from tasks.running.progress import log_step
 from tasks.running.start import Start, start_of_run
-from tasks.running.story import tell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class OpenedRun:
         return self.asked.caps
 
     @property
-    def is_rehearsal(self) -> bool:
+    def is_dry_run(self) -> bool:
         """Nothing is charged for it."""
         return not get_provider(self.provider).charges_money
 
@@ -94,7 +94,7 @@ def begin_run(
         night = find_night_of(asked.data, asked.day) if asked.day else night
     else:
         save_parameters(workspace, run_id, asked.values_for(TrainedParameters))
-    tell("run", run_id)
+    log_step("run", run_id)
     tracked = open_record(
         workspace,
         run_id=run_id,
@@ -115,7 +115,7 @@ def begin_run(
         optimizers=asked.model_dump(include={"dense_optimizer", "embedding_optimizer"}),
     )
     if start.reason:
-        tell("start", start.reason)
+        log_step("start", start.reason)
     if start.model is not None:
         tag_run(workspace, tracked, {START_TAG: start.model.version})
     clicks = prepare_data(
@@ -126,7 +126,7 @@ def begin_run(
         buckets_per_slot=start.buckets_per_slot,
         numeric_transform=start.numeric_transform,
     )
-    tell("data", clicks.summary)
+    log_step("data", clicks.summary)
     return OpenedRun(
         workspace=workspace,
         run_id=run_id,

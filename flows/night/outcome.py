@@ -14,8 +14,8 @@ from tasks.publishing import publish_decision, publish_report
 from tasks.recording import record_plan, record_run, register_model
 from tasks.records.runs import COMPLETED
 from tasks.reports.run_report import RunReport
+from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run
-from tasks.running.story import tell, tell_block
 from tasks.running.tidying import drop_what_resuming_needs
 from tasks.scheduling import predict_launch
 
@@ -55,7 +55,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
     close_run(run.workspace, run.tracked, status="FINISHED", reason=COMPLETED)
     drop_what_resuming_needs(run.directory)
     run.workspace.forget_run_key(run.run_id)
-    tell_block(text)
+    log_block(text)
 
 
 def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecision | None:
@@ -71,8 +71,8 @@ def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecisio
         baseline=report.baseline,
     )
     if isinstance(decision, NotJudged):
-        tell("champion", f"version {version} is not judged: {decision.why}")
+        log_step("champion", f"version {version} is not judged: {decision.why}")
         return None
-    tell("champion", decision.why)
+    log_step("champion", decision.why)
     publish_decision(run.workspace, run.tracked, decision)
     return decision

@@ -27,8 +27,8 @@ from tasks.reports.run_report import PlanReport
 from tasks.reports.summaries import plan_summary, taken_text
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.kept_explanation import keep_explanation
+from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run
-from tasks.running.story import tell, tell_block
 from tasks.scheduling import (
     explain_choice,
     make_problem,
@@ -71,7 +71,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
     asked = run.asked
     job = planned_job(
         run.dataset,
-        is_rehearsal=run.is_rehearsal,
+        is_dry_run=run.is_dry_run,
         batch_size=asked.batch_size,
         planned_samples=asked.planned_samples,
         planned_rows_per_slot=asked.planned_rows_per_slot,
@@ -87,7 +87,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
         device_types=device_types,
         trained_with=asked.trained_with,
     )
-    tell("profile", profiled.summary)
+    log_step("profile", profiled.summary)
 
     refresh_before_renting(run.workspace, run.provider, regions=[asked.region])
     listed = get_provider(run.provider).price_file
@@ -114,7 +114,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
         )
     learning = learn_from_runs(run.workspace, run_id=run.run_id)
     problem = learning.corrected(problem)
-    tell("learnt", learning.summary(problem))
+    log_step("learnt", learning.summary(problem))
     with explained_by(deadline):
         searches = search_chosen(
             problem,
@@ -125,7 +125,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
         )
     chosen = searches.chosen
     floor = floor_text(deadline, asked.throughput_floor_samples_per_s)
-    tell("plan", plan_summary(chosen.plan) + floor + taken_text(searches, asked.scheduler))
+    log_step("plan", plan_summary(chosen.plan) + floor + taken_text(searches, asked.scheduler))
     if not run.is_resumed:
         check_lifetime(chosen.evaluation, provider=run.provider)
     explanation = explain_choice(problem, chosen)
@@ -140,7 +140,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
         price_files=[file.path for file in prices.files],
         state_bytes=sum(layer.state_bytes for layer in profiled.planned_graph.layers),
     )
-    tell("machines", provisioning.summary)
+    log_step("machines", provisioning.summary)
 
     config = training_config(
         run.dataset,
@@ -180,7 +180,7 @@ def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
     pictures = record_plan(run.workspace, report, num_microbatches=plan.config.num_microbatches)
     text = publish_plan(run.workspace, report, pictures)
     close_run(run.workspace, run.tracked, status="FINISHED", reason="plan only")
-    tell_block(text)
+    log_block(text)
 
 
 def _deadline(run: OpenedRun, job: PlannedJob) -> Deadline | None:

@@ -22,7 +22,7 @@ from tasks.reports.summaries import training_summary
 from tasks.running.budget import check_finished_within_budget, spent_this_month_usd, within_budget
 from tasks.running.interruptions import interruption_summary, note_interruptions
 from tasks.running.losses import note_loss
-from tasks.running.story import tell
+from tasks.running.progress import log_step
 from tasks.training import check_trained_to_its_end, resume_summary, train, write_job
 
 
@@ -38,7 +38,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
     provisioning = _at_prices_of_now(run, plan.report.provisioning)
     run_directory = run.directory
     if run.is_resumed:
-        tell("resume", resume_summary(run_directory))
+        log_step("resume", resume_summary(run_directory))
     write_job(
         run_directory,
         run_id=run.run_id,
@@ -74,7 +74,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
             bucket_usd=provisioning.bucket_usd,
         ) as watch,
     ):
-        if not run.is_rehearsal:
+        if not run.is_dry_run:
             charge_measurements(run.workspace, plan.profiled, run_id=run.run_id)
         try:
             training = train(run_directory, cluster)
@@ -90,21 +90,21 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
                 cluster=cluster,
                 now=utc_now(),
             )
-            tell("lost", loss.summary)
+            log_step("lost", loss.summary)
             return None
     _keep_storage_usage(run, cluster, training.storage)
     check_finished_within_budget(watch, training, run_id=run.run_id)
     leaving = note_interruptions(run.workspace, run.run_id, run_directory=run_directory, cluster=cluster)
     if leaving and not training.is_complete:
-        tell("preempted", interruption_summary(training, leaving))
+        log_step("preempted", interruption_summary(training, leaving))
         return None
     check_trained_to_its_end(training, run_id=run.run_id)
-    tell("trained", training_summary(training))
+    log_step("trained", training_summary(training))
     return training
 
 
 def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisioning:
-    if run.is_rehearsal:
+    if run.is_dry_run:
         return provisioning
     rechecked = recheck_prices(
         provisioning,
@@ -112,9 +112,9 @@ def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisionin
         caps=run.caps,
         spent_this_month_usd=spent_this_month_usd(run.workspace, run.provider),
     )
-    tell("prices", rechecked.summary)
+    log_step("prices", rechecked.summary)
     if run.caps == Caps():
-        tell(
+        log_step(
             "caps", "none is set: only the plan's own price limits this run; max_usd_per_run and _month would"
         )
     return rechecked

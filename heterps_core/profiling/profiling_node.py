@@ -20,7 +20,7 @@ from heterps_core.training.node.node_life import (
     heartbeat,
     own_node,
     own_run_directory,
-    runs_here_for_rehearsal,
+    runs_here_as_dry_run,
     wait_for_cluster,
     write_end,
 )
@@ -54,7 +54,7 @@ def main() -> int:
     with heartbeat(run, node.node_id):
         try:
             request = ProfileRequest.from_json(run.require_json(PROFILE_JOB))
-            measured = measure_node(request, node, is_rehearsal=runs_here_for_rehearsal())
+            measured = measure_node(request, node, is_dry_run=runs_here_as_dry_run())
             run.write_json(profile_key(node.node_id), measured.to_json())
         except HeterpsError as error:
             logger.error("%s", error)
@@ -63,23 +63,23 @@ def main() -> int:
     return status
 
 
-def measure_node(request: ProfileRequest, node: Node, *, is_rehearsal: bool) -> DeviceProfile:
+def measure_node(request: ProfileRequest, node: Node, *, is_dry_run: bool) -> DeviceProfile:
     """Measure one core of a node.
 
     Raises:
         ConfigurationError: The node has a card; a core of its host must not pass for it.
         HeterpsError: The measurement failed.
     """
-    if not can_be_measured(node.device_type) and not is_rehearsal:
+    if not can_be_measured(node.device_type) and not is_dry_run:
         raise ConfigurationError(
             f"layers are timed on processors, but {node.node_id} is of {node.device_type}; plan with its estimate"
         )
     profile = measure_in_fresh_process(request)
-    stands_for = " (dry run: not the device type)" if is_rehearsal else ""
+    stands_for = " (dry run: not the device type)" if is_dry_run else ""
     return DeviceProfile(
         device_type=hardware_name(node.device_type),
         instance_type=node.instance_type,
-        is_rehearsal=is_rehearsal,
+        is_dry_run=is_dry_run,
         profile=replace(
             profile,
             device_type=node.device_type,

@@ -3,7 +3,7 @@
 They are the trainer's own workers with its loop, feed, messages and updates, since the same layers cost up to a third
 more where stages take turns on cores and find their caches full of another's rows. What is measured is the core time
 of their parts, which waits and other programs do not change; how the parts fit together is simulated from it
-(`simulation.rehearsed_workers`).
+(`simulation.dry_run_workers`).
 
 Run as a program: python -m heterps_core.profiling.worker_profiler FOLDER, with `job.json` in the folder;
 `measuring_process` does that. It starts the workers itself.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from heterps_core.errors import MalformedProblemError
+from heterps_core.errors import MalformedDocumentError
 from heterps_core.field_rules import check_number, check_positive, check_text, shown
 from heterps_core.json_codec import as_object, member
 from heterps_core.json_file import read_json
@@ -74,7 +74,7 @@ class MachineTopology:
     """All machines that ranks can be placed on.
 
     Raises:
-        MalformedProblemError: A value breaks its rule, or ids do not fit together; carries the path of the field
+        MalformedDocumentError: A value breaks its rule, or ids do not fit together; carries the path of the field
             in the JSON form.
     """
 
@@ -82,25 +82,25 @@ class MachineTopology:
 
     def __post_init__(self) -> None:
         if not self.machines:
-            raise MalformedProblemError("machines", "must hold at least one machine, got none")
+            raise MalformedDocumentError("machines", "must hold at least one machine, got none")
         _check_unique("machines", "hostname", [machine.hostname for machine in self.machines])
         machine_of: dict[int, int] = {}
         for index, machine in enumerate(self.machines):
             path = f"machines[{index}].devices"
             if not machine.devices:
-                raise MalformedProblemError(path, "must hold at least one device, got none")
+                raise MalformedDocumentError(path, "must hold at least one device, got none")
             _check_unique(
                 path, "local_id", [f"{device.type} {device.local_id}" for device in machine.devices]
             )
             for place, device in enumerate(machine.devices):
                 if device.global_id in machine_of:
-                    raise MalformedProblemError(
+                    raise MalformedDocumentError(
                         f"{path}[{place}].global_id",
                         f"must be unique over all machines, but {device.global_id} stands twice",
                     )
                 machine_of[device.global_id] = index
         if not any(device.computes for device in self.devices()):
-            raise MalformedProblemError("machines", "must hold at least one device that computes")
+            raise MalformedDocumentError("machines", "must hold at least one device that computes")
         for index, machine in enumerate(self.machines):
             _check_links(f"machines[{index}].links", machine.links, machine_of, here=index)
 
@@ -125,7 +125,7 @@ class MachineTopology:
         """Read the JSON form.
 
         Raises:
-            MalformedProblemError: A field is missing or breaks its rule; carries its path.
+            MalformedDocumentError: A field is missing or breaks its rule; carries its path.
         """
         return cls(machines=_items(as_object("cluster", document), "", "machines", _machine))
 
@@ -135,7 +135,7 @@ def load_topology(path: Path) -> MachineTopology:
 
     Raises:
         ConfigurationError: The file cannot be read.
-        MalformedProblemError: It is no JSON, or a field breaks its rule.
+        MalformedDocumentError: It is no JSON, or a field breaks its rule.
     """
     return MachineTopology.from_json(read_json(path, what="cluster"))
 
@@ -153,7 +153,7 @@ def _device(path: str, document: object) -> Device:
     fields = as_object(path, document)
     device_type = member(fields, path, "type")
     if device_type not in DEVICE_TYPES:
-        raise MalformedProblemError(
+        raise MalformedDocumentError(
             f"{path}.type", f"must be one of {', '.join(DEVICE_TYPES)}, got {shown(device_type)}"
         )
     return Device(
@@ -181,19 +181,19 @@ def _check_links(path: str, links: tuple[DeviceLink, ...], machine_of: dict[int,
         place = f"{path}[{index}]"
         for name, end in (("source_global_id", link.source), ("target_global_id", link.target)):
             if end not in machine_of:
-                raise MalformedProblemError(f"{place}.{name}", f"must be the id of a device, got {end}")
+                raise MalformedDocumentError(f"{place}.{name}", f"must be the id of a device, got {end}")
         if machine_of[link.source] != here:
-            raise MalformedProblemError(
+            raise MalformedDocumentError(
                 f"{place}.source_global_id",
                 f"must be a device of the machine that lists the link, got {link.source} of another one",
             )
         if link.source == link.target:
-            raise MalformedProblemError(
+            raise MalformedDocumentError(
                 f"{place}.target_global_id",
                 f"must be another device than the source, got {link.target} twice",
             )
         if (link.source, link.target) in pairs:
-            raise MalformedProblemError(
+            raise MalformedDocumentError(
                 place, f"must be the only link from {link.source} to {link.target}, but is the second"
             )
         pairs.add((link.source, link.target))
@@ -205,7 +205,7 @@ def _items(
     place = f"{path}.{name}" if path else name
     items = member(fields, path, name)
     if not isinstance(items, list):
-        raise MalformedProblemError(place, f"must be a list, got {shown(items)}")
+        raise MalformedDocumentError(place, f"must be a list, got {shown(items)}")
     return tuple(read(f"{place}[{index}]", item) for index, item in enumerate(items))
 
 
@@ -218,11 +218,13 @@ def _text(fields: Mapping[str, Any], path: str, name: str) -> str:
 def _id(fields: Mapping[str, Any], path: str, name: str) -> int:
     value = member(fields, path, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise MalformedProblemError(f"{path}.{name}", f"must be a whole number from 0 on, got {shown(value)}")
+        raise MalformedDocumentError(
+            f"{path}.{name}", f"must be a whole number from 0 on, got {shown(value)}"
+        )
     return value
 
 
 def _check_unique(path: str, name: str, values: list[str]) -> None:
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice:
-        raise MalformedProblemError(path, f"must differ in {name}, but {', '.join(twice)} stands twice")
+        raise MalformedDocumentError(path, f"must differ in {name}, but {', '.join(twice)} stands twice")

@@ -23,7 +23,7 @@ def worker_bytes(
     stages: Sequence[Stage],
     *,
     num_train_rows: int,
-    is_rehearsal: bool,
+    is_dry_run: bool,
 ) -> tuple[int, ...]:
     """Return the bytes of host memory that one worker of each stage needs.
 
@@ -36,7 +36,7 @@ def worker_bytes(
         config: Whose optimizers count.
         stages: Of the plan.
         num_train_rows: Whose order each worker draws.
-        is_rehearsal: All stages run on this machine's cores.
+        is_dry_run: All stages run on this machine's cores.
     """
     graph = trace_chain(
         model,
@@ -52,7 +52,7 @@ def worker_bytes(
             _bytes_of(layer, num_replicas=stage.num_replicas)
             for layer in graph.layers[stage.first_layer : stage.last_layer + 1]
         )
-        is_on_card = is_gpu(stage.device_type) and not is_rehearsal
+        is_on_card = is_gpu(stage.device_type) and not is_dry_run
         needs.append(round(host_bytes_of_worker(num_train_rows)) + (0 if is_on_card else state_bytes))
     return tuple(needs)
 

@@ -30,7 +30,7 @@ from heterps_core.training.node.node_life import (
     NODE_ID_VARIABLE,
     own_node,
     own_run_directory,
-    runs_here_for_rehearsal,
+    runs_here_as_dry_run,
 )
 from heterps_core.training.node.process_report import ProcessReport, write_process_report
 from heterps_core.training.node.training_node import DATASET_VARIABLE
@@ -235,13 +235,13 @@ class Worker:
         assert self.stage is not None
         assert self.replica is not None
         device_type = job.stages[self.stage].device_type
-        if runs_here_for_rehearsal():
+        if runs_here_as_dry_run():
             # All nodes of the stage are this machine.
             num_slots = job.replicas_per_stage[self.stage]
-            return stage_device(device_type, self.replica, num_slots=num_slots, is_rehearsal=True)
+            return stage_device(device_type, self.replica, num_slots=num_slots, is_dry_run=True)
         num_slots = own_node(cluster).num_workers
         slot = int(os.environ["LOCAL_RANK"])
-        return stage_device(device_type, slot, num_slots=num_slots, is_rehearsal=False)
+        return stage_device(device_type, slot, num_slots=num_slots, is_dry_run=False)
 
     def _finish_step(self, step: int) -> None:
         self.step = step

@@ -55,7 +55,11 @@ class BillLine(Price):
 class Bill(JsonDocument):
     """All machines of one run."""
 
-    json_form = JsonForm(version=2, sums=("total_usd", "failed_launches_usd"))
+    json_form = JsonForm(
+        version=2,
+        sums=("total_usd", "failed_launches_usd"),
+        earlier_names=(("is_rehearsal", "is_dry_run"),),
+    )
 
     run_id: str
     provider: str
@@ -63,7 +67,7 @@ class Bill(JsonDocument):
     services: tuple[ServiceLine, ...]
     """Besides instances; none for a dry run, which has no disks of its own."""
 
-    is_rehearsal: bool
+    is_dry_run: bool
     """List prices for processes of this machine; nothing is charged."""
 
     computed_at: str
@@ -114,7 +118,7 @@ def bill_for_run(
         provider=provider.name,
         lines=lines,
         services=services,
-        is_rehearsal=not provider.charges_money,
+        is_dry_run=not provider.charges_money,
         computed_at=now.isoformat(),
     )
 

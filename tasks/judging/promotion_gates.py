@@ -33,7 +33,7 @@ class PromotionGates:
     max_log_loss_increase: float = 0.001
     """Nats per row; the upper end of the log-loss difference's interval must not be above it. Margin as for AUC."""
 
-    most_calibration_rise: float = 0.1
+    max_calibration_increase: float = 0.1
     """How much farther from 1 than the champion's the ratio of predicted to observed clicks may be. Bids are made of
     probabilities, and AUC does not see whether all of them are too high."""
 
@@ -164,9 +164,9 @@ def gates_against_champion(
         GateVerdict(
             name="calibration error",
             value=errors[0],
-            bound=errors[1] + gates.most_calibration_rise,
+            bound=errors[1] + gates.max_calibration_increase,
             rule="at most",
-            is_met=errors[0] <= errors[1] + gates.most_calibration_rise,
+            is_met=errors[0] <= errors[1] + gates.max_calibration_increase,
             remark=f"predicted over observed clicks {challenger.calibration_ratio:.4f}, "
             f"the champion's {champion.calibration_ratio:.4f}",
         ),

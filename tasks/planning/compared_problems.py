@@ -14,7 +14,7 @@ from infra.workspace import Workspace
 from tasks.data import PreparedClicks
 from tasks.planning.planned_job import PlannedJob, planned_job
 from tasks.profiling import ProfiledModel, profile_layers
-from tasks.running.story import tell
+from tasks.running.progress import log_step
 from tasks.scheduling import make_problem
 
 
@@ -73,9 +73,9 @@ def problems_of_models(
             )
         except HeterpsError as error:
             left_out[model] = reason_in_one_line(error)
-            tell("left out", f"{model}: {left_out[model]}")
+            log_step("left out", f"{model}: {left_out[model]}")
             continue
-        tell("profile", profiled.summary)
+        log_step("profile", profiled.summary)
         problems.append(
             ComparedProblem(
                 name=model,
@@ -100,7 +100,7 @@ def profiled_job(
     """Return a night's job, and the model's layers measured here and estimated for device types."""
     job = planned_job(
         clicks.open(),
-        is_rehearsal=True,
+        is_dry_run=True,
         batch_size=None,
         planned_samples=NIGHT_SAMPLES,
         planned_rows_per_slot=PRODUCTION_ROWS_PER_SLOT,

@@ -152,7 +152,7 @@ def keep_profiles(workspace: Workspace, profiled: ProfiledModel, devices: Measur
         profile = measured.profile
         milliseconds = sum(timing.compute_ms(update_share=1.0) for timing in profile.timings)
         speed = f"{profile.batch_size / milliseconds * MS_PER_S:,.0f} samples/s on one unit"
-        if measured.is_rehearsal:
+        if measured.is_dry_run:
             lines.append(
                 f"{measured.device_type} measured in a dry run on {profile.hardware}: {speed}; not kept, since this "
                 f"machine is none of that type"

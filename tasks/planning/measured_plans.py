@@ -19,7 +19,7 @@ from heterps_core.planning.search.measured_search import (
     MeasuredSearch,
     search_by_measuring,
 )
-from heterps_core.planning.simulate.rehearsal import predict_rehearsal, rehearsal_problem
+from heterps_core.planning.simulate.dry_run import dry_run_problem, predict_dry_run
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.measuring_process import measure_worker_costs
 from heterps_core.text_table import Table
@@ -101,7 +101,7 @@ def search_measured(
                 search=search,
                 stages=stages,
                 step_seconds=measure_cut(stages),
-                predicted_step_seconds=predict_rehearsal(
+                predicted_step_seconds=predict_dry_run(
                     profiled.graph,
                     profiled.local_profile,
                     stages,
@@ -175,7 +175,7 @@ def _job(profiled: ProfiledModel, dataset: str, batch_size: int, stages: tuple[S
 def _problem_of_cores(profiled: ProfiledModel, batch_size: int, *, num_devices: int) -> SchedulingProblem:
     """Return the problem of placing layers on equal cores, from whose times no method learns anything."""
     whole = stages_of((0,) * len(profiled.graph.layers))
-    problem, (stage,) = rehearsal_problem(
+    problem, (stage,) = dry_run_problem(
         profiled.graph, profiled.local_profile, whole, batch_size=batch_size, num_microbatches=1
     )
     names = [f"core-{number}" for number in range(num_devices)]

@@ -29,15 +29,15 @@ class PlannedJob:
 def planned_job(
     dataset: PreparedDataset,
     *,
-    is_rehearsal: bool,
+    is_dry_run: bool,
     batch_size: int | None,
     planned_samples: int | None,
     planned_rows_per_slot: int | None,
 ) -> PlannedJob:
     """Return the job that a plan is made for; `None` stands for what the data has."""
-    num_samples = planned_samples if is_rehearsal and planned_samples else dataset.num_train_rows
+    num_samples = planned_samples if is_dry_run and planned_samples else dataset.num_train_rows
     features = dataset.features
-    if is_rehearsal and planned_rows_per_slot:
+    if is_dry_run and planned_rows_per_slot:
         features = replace(features, slot_rows=(planned_rows_per_slot,) * features.num_slots)
     return PlannedJob(
         num_samples=num_samples,

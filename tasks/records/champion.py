@@ -30,9 +30,9 @@ __all__ = [
     "PromotionDecision",
     "PromotionGates",
     "RolledBack",
-    "alone_with_champion",
     "apply_decision",
     "champion_before",
+    "champion_lock",
     "champion_of",
     "champions_by_day",
     "is_rolled_back",
@@ -191,7 +191,7 @@ def apply_decision(workspace: Workspace, decision: PromotionDecision) -> None:
         ConfigurationError: Another version has become champion since the decision was made, or MLflow's store does
             not answer.
     """
-    with alone_with_champion(workspace):
+    with champion_lock(workspace):
         registered = model_registry.find_version(workspace, decision.version)
         if PROMOTED_TAG in registered.tags:
             return
@@ -233,7 +233,7 @@ def roll_back(workspace: Workspace, *, to: str | None = None) -> RolledBack:
     """
     # Before the lock is made, which would leave a file where nothing was ever recorded.
     _require_champion(workspace)
-    with alone_with_champion(workspace):
+    with champion_lock(workspace):
         current = _require_champion(workspace)
         _make_up_for_mark(workspace, current)
         target = _earlier_champion(workspace, current, to)
@@ -305,7 +305,7 @@ def _mark_applied(workspace: Workspace, registered: RegisteredVersion, *, is_pro
 
 
 @contextmanager
-def alone_with_champion(workspace: Workspace) -> Iterator[None]:
+def champion_lock(workspace: Workspace) -> Iterator[None]:
     """Keep other processes of this workspace from moving the alias; the lock ends with the process."""
     workspace.root.mkdir(parents=True, exist_ok=True)
     with (workspace.root / "champion.lock").open("w") as lock:

@@ -19,8 +19,8 @@ from urllib.parse import unquote, urlparse
 
 from heterps_core.errors import ConfigurationError
 from infra.workspace import TRACKING_VARIABLE, Workspace
+from tasks.records.buffered_client import BufferedMlflowClient, is_passing
 from tasks.records.mlflow_names import COMPARISON_EXPERIMENT, EXPERIMENT, KIND_TAG, RUN_ID_TAG
-from tasks.records.patient_client import PatientClient, is_passing
 from tasks.records.record_outbox import Outbox, first_line
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ _LOCAL_SCHEMES = ("", "file")
 logger = logging.getLogger(__name__)
 
 
-def client_of(workspace: Workspace) -> PatientClient:
+def client_of(workspace: Workspace) -> BufferedMlflowClient:
     """Return a client of the workspace's store; MLflow is loaded on first use, as that takes seconds."""
-    return PatientClient(lambda: _connect(workspace), outbox(workspace))
+    return BufferedMlflowClient(lambda: _connect(workspace), outbox(workspace))
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def deliver_waiting(workspace: Workspace) -> bool:
     return waiting.is_empty
 
 
-def experiment_id(client: PatientClient, workspace: Workspace, name: str = EXPERIMENT) -> str:
+def experiment_id(client: BufferedMlflowClient, workspace: Workspace, name: str = EXPERIMENT) -> str:
     """Return the id of an experiment, which is made where there is none."""
     from mlflow.exceptions import MlflowException
 
@@ -151,13 +151,13 @@ def experiment_id(client: PatientClient, workspace: Workspace, name: str = EXPER
         return str(experiment.experiment_id)
 
 
-def runs_of(client: PatientClient, run_id: str, kind: str | None = None) -> list[Run]:
+def runs_of(client: BufferedMlflowClient, run_id: str, kind: str | None = None) -> list[Run]:
     """Return all MLflow runs of a flow run, or those of one kind."""
     condition = f"tags.`{RUN_ID_TAG}` = '{run_id}'"
     return search_runs(client, f"{condition} AND tags.`{KIND_TAG}` = '{kind}'" if kind else condition)
 
 
-def search_runs(client: PatientClient, condition: str) -> list[Run]:
+def search_runs(client: BufferedMlflowClient, condition: str) -> list[Run]:
     """Return the runs of all our experiments for which a condition in MLflow's words holds."""
     experiments = [client.get_experiment_by_name(name) for name in (EXPERIMENT, COMPARISON_EXPERIMENT)]
     ids = [experiment.experiment_id for experiment in experiments if experiment is not None]

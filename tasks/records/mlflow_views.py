@@ -121,7 +121,7 @@ def run_note(report: RunReport) -> str:
     missing = (
         "" if best is None or quality.auc is None else f", {best - quality.auc:.4f} below the best reachable"
     )
-    price = " at list prices, nothing is charged" if report.provisioning.is_rehearsal else ""
+    price = " at list prices, nothing is charged" if report.provisioning.is_dry_run else ""
     return (
         f"**{report.billed_usd:.6f} USD**{price}; "
         f"**{speed_text(report.training.undisturbed_throughput_samples_per_s)} samples/s**{comparison}; "

@@ -25,6 +25,7 @@ from heterps_core.training.storage.exported_files import exported_sha256
 from infra.workspace import Workspace
 from tasks import click_model
 from tasks.click_model import ClickModel, example_rows
+from tasks.records.buffered_client import is_passing
 from tasks.records.mlflow_names import (
     CHALLENGER_ALIAS,
     DATA_TAG,
@@ -42,7 +43,6 @@ from tasks.records.mlflow_store import (
     outbox,
     read_rows,
 )
-from tasks.records.patient_client import is_passing
 from tasks.records.tracked_run import TrackedRun
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 from infra.workspace import Workspace
 from tasks.judging.promotion_judgement import decision_of
 from tasks.records import model_registry
-from tasks.records.champion import ROLLED_BACK_TAG, SINCE_TAG, alone_with_champion, champions_by_day
+from tasks.records.champion import ROLLED_BACK_TAG, SINCE_TAG, champion_lock, champions_by_day
 from tasks.records.mlflow_names import (
     CHAMPION_ALIAS,
     KIND_TAG,
@@ -56,7 +56,7 @@ def tidy_versions(workspace: Workspace, *, registered_before: datetime, is_trial
     removed: list[Removed] = []
     kept: list[Kept] = []
     problems: list[str] = []
-    with alone_with_champion(workspace), answering_client(workspace) as client:
+    with champion_lock(workspace), answering_client(workspace) as client:
         versions = model_registry.registered_versions(workspace)
         needed = _needed(workspace, versions, registered_before)
         # A run that was resumed may have registered its model twice, in one folder.

@@ -1,7 +1,7 @@
 """Writes to MLflow that wait on disk, in order, while its store does not answer.
 
 A night must not fail because a tracking server is being restarted or a database is locked.
-`tasks/records/patient_client.py` keeps here what it cannot write; the next write after the store is back delivers
+`tasks/records/buffered_client.py` keeps here what it cannot write; the next write after the store is back delivers
 all of it, or the sweeper does. A write may be delivered twice (a process killed in between) and changes nothing the
 second time.
 """

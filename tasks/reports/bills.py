@@ -32,7 +32,7 @@ def bill_text(bill: Bill) -> str:
 
 def bill_blocks(bill: Bill) -> list[Block]:
     """Return the tables of a launch's machines and services, their sum, and how old its prices are."""
-    charged = "list prices of a dry run: nothing is charged" if bill.is_rehearsal else "charged"
+    charged = "list prices of a dry run: nothing is charged" if bill.is_dry_run else "charged"
     machines = [
         (
             line.stage,

@@ -149,7 +149,7 @@ def baseline_lines(report: RunReport) -> list[str]:
 
 def _run_facts(report: RunReport) -> list[tuple[str, str]]:
     auc, error = report.quality.auc, report.prediction_error
-    charged = "list prices, nothing is charged" if report.provisioning.is_rehearsal else "charged"
+    charged = "list prices, nothing is charged" if report.provisioning.is_dry_run else "charged"
     return [
         ("What did it cost?", f"{report.billed_usd:.6f} USD ({charged})"),
         ("How fast was it?", f"{speed_text(report.training.undisturbed_throughput_samples_per_s)} samples/s"),
@@ -248,7 +248,7 @@ def _search_section(report: PlanReport) -> Section:
 
 def _stage_blocks(report: RunReport, pictures: Pictures) -> list[Block]:
     shown = "Stages"
-    if report.provisioning.is_rehearsal:
+    if report.provisioning.is_dry_run:
         launched = " + ".join(str(stage.num_replicas) for stage in report.provisioning.launch_stages)
         planned = " + ".join(str(stage.num_replicas) for stage in report.chosen.plan.stages)
         shown = f"Dry run on this machine, {launched} workers for the plan's {planned}"
@@ -303,9 +303,7 @@ def _error_blocks(report: RunReport) -> list[Block]:
     if training.num_attempts > 1:
         restarts, repeated = training.num_attempts - 1, training.num_repeated_steps
         facts.append(("restarted", f"{restarts} times; {repeated:,} steps were done again"))
-    learnt = (
-        correction.summary if report.provisioning.is_rehearsal else report.learning.summary(report.problem)
-    )
+    learnt = correction.summary if report.provisioning.is_dry_run else report.learning.summary(report.problem)
     blocks: list[Block] = [Facts(pairs=[*facts, ("learnt", learnt)])]
     if correction.error_without is not None and correction.error_with is not None:
         blocks.append(

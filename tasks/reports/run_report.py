@@ -12,8 +12,8 @@ from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
 from heterps_core.planning.explain.explanation import PlanExplanation
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.search_result import SearchResult
+from heterps_core.planning.simulate.dry_run import DryRunPrediction
 from heterps_core.planning.simulate.plan_simulation import PlanSimulation, run_cost_usd
-from heterps_core.planning.simulate.rehearsal import RehearsalPrediction
 from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import SAMPLES_PER_MILLION
 from infra.billing.bill import Bill
@@ -88,7 +88,7 @@ class PlanReport:
 class RunReport(PlanReport):
     """Everything that a finished run can be judged by."""
 
-    prediction: RehearsalPrediction
+    prediction: DryRunPrediction
     """As the cost model made it; what was expected of the run is `predicted_step_seconds`."""
 
     hardware: str
@@ -116,15 +116,15 @@ class RunReport(PlanReport):
             outcome: The other fields that are added.
         """
         stages = planned.provisioning.launch_stages
-        is_rehearsal = planned.provisioning.is_rehearsal
+        is_dry_run = planned.provisioning.is_dry_run
         rented = " | ".join(dict.fromkeys(stage.device_type for stage in stages))
         return cls(
             **{field.name: getattr(planned, field.name) for field in fields(planned)},
-            hardware=this_machine if is_rehearsal else rented,
+            hardware=this_machine if is_dry_run else rented,
             learning=learning,
             correction=(
                 learning.of_step(stages, hardware=this_machine, model=planned.problem.model)
-                if is_rehearsal
+                if is_dry_run
                 else NO_CORRECTION
             ),
             **outcome,
@@ -138,7 +138,7 @@ class RunReport(PlanReport):
     @property
     def predicted_step_seconds(self) -> float:
         """What was expected of the run that was launched, with what past runs have taught."""
-        if self.provisioning.is_rehearsal:
+        if self.provisioning.is_dry_run:
             return self.prediction.step_seconds * self.correction.factor
         return self.batch_size / self.chosen.plan.throughput_samples_per_s
 
@@ -161,11 +161,11 @@ class RunReport(PlanReport):
     @property
     def stages(self) -> tuple[StageOutcome, ...]:
         """What came of each launched stage."""
-        is_rehearsal = self.provisioning.is_rehearsal
-        evaluation = self.prediction.evaluation if is_rehearsal else self.chosen.evaluation
+        is_dry_run = self.provisioning.is_dry_run
+        evaluation = self.prediction.evaluation if is_dry_run else self.chosen.evaluation
         return stage_outcomes(
             self.provisioning.launch_stages,
-            seconds_by_stage(evaluation.stages, is_rehearsal=is_rehearsal),
+            seconds_by_stage(evaluation.stages, is_dry_run=is_dry_run),
             self.training,
             self.bills,
             batch_size=self.batch_size,
@@ -178,9 +178,9 @@ class RunReport(PlanReport):
         measured = self.measured_step_seconds
         if measured is None:
             return None
-        is_rehearsal = self.provisioning.is_rehearsal
+        is_dry_run = self.provisioning.is_dry_run
         learnt = self.learning.of_device_types(self.problem.device_type_names, model=self.problem.model)
-        factors = {} if is_rehearsal else {name: found.factor for name, found in learnt.items()}
+        factors = {} if is_dry_run else {name: found.factor for name, found in learnt.items()}
         stages = tuple(
             StageSpeed(
                 device_type=stage.device_type,
@@ -191,12 +191,12 @@ class RunReport(PlanReport):
             for stage in self.stages
         )
         slowest = max(stage.predicted_seconds for stage in stages)
-        uncorrected = self.prediction.step_seconds if is_rehearsal else slowest
+        uncorrected = self.prediction.step_seconds if is_dry_run else slowest
         return RunSpeed(
             run_id=self.run_id,
             model=self.problem.model,
             hardware=self.hardware,
-            is_rehearsal=is_rehearsal,
+            is_dry_run=is_dry_run,
             predicted_step_seconds=uncorrected,
             correction_factor=self.predicted_step_seconds / uncorrected,
             measured_step_seconds=measured,
@@ -254,7 +254,7 @@ class RunReport(PlanReport):
         samples = sum(step.num_samples for step in self.training.steps)
         return {
             **self.night_metrics(),
-            "predicted/rehearsal_throughput_samples_per_s": self.predicted_throughput_samples_per_s,
+            "predicted/dry_run_throughput_samples_per_s": self.predicted_throughput_samples_per_s,
             "predicted/step_seconds": self.predicted_step_seconds,
             "predicted/correction_factor": self.correction.factor,
             "measured/step_seconds": self.measured_step_seconds,

@@ -128,13 +128,13 @@ def stage_series(stages: Sequence[StageOutcome]) -> dict[str, list[tuple[int, fl
     return series
 
 
-def seconds_by_stage(parts: Sequence[StageEvaluation], *, is_rehearsal: bool) -> tuple[float, ...]:
+def seconds_by_stage(parts: Sequence[StageEvaluation], *, is_dry_run: bool) -> tuple[float, ...]:
     """Return the predicted seconds of each stage's work for one batch.
 
     On rented machines computing and communication overlap, as the cost model has it; a worker of a dry run does one
     after the other.
     """
-    if not is_rehearsal:
+    if not is_dry_run:
         return tuple(part.seconds for part in parts)
     return tuple(part.compute_seconds + part.communication_seconds for part in parts)
 

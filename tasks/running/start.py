@@ -75,7 +75,7 @@ def start_of_run(
         CheckpointError: The champion's files are not those that were registered, the optimizers' among them.
         ConfigurationError: The registry does not answer.
     """
-    kept = None if run is None else kept_start(run)
+    kept = None if run is None else load_start(run)
     if kept is not None:
         return kept
     champion = champion_before(workspace, day) if day is not None and start_from == CHAMPION else None
@@ -146,7 +146,7 @@ def choose_start(
     )
 
 
-def kept_start(run: RunDirectory) -> Start | None:
+def load_start(run: RunDirectory) -> Start | None:
     """Return what a run that is resumed began with; None where it was not submitted yet and may choose again."""
     document = run.read_json(JOB)
     if document is None:

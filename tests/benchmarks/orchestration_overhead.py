@@ -161,7 +161,7 @@ def start_of_served_night(service: ServedWorkspace, data: Path, day: date) -> Ni
     )
     newest = [run for run in service.flow_runs("train-ctr") if run["state_type"] == "COMPLETED"][-1]
     lines = service.ask("/logs/filter", {"logs": {"flow_run_id": {"any_": [newest["id"]]}}})
-    story = [line for line in lines if line["name"] == "tasks.running.story"]
+    story = [line for line in lines if line["name"] == "tasks.running.progress"]
     told = first_told((line["message"], seconds_of(line["timestamp"])) for line in story)
     return night_start(service.workspace, asked=seconds_of(newest["expected_start_time"]), told=told, day=day)
 

@@ -78,7 +78,7 @@ def check_bill(workspace, run_id, *, reason):
     }
     seconds = [max(30.0, (e.ended_at - e.launched_at).total_seconds()) for e in entries]
     assert bill.total_usd == pytest.approx(sum(seconds) * USD_PER_HOUR / 3600)
-    assert (bill.is_rehearsal, bill.services) == (False, ())
+    assert (bill.is_dry_run, bill.services) == (False, ())
     assert {line.price_source for line in bill.lines} == {PretendPrices.on_demand_source}
     assert f"provider {PretendProvider.name}, charged: " in bill_text(bill)
 
@@ -90,7 +90,7 @@ def test_it_plans_launches_trains_and_is_billed(workspace, start):
 
     assert (done.returncode, errors) == (0, "")
     [run_id] = new_run_ids()
-    assert "rehears" not in said
+    assert "dry run" not in said
     assert f"cost {USD_PER_HOUR:.4f} USD/hour" in said
     assert machines_of_run(workspace, run_id) == ()
     check_bill(workspace, run_id, reason=EndReason.RUN_ENDED)

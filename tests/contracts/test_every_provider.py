@@ -225,7 +225,7 @@ def test_the_bill_is_seconds_times_the_frozen_price(bench):
     # Of the machines alone: a cloud's bill has their disks and traffic on lines of their own.
     assert sum(line.usd for line in bill.lines) == pytest.approx(0.09 * hours[0] + 0.17 * hours[1])
     assert bill.failed_launches_usd == 0.0
-    assert bill.is_rehearsal == (not bench.provider.charges_money)
+    assert bill.is_dry_run == (not bench.provider.charges_money)
 
 
 @pytest.mark.parametrize("run_id", ["", "../elsewhere", "a b", "x" * 65])

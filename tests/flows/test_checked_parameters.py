@@ -150,7 +150,7 @@ TRAINING = [
     ({"seed": 2**32}, "seed must be .*, got 4294967296"),
     ({"min_auc_gain": NAN}, "min_auc_gain must be a number"),
     ({"max_log_loss_increase": NAN}, "max_log_loss_increase must be a number of nats"),
-    ({"most_calibration_rise": NAN}, "most_calibration_rise must be a number"),
+    ({"max_calibration_increase": NAN}, "max_calibration_increase must be a number"),
     ({"max_cost_ratio": 0.0}, "max_cost_ratio must be a number, above 0"),
     ({"min_positives": 1}, "min_positives must be a whole number of clicks, at least 2"),
     ({"promotion_confidence": 95.0}, "promotion_confidence must be a number, above 0 and below 1"),

@@ -119,7 +119,7 @@ def test_what_the_core_tells_is_on_its_way_to_the_log_of_the_flow():
         "import logging, flows.sweep_orphans\n"
         "from prefect.logging.configuration import setup_logging\n"
         "setup_logging(incremental=False)\n"
-        "for name in ('heterps_core.training.monitor', 'infra.machines.sweeper', 'tasks.running.story'):\n"
+        "for name in ('heterps_core.training.monitor', 'infra.machines.sweeper', 'tasks.running.progress'):\n"
         "    top = logging.getLogger(name.partition('.')[0])\n"
         "    print(logging.getLogger(name).isEnabledFor(logging.INFO), *map(type, top.handlers))\n"
     )

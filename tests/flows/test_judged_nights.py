@@ -29,7 +29,7 @@ SETTINGS = {
 GATES = {
     "min_auc_gain": 0.5,
     "max_log_loss_increase": 0.25,
-    "most_calibration_rise": 0.75,
+    "max_calibration_increase": 0.75,
     "max_cost_ratio": 3.5,
     "min_positives": 31,
     "promotion_confidence": 0.8,

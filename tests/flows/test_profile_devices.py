@@ -35,7 +35,7 @@ def test_what_cannot_be_used_is_told_before_any_work(monkeypatch, wrong, error, 
 
 
 @pytest.mark.slow
-def test_a_rehearsal_weighs_rents_measures_ends_and_records(tmp_path, monkeypatch, caplog):
+def test_a_dry_run_weighs_rents_measures_ends_and_records(tmp_path, monkeypatch, caplog):
     home = tmp_path / "home"
     monkeypatch.setenv("HETERPS_HOME", str(home))
     write_click_stream(tmp_path / "clicks.tsv", num_rows=3_000, seed=0)

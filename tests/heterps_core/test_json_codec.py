@@ -5,7 +5,7 @@ from typing import Annotated
 
 import pytest
 
-from heterps_core.errors import MalformedProblemError
+from heterps_core.errors import MalformedDocumentError
 from heterps_core.field_rules import Positive, count
 from heterps_core.hardware import Market
 from heterps_core.json_codec import JsonDocument, JsonForm
@@ -69,12 +69,12 @@ def test_a_dataclass_is_written_by_its_fields_and_sums_and_read_by_its_fields():
     ],
 )
 def test_what_is_wrong_is_told_with_the_path_the_rule_the_value_and_the_way_out(change, message):
-    with pytest.raises(MalformedProblemError, match=f"^whole: {message}; make it again$"):
+    with pytest.raises(MalformedDocumentError, match=f"^whole: {message}; make it again$"):
         Whole.from_json(DOCUMENT | change)
 
 
 def test_a_document_of_no_object_is_refused():
-    with pytest.raises(MalformedProblemError, match="must be a JSON object, got 7; make it again"):
+    with pytest.raises(MalformedDocumentError, match="must be a JSON object, got 7; make it again"):
         Whole.from_json(7)
 
 
@@ -86,5 +86,18 @@ class Strict(JsonDocument):
 
 
 def test_a_strict_document_names_an_unknown_field_and_the_known_ones():
-    with pytest.raises(MalformedProblemError, match="prise: is not a known field; known are: price"):
+    with pytest.raises(MalformedDocumentError, match="prise: is not a known field; known are: price"):
         Strict.from_json({"prise": 2.0})
+
+
+@dataclass(frozen=True)
+class Renamed(JsonDocument):
+    json_form = JsonForm(earlier_names=(("is_rehearsal", "is_dry_run"),))
+
+    is_dry_run: bool
+
+
+def test_a_document_of_before_is_read_by_what_its_fields_were_called():
+    assert (
+        Renamed.from_json({"is_rehearsal": True}) == Renamed.from_json({"is_dry_run": True}) == Renamed(True)
+    )

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from heterps_core.judging.quality import ClickQuality
 from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.simulate.rehearsal import RehearsalPrediction
+from heterps_core.planning.simulate.dry_run import DryRunPrediction
 from heterps_core.training.step_metrics import StepMetrics
 from heterps_core.training.storage.storage_usage import StorageUsage
 from heterps_core.training.training_run import TrainingRun
@@ -96,7 +96,7 @@ def make_bill(*, run_id=RUN_ID):
         provider="local",
         lines=lines,
         services=(),
-        is_rehearsal=True,
+        is_dry_run=True,
         computed_at="2026-11-21T02:31:00+00:00",
     )
 
@@ -114,7 +114,7 @@ def make_run_report(
         planned,
         this_machine="machine",
         learning=learning or Learning(),
-        prediction=RehearsalPrediction(
+        prediction=DryRunPrediction(
             evaluation=evaluate(planned.problem, planned.chosen.plan.stages),
             step_seconds=predicted_step_seconds,
             batch_size=ROWS,
@@ -126,13 +126,13 @@ def make_run_report(
     )
 
 
-def make_speed(run_id, *, measured_seconds=0.025, hardware="machine", workers=(1, 1), is_rehearsal=True):
+def make_speed(run_id, *, measured_seconds=0.025, hardware="machine", workers=(1, 1), is_dry_run=True):
     """A run of the small problem, predicted at 20 ms a step."""
     return RunSpeed(
         run_id=run_id,
         model="tiny",
         hardware=hardware,
-        is_rehearsal=is_rehearsal,
+        is_dry_run=is_dry_run,
         predicted_step_seconds=0.020,
         correction_factor=1.0,
         measured_step_seconds=measured_seconds,

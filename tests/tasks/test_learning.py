@@ -18,7 +18,7 @@ def learnt_from(**changes):
     return Learning(speeds=tuple(make_speed(night, **changes) for night in NIGHTS))
 
 
-def test_a_rehearsal_is_corrected_by_earlier_rehearsals_on_this_machine_alone():
+def test_a_dry_run_is_corrected_by_earlier_dry_runs_on_this_machine_alone():
     learning = learnt_from()
 
     here = learning.of_step(LAUNCHED, hardware="machine", model="tiny")
@@ -29,7 +29,7 @@ def test_a_rehearsal_is_corrected_by_earlier_rehearsals_on_this_machine_alone():
     assert elsewhere == NO_CORRECTION
 
 
-def test_rehearsals_teach_nothing_about_device_types_that_were_not_there():
+def test_dry_runs_teach_nothing_about_device_types_that_were_not_there():
     problem = make_problem()
 
     assert learnt_from().corrected(problem) is problem
@@ -38,7 +38,7 @@ def test_rehearsals_teach_nothing_about_device_types_that_were_not_there():
 def test_the_plan_is_made_with_what_rented_runs_have_shown():
     problem = make_problem()
     stages = make_result(problem).plan.stages
-    rented = learnt_from(hardware="cpu-c7i | gpu-t4", is_rehearsal=False)
+    rented = learnt_from(hardware="cpu-c7i | gpu-t4", is_dry_run=False)
 
     corrected = rented.corrected(problem)
 
@@ -50,7 +50,7 @@ def test_the_plan_is_made_with_what_rented_runs_have_shown():
 
 def test_what_a_rented_run_tells_is_free_of_the_correction_that_it_was_planned_with():
     problem = make_problem()
-    rented = learnt_from(hardware="cpu-c7i | gpu-t4", is_rehearsal=False)
+    rented = learnt_from(hardware="cpu-c7i | gpu-t4", is_dry_run=False)
     plain = make_plan_report(provider="aws")
     corrected = rented.corrected(problem)
     planned = replace(

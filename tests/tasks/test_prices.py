@@ -127,7 +127,7 @@ def bought(*, usd_per_hour=0.08, hours=10.0) -> Provisioning:
         launch_plan=purchase,
         launch_stages=(Stage(0, 0, "cpu-c7i", 1),),
         predicted_cost_usd=hours * (usd_per_hour + SERVICES_USD_PER_HOUR),
-        is_rehearsal=False,
+        is_dry_run=False,
         price_files=(BUNDLED_SNAPSHOT.path,),
         fallback_plans=(purchase,),
     )

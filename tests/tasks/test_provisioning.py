@@ -99,11 +99,11 @@ def test_disks_and_addresses_count_against_the_caps_where_they_are_paid_for(caps
     with pytest.raises(BudgetExceededError, match=r"1\.597|0\.1525"):
         provision.fn(planned(), OFFERS, provider="aws", caps=caps)
 
-    rehearsed = provision.fn(planned(), OFFERS, provider="local", caps=caps)
-    assert rehearsed.predicted_cost_usd == pytest.approx(1.3)
+    in_dry_run = provision.fn(planned(), OFFERS, provider="local", caps=caps)
+    assert in_dry_run.predicted_cost_usd == pytest.approx(1.3)
 
 
-def test_a_rehearsal_has_nothing_to_turn_to():
+def test_a_dry_run_has_nothing_to_turn_to():
     bought = provision.fn(planned(), OFFERS, provider="local", caps=Caps())
 
     assert bought.fallback_plans == ()
@@ -136,12 +136,12 @@ def test_offers_carry_the_asked_device_types_on_demand():
     assert {offer.market for offer in offers} == {Market.ON_DEMAND}
 
 
-def test_a_cap_is_held_against_the_plan_and_not_against_its_rehearsal():
+def test_a_cap_is_held_against_the_plan_and_not_against_its_dry_run():
     plan = make_result(make_problem()).plan
     offers = find_offers.fn(["cpu-c7i", "gpu-t4"])
     allowed = provision.fn(plan, offers, provider="local", caps=Caps())
 
-    assert allowed.is_rehearsal
+    assert allowed.is_dry_run
     assert allowed.launch_plan.price_usd_per_hour <= allowed.cloud_plan.price_usd_per_hour
     too_low = allowed.cloud_plan.price_usd_per_hour * 0.99
     with pytest.raises(BudgetExceededError, match="nothing was launched"):
@@ -176,7 +176,7 @@ def test_a_night_that_outlives_its_machines_is_refused_with_the_floor_that_it_wo
 
 
 @pytest.mark.parametrize(("hours", "provider"), [(5.95, "aws"), (7, "local")])
-def test_a_night_within_the_lifetime_and_every_rehearsal_may_start(hours, provider):
+def test_a_night_within_the_lifetime_and_every_dry_run_may_start(hours, provider):
     check_lifetime(evaluation_of(hours), provider=provider)
 
 

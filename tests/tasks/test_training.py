@@ -34,14 +34,14 @@ def config_for(dataset: PreparedDataset, *, num_stages: int) -> TrainingConfig:
     return training_config(dataset, batch_size=4096, epochs=1, seed=0, num_stages=num_stages)
 
 
-def provisioned(*stages: Stage, is_rehearsal: bool) -> Provisioning:
+def provisioned(*stages: Stage, is_dry_run: bool) -> Provisioning:
     plan = choose_instances(stages, [offer("c7i.large", price_usd_per_hour=0.10)])
     return Provisioning(
         cloud_plan=plan,
         launch_plan=plan,
         launch_stages=stages,
         predicted_cost_usd=1.0,
-        is_rehearsal=is_rehearsal,
+        is_dry_run=is_dry_run,
     )
 
 
@@ -59,7 +59,7 @@ def test_a_local_run_whose_workers_do_not_fit_is_refused_with_figures_before_it_
             run_id="r1",
             model="ctrdnn",
             dataset=PreparedDataset(dataset.directory, huge),
-            provisioning=provisioned(Stage(0, 0, "cpu-c7i", 2), Stage(1, 7, "cpu-c7i", 1), is_rehearsal=True),
+            provisioning=provisioned(Stage(0, 0, "cpu-c7i", 2), Stage(1, 7, "cpu-c7i", 1), is_dry_run=True),
             config=config_for(dataset, num_stages=2),
             start=Start(reason=""),
             disk_bytes=0.0,
@@ -80,7 +80,7 @@ def test_rented_machines_whose_slices_exceed_their_disk_are_refused_before_they_
             run_id="r1",
             model="ctrdnn",
             dataset=dataset,
-            provisioning=provisioned(Stage(0, 7, "cpu-c7i", 2), is_rehearsal=False),
+            provisioning=provisioned(Stage(0, 7, "cpu-c7i", 2), is_dry_run=False),
             config=config_for(dataset, num_stages=1),
             start=Start(reason=""),
             disk_bytes=SYSTEM_BYTES + 1_000,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heterps_core.errors import ConfigurationError, MalformedProblemError
+from heterps_core.errors import ConfigurationError, MalformedDocumentError
 from heterps_core.json_file import write_json
 from heterps_core.text_table import Table
 
@@ -83,10 +83,10 @@ def run(options: argparse.Namespace) -> None:
     problem, plan = load_problem_and_plan(options.problem, options.plan)
     try:
         topology = load_topology(options.cluster)
-    except MalformedProblemError as error:
+    except MalformedDocumentError as error:
         if error.field == str(options.cluster):
             raise
-        raise MalformedProblemError(str(options.cluster), str(error)) from error
+        raise MalformedDocumentError(str(options.cluster), str(error)) from error
     _check_room(plan.stages, topology, options.cluster)
     traffic = problem_traffic(
         problem,

@@ -56,14 +56,14 @@ class StageSpeed:
 class RunSpeed(JsonDocument):
     """A run's predicted and measured speed."""
 
-    json_form = JsonForm(what="run's speed", version=1)
+    json_form = JsonForm(what="run's speed", version=1, earlier_names=(("is_rehearsal", "is_dry_run"),))
 
     run_id: str
     model: str
     hardware: str
     """What it ran on: for a dry run the machine; for rented machines their device types."""
 
-    is_rehearsal: bool
+    is_dry_run: bool
     predicted_step_seconds: Positive
     """Without any correction."""
 
@@ -88,7 +88,7 @@ class RunSpeed(JsonDocument):
     @property
     def rented_stages(self) -> tuple[AnsweredPrediction, ...]:
         """The stages on the device types that the plan named; none of a dry run, which runs on other machines."""
-        if self.is_rehearsal:
+        if self.is_dry_run:
             return ()
         return tuple(
             AnsweredPrediction(

@@ -43,7 +43,7 @@ class ExtraCosts(JsonDocument):
     """Terms of a run's cost besides its units' time; 0 leaves a term out.
 
     Raises:
-        MalformedProblemError: A value is negative or no number.
+        MalformedDocumentError: A value is negative or no number.
     """
 
     json_form = JsonForm(is_strict=True)

@@ -98,7 +98,7 @@ def build_problem(
 
     Raises:
         ConfigurationError: Profiles are missing, are of another model, or have different batch sizes.
-        MalformedProblemError: A number breaks the contract.
+        MalformedDocumentError: A number breaks the contract.
     """
     profile_batch_size = _check_profiles(graph, profiles, terms)
     if batch_size < 1:
@@ -165,7 +165,7 @@ def in_stage_seconds(profile: LayerProfile, layer: int, *, batch_size: int) -> f
     An embedding exchanges its distinct rows: row indices out, rows in, gradients out, in four messages. A dense
     layer all-reduces its gradients, 2 |W| bytes over a ring, once a training batch, of which B_o of B samples
     bear B_o / B. Among k replicas only (k - 1) / k of either crosses a link, so this errs on the slow side:
-    two-fold for two replicas. One replica takes none of it (`single_replica_communicates`). Compare `rehearsal.py`,
+    two-fold for two replicas. One replica takes none of it (`single_replica_communicates`). Compare `dry_run.py`,
     where k is known.
     """
     timing = profile.timings[layer]

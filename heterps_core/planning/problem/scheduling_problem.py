@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from heterps_core.errors import MalformedProblemError
+from heterps_core.errors import MalformedDocumentError
 from heterps_core.field_rules import Count, Fraction, NotNegative, Positive, Text, count, shown, sized
 from heterps_core.json_codec import JsonDocument, JsonForm, check_fields
 from heterps_core.planning.problem.extra_costs import (
@@ -114,7 +114,7 @@ class SchedulingProblem(JsonDocument):
     """A chain of layers to place on device types at least cost above a throughput floor.
 
     Raises:
-        MalformedProblemError: A value breaks its rule; carries the path of the field.
+        MalformedDocumentError: A value breaks its rule; carries the path of the field.
     """
 
     json_form = JsonForm(what="problem", version=1, omits_defaults=True)
@@ -160,7 +160,7 @@ class SchedulingProblem(JsonDocument):
             )
         # Without this a plan could take no time at all, and its throughput would be no number.
         if not any(min(layer.compute_seconds.values()) > 0 for layer in self.layers):
-            raise MalformedProblemError(
+            raise MalformedDocumentError(
                 "layers", "at least one layer must have positive compute_seconds on every device type"
             )
         _check_size(len(self.layers), len(self.device_types))
@@ -193,7 +193,7 @@ def _check_unit_price(path: str, unit: UnitType) -> None:
     cheapest = min(unit.instances, key=lambda size: size.price_usd_per_hour / size.units)
     unit_price = cheapest.price_usd_per_hour / cheapest.units
     if not math.isclose(unit.price_usd_per_hour, unit_price, rel_tol=1e-6):
-        raise MalformedProblemError(
+        raise MalformedDocumentError(
             f"{path}.price_usd_per_hour",
             f"must be the least price of one unit among the instances, {unit_price:.9g} ({cheapest.name}), "
             f"got {shown(unit.price_usd_per_hour)}",
@@ -203,7 +203,7 @@ def _check_unit_price(path: str, unit: UnitType) -> None:
 def _check_size(num_layers: int, num_types: int) -> None:
     num_stages = num_layers * (num_layers + 1) // 2 * num_types
     if num_stages > MAX_CANDIDATE_STAGES:
-        raise MalformedProblemError(
+        raise MalformedDocumentError(
             "layers",
             f"{num_layers} layers on {num_types} device types make {num_stages:,} candidate stages, more than "
             f"{MAX_CANDIDATE_STAGES:,}; join neighbouring layers or leave device types out",
@@ -214,7 +214,7 @@ def _check_known_types(path: str, values: Mapping[str, float], device_types: Ite
     for name in values:
         if name not in device_types:
             known = ", ".join(device_types)
-            raise MalformedProblemError(
+            raise MalformedDocumentError(
                 f"{path}.{name}", f"{name!r} is not a device type of this problem; known are: {known}"
             )
 
@@ -223,7 +223,7 @@ def _check_seconds(path: str, seconds: Mapping[str, float], device_types: Iterab
     _check_known_types(path, seconds, device_types)
     for name in device_types:
         if name not in seconds:
-            raise MalformedProblemError(f"{path}.{name}", "is missing")
+            raise MalformedDocumentError(f"{path}.{name}", "is missing")
 
 
 def is_cpu(device_type: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from heterps_core.errors import ConfigurationError, MalformedProblemError
+from heterps_core.errors import ConfigurationError, MalformedDocumentError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
@@ -18,7 +18,7 @@ def load_problem_and_plan(problem_path: Path, plan_path: Path) -> tuple[Scheduli
 
     Raises:
         ConfigurationError: A file cannot be read, or the plan does not fit the problem.
-        MalformedProblemError: A file is no JSON, or a field breaks its rule; carries the file.
+        MalformedDocumentError: A file is no JSON, or a field breaks its rule; carries the file.
     """
     problem, plan = SchedulingProblem.load(problem_path), SchedulingPlan.load(plan_path)
     for index, stage in enumerate(plan.stages):
@@ -37,11 +37,11 @@ def _check_stage(path: str, stage: Stage, problem: SchedulingProblem) -> None:
     """Check what the cost model takes for granted."""
     if stage.device_type not in problem.device_types:
         rule = f"must be one of the problem's, {', '.join(problem.device_types)}, got {stage.device_type!r}"
-        raise MalformedProblemError(f"{path}.device_type", rule)
+        raise MalformedDocumentError(f"{path}.device_type", rule)
     for name, least, most in (
         ("last_layer", 0, problem.num_layers - 1),
         ("num_replicas", 1, problem.device_types[stage.device_type].max_units),
     ):
         if (value := getattr(stage, name)) > most:
             rule = f"must be a whole number in {least}..{most}, got {value}"
-            raise MalformedProblemError(f"{path}.{name}", rule)
+            raise MalformedDocumentError(f"{path}.{name}", rule)

@@ -23,13 +23,18 @@ month of nights shares the cost of a measurement, and an old figure does not sta
 class DeviceProfile(JsonDocument):
     """What one machine measured."""
 
-    json_form = JsonForm(what="a device's profile", version=1, way_out="measure it again")
+    json_form = JsonForm(
+        what="a device's profile",
+        version=1,
+        way_out="measure it again",
+        earlier_names=(("is_rehearsal", "is_dry_run"),),
+    )
 
     device_type: str
     """The hardware, without the market in which it is bought."""
 
     instance_type: str
-    is_rehearsal: bool
+    is_dry_run: bool
     """Measured on the flow's own machine, which only stands for the device type."""
 
     profile: LayerProfile
@@ -49,7 +54,7 @@ class DeviceProfile(JsonDocument):
 
     def is_valid(self, now: datetime) -> bool:
         """Tell whether plans may be made with it."""
-        return not self.is_rehearsal and now < self.expires_at
+        return not self.is_dry_run and now < self.expires_at
 
     def __str__(self) -> str:
         return f"measured on {self.instance_type} {moment_of(self.profile.measured_at):%Y-%m-%d}"

@@ -50,7 +50,7 @@ class DeviceProfileCache:
             ConfigurationError: It is a dry run, or of another model or batch size than was asked for.
         """
         profile = measured.profile
-        if measured.is_rehearsal:
+        if measured.is_dry_run:
             raise ConfigurationError(
                 f"what is kept for {measured.device_type} must be measured on such a machine, but this was "
                 f"measured in a dry run on {profile.hardware}"

@@ -92,7 +92,7 @@ def own_node(cluster: Cluster) -> Node:
     return names[own]
 
 
-def runs_here_for_rehearsal() -> bool:
+def runs_here_as_dry_run() -> bool:
     """Tell whether this node is a process on the flow's machine, and not the machine that it stands for."""
     return os.environ.get(DRY_RUN_VARIABLE, "1") == "1"
 

@@ -32,7 +32,7 @@ from heterps_core.training.node.node_life import (
     node_key,
     own_node,
     own_run_directory,
-    runs_here_for_rehearsal,
+    runs_here_as_dry_run,
     wait_for_cluster,
     write_end,
 )
@@ -122,7 +122,7 @@ def _run_workers(run: RunDirectory, cluster: Cluster, node: Node, job: TrainingJ
     Raises:
         ConfigurationError: The workers do not fit into this machine's memory; none was started.
     """
-    if job.worker_bytes and not runs_here_for_rehearsal():
+    if job.worker_bytes and not runs_here_as_dry_run():
         check_workers_fit(
             {f"stage {node.stage}": [job.worker_bytes[node.stage]] * node.num_workers},
             where=f"{node.node_id} ({node.instance_type})",

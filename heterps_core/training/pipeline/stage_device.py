@@ -35,14 +35,14 @@ def is_gpu(device_type: str) -> bool:
     return "gpu" in device_type if known is None else known.kind is DeviceKind.GPU
 
 
-def stage_device(device_type: str, slot: int, *, num_slots: int, is_rehearsal: bool) -> torch.device:
+def stage_device(device_type: str, slot: int, *, num_slots: int, is_dry_run: bool) -> torch.device:
     """Return the device that a worker computes on, and make it this process's own.
 
     Args:
         device_type: That the worker's stage is planned for.
         slot: Number of the worker among those of its stage on this machine, from 0.
         num_slots: How many those are.
-        is_rehearsal: This machine only stands for the planned one: where it lacks the cards its cores do the work.
+        is_dry_run: This machine only stands for the planned one: where it lacks the cards its cores do the work.
 
     Raises:
         ConfigurationError: The machine was rented for its cards, and torch does not see one for each worker.
@@ -54,7 +54,7 @@ def stage_device(device_type: str, slot: int, *, num_slots: int, is_rehearsal: b
         device = torch.device("cuda", slot)
         torch.cuda.set_device(device)
         return device
-    if is_rehearsal:
+    if is_dry_run:
         return CPU
     raise ConfigurationError(
         f"a node of {device_type} must have a CUDA device for each of its {num_slots} workers, but torch "

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 
-from heterps_core.errors import ConfigurationError, MalformedProblemError
+from heterps_core.errors import ConfigurationError, MalformedDocumentError
 from heterps_core.topology.machine_topology import MachineTopology, load_topology
 from tests.heterps_core.topology.builders import make_topology, save_topology
 
@@ -120,7 +120,7 @@ BRIDGE = (*FIRST, "links", 0)
     ],
 )
 def test_names_the_field_that_breaks_its_rule(path, value, field, problem):
-    with pytest.raises(MalformedProblemError, match=problem) as caught:
+    with pytest.raises(MalformedDocumentError, match=problem) as caught:
         MachineTopology.from_json(with_value(path, value))
 
     assert caught.value.field == field
@@ -130,7 +130,7 @@ def test_refuses_a_link_twice():
     document = copy.deepcopy(DOCUMENT)
     document["machines"][0]["links"].append(document["machines"][0]["links"][0])
 
-    with pytest.raises(MalformedProblemError, match="only link from 0 to 1"):
+    with pytest.raises(MalformedDocumentError, match="only link from 0 to 1"):
         MachineTopology.from_json(document)
 
 
@@ -138,7 +138,7 @@ def test_refuses_machines_that_compute_nothing():
     machine = {"hostname": "a", "addr": "a", "links": []}
     machine["devices"] = [{"global_id": 0, "local_id": 0, "type": "NIC"}]
 
-    with pytest.raises(MalformedProblemError, match="at least one device that computes"):
+    with pytest.raises(MalformedDocumentError, match="at least one device that computes"):
         MachineTopology.from_json({"machines": [machine]})
 
 
@@ -158,7 +158,7 @@ def test_a_broken_file_is_no_traceback(tmp_path, content, problem):
     path = tmp_path / "cluster.json"
     path.write_bytes(content)
 
-    with pytest.raises(MalformedProblemError, match=problem):
+    with pytest.raises(MalformedDocumentError, match=problem):
         load_topology(path)
 
 

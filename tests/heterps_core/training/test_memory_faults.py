@@ -177,14 +177,14 @@ def test_a_worker_needs_its_shard_its_dense_layers_and_the_order_of_rows(dataset
     stages = (Stage(0, 0, "cpu", 3), Stage(1, 2, "gpu-t4", 2))
     process_and_order = round(WORKER_BYTES + ROW_ORDER_BYTES_PER_SAMPLE * 1_280)
 
-    def needed(*, is_rehearsal):
-        return worker_bytes(TINY, features, config, stages, num_train_rows=1_280, is_rehearsal=is_rehearsal)
+    def needed(*, is_dry_run):
+        return worker_bytes(TINY, features, config, stages, num_train_rows=1_280, is_dry_run=is_dry_run)
 
     shard_bytes = math.ceil(features.num_slots * 50 * (4 + 1) * 4 / 3)
     dense_bytes = 4 * (features.num_slots * 4 + features.num_dense + 1) * 4
-    assert needed(is_rehearsal=True) == (process_and_order + shard_bytes, process_and_order + dense_bytes)
+    assert needed(is_dry_run=True) == (process_and_order + shard_bytes, process_and_order + dense_bytes)
     # A rented card has memory of its own for what its stage trains.
-    assert needed(is_rehearsal=False) == (process_and_order + shard_bytes, process_and_order)
+    assert needed(is_dry_run=False) == (process_and_order + shard_bytes, process_and_order)
 
 
 def test_a_worker_that_is_given_no_memory_says_so(dataset, tmp_path):

@@ -60,7 +60,7 @@ def test_a_cloud_charges_a_minute_at_least(ledger):
     bill = bill_for_run(AwsEc2Provider(Client()), "r", ledger=ledger, now=NOW)
 
     assert [line.instance_seconds for line in bill.lines] == [100.0, 60.0, 60.0, 0.0]
-    assert not bill.is_rehearsal
+    assert not bill.is_dry_run
 
 
 def test_a_machine_that_still_runs_is_charged_until_now(local, tmp_path):
@@ -99,7 +99,7 @@ def test_machines_of_one_kind_share_a_line(local, tmp_path):
     assert (line.count, line.instance_seconds) == (2, 14.0)
 
 
-def test_the_text_says_that_a_rehearsal_charges_nothing_and_how_old_the_prices_are(local, ledger):
+def test_the_text_says_that_a_dry_run_charges_nothing_and_how_old_the_prices_are(local, ledger):
     text = " ".join(bill_text(bill_for_run(local, "r", ledger=ledger, now=NOW)).split())
 
     assert "nothing is charged" in text

@@ -19,7 +19,7 @@ from tasks.judging.promotion_gates import (
 GATES = PromotionGates(
     min_auc_gain=-0.001,
     max_log_loss_increase=0.002,
-    most_calibration_rise=0.1,
+    max_calibration_increase=0.1,
     max_cost_ratio=1.5,
 )
 

@@ -100,7 +100,7 @@ def measure(
     return with_costs(results, cluster, bills_of_run(workspace, provider, RUN_ID), run_id=RUN_ID)
 
 
-def test_a_node_of_this_machine_really_measures_and_is_only_a_rehearsal(workspace):
+def test_a_node_of_this_machine_really_measures_and_is_only_a_dry_run(workspace):
     from heterps_core.profiling.layer_profiler import trace_model
 
     graph = trace_model(SMALL)
@@ -109,7 +109,7 @@ def test_a_node_of_this_machine_really_measures_and_is_only_a_rehearsal(workspac
     devices = measure(workspace, "local", profiled, ["cpu-c7i"])
 
     [measured] = devices.profiles
-    assert measured.is_rehearsal
+    assert measured.is_dry_run
     assert measured.profile.graph_fingerprint == graph.fingerprint()
     assert all(timing.forward.num_repeats > 0 for timing in measured.profile.timings)
     assert measured.profile.ids_source.startswith("Zipf's law")
@@ -117,7 +117,7 @@ def test_a_node_of_this_machine_really_measures_and_is_only_a_rehearsal(workspac
     assert "not kept, since this machine is none of that type" in line
     assert measured_device_types(workspace, SMALL, graph, ["cpu-c7i"]) == {}
     [bill] = devices.bills
-    assert (bill.is_rehearsal, [entry.instance_type for entry in bill.lines]) == (True, ["c7i.large"])
+    assert (bill.is_dry_run, [entry.instance_type for entry in bill.lines]) == (True, ["c7i.large"])
     assert measured.cost_usd == pytest.approx(bill.total_usd) != 0
     assert provider_of(workspace, "local").list_instances() == ()
 
@@ -166,7 +166,7 @@ def test_a_host_of_a_card_does_not_pass_for_the_card():
     node = Cluster.from_json(CARD_CLUSTER).nodes[0]
 
     with pytest.raises(ConfigurationError, match="timed on processors, but stage0-node0 is of gpu-t4"):
-        measure_node(SMALL, node, is_rehearsal=False)
+        measure_node(SMALL, node, is_dry_run=False)
 
 
 CARD_CLUSTER = {
@@ -224,7 +224,7 @@ def answer_as_nodes(run, *, failing=()):
                 measured = DeviceProfile(
                     device_type=node.device_type,
                     instance_type=node.instance_type,
-                    is_rehearsal=False,
+                    is_dry_run=False,
                     profile=profile,
                 )
                 run.write_json(profile_key(node.node_id), measured.to_json())
@@ -315,7 +315,7 @@ def test_a_machine_that_says_it_was_another_device_type_is_not_believed(tmp_path
         created_at="2026-11-21T00:00:00+00:00",
     )
     said = DeviceProfile(
-        device_type="../../other", instance_type="c7i.large", is_rehearsal=False, profile=make_profile()
+        device_type="../../other", instance_type="c7i.large", is_dry_run=False, profile=make_profile()
     )
     run.write_json(profile_key("stage0-node0"), said.to_json())
     run.write_json(node_key("stage0-node0", EXIT), {"exit_status": 0, "log_tail": ""})
@@ -334,7 +334,7 @@ def test_a_damaged_measurement_counts_as_missing(workspace):
     cache.keep(
         REQUEST,
         GRAPH,
-        DeviceProfile(device_type="cpu-c7i", instance_type="c7i.large", is_rehearsal=False, profile=profile),
+        DeviceProfile(device_type="cpu-c7i", instance_type="c7i.large", is_dry_run=False, profile=profile),
     )
     [path] = (workspace.profiles_directory / "rented").iterdir()
     os.truncate(path, 100)

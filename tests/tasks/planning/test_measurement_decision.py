@@ -45,9 +45,7 @@ def test_rented_where_the_plan_may_break_a_constraint():
 
 def test_not_rented_where_a_measurement_still_counts():
     profile = replace(make_profile(), measured_at=datetime(2026, 11, 21, tzinfo=UTC).isoformat())
-    kept = DeviceProfile(
-        device_type="cpu-c7i", instance_type="c7i.large", is_rehearsal=False, profile=profile
-    )
+    kept = DeviceProfile(device_type="cpu-c7i", instance_type="c7i.large", is_dry_run=False, profile=profile)
 
     assert not decision(measured=kept).is_rented
     assert "measured on c7i.large 2026-11-21, which counts until 2026-12-21" in decision(measured=kept).text

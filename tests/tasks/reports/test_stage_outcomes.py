@@ -48,7 +48,7 @@ def test_figures_of_stages_are_series_over_their_index_without_those_that_are_mi
     assert series["stage/measured_step_seconds"] == [(1, pytest.approx(0.010))]
 
 
-def test_workers_of_a_rehearsal_communicate_after_computing_and_rented_ones_meanwhile():
+def test_workers_of_a_dry_run_communicate_after_computing_and_rented_ones_meanwhile():
     part = StageEvaluation(
         stage=STAGES[0],
         compute_seconds=0.003,
@@ -57,5 +57,5 @@ def test_workers_of_a_rehearsal_communicate_after_computing_and_rented_ones_mean
         price_usd_per_hour=1.0,
     )
 
-    assert seconds_by_stage([part], is_rehearsal=True) == (pytest.approx(0.005),)
-    assert seconds_by_stage([part], is_rehearsal=False) == (pytest.approx(0.003),)
+    assert seconds_by_stage([part], is_dry_run=True) == (pytest.approx(0.005),)
+    assert seconds_by_stage([part], is_dry_run=False) == (pytest.approx(0.003),)

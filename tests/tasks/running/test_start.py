@@ -16,7 +16,7 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.submission import submit_job
 from tasks.records.champion import Champion
 from tasks.records.model_registry import DataKind
-from tasks.running.start import choose_start, kept_start
+from tasks.running.start import choose_start, load_start
 
 DAY = date(2026, 11, 9)
 WEIGHTS = b"\x02\0\0\0\0\0\0\0{}"
@@ -200,7 +200,7 @@ def test_a_resumed_run_keeps_what_it_began_with_whoever_is_champion_by_then(cham
         path.unlink()
     submit_job(run, make_job(chosen.model))
 
-    kept = kept_start(run)
+    kept = load_start(run)
 
     assert (kept.model, kept.buckets_per_slot, kept.numeric_transform) == (chosen.model, 2048, TRANSFORM)
     assert kept.folder is None
@@ -209,8 +209,8 @@ def test_a_resumed_run_keeps_what_it_began_with_whoever_is_champion_by_then(cham
 
 def test_a_resumed_run_that_began_from_scratch_stays_so(tmp_path):
     run = RunDirectory(str(tmp_path))
-    assert kept_start(run) is None
+    assert load_start(run) is None
 
     submit_job(run, make_job(None))
 
-    assert kept_start(run).model is None
+    assert load_start(run).model is None

@@ -16,15 +16,13 @@ def answers(ratios, *, path=("machine", "ctrdnn", "1 + 1"), first_night=0):
     ]
 
 
-def make_speed(
-    run_id="20261121-0230-00000001", *, is_rehearsal=False, measured_step_seconds=0.012, factor=1.0
-):
+def make_speed(run_id="20261121-0230-00000001", *, is_dry_run=False, measured_step_seconds=0.012, factor=1.0):
     """A plan of two stages; the first was predicted at 8 ms and took 10 ms."""
     return RunSpeed(
         run_id=run_id,
         model="ctrdnn",
         hardware="cpu-c7i | gpu-t4",
-        is_rehearsal=is_rehearsal,
+        is_dry_run=is_dry_run,
         predicted_step_seconds=0.010,
         correction_factor=factor,
         measured_step_seconds=measured_step_seconds,

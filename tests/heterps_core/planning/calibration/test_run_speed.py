@@ -27,7 +27,7 @@ def test_only_rented_stages_that_were_measured_teach_about_device_types():
 
     assert stage.path == ("cpu-c7i", "ctrdnn")
     assert stage.log_ratio == pytest.approx(math.log(1.25))
-    assert make_speed(is_rehearsal=True).rented_stages == ()
+    assert make_speed(is_dry_run=True).rented_stages == ()
 
 
 @pytest.mark.parametrize(

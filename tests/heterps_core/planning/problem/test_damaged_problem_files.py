@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.cli import main
-from heterps_core.errors import MalformedProblemError
+from heterps_core.errors import MalformedDocumentError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.scheduling_plan import Stage
@@ -56,7 +56,7 @@ def plan_of(content, scheduler, explanation):
         plan = json.loads(plan_path.read_text()) if plan_path.exists() else None
         try:
             problem = SchedulingProblem.load(problem_path)
-        except MalformedProblemError:
+        except MalformedDocumentError:
             problem = None
     return status, printed.getvalue(), errors.getvalue(), plan, problem
 
@@ -140,7 +140,7 @@ def test_every_number_that_is_none_is_named_by_its_path(document):
         good = node[key]
         for bad in NO_NUMBERS:
             node[key] = bad
-            with pytest.raises(MalformedProblemError) as raised:
+            with pytest.raises(MalformedDocumentError) as raised:
                 SchedulingProblem.from_json(document)
             assert raised.value.field == path_of(document, node, key), bad
         node[key] = good
@@ -160,7 +160,7 @@ def test_every_required_member_that_is_missing_is_named_by_its_path(document):
         path = path_of(document, node, key)
         kept = dict(node)
         del node[key]
-        with pytest.raises(MalformedProblemError) as raised:
+        with pytest.raises(MalformedDocumentError) as raised:
             SchedulingProblem.from_json(document)
         assert str(raised.value) == f"{path}: is missing"
         node.clear()
@@ -172,6 +172,6 @@ def test_a_problem_whose_tables_would_not_fit_into_memory_is_refused():
 
     # By hand: 1,000 * 1,001 / 2 * 17.
     with pytest.raises(
-        MalformedProblemError, match=r"layers: 1000 layers on 17 .* 8,508,500 candidate stages"
+        MalformedDocumentError, match=r"layers: 1000 layers on 17 .* 8,508,500 candidate stages"
     ):
         replace(problem, layers=problem.layers * 500)

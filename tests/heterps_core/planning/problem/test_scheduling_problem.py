@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.errors import ConfigurationError, MalformedProblemError
+from heterps_core.errors import ConfigurationError, MalformedDocumentError
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from tests.builders import make_problem
 from tests.paths import TESTS
@@ -98,7 +98,7 @@ def test_names_the_field_and_what_is_wrong_with_it(document, path, value, messag
     else:
         place[last] = value
 
-    with pytest.raises(MalformedProblemError, match=message) as raised:
+    with pytest.raises(MalformedDocumentError, match=message) as raised:
         SchedulingProblem.from_json(document)
 
     assert raised.value.field == path
@@ -107,7 +107,7 @@ def test_names_the_field_and_what_is_wrong_with_it(document, path, value, messag
 def test_ten_thousand_layers_are_too_many(document):
     document["layers"] = [deepcopy(document["layers"][0])] * 10_000
 
-    with pytest.raises(MalformedProblemError, match="1 to 1000 layers, got 10000"):
+    with pytest.raises(MalformedDocumentError, match="1 to 1000 layers, got 10000"):
         SchedulingProblem.from_json(document)
 
 
@@ -115,7 +115,7 @@ def test_a_chain_that_takes_no_time_has_no_throughput(document):
     for layer in document["layers"]:
         layer["compute_seconds"]["cpu"] = 0
 
-    with pytest.raises(MalformedProblemError, match="positive compute_seconds on every device type"):
+    with pytest.raises(MalformedDocumentError, match="positive compute_seconds on every device type"):
         SchedulingProblem.from_json(document)
 
 
@@ -136,7 +136,7 @@ def test_files_that_are_no_problem_are_refused(tmp_path, text, message):
     path = tmp_path / "problem.json"
     path.write_bytes(text.encode("latin-1"))
 
-    with pytest.raises(MalformedProblemError, match=message):
+    with pytest.raises(MalformedDocumentError, match=message):
         SchedulingProblem.load(path)
 
 

@@ -29,7 +29,7 @@ MEASURED_AT = datetime(2026, 11, 21, tzinfo=UTC)
 SOON = MEASURED_AT + timedelta(days=29)
 
 
-def measured(*, is_rehearsal=False, **changes):
+def measured(*, is_dry_run=False, **changes):
     profile = replace(
         make_profile(),
         software=software_versions(),
@@ -39,7 +39,7 @@ def measured(*, is_rehearsal=False, **changes):
     return DeviceProfile(
         device_type="cpu-c7i",
         instance_type="c7i.2xlarge",
-        is_rehearsal=is_rehearsal,
+        is_dry_run=is_dry_run,
         profile=replace(profile, **changes),
         cost_usd=0.01,
     )
@@ -98,16 +98,16 @@ def test_another_torch_does_not_match(tmp_path, monkeypatch, installed, is_found
     assert (find(cache) is not None) == is_found
 
 
-def test_a_rehearsal_is_never_kept(tmp_path):
+def test_a_dry_run_is_never_kept(tmp_path):
     cache = DeviceProfileCache(tmp_path)
 
     with pytest.raises(
         ConfigurationError, match="must be measured on such a machine, but this was measured in a dry run"
     ):
-        cache.keep(REQUEST, GRAPH, measured(is_rehearsal=True))
+        cache.keep(REQUEST, GRAPH, measured(is_dry_run=True))
 
     assert find(cache) is None
-    assert not measured(is_rehearsal=True).is_valid(SOON)
+    assert not measured(is_dry_run=True).is_valid(SOON)
 
 
 def test_what_was_not_asked_for_is_not_kept(tmp_path):

@@ -95,7 +95,7 @@ def with_cards(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device_type", "slot", "num_slots", "num_cards", "is_rehearsal", "expected"),
+    ("device_type", "slot", "num_slots", "num_cards", "is_dry_run", "expected"),
     [
         ("cpu-c7i-spot", 1, 2, 2, False, "cpu"),
         ("local-cpu", 0, 1, 1, True, "cpu"),
@@ -107,11 +107,11 @@ def with_cards(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     ],
 )
 def test_a_worker_computes_where_its_stage_is_planned(
-    device_type, slot, num_slots, num_cards, is_rehearsal, expected, monkeypatch
+    device_type, slot, num_slots, num_cards, is_dry_run, expected, monkeypatch
 ):
     with_cards(monkeypatch, num_cards)
 
-    device = stage_device(device_type, slot, num_slots=num_slots, is_rehearsal=is_rehearsal)
+    device = stage_device(device_type, slot, num_slots=num_slots, is_dry_run=is_dry_run)
 
     assert device == torch.device(expected)
 
@@ -121,7 +121,7 @@ def test_a_rented_node_without_its_cards_is_refused(num_cards, monkeypatch):
     with_cards(monkeypatch, num_cards)
 
     with pytest.raises(ConfigurationError, match=rf"gpu-t4 must have .* its 2 workers, .* sees {num_cards};"):
-        stage_device("gpu-t4", 0, num_slots=2, is_rehearsal=False)
+        stage_device("gpu-t4", 0, num_slots=2, is_dry_run=False)
 
 
 def test_every_tensor_of_a_stage_is_made_on_a_device_that_is_named():

@@ -25,7 +25,7 @@ UNLIMITED_BYTES = 1e18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RehearsalPrediction:
+class DryRunPrediction:
     """Predicted speed of a dry run."""
 
     evaluation: PlanEvaluation
@@ -33,13 +33,13 @@ class RehearsalPrediction:
     never wait for one another."""
 
     step_seconds: float
-    """Of a training step on this machine, with what the cost model leaves out: by `predict_rehearsal`'s formula, or
+    """Of a training step on this machine, with what the cost model leaves out: by `predict_dry_run`'s formula, or
     better by `simulate_workers` where the parts of a worker were measured."""
 
     batch_size: int
 
 
-def predict_rehearsal(
+def predict_dry_run(
     graph: ModelGraph,
     profile: LayerProfile,
     stages: Sequence[Stage],
@@ -47,7 +47,7 @@ def predict_rehearsal(
     batch_size: int,
     num_microbatches: int,
     num_cores: int,
-) -> RehearsalPrediction:
+) -> DryRunPrediction:
     r"""Predict the speed of a dry run, one worker with one core for each replica.
 
     The cost model's times of a stage, CT and DT for a batch, become the time of a step by
@@ -77,7 +77,7 @@ def predict_rehearsal(
     for name, count in (("num_microbatches", num_microbatches), ("num_cores", num_cores)):
         if count < 1:
             raise ConfigurationError(f"{name} must be at least 1, got {count}")
-    problem, renamed = rehearsal_problem(
+    problem, renamed = dry_run_problem(
         graph, profile, stages, batch_size=batch_size, num_microbatches=num_microbatches
     )
     evaluation = evaluate(problem, renamed)
@@ -85,14 +85,14 @@ def predict_rehearsal(
     filling_seconds = sum(stage_seconds) / num_microbatches
     steady_seconds = max(stage_seconds) * (num_microbatches - 1) / num_microbatches
     work_seconds = sum(part.stage.num_replicas * part.compute_seconds for part in evaluation.stages)
-    return RehearsalPrediction(
+    return DryRunPrediction(
         evaluation=evaluation,
         step_seconds=max(filling_seconds + steady_seconds, work_seconds / num_cores),
         batch_size=batch_size,
     )
 
 
-def rehearsal_problem(
+def dry_run_problem(
     graph: ModelGraph,
     profile: LayerProfile,
     stages: Sequence[Stage],
@@ -107,7 +107,7 @@ def rehearsal_problem(
     exact: a beta of 1 divides it by k, and each layer's seconds are k times what one replica sends.
 
     Raises:
-        ConfigurationError: See `predict_rehearsal`.
+        ConfigurationError: See `predict_dry_run`.
     """
     check_stages_cover_chain(stages, len(graph.layers))
     if profile.graph_fingerprint != graph.fingerprint():

@@ -60,10 +60,10 @@ def simulate_workers(
             f"measure them again"
         )
     cores = SharedCores(num_cores, wake_seconds=wake_seconds, balance_seconds=balance_seconds)
-    return _Rehearsal(costs, job, cores).step_seconds()
+    return _DryRun(costs, job, cores).step_seconds()
 
 
-class _Rehearsal:
+class _DryRun:
     def __init__(self, costs: WorkerCosts, job: TrainingJob, cores: SharedCores) -> None:
         self.costs = costs
         self.job = job
@@ -89,11 +89,11 @@ class _Rehearsal:
 class _Worker:
     """One replica of a stage."""
 
-    def __init__(self, rehearsal: _Rehearsal, stage: int, replica: int) -> None:
-        self.rehearsal = rehearsal
-        self.cores = rehearsal.cores
-        self.costs = rehearsal.costs.stages[stage]
-        self.replicas = rehearsal.job.replicas_per_stage
+    def __init__(self, dry_run: _DryRun, stage: int, replica: int) -> None:
+        self.dry_run = dry_run
+        self.cores = dry_run.cores
+        self.costs = dry_run.costs.stages[stage]
+        self.replicas = dry_run.job.replicas_per_stage
         self.stage, self.replica = stage, replica
         self.num_stages = len(self.replicas)
         self.pending: deque[Work] = deque()
@@ -101,14 +101,14 @@ class _Worker:
     def feed(self) -> Thread:
         """Read batches on a thread of its own, a few ahead."""
         # The last steps have reading beside them like all others.
-        for step in range(self.rehearsal.num_steps + BATCHES_AHEAD):
+        for step in range(self.dry_run.num_steps + BATCHES_AHEAD):
             if step >= BATCHES_AHEAD:
                 yield Wait(("taken", self.stage, self.replica, step - BATCHES_AHEAD))
             yield Work(self.costs.reading_seconds)
             self.cores.happen(("read", self.stage, self.replica, step))
 
     def train(self) -> Thread:
-        for step in range(self.rehearsal.num_steps):
+        for step in range(self.dry_run.num_steps):
             yield Wait(("read", self.stage, self.replica, step))
             self.cores.happen(("taken", self.stage, self.replica, step))
             yield from self._passes(step)
@@ -122,12 +122,12 @@ class _Worker:
             if self.costs.updates_together:
                 yield from self._meet(("updated", step))
             if self.stage == self.num_stages - 1 and self.replica == 0:
-                self.rehearsal.step_ends.append(self.cores.now_seconds)
+                self.dry_run.step_ends.append(self.cores.now_seconds)
 
     def _passes(self, step: int) -> Thread:
         costs = self.costs
         order = one_forward_one_backward(
-            num_microbatches=self.rehearsal.job.config.num_microbatches,
+            num_microbatches=self.dry_run.job.config.num_microbatches,
             num_stages=self.num_stages,
             stage=self.stage,
         )
@@ -160,7 +160,7 @@ class _Worker:
         if not 0 <= neighbour < self.num_stages:
             return []
         routes = routes_to_neighbour(
-            self.rehearsal.job.config.microbatch_size,
+            self.dry_run.job.config.microbatch_size,
             num_replicas=self.replicas[self.stage],
             replica=self.replica,
             num_peer_replicas=self.replicas[neighbour],
@@ -170,7 +170,7 @@ class _Worker:
     def _meet(self, place: Hashable) -> Generator[Wait, None, None]:
         """Wait for the other replicas of the stage."""
         key = (self.stage, place)
-        self.rehearsal.arrived[key] = self.rehearsal.arrived.get(key, 0) + 1
-        if self.rehearsal.arrived[key] == self.replicas[self.stage]:
+        self.dry_run.arrived[key] = self.dry_run.arrived.get(key, 0) + 1
+        if self.dry_run.arrived[key] == self.replicas[self.stage]:
             self.cores.happen(key)
         yield Wait(key)

@@ -11,12 +11,12 @@ import sys
 logger = logging.getLogger(__name__)
 
 
-def tell(step: str, text: str) -> None:
+def log_step(step: str, text: str) -> None:
     """Say what a step is about to do or has found."""
     logger.info("  %-10s %s", step, text)
 
 
-def tell_block(text: str) -> None:
+def log_block(text: str) -> None:
     """Say something of several lines as it is."""
     logger.info("%s", text)
 

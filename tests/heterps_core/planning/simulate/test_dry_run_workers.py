@@ -3,7 +3,7 @@
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.planning.simulate.rehearsed_workers import simulate_workers
+from heterps_core.planning.simulate.dry_run_workers import simulate_workers
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from tests.heterps_core.profiling.builders import make_stage_costs, make_worker_costs

@@ -1,7 +1,7 @@
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.planning.simulate.rehearsal import predict_rehearsal
+from heterps_core.planning.simulate.dry_run import predict_dry_run
 from heterps_core.plans.scheduling_plan import Stage
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
@@ -12,7 +12,7 @@ def predict(*replicas, num_microbatches=4, num_cores=64, batch_size=400):
         stages = [Stage(0, 1, "cpu-c5", replicas[0])]
     else:
         stages = [Stage(0, 0, "cpu-c5", replicas[0]), Stage(1, 1, "gpu-t4", replicas[1])]
-    return predict_rehearsal(
+    return predict_dry_run(
         GRAPH,
         make_profile(),
         stages,
@@ -87,7 +87,7 @@ def test_workers_that_share_a_core_take_the_sum_of_their_work():
 
 def test_refuses_stages_that_leave_layers_out():
     with pytest.raises(ConfigurationError, match="end at 0"):
-        predict_rehearsal(
+        predict_dry_run(
             GRAPH,
             make_profile(),
             [Stage(0, 0, "cpu-c5", 1)],

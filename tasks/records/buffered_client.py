@@ -41,7 +41,7 @@ _FAULTS = frozenset(
 logger = logging.getLogger(__name__)
 
 
-class PatientClient:
+class BufferedMlflowClient:
     """An `MlflowClient` that writes later what cannot be written now; its reads fail where the store does not answer.
 
     Args:
