@@ -51,10 +51,10 @@ class TimedRunner(StageRunner):
         self.step = CoreTimer(super().train_step)
 
     def train_step(
-        self, microbatches: Sequence[MicroBatch], *, next_row_counts: Sequence[int] = ()
+        self, microbatches: Sequence[MicroBatch], *, following: Sequence[MicroBatch] = ()
     ) -> list[float]:
         """Run a step as the trainer does."""
-        losses: list[float] = self.step(microbatches, next_row_counts=next_row_counts)
+        losses: list[float] = self.step(microbatches, following=following)
         return losses
 
 

@@ -11,6 +11,9 @@ from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 PRECISIONS = ("float32", "bfloat16")
 """In what dense layers multiply; parameters and what crosses between stages are float32 in both."""
 
+UPDATE_MODES = ("sync", "delayed")
+"""When a batch's gradients are applied: before the next batch begins, or while it runs (`stage_runner.py`)."""
+
 DENSE_OPTIMIZERS = ("adam", "sgd")
 """Names of those in `gradients/optimizers.py`, which loads torch."""
 
@@ -76,6 +79,9 @@ class TrainingConfig:
     precision: str = "float32"
     """Name in `PRECISIONS`."""
 
+    update_mode: str = "sync"
+    """Name in `UPDATE_MODES`; a pipeline of one stage has nothing to delay."""
+
     def __post_init__(self) -> None:
         for name in (
             "batch_size",
@@ -91,6 +97,8 @@ class TrainingConfig:
                 raise ConfigurationError(f"{name} must be positive, got {getattr(self, name)}")
         if self.precision not in PRECISIONS:
             raise UnknownNameError("precision", self.precision, PRECISIONS)
+        if self.update_mode not in UPDATE_MODES:
+            raise UnknownNameError("update mode", self.update_mode, UPDATE_MODES)
         if self.batch_size % self.num_microbatches:
             raise ConfigurationError(
                 f"batch_size must be a multiple of num_microbatches, got {self.batch_size} and "

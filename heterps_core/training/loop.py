@@ -108,9 +108,15 @@ class TrainingLoop:
         feed = BatchFeed(
             self.training_batch, self._cursors(cursor, batches_per_epoch), num_ahead=BATCHES_AHEAD
         )
-        for at, microbatches in feed:
+        batches = iter(feed)
+        coming, is_stopping = next(batches, None), False
+        while coming is not None:
+            (at, microbatches), coming = coming, next(batches, None)
             cursor = at.after_batch(batches_per_epoch)
-            losses = self._train_step(microbatches, step=at.step, following=cursor)
+            is_saved = is_stopping or cursor.step % self.config.checkpoint_interval_steps == 0
+            # A checkpoint holds the parameters after a batch, so none may be under way.
+            following = [] if is_saved or coming is None else coming[1]
+            losses = self._train_step(microbatches, step=at.step, following=following)
             check_losses(losses, step=cursor.step, config=self.config)
             check_gradients(self.model.layers, step=cursor.step, config=self.config)
             share = remaining_share(at.step, num_steps)
@@ -129,11 +135,13 @@ class TrainingLoop:
                         elapsed_s=time.monotonic() - started_s,
                     )
                 )
-            if cursor.step % self.config.checkpoint_interval_steps == 0:
+            if is_saved:
                 self._save_checkpoint(cursor)
                 saved_step = cursor.step
-            if cursor.step % CONTROL_INTERVAL_STEPS == 0 and self._stop_is_asked_for():
+            if is_stopping:
                 break
+            # The step that has begun already comes to its end.
+            is_stopping = cursor.step % CONTROL_INTERVAL_STEPS == 0 and self._stop_is_asked_for()
         logger.info(
             "waited %.2f s of %.2f s for data, up to step %d",
             feed.waited_s,
@@ -200,18 +208,11 @@ class TrainingLoop:
         ]
 
     def _train_step(
-        self, microbatches: Sequence[MicroBatch], *, step: int, following: TrainingCursor
+        self, microbatches: Sequence[MicroBatch], *, step: int, following: Sequence[MicroBatch]
     ) -> list[float]:
         seed, stage, replica = self.config.seed, self.runner.stage, self.runner.replica
         torch.manual_seed(noise_seed(seed, step=step, stage=stage, replica=replica))
-        # Behind a checkpoint or a look at whether to stop, a message may be long in coming or never come.
-        is_followed_at_once = (
-            following.epoch < self.config.num_epochs
-            and following.step % CONTROL_INTERVAL_STEPS != 0
-            and following.step % self.config.checkpoint_interval_steps != 0
-        )
-        row_counts = [microbatch.num_rows for microbatch in microbatches] if is_followed_at_once else []
-        return self.runner.train_step(microbatches, next_row_counts=row_counts)
+        return self.runner.train_step(microbatches, following=following)
 
     def _save_checkpoint(self, cursor: TrainingCursor) -> None:
         take_buffers_of_first_replica(self.model.layers.values(), group=self.group)

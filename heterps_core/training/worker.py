@@ -211,6 +211,7 @@ class Worker:
             output_width=model.output_width,
             group=device_group,
             precision=job.config.precision,
+            delays_updates=job.config.update_mode == "delayed",
             link=link,
             neighbours=neighbours,
             device=device,

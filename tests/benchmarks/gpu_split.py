@@ -196,8 +196,8 @@ def train(way: Way, batches: Sequence[ClickBatch], setting: Setting) -> float:
     feed = BatchFeed(lambda step: cut(way, batches[step % len(batches)]), range(setting.steps_per_round))
     for step, microbatches in feed:
         is_followed = step + 1 < setting.steps_per_round
-        row_counts = [microbatch.num_rows for microbatch in microbatches] if is_followed else []
-        way.runner.train_step(microbatches, next_row_counts=row_counts)
+        following = microbatches if is_followed else []
+        way.runner.train_step(microbatches, following=following)
         way.model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)
     return setting.steps_per_round * setting.batch_size / (clock() - started_s)
 

@@ -13,6 +13,8 @@ is the second reference ("side by side"). On a busy machine both ratios say as m
 pipeline: a stage that waited for a message waits for a core once more. What cutting adds to the work itself is in the
 core time of a step, all threads included, over that of the stages side by side.
 
+The pipeline runs in both update modes: with `sync` it drains at the end of each step, with `delayed` it does not.
+
 Ways alternate within each round; each figure is the median of the rounds.
 """
 
@@ -41,7 +43,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.cursor import TrainingCursor
 from heterps_core.training.gradients.microbatches import default_microbatches
-from heterps_core.training.job import TrainingConfig
+from heterps_core.training.job import UPDATE_MODES, TrainingConfig
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.pipeline.shared_memory_boundary import SharedNeighbour
 from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
@@ -58,9 +60,9 @@ FIRST_LAYERS = {"two_stages": (0, 3), "three_stages": (0, 1, 3)}
 NUM_LAYERS = 8
 BATCH_SIZE = 4_096
 BUCKETS_PER_SLOT = 40_000
-NUM_ROUNDS = 21
+NUM_ROUNDS = 15
 NUM_READING_ROUNDS = 5
-STEPS_PER_ROUND = 5
+STEPS_PER_ROUND = 10
 NUM_CLICKS = 100_000
 
 
@@ -73,11 +75,14 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
         print(f"{name}: layers from {first_layers}, {num_microbatches} micro-batches")
         print_rounds(rounds)
         figures += [
-            figure(f"{name}_over_slowest", [r["pipeline"] / own_limit(r) for r in rounds]),
-            figure(f"{name}_over_slowest_side_by_side", [r["pipeline"] / r["side_by_side"] for r in rounds]),
+            figure(f"{name}_over_slowest", [r["delayed"] / own_limit(r) for r in rounds]),
+            figure(f"{name}_over_slowest_sync", [r["sync"] / own_limit(r) for r in rounds]),
+            figure(f"{name}_over_slowest_side_by_side", [r["delayed"] / r["side_by_side"] for r in rounds]),
+            figure(f"{name}_over_slowest_side_by_side_sync", [r["sync"] / r["side_by_side"] for r in rounds]),
+            figure(f"{name}_delayed_over_sync", [r["delayed"] / r["sync"] for r in rounds]),
             figure(
                 f"{name}_core_time_over_uncut",
-                [r["core_s_pipeline"] / r["core_s_side_by_side"] for r in rounds],
+                [r["core_s_delayed"] / r["core_s_side_by_side"] for r in rounds],
                 higher_is_better=False,
             ),
         ]
@@ -104,7 +109,7 @@ def measure_pipeline(first_layers: tuple[int, ...], seed: int) -> list[dict[str,
     rounds = []
     for parts in zip(*by_rank, strict=True):
         speeds = {f"stage_{stage}": part["alone"] for stage, part in enumerate(parts)}
-        for way in ("side_by_side", "pipeline"):
+        for way in ("side_by_side", *UPDATE_MODES):
             speeds[way] = min(part[way] for part in parts)
             speeds[f"core_s_{way}"] = sum(part[f"core_s_{way}"] for part in parts)
         rounds.append(speeds)
@@ -125,7 +130,10 @@ def run_stage(rank: int, first_layers: tuple[int, ...], seed: int) -> list[dict[
     model = build_stage_model(MODEL, features, config, stages, rank, None)
     layout = RankLayout(tuple((stage,) for stage in range(len(stages))))
     batches = [draw_batch(features, np.random.default_rng([seed, index])) for index in range(4)]
-    piped = new_runner(model, layout, rank, connect_neighbours(layout, rank=rank))
+    piped = {
+        mode: new_runner(model, layout, rank, connect_neighbours(layout, rank=rank), update_mode=mode)
+        for mode in UPDATE_MODES
+    }
     lone = new_runner(model, layout, rank)
     unplug(lone, model)
 
@@ -136,8 +144,8 @@ def run_stage(rank: int, first_layers: tuple[int, ...], seed: int) -> list[dict[
             batch = batches[step % len(batches)]
             microbatches = cut(runner, batch, num_microbatches)
             is_followed = step + 1 < STEPS_PER_ROUND
-            row_counts = [microbatch.num_rows for microbatch in microbatches] if is_followed else []
-            runner.train_step(microbatches, next_row_counts=row_counts)
+            following = microbatches if is_followed else []
+            runner.train_step(microbatches, following=following)
             model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)
         elapsed_s, core_s = time.perf_counter() - started_s, time.process_time() - started_core_s
         return STEPS_PER_ROUND * BATCH_SIZE / elapsed_s, core_s / STEPS_PER_ROUND
@@ -151,8 +159,9 @@ def run_stage(rank: int, first_layers: tuple[int, ...], seed: int) -> list[dict[
                 speeds["alone"], _ = measure(lone, 1)
         dist.barrier()
         speeds["side_by_side"], speeds["core_s_side_by_side"] = measure(lone, 1)
-        dist.barrier()
-        speeds["pipeline"], speeds["core_s_pipeline"] = measure(piped, config.num_microbatches)
+        for mode, runner in piped.items():
+            dist.barrier()
+            speeds[mode], speeds[f"core_s_{mode}"] = measure(runner, config.num_microbatches)
         rounds.append(speeds)
     return rounds[1:]
 
@@ -162,6 +171,8 @@ def new_runner(
     layout: RankLayout,
     rank: int,
     neighbours: Mapping[int, SharedNeighbour] | None = None,
+    *,
+    update_mode: str = "sync",
 ) -> StageRunner:
     """Return a runner over the layers of a stage that has one replica."""
     return StageRunner(
@@ -173,6 +184,7 @@ def new_runner(
         output_width=model.output_width,
         group=None,
         neighbours=neighbours,
+        delays_updates=update_mode == "delayed",
     )
 
 

@@ -17,6 +17,6 @@ from tests.benchmarks import pipeline_efficiency
 )
 def test_the_limit_is_the_slowest_stage_or_the_cores(monkeypatch, num_cores, speeds, limit):
     monkeypatch.setattr("os.cpu_count", lambda: num_cores)
-    ways = {f"stage_{index}": speed for index, speed in enumerate(speeds)} | {"pipeline": 1.0}
+    ways = {f"stage_{index}": speed for index, speed in enumerate(speeds)} | {"delayed": 1.0}
 
     assert pipeline_efficiency.own_limit(ways) == pytest.approx(limit)

@@ -4,9 +4,9 @@ A sender copies its rows into a memory file once; a receiver computes with them 
 sockets say what is where, and tell at once when the other end is gone. Nothing runs on other threads and nothing
 spins, so all of a core is left to the layers.
 
-Rows stay until their receiver is done with the whole step: weight gradients are worked out late. A sender has two
-files, one for each step in turn, and writes into the one of two steps ago once all receivers said so; in training
-they have long done so by then.
+Rows stay until their receiver is done with the whole step, and with the next one where they were sent ahead for it:
+weight gradients are worked out late. A sender has three files, one for each step in turn, and writes into the one of
+three steps ago once all receivers have ended the step behind that; in training they have long done so by then.
 
 Shapes: B rows of this replica in a micro-batch, W width of a boundary activation.
 """
@@ -30,11 +30,11 @@ from heterps_core.transport.shared_memory import (
 )
 from heterps_core.units import BYTES_PER_FLOAT32
 
-NUM_BUFFERS = 2
+NUM_BUFFERS = 3
 """Of a sender, for the steps in turn."""
 
 DONE = b"done"
-"""Message: nothing that was sent in the step is read any more."""
+"""Message: the step is at its end, and nothing is read any more of what was sent before it or in it for it."""
 
 _Place = struct.Struct("<qqq")
 """Message: number of the buffer, first byte, and number of rows."""
@@ -99,7 +99,7 @@ class SharedMemoryBoundary:
             LostWorkerError: A neighbour died, or has not finished the step before the last one in time.
         """
         for peer in range(len(self._steps_done)):
-            while self._steps_done[peer] <= self._step - NUM_BUFFERS:
+            while self._steps_done[peer] <= self._step - NUM_BUFFERS + 1:
                 self._read(peer, self.silence_limit_s)
         turn = self._step % NUM_BUFFERS
         buffer = self._shared.own_buffers[turn]
@@ -113,7 +113,7 @@ class SharedMemoryBoundary:
             self._tell(route.peer_replica, place)
 
     def wait_until_sent(self) -> None:
-        """Tell neighbours that nothing of theirs is read any more; at the end of a step.
+        """Tell neighbours that a step is at its end.
 
         What was sent is in memory already, so there is nothing to wait for.
         """

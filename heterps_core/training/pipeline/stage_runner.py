@@ -4,6 +4,13 @@ The exchange with neighbours is one of contiguous row slices (`stage_boundary`),
 with computing. Losses are summed and divided by the size of the whole batch, so gradients of replicas add up to the
 gradient of the batch mean, whatever the cut.
 
+With delayed updates a step does not wait for the pipeline to drain: while backward passes of batch t run, forward
+passes of batch t + 1 do too. Dense layers compute batch t, forward and backward, with the parameters after t - 1
+batches instead of t, on all stages, which takes two copies of them (PipeDream-2BW: Narayanan et al. 2021,
+"Memory-Efficient Pipeline-Parallel DNN Training"). Rows of tables are read as they are when a forward pass runs:
+those passes of batch t + 1 that run ahead see none of batch t's updates, the others all. Both follow from the order
+of passes alone, so a run can be repeated bit for bit. The first batch after a drained pipeline sees all updates.
+
 Shapes: B rows of this replica in a micro-batch, W width of a boundary activation.
 """
 
@@ -13,7 +20,8 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +32,9 @@ from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.lookup_table import LookupTable
 from heterps_core.training.gradients.gradient_sum import GradientSum
-from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE, one_forward_one_backward
+from heterps_core.training.gradients.weight_gradients import WeightGradients
+from heterps_core.training.pipeline.delayed_layers import DelayedLayers
+from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
 from heterps_core.training.pipeline.shared_memory_boundary import (
     ArrivingRows,
     SharedMemoryBoundary,
@@ -62,6 +72,15 @@ class MicroBatch:
     """Of tables whose owners know already what this slice will look up in them, what each is to expect."""
 
 
+class _LivePass(NamedTuple):
+    """A forward pass whose backward pass is still to come."""
+
+    num_rows: int
+    entering: Tensor | None
+    leaving: Tensor
+    """On the last stage its share of the loss."""
+
+
 class StageRunner:
     """Runs training steps and predictions of one replica.
 
@@ -73,6 +92,7 @@ class StageRunner:
         output_width: Width of the activation that leaves it.
         group: The replicas of this stage, for tensors on `device`.
         precision: Name in `PRECISIONS`: in what dense layers multiply.
+        delays_updates: Let forward passes of the next batch run before a batch's update.
         warmup_per_stage: See `pipeline_schedule`; the same for all stages.
         silence_limit_s: Longest wait for a message, from the second step on.
         link: Between the replicas of this stage where they sit on one machine.
@@ -91,6 +111,7 @@ class StageRunner:
         output_width: int,
         group: ProcessGroup | None,
         precision: str = "float32",
+        delays_updates: bool = False,
         warmup_per_stage: int = WARMUP_PER_STAGE,
         silence_limit_s: float = SILENCE_LIMIT_S,
         link: SharedMemoryLink | None = None,
@@ -100,7 +121,11 @@ class StageRunner:
         self.device = device
         # Dropout and batch normalization work otherwise in training than in predictions.
         self._modules = nn.ModuleList(layers).train()
-        self._run_layers = StageLayers(layers, precision=precision, puts_off=layout.num_stages > 1)
+        run_layers = partial(StageLayers, precision=precision, puts_off=layout.num_stages > 1)
+        self._run_layers = run_layers(layers)
+        self._delayed = None
+        if delays_updates and layout.num_stages > 1:
+            self._delayed = DelayedLayers(layers, run_layers)
         self.stage = stage
         self.replica = replica
         self.num_stages = layout.num_stages
@@ -122,6 +147,11 @@ class StageRunner:
         self._before = None if self.is_first else self._boundary(layout, stage - 1, input_width)
         self._after = None if self.is_last else self._boundary(layout, stage + 1, output_width)
         self._arriving: deque[Receiving | ArrivingRows] = deque()
+        self._returning: deque[Receiving | ArrivingRows] = deque()
+        self._is_drained = True
+        self._ahead: deque[_LivePass] = deque()
+        """Forward passes whose backward passes are still to come."""
+
         self._layout = layout
         self._silence_limit_s = silence_limit_s
         self._slowest_step_s = 0.0
@@ -151,14 +181,14 @@ class StageRunner:
         )
 
     def train_step(
-        self, microbatches: Sequence[MicroBatch], *, next_row_counts: Sequence[int] = ()
+        self, microbatches: Sequence[MicroBatch], *, following: Sequence[MicroBatch] = ()
     ) -> list[float]:
         """Run forward and backward passes of a batch and leave summed gradients in the parameters.
 
         Args:
             microbatches: Of the batch, in order.
-            next_row_counts: Rows of the micro-batches of the next call, where it is known to be one of this method
-                with so many; what comes first is then received while this step ends.
+            following: Of the next call, where it is known to be one of this method with these; what comes first is
+                then received while this step ends and, with delayed updates, computed. Empty drains the pipeline.
 
         Returns:
             On the last stage, for each micro-batch, its share of the mean loss over the whole batch; they add up
@@ -168,54 +198,40 @@ class StageRunner:
             LostWorkerError: A neighbour died, or was silent for too long.
         """
         started_s = time.perf_counter()
-        batch_size = sum(microbatch.num_rows for microbatch in microbatches)
-        arriving = self._arriving
-        to_receive = iter([microbatch.num_rows for microbatch in microbatches][len(arriving) :])
-        returning: deque[Receiving | ArrivingRows] = deque()
         self._set_mode(is_training=True)
-        live: dict[int, tuple[Tensor | None, Tensor]] = {}
+        run_layers = next_run_layers = self._run_layers
+        if self._delayed is not None:
+            run_layers, next_run_layers = self._delayed.begin_step(is_drained=self._is_drained)
+        self._is_drained = not following
+        num_ahead = len(self._ahead)
+        batch_size = sum(microbatch.num_rows for microbatch in microbatches)
+        forward = deque((microbatch, run_layers, batch_size) for microbatch in microbatches[num_ahead:])
+        warmup = self._warmup_per_stage * (self.num_stages - 1 - self.stage)
+        received = [*microbatches, *following[: self._warmup_per_stage]]
+        if self._delayed is not None:
+            num_next = min(warmup, len(microbatches), len(following))
+            next_size = sum(microbatch.num_rows for microbatch in following)
+            forward.extend((microbatch, next_run_layers, next_size) for microbatch in following[:num_next])
+            received = [*microbatches, *following[: num_next + self._warmup_per_stage]]
+        to_receive = iter([microbatch.num_rows for microbatch in received[num_ahead + len(self._arriving) :]])
+        weight_gradients = run_layers.weight_gradients
         losses: list[Tensor] = []
 
         # As many activations may travel to this stage as the one before it is ahead.
-        while len(arriving) < self._warmup_per_stage and self._post_receive(to_receive):
+        while len(self._arriving) < self._warmup_per_stage and self._post_receive(to_receive):
             pass
-        order = one_forward_one_backward(
-            num_microbatches=len(microbatches),
-            num_stages=self.num_stages,
-            stage=self.stage,
-            warmup_per_stage=self._warmup_per_stage,
-        )
-        for direction, index in order:
-            microbatch = microbatches[index]
-            if direction == "forward":
+        for _ in microbatches:
+            # 1F1B: as many forward passes run ahead of a backward pass as the stages behind this one want.
+            while forward and len(self._ahead) <= min(warmup, len(microbatches)):
                 self._post_receive(to_receive)
-                entering = (
-                    None if self._before is None else self._wait_for(arriving.popleft()).requires_grad_()
-                )
-                for table, exchange in microbatch.exchanges:
-                    table.expect(exchange)
-                leaving = self._run_layers(microbatch.batch, entering)
-                if self._after is not None:
-                    self._after.send(leaving.detach(), microbatch.num_rows)
-                    returning.append(self._after.receive(microbatch.num_rows))
-                else:
-                    leaving = F.binary_cross_entropy_with_logits(
-                        leaving.squeeze(1), microbatch.batch.labels, reduction="sum"
-                    ).div(batch_size)
-                    losses.append(leaving.detach())
-                live[index] = (entering, leaving)
-            else:
-                entering, leaving = live.pop(index)
-                gradient = None if self._after is None else self._wait_for(returning.popleft())
-                torch.autograd.backward(leaving, gradient)
-                if self._before is not None:
-                    assert entering is not None
-                    assert entering.grad is not None
-                    self._before.send(entering.grad, microbatch.num_rows)
-        for num_rows in next_row_counts[: self._warmup_per_stage]:
-            self._post_receive(iter([num_rows]))
-        self._run_layers.weight_gradients.finish()
+                self._ahead.append(self._run_forward(*forward.popleft(), weight_gradients))
+            self._run_backward(self._ahead.popleft(), losses, weight_gradients)
+        while self._post_receive(to_receive):
+            pass
+        weight_gradients.finish()
         self._wait_until_sent()
+        if self._delayed is not None:
+            self._delayed.take_gradients()
         shares = self._gradient_sum.over_replicas(losses)
         # The first step warms up, and says nothing of the others.
         elapsed_s = time.perf_counter() - started_s if self._is_warm else 0.0
@@ -228,6 +244,40 @@ class StageRunner:
         if self._link is not None:
             self._link.silence_limit_s = self.silence_limit_s
         return shares
+
+    def _run_forward(
+        self,
+        microbatch: MicroBatch,
+        run_layers: StageLayers,
+        batch_size: int,
+        weight_gradients: WeightGradients,
+    ) -> _LivePass:
+        entering = None
+        if self._before is not None:
+            entering = self._wait_for(self._arriving.popleft(), weight_gradients).requires_grad_()
+        for table, exchange in microbatch.exchanges:
+            table.expect(exchange)
+        leaving = run_layers(microbatch.batch, entering)
+        if self._after is not None:
+            self._after.send(leaving.detach(), microbatch.num_rows)
+            self._returning.append(self._after.receive(microbatch.num_rows))
+        else:
+            leaving = F.binary_cross_entropy_with_logits(
+                leaving.squeeze(1), microbatch.batch.labels, reduction="sum"
+            ).div(batch_size)
+        return _LivePass(microbatch.num_rows, entering, leaving)
+
+    def _run_backward(self, live: _LivePass, losses: list[Tensor], weight_gradients: WeightGradients) -> None:
+        gradient = None
+        if self._after is None:
+            losses.append(live.leaving.detach())
+        else:
+            gradient = self._wait_for(self._returning.popleft(), weight_gradients)
+        torch.autograd.backward(live.leaving, gradient)
+        if self._before is not None:
+            assert live.entering is not None
+            assert live.entering.grad is not None
+            self._before.send(live.entering.grad, live.num_rows)
 
     def predict(self, microbatches: Sequence[MicroBatch]) -> Tensor:
         """Run forward passes only, in evaluation mode.
@@ -279,9 +329,8 @@ class StageRunner:
         self._arriving.append(self._before.receive(num_rows))
         return True
 
-    def _wait_for(self, receiving: Receiving | ArrivingRows) -> Tensor:
+    def _wait_for(self, receiving: Receiving | ArrivingRows, weight_gradients: WeightGradients) -> Tensor:
         """Return a slice that arrives, and work out weight gradients until it is there."""
-        weight_gradients = self._run_layers.weight_gradients
         while weight_gradients and not receiving.is_there():
             weight_gradients.work_out_next()
         started_s = time.perf_counter()

@@ -15,7 +15,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.models.chain import build_chain
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import StageRunner
-from tests.heterps_core.training.reference import plain_model, train_plainly
+from tests.heterps_core.training.reference import plain_model, train_plainly, train_with_delay
 
 FEATURES = FeatureSpec(num_dense=13, slot_rows=(300,) * 26)
 SEED = 5
@@ -106,16 +106,34 @@ class Learned(NamedTuple):
     logits: Tensor
 
 
+class Delay(NamedTuple):
+    """How late updates come; see `train_with_delay`."""
+
+    num_microbatches: int
+    num_ahead: tuple[tuple[str, int], ...]
+    drained: tuple[int, ...]
+
+
 @cache
-def learned_by_one_process(model: str) -> Learned:
+def learned_by_one_process(model: str, delay: Delay | None = None) -> Learned:
     plain = plain_model(model, FEATURES, seed=SEED)
     before = {name: value.clone() for name, value in plain.state_dict().items()}
-    losses = train_plainly(
-        plain,
-        [make_batch(step, num_rows) for step, num_rows in enumerate(STEP_ROWS)],
-        dense_learning_rate=DENSE_LEARNING_RATE,
-        embedding_learning_rate=EMBEDDING_LEARNING_RATE,
-    )
+    batches = [make_batch(step, num_rows) for step, num_rows in enumerate(STEP_ROWS)]
+    rates = {
+        "dense_learning_rate": DENSE_LEARNING_RATE,
+        "embedding_learning_rate": EMBEDDING_LEARNING_RATE,
+    }
+    if delay is None:
+        losses = train_plainly(plain, batches, **rates)
+    else:
+        losses = train_with_delay(
+            plain,
+            batches,
+            num_microbatches=delay.num_microbatches,
+            num_ahead=dict(delay.num_ahead),
+            drained=delay.drained,
+            **rates,
+        )
     with torch.no_grad():
         logits = plain(make_batch(HELD_OUT, NUM_HELD_OUT_ROWS))
     return Learned(before, plain.state_dict(), losses, logits)
@@ -125,12 +143,13 @@ def check_learned(
     parts: Iterable[dict[str, Any]],
     model: str,
     *,
+    delay: Delay | None = None,
     loss_tolerance: float = 1e-5,
     logit_tolerance: float = 1e-4,
     weight_tolerance: float = 1e-4,
 ) -> None:
     """Compare all parts of a model with one process; the last tolerance is a share of the largest update."""
-    before, after, losses, logits = learned_by_one_process(model)
+    before, after, losses, logits = learned_by_one_process(model, delay)
     largest_difference, largest_update, num_logits = 0.0, 0.0, 0
     for part in parts:
         found = {f"chain.{name}": (slice(None), value) for name, value in part["dense"].items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from heterps_core.judging.quality import ClickQuality, measure_quality
 from heterps_core.models.chain import build_chain
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.job import TrainingJob
+from heterps_core.training.pipeline.stage_exchange import replica_slice
 
 
 class PlainEmbedding(nn.Module):
@@ -99,6 +100,68 @@ def train_plainly(
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def train_with_delay(
+    model: PlainModel,
+    batches: Sequence[ClickBatch],
+    *,
+    num_microbatches: int,
+    num_ahead: Mapping[str, int],
+    drained: Collection[int],
+    dense_learning_rate: float,
+    embedding_learning_rate: float,
+) -> list[float]:
+    """Train with SGD as a pipeline with delayed updates does, keeping all parameters that there ever were.
+
+    Args:
+        model: Left with the newest parameters.
+        batches: In order.
+        num_microbatches: Of each batch.
+        num_ahead: By embedding: micro-batches of a batch that read its table before the update of the batch before.
+        drained: Batches before which the pipeline was empty.
+        dense_learning_rate, embedding_learning_rate: Constant.
+
+    Returns:
+        The loss of each batch.
+    """
+    versions = [{name: value.detach().clone() for name, value in model.named_parameters()}]
+    tables = {f"chain.{name}.weight": count for name, count in num_ahead.items()}
+    losses = []
+    for number, batch in enumerate(batches):
+        total = {name: torch.zeros_like(value) for name, value in versions[-1].items()}
+        loss_of_batch = 0.0
+        before = batches[number - 1] if number else batch
+        for index, rows in enumerate(_filled_slices(batch, num_microbatches)):
+            most_ahead = len(_filled_slices(before, num_microbatches))
+            part = ClickBatch(dense=batch.dense[rows], ids=batch.ids[rows], labels=batch.labels[rows])
+            seen = {}
+            for name, newest in versions[-1].items():
+                is_late = number not in drained and (
+                    name not in tables or index < min(tables[name], most_ahead)
+                )
+                seen[name] = (versions[-2][name] if is_late else newest).clone().requires_grad_()
+            logits = torch.func.functional_call(model, seen, (part,))
+            loss = F.binary_cross_entropy_with_logits(logits, part.labels, reduction="sum") / batch.num_rows
+            gradients = torch.autograd.grad(loss, list(seen.values()))
+            for name, gradient in zip(seen, gradients, strict=True):
+                total[name] += gradient
+            loss_of_batch += loss.item()
+        versions.append(
+            {
+                name: value
+                - total[name] * (embedding_learning_rate if name in tables else dense_learning_rate)
+                for name, value in versions[-1].items()
+            }
+        )
+        losses.append(loss_of_batch)
+    model.load_state_dict(versions[-1], strict=False)
+    return losses
+
+
+def _filled_slices(batch: ClickBatch, num_microbatches: int) -> list[slice]:
+    slices = [replica_slice(batch.num_rows, num_microbatches, index) for index in range(num_microbatches)]
+    return [slice(rows.first, rows.stop) for rows in slices if rows.num_rows]
 
 
 class PlainRun(NamedTuple):

@@ -1,4 +1,7 @@
-"""However a model is cut and however many replicas share a stage, it learns what one process learns."""
+"""However a model is cut and however many replicas share a stage, it learns what one process learns.
+
+With delayed updates, what one process learns that delays them alike.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ from tests.heterps_core.training.cut_models import (
     NUM_HELD_OUT_ROWS,
     SEED,
     STEP_ROWS,
+    Delay,
     can_run,
     check_learned,
     initial_chain,
@@ -67,6 +71,7 @@ class Case(NamedTuple):
     shares_memory: bool = False
     """Replicas of a stage have a link."""
     stages_share_memory: bool = False
+    delays_updates: bool = False
     on_cuda: tuple[int, ...] = ()
     """Stages whose replicas compute on CUDA devices, each on one of its own."""
 
@@ -79,9 +84,32 @@ class Case(NamedTuple):
         )
 
     @property
+    def delay(self) -> Delay | None:
+        if not self.delays_updates:
+            return None
+        names = [name for name, _ in initial_chain(self.model).named_children()]
+        layers = dict(initial_chain(self.model).named_children())
+        num_behind = {
+            name: sum(first > index for first in self.first_layers)
+            for index, name in enumerate(names)
+            if isinstance(layers[name], SlotEmbedding)
+        }
+        return Delay(
+            self.num_microbatches,
+            tuple(
+                (name, min(self.warmup_per_stage * behind, self.num_microbatches))
+                for name, behind in num_behind.items()
+            ),
+            (0, *(DRAINED if self.receives_ahead else range(len(STEP_ROWS)))),
+        )
+
+    @property
     def num_cards(self) -> int:
         return max((self.num_replicas[stage] for stage in self.on_cuda), default=0)
 
+
+DRAINED = (4, 5)
+"""Steps before which the pipeline is empty, as behind a checkpoint."""
 
 CASES = [
     Case("ctrdnn", (2,), (0,)),
@@ -107,6 +135,27 @@ CASES = [
     Case("ctrdnn", (2, 1), (0, 3), num_microbatches=4, precision="bfloat16"),
     Case("2emb", (2, 1, 2), (0, 3, 6), num_microbatches=5, precision="bfloat16"),
     Case("2emb", (2, 1, 2), (0, 3, 6), num_microbatches=5, shares_memory=True, stages_share_memory=True),
+    Case("ctrdnn", (1, 1), (0, 3), num_microbatches=4, delays_updates=True),
+    Case("ctrdnn", (1, 1), (0, 3), num_microbatches=4, warmup_per_stage=4, delays_updates=True),
+    Case("ctrdnn", (1, 1), (0, 3), num_microbatches=1, delays_updates=True),
+    Case("ctrdnn", (3, 2, 1), (0, 2, 5), num_microbatches=6, delays_updates=True, asks_ahead=True),
+    Case("ctrdnn", (3, 2, 1), (0, 2, 5), num_microbatches=2, delays_updates=True, shares_memory=True),
+    Case("ctrdnn", (1, 1, 1, 1), (0, 1, 3, 5), num_microbatches=8, delays_updates=True),
+    Case("ctrdnn", (1, 2, 1, 2), (0, 1, 3, 5), delays_updates=True, stages_share_memory=True),
+    Case("2emb", (2, 1, 2), (0, 3, 6), num_microbatches=5, delays_updates=True, asks_ahead=True),
+    Case(
+        "2emb",
+        (2, 1, 2),
+        (0, 3, 6),
+        num_microbatches=5,
+        delays_updates=True,
+        shares_memory=True,
+        stages_share_memory=True,
+    ),
+    Case("matchnet", (1, 2, 1), (0, 5, 9), delays_updates=True),
+    Case(
+        "matchnet", (1, 2, 1), (0, 5, 9), delays_updates=True, receives_ahead=False, stages_share_memory=True
+    ),
     # Everything on a card; the planned split; embeddings on the card; a card between two stages on the host.
     Case("ctrdnn", (1,), (0,), on_cuda=(0,)),
     Case("2emb", (1,), (0,), precision="bfloat16", on_cuda=(0,)),
@@ -164,6 +213,7 @@ def make_replica(rank: int, case: Case) -> tuple[StageModel, StageRunner] | None
         output_width=stage_model.output_width,
         group=device_group or group,
         precision=case.precision,
+        delays_updates=case.delays_updates,
         warmup_per_stage=case.warmup_per_stage,
         link=link,
         neighbours=neighbours,
@@ -203,9 +253,8 @@ def train_replica(stage_model: StageModel, runner: StageRunner, case: Case) -> d
         microbatches = following
         if step + 1 < len(STEP_ROWS):
             following = microbatches_of(stage_model, runner, make_batch(step + 1, STEP_ROWS[step + 1]), case)
-        is_followed = case.receives_ahead and step + 1 < len(STEP_ROWS)
-        next_row_counts = [microbatch.num_rows for microbatch in following] if is_followed else []
-        losses.append(sum(runner.train_step(microbatches, next_row_counts=next_row_counts)))
+        is_followed = case.receives_ahead and step + 1 < len(STEP_ROWS) and step + 1 not in DRAINED
+        losses.append(sum(runner.train_step(microbatches, following=following if is_followed else [])))
         stage_model.apply_gradients(
             dense_learning_rate=CONFIG.dense_learning_rate,
             embedding_learning_rate=CONFIG.embedding_learning_rate,
@@ -232,7 +281,7 @@ def test_a_cut_model_learns_what_one_process_learns(number: int, trained: Path) 
     ]
 
     if case.precision == "float32":
-        check_learned(parts, case.model)
+        check_learned(parts, case.model, delay=case.delay)
     else:
         # A bfloat16 has eight bits.
         check_learned(parts, case.model, loss_tolerance=2e-2, logit_tolerance=2e-2, weight_tolerance=0.05)
