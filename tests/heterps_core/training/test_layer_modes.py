@@ -22,7 +22,7 @@ from heterps_core.serving.export import export_model
 from heterps_core.serving.exported_model import ClickPredictor
 from heterps_core.serving.held_out_rows import held_out_logits
 from heterps_core.training.checkpoint import complete_checkpoints
-from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
+from heterps_core.training.job import UPDATE_MODES, StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.submission import submit_job
@@ -70,6 +70,7 @@ def make_job(
     *,
     start_model: StartModel | None = None,
     num_microbatches: int = 2,
+    update_mode: str = "sync",
 ) -> TrainingJob:
     return TrainingJob(
         run_id="r",
@@ -86,6 +87,7 @@ def make_job(
             dense_learning_rate=0.1,
             embedding_learning_rate=1.0,
             checkpoint_interval_steps=CHECKPOINT_INTERVAL_STEPS,
+            update_mode=update_mode,
         ),
         start_model=start_model,
     )
@@ -137,9 +139,9 @@ def train_and_export(
 class Trained:
     """A model that a pipeline has trained and exported."""
 
-    def __init__(self, dataset: PreparedDataset, folder: Path, model: str) -> None:
+    def __init__(self, dataset: PreparedDataset, folder: Path, model: str, update_mode: str = "sync") -> None:
         self.folder = folder
-        self.parts = train_and_export(dataset, folder, make_job(dataset, model))
+        self.parts = train_and_export(dataset, folder, make_job(dataset, model, update_mode=update_mode))
         self.exported = folder / "exported"
         (self.logits,) = [np.array(part["logits"]) for part in self.parts if part["logits"] is not None]
 
@@ -212,11 +214,15 @@ def test_batch_normalization_in_one_process_learns_and_predicts_what_plain_torch
     np.testing.assert_allclose(part["logits"], expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("update_mode", UPDATE_MODES)
 @pytest.mark.parametrize("model", [SEEN_DROPOUT, WITH_BATCH_NORM])
 def test_a_run_resumed_at_a_checkpoint_learns_bit_for_bit_what_the_unbroken_one_learned(
-    model, trained, dataset, tmp_path
+    model, update_mode, trained, dataset, tmp_path
 ):
     unbroken = trained[model]
+    if update_mode != "sync":
+        synchronous, unbroken = unbroken, Trained(dataset, tmp_path / "unbroken", model, update_mode)
+        assert unbroken.logits.tolist() != synchronous.logits.tolist()
     shutil.copytree(unbroken.folder, tmp_path / "run")
     run = RunDirectory(str(tmp_path / "run"))
     shutil.rmtree(run.path(f"{CHECKPOINTS}/{complete_checkpoints(run)[-1]}"))
