@@ -20,9 +20,9 @@ from heterps_core.planning.cost_model.stage_cost import (
     is_within,
     replica_memory_bytes,
     replicated_seconds,
-    scaled_seconds,
 )
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType
+from heterps_core.planning.cost_model.step_model import exchange_seconds, num_microbatches_of, step_terms
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.units import SECONDS_PER_HOUR
 
@@ -36,7 +36,10 @@ class StageEvaluation:
     """CT, for one training batch."""
 
     communication_seconds: float
-    """DT, in-stage and across both boundaries, for one training batch."""
+    """In-stage and across both boundaries, for one training batch."""
+
+    exchange_seconds: float
+    """Of these, those in which a worker cannot compute; 0 in the papers' model of a step."""
 
     memory_bytes: float
     """State on one replica."""
@@ -46,8 +49,10 @@ class StageEvaluation:
 
     @property
     def seconds(self) -> float:
-        """ET = max(CT, DT): computation and communication overlap."""
-        return max(self.compute_seconds, self.communication_seconds)
+        """ET, see `step_model.py`: what is left of communication overlaps with all else."""
+        return max(
+            self.compute_seconds + self.exchange_seconds, self.communication_seconds - self.exchange_seconds
+        )
 
 
 class CostLine(NamedTuple):
@@ -88,6 +93,9 @@ class PlanEvaluation:
     run_seconds: float
     """ETT: wall time of all epochs, without start-up, teardown and interruptions."""
 
+    num_microbatches: int
+    """Of the trainer's step; 1 in the papers' model, which has none."""
+
     cost_lines: tuple[CostLine, ...]
     """What the run is charged for, a line for each cost; those that are switched off are 0."""
 
@@ -108,7 +116,7 @@ class PlanEvaluation:
 def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluation:
     """Return time, memory, price and constraint violations of a plan.
 
-    With ET(k) of each stage as in `evaluate_stage`, throughput = B / max ET, and
+    With ET(k) of each stage as in `step_model.py`, throughput = B / max ET, and
     cost = E * M / throughput / 3600 * sum of price * k, with the lines of `extra_costs` besides.
 
     Raises:
@@ -123,7 +131,8 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
                 f"{left.last_layer} and {right.first_layer}..{right.last_layer} are both on "
                 f"{left.device_type!r}; join them"
             )
-    parts = tuple(evaluate_stage(problem, stage) for stage in stages)
+    num_microbatches = num_microbatches_of(problem, len(stages))
+    parts = tuple(evaluate_stage(problem, stage, num_microbatches=num_microbatches) for stage in stages)
     slowest_seconds = max(part.seconds for part in parts)
     throughput_samples_per_s = problem.batch_size / slowest_seconds
     run_seconds = problem.num_epochs * problem.num_samples / throughput_samples_per_s
@@ -132,11 +141,13 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
         throughput_samples_per_s=throughput_samples_per_s,
         price_usd_per_hour=sum(part.price_usd_per_hour for part in parts),
         run_seconds=run_seconds,
+        num_microbatches=num_microbatches,
         cost_lines=_cost_lines(problem, parts, run_seconds),
         violations=(
             *_floor_violation(problem, slowest_seconds),
             *_memory_violations(problem, parts),
             *_cap_violations(problem, stages),
+            *_microbatch_violations(problem, stages, num_microbatches),
         ),
     )
 
@@ -178,12 +189,16 @@ def _cost_lines(
     )
 
 
-def evaluate_stage(problem: SchedulingProblem, stage: Stage) -> StageEvaluation:
+def evaluate_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches: int = 1) -> StageEvaluation:
     """Return time, memory and price of one stage of layers a..b on type t with k replicas.
 
     OCT, ODT are the sums of the layers' compute and communication seconds; ODT also holds the time of
-    both boundaries. CT(k) = OCT * B/B_o * (1 - alpha + alpha/k), DT(k) likewise with ODT and beta. Where a single
-    replica does not communicate, ODT of k = 1 is the time of the boundaries alone.
+    both boundaries. Where a single replica does not communicate, ODT of k = 1 is the time of the boundaries alone.
+
+    Args:
+        problem: The planning problem.
+        stage: Of a plan for it.
+        num_microbatches: Of the trainer's step.
 
     Raises:
         ConfigurationError: The problem has no such device type.
@@ -192,30 +207,46 @@ def evaluate_stage(problem: SchedulingProblem, stage: Stage) -> StageEvaluation:
         known = ", ".join(problem.device_types)
         raise ConfigurationError(f"unknown device type {stage.device_type!r} in a plan; known are: {known}")
     unit = problem.device_types[stage.device_type]
+    terms = step_terms(problem, unit, num_microbatches)
     layers = problem.layers[stage.first_layer : stage.last_layer + 1]
     is_first = stage.first_layer == 0
     is_last = stage.last_layer == problem.num_layers - 1
-    compute_seconds = sum(layer.compute_seconds[stage.device_type] for layer in layers)
-    communication_seconds = 0.0
-    if stage.num_replicas > 1 or problem.single_replica_communicates:
-        communication_seconds = sum(layer.communication_seconds[stage.device_type] for layer in layers)
-    communication_seconds += boundary_seconds(
+    communication_seconds = boundary_seconds(
         0 if is_first else problem.layers[stage.first_layer - 1].output_bytes_per_sample,
         0 if is_last else layers[-1].output_bytes_per_sample,
         profile_batch_size=problem.profile_batch_size,
         bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s,
     )
-    sizes = {"batch_size": problem.batch_size, "profile_batch_size": problem.profile_batch_size}
+    sharded_seconds, other_seconds = (
+        sum(layer.communication_seconds[stage.device_type] for layer in layers if layer.is_sharded is sharded)
+        for sharded in (True, False)
+    )
+    blocking_seconds = 0.0
+    if problem.step_model is StepModel.TRAINER:
+        blocking_seconds = exchange_seconds(
+            terms,
+            scale=problem.batch_size / problem.profile_batch_size,
+            sharded_seconds=sharded_seconds,
+            replicated_seconds=other_seconds,
+            num_replicas=stage.num_replicas,
+            single_replica_communicates=problem.single_replica_communicates,
+        )
+    elif stage.num_replicas > 1 or problem.single_replica_communicates:
+        communication_seconds += sum(layer.communication_seconds[stage.device_type] for layer in layers)
     return StageEvaluation(
         stage=stage,
         compute_seconds=replicated_seconds(
-            scaled_seconds(compute_seconds, **sizes), unit.compute_parallel_fraction, stage.num_replicas
-        ),
-        communication_seconds=replicated_seconds(
-            scaled_seconds(communication_seconds, **sizes),
-            unit.communication_parallel_fraction,
+            sum(layer.compute_seconds[stage.device_type] for layer in layers) * terms.compute_scale,
+            terms.compute_fraction,
             stage.num_replicas,
         ),
+        communication_seconds=blocking_seconds
+        + replicated_seconds(
+            communication_seconds * terms.communication_scale,
+            terms.communication_fraction,
+            stage.num_replicas,
+        ),
+        exchange_seconds=blocking_seconds,
         memory_bytes=replica_memory_bytes(
             sum(layer.state_bytes for layer in layers if not layer.is_sharded),
             sum(layer.state_bytes for layer in layers if layer.is_sharded),
@@ -278,4 +309,21 @@ def _cap_violations(problem: SchedulingProblem, stages: Sequence[Stage]) -> list
         )
         for name, num_units in used.items()
         if num_units > problem.device_types[name].max_units
+    ]
+
+
+def _microbatch_violations(
+    problem: SchedulingProblem, stages: Sequence[Stage], num_microbatches: int
+) -> list[Violation]:
+    num_rows = problem.batch_size // num_microbatches
+    return [
+        Violation(
+            constraint="micro-batch",
+            subject=f"layers {stage.first_layer}..{stage.last_layer}, which wants a row for each replica",
+            required=num_rows,
+            reached=stage.num_replicas,
+            unit="replicas",
+        )
+        for stage in stages
+        if problem.step_model is StepModel.TRAINER and stage.num_replicas > num_rows
     ]

@@ -12,11 +12,6 @@ COMPARISON_TOLERANCE = 1e-12
 """Relative slack of `time <= limit` and `memory <= limit`: a few units of rounding, no more."""
 
 
-def scaled_seconds(original_seconds: Any, *, batch_size: int, profile_batch_size: int) -> Any:
-    """Return the time for a training batch from the time for a profiling batch: O * B / B_o."""
-    return original_seconds * (batch_size / profile_batch_size)
-
-
 def boundary_seconds(
     input_bytes_per_sample: Any,
     output_bytes_per_sample: Any,

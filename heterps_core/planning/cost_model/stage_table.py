@@ -10,7 +10,7 @@ X = stage times asked for, N = any shape of candidate stages.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -24,12 +24,35 @@ from heterps_core.planning.cost_model.stage_cost import (
     is_within,
     replica_memory_bytes,
     replicated_seconds,
-    scaled_seconds,
 )
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType
+from heterps_core.planning.cost_model.step_model import num_microbatches_of, step_terms
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 
 _NEAR_INTEGER = 1e-7
 """Replica counts this near (relatively) to a whole number are settled by computing the time itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchanges:
+    """What a worker does between computing: (fixed + shared / k) seconds, times (k - 1) / k; see `step_model.py`."""
+
+    fixed_seconds: Floats
+    shared_seconds: Floats
+    single_replica_communicates: bool
+    """Without the factor (k - 1) / k."""
+
+    def seconds(self, num_replicas: Floats) -> Floats:
+        """Return XT(k), elementwise."""
+        crossing = 1.0 if self.single_replica_communicates else (num_replicas - 1) / num_replicas
+        return np.asarray(crossing * (self.fixed_seconds + self.shared_seconds / num_replicas))
+
+    def at(self, shape: tuple[int, ...], index: tuple[Ints, ...]) -> Exchanges:
+        """Return those of some candidates."""
+        return Exchanges(
+            fixed_seconds=np.broadcast_to(self.fixed_seconds, shape)[index],
+            shared_seconds=np.broadcast_to(self.shared_seconds, shape)[index],
+            single_replica_communicates=self.single_replica_communicates,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +63,11 @@ class StageTable:
     """On one unit, for one training batch."""
 
     communication_seconds: Floats
+    """In the trainer's step, that across the stage's boundaries alone."""
+
+    exchanges: Exchanges | None = None
+    """Of the trainer's step; None in the papers' model."""
+
     memory_replicas: Floats
     """Least replicas whose memory holds the stage; infinite where none does."""
 
@@ -49,6 +77,9 @@ class StageTable:
     """Of one unit."""
 
     max_units: Floats
+    max_replicas: float = np.inf
+    """Of one stage: a micro-batch has a row for each."""
+
     interruptions_per_hour: Floats
     """Of one unit; 0 where interruptions cost nothing."""
 
@@ -60,7 +91,7 @@ class StageTable:
     """Type index -> price of 0..max_units units, for types that are sold in whole instances."""
 
     def seconds(self, num_replicas: Floats) -> Floats:
-        """Return ET(k) = max(CT(k), DT(k)), elementwise."""
+        """Return ET(k), elementwise; infinite k are allowed."""
         communication = replicated_seconds(
             self.communication_seconds, self.communication_parallel_fraction, num_replicas
         )
@@ -69,17 +100,21 @@ class StageTable:
                 self.single_communication_seconds, self.communication_parallel_fraction, 1
             )
             communication = np.where(num_replicas == 1, alone, communication)
-        slower: Floats = np.maximum(
-            replicated_seconds(self.compute_seconds, self.compute_parallel_fraction, num_replicas),
-            communication,
-        )
+        computing = replicated_seconds(self.compute_seconds, self.compute_parallel_fraction, num_replicas)
+        if self.exchanges is not None:
+            with np.errstate(invalid="ignore"):
+                computing = computing + self.exchanges.seconds(num_replicas)
+        slower: Floats = np.maximum(computing, communication)
         return slower
 
     def fastest_seconds(self) -> Floats:
-        """Return the least ET(k) over the counts that memory and the cap allow, where there are any; elementwise.
+        """Return a bound below ET(k) for all counts that memory and the cap allow; elementwise.
 
-        From two replicas on, more are never slower; one alone may be the fastest, as it does not communicate.
+        In the papers' model it is the least: from two replicas on, more are never slower; one alone may be the
+        fastest, as it does not communicate. In the trainer's, exchanges are left out.
         """
+        if self.exchanges is not None:
+            return replace(self, exchanges=None).seconds(np.minimum(self.max_units, self.max_replicas))
         seconds = self.seconds(self.max_units)
         if self.single_communication_seconds is not None:
             alone = self.seconds(np.ones_like(self.memory_replicas))
@@ -99,7 +134,8 @@ class StageTable:
     def least_replicas(self, stage_seconds: Floats) -> Floats:
         """Return the least k with ET(k) <= x that memory and the type's cap allow.
 
-        From s (1 - f + f / k) <= x follows k >= s f / (x - s (1 - f)), for computation and communication.
+        From s (1 - f + f / k) <= x follows k >= s f / (x - s (1 - f)), for computation and communication; with
+        exchanges see `_with_exchanges`.
 
         Args:
             stage_seconds: x, shape (X,), positive.
@@ -114,6 +150,8 @@ class StageTable:
                 _amdahl_replicas(self.communication_seconds, self.communication_parallel_fraction, x),
             )
             np.maximum(exact, self.memory_replicas, out=exact)
+            if self.exchanges is not None:
+                exact = self._with_exchanges(self.exchanges, exact, x)
             nearest = np.rint(exact)
             doubtful = np.abs(exact - nearest) <= _NEAR_INTEGER * nearest
         replicas = np.ceil(exact)
@@ -125,8 +163,32 @@ class StageTable:
         if self.single_communication_seconds is not None:
             alone = self.seconds(np.ones_like(self.memory_replicas))
             replicas[(alone <= x) & (self.memory_replicas <= 1)] = 1.0
-        replicas[replicas > self.max_units] = np.inf
+        replicas[replicas > np.minimum(self.max_units, self.max_replicas)] = np.inf
         return replicas
+
+    def _with_exchanges(self, exchanges: Exchanges, fewest: Floats, x: Floats) -> Floats:
+        """Return the least k >= `fewest` with CT(k) + XT(k) <= x, or a number between it and the one before.
+
+        CT(k) + XT(k) = a + b / k - c / k^2 keeps x where (x - a) k^2 - b k + c >= 0. If it does not for the fewest,
+        it does from the larger root on where x > a, and nowhere where x <= a.
+        """
+        serial, parallel = (
+            self.compute_seconds * share
+            for share in (1 - self.compute_parallel_fraction, self.compute_parallel_fraction)
+        )
+        a, b = serial + exchanges.fixed_seconds, parallel + exchanges.shared_seconds
+        c = np.zeros_like(b)
+        if not exchanges.single_replica_communicates:
+            b, c = b - exchanges.fixed_seconds, exchanges.shared_seconds
+        fewest = np.ceil(fewest * (1 - _NEAR_INTEGER))
+        slack = x - a
+        root = np.maximum((b + np.sqrt(np.maximum(b * b - 4 * slack * c, 0.0))) / (2 * slack), fewest)
+        root = np.where(slack > 0, root, np.inf)
+        is_kept = (
+            replace(self, communication_seconds=np.zeros_like(self.communication_seconds)).seconds(fewest)
+            <= x
+        )
+        return np.where(is_kept, fewest, root)
 
     def take(self, rows: Ints) -> StageTable:
         """Return the candidates with these flat indices, as a table of one axis."""
@@ -137,10 +199,12 @@ class StageTable:
         shape = self.compute_seconds.shape
         return StageTable(
             covers=self.covers,
+            max_replicas=self.max_replicas,
+            exchanges=None if self.exchanges is None else self.exchanges.at(shape, index),
             **{
                 field.name: np.broadcast_to(getattr(self, field.name), shape)[index]
                 for field in fields(StageTable)
-                if field.name != "covers" and getattr(self, field.name) is not None
+                if isinstance(getattr(self, field.name), np.ndarray)
             },
         )
 
@@ -156,20 +220,22 @@ def _amdahl_replicas(unit_seconds: Floats, parallel_fraction: Floats, x: Floats)
     return np.maximum(replicas, 1.0, out=replicas)
 
 
-def segment_table(problem: SchedulingProblem) -> StageTable:
+def segment_table(problem: SchedulingProblem, *, num_microbatches: int = 1) -> StageTable:
     """Return every run of consecutive layers on every device type, shape (G, T).
 
-    Run (first a, last b) has the row b (b + 1) / 2 + a, see `segment_row`.
+    Run (first a, last b) has the row b (b + 1) / 2 + a, see `segment_row`. The number of micro-batches matters for
+    the trainer's step.
     """
     last, first = np.tril_indices(problem.num_layers)
-    return _stage_table(problem, first, last, _sums_of_all_runs)
+    return _stage_table(problem, num_microbatches, first, last, _sums_of_all_runs)
 
 
 def run_table(problem: SchedulingProblem, runs: Sequence[tuple[int, int]]) -> StageTable:
-    """Return some runs of layers first..last on every device type, shape (runs, T)."""
+    """Return the runs of layers first..last of one plan on every device type, shape (runs, T)."""
     first, last = np.array(runs).T
     return _stage_table(
         problem,
+        num_microbatches_of(problem, len(runs)),
         first,
         last,
         lambda values: np.array([sum(values[begin : end + 1]) for begin, end in runs], dtype=np.float64),
@@ -177,38 +243,69 @@ def run_table(problem: SchedulingProblem, runs: Sequence[tuple[int, int]]) -> St
 
 
 def _stage_table(
-    problem: SchedulingProblem, first: Ints, last: Ints, sums: Callable[[Sequence[float]], Floats]
+    problem: SchedulingProblem,
+    num_microbatches: int,
+    first: Ints,
+    last: Ints,
+    sums: Callable[[Sequence[float]], Floats],
 ) -> StageTable:
     """Return a table of runs; `sums` adds a value of each layer up over each run."""
     units = tuple(problem.device_types.values())
+    terms = [step_terms(problem, unit, num_microbatches) for unit in units]
     shape = (last.size, len(units))
-    compute_seconds, communication_seconds, boundaries, memory_replicas = (np.empty(shape) for _ in range(4))
+    compute_seconds, communication_seconds, boundaries, memory_replicas, rows_seconds, sum_seconds = (
+        np.empty(shape) for _ in range(6)
+    )
     replicated_bytes = sums([layer.state_bytes * (not layer.is_sharded) for layer in problem.layers])
     sharded_bytes = sums([layer.state_bytes * layer.is_sharded for layer in problem.layers])
     cut_bytes = np.array([0.0, *(layer.output_bytes_per_sample for layer in problem.layers[:-1]), 0.0])
-    sizes = {"batch_size": problem.batch_size, "profile_batch_size": problem.profile_batch_size}
+    scale = problem.batch_size / problem.profile_batch_size
+    is_trainers = problem.step_model is StepModel.TRAINER
     for index, (name, unit) in enumerate(problem.device_types.items()):
         work = sums([layer.compute_seconds[name] for layer in problem.layers])
-        traffic = sums([layer.communication_seconds[name] for layer in problem.layers])
         across = boundary_seconds(
             cut_bytes[first],
             cut_bytes[last + 1],
             profile_batch_size=problem.profile_batch_size,
             bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s,
         )
-        compute_seconds[:, index] = scaled_seconds(work, **sizes)
-        communication_seconds[:, index] = scaled_seconds(traffic + across, **sizes)
-        boundaries[:, index] = scaled_seconds(across, **sizes)
+        compute_seconds[:, index] = work * terms[index].compute_scale
+        boundaries[:, index] = across * terms[index].communication_scale
         memory_replicas[:, index] = least_memory_replicas(replicated_bytes, sharded_bytes, unit.usable_bytes)
+        if is_trainers:
+            communication_seconds[:, index] = boundaries[:, index]
+            exchanged, summed = (
+                sums(
+                    [
+                        layer.communication_seconds[name] * (layer.is_sharded is sharded)
+                        for layer in problem.layers
+                    ]
+                )
+                for sharded in (True, False)
+            )
+            rows_seconds[:, index] = exchanged * terms[index].communication_scale
+            sum_seconds[:, index] = summed * scale
+        else:
+            traffic = sums([layer.communication_seconds[name] for layer in problem.layers])
+            communication_seconds[:, index] = (traffic + across) * terms[index].communication_scale
+    communication_fraction = np.array([each.communication_fraction for each in terms])
+    exchanges = Exchanges(
+        fixed_seconds=sum_seconds + rows_seconds * (1 - communication_fraction),
+        shared_seconds=rows_seconds * communication_fraction,
+        single_replica_communicates=problem.single_replica_communicates,
+    )
+    has_lone_replicas = not is_trainers and not problem.single_replica_communicates
     return StageTable(
         compute_seconds=compute_seconds,
         communication_seconds=communication_seconds,
-        single_communication_seconds=None if problem.single_replica_communicates else boundaries,
+        exchanges=exchanges if is_trainers else None,
+        single_communication_seconds=boundaries if has_lone_replicas else None,
         memory_replicas=memory_replicas,
-        compute_parallel_fraction=np.array([unit.compute_parallel_fraction for unit in units]),
-        communication_parallel_fraction=np.array([unit.communication_parallel_fraction for unit in units]),
+        compute_parallel_fraction=np.array([each.compute_fraction for each in terms]),
+        communication_parallel_fraction=communication_fraction,
         price_usd_per_hour=np.array([unit.price_usd_per_hour for unit in units]),
         max_units=np.array([unit.max_units for unit in units], dtype=np.float64),
+        max_replicas=problem.batch_size // num_microbatches if is_trainers else np.inf,
         interruptions_per_hour=objective_of(problem).interruptions_per_hour,
         type_indices=np.arange(len(units)),
         covers={index: _cover_prices(unit) for index, unit in enumerate(units) if unit.instances},

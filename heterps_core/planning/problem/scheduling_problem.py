@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated
 
 from heterps_core.errors import MalformedDocumentError
@@ -36,6 +37,13 @@ MAX_UNITS = 1_000_000
 
 MAX_UNITS_IN_INSTANCES = 100_000
 """Largest cap for types with `instances`: the prices of all counts up to it stand in a table."""
+
+
+class StepModel(StrEnum):
+    """How the time of a step follows from the layers' times; see `cost_model/step_model.py`."""
+
+    PAPERS = "papers"
+    TRAINER = "trainer"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +152,8 @@ class SchedulingProblem(JsonDocument):
     """Whether a stage of one replica takes its layers' `communication_seconds` too, as the papers' model has it.
     False where they are exchange and all-reduce among replicas: one replica then only moves what crosses the
     stage's boundaries, and more than one pay as ever."""
+
+    step_model: StepModel = StepModel.PAPERS
 
     def __post_init__(self) -> None:
         check_fields(self)

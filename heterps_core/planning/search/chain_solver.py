@@ -46,11 +46,12 @@ class ChainSolver:
 
     Where the caps on units do not bind, the partition of the chain is exact. Where they do, it is a lower
     bound; if that bound cannot rule the stage time out, the capped search settles it, exactly unless
-    interruptions cost something too.
+    interruptions cost something too, or the plan that it finds has more than `most_stages`.
     """
 
-    def __init__(self, table: StageTable, objective: Objective) -> None:
+    def __init__(self, table: StageTable, objective: Objective, *, most_stages: int | None = None) -> None:
         self.table = table
+        self.most_stages = most_stages
         self.objective = objective
         self.num_types = table.price_usd_per_hour.size
 
@@ -79,13 +80,14 @@ class ChainSolver:
         replicas = self.table.least_replicas(stage_seconds)  # (X, G, T)
         prices = self.table.usd_per_hour(replicas)
         interruptions = np.where(np.isfinite(replicas), replicas, 0.0) * self.table.interruptions_per_hour
-        found = cheapest_products(self.objective, stage_seconds, prices, interruptions)
+        limit = {"most_stages": self.most_stages}
+        found = cheapest_products(self.objective, stage_seconds, prices, interruptions, **limit)
         is_possible = np.isfinite(found.lower_bounds)
         rows, rates, reached_seconds = found.rows, self._rates(found, stage_seconds), stage_seconds.copy()
         reached_seconds[is_possible] = self._slowest(replicas, rows)[is_possible]
         if self.objective.weighs_differently_over_time:
             # All plans of a true stage time in [y, x] are charged for y at least; which is best depends on that.
-            at_reached = cheapest_products(self.objective, reached_seconds, prices, interruptions)
+            at_reached = cheapest_products(self.objective, reached_seconds, prices, interruptions, **limit)
             rows = at_reached.rows
             rates_from_reached = self._rates(at_reached, reached_seconds)
         else:
@@ -123,13 +125,16 @@ class ChainSolver:
             )
             bound = (capped.lower_bound + linear.constant) / (x + self.shift_seconds)
             rates[index] = max(rates[index], bound)
-            if capped.rows is not None:
+            is_within_limit = self.most_stages is None or (
+                capped.rows is not None and capped.rows.size <= self.most_stages
+            )
+            if capped.rows is not None and is_within_limit:
                 rows[index] = -1
                 rows[index, : capped.rows.size] = capped.rows
                 reached_seconds[index] = self._slowest(replicas[case], rows[case])[0]
                 products[index] = self._products(replicas[case], prices[case], rows[case])[0]
                 best_product = min(best_product, float(products[index]))
-            if not capped.is_settled:
+            if not capped.is_settled or (capped.rows is not None and not is_within_limit):
                 reached_seconds[index] = x * (1 - _UNSETTLED_STEP)
             known_rate, known_down_to = float(rates[index]), float(reached_seconds[index])
         return RateSolutions(

@@ -67,7 +67,12 @@ class _Points:
 
 
 def cheapest_products(
-    objective: Objective, charged_seconds: Floats, stage_prices: Floats, interruptions_per_hour: Floats
+    objective: Objective,
+    charged_seconds: Floats,
+    stage_prices: Floats,
+    interruptions_per_hour: Floats,
+    *,
+    most_stages: int | None = None,
 ) -> CheapestProducts:
     """Return the partitions of least product for X charged stage times.
 
@@ -78,8 +83,9 @@ def cheapest_products(
         charged_seconds: x in the product, shape (X,). Prices may belong to longer stage times.
         stage_prices: USD per hour of each run on each type, infinite where not allowed; shape (X, G, T).
         interruptions_per_hour: Of each run on each type, finite; shape (X, G, T).
+        most_stages: Of a partition; None without a limit.
     """
-    return _HullSearch(objective, charged_seconds, stage_prices, interruptions_per_hour).run()
+    return _HullSearch(objective, charged_seconds, stage_prices, interruptions_per_hour, most_stages).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +149,9 @@ class _HullSearch:
         charged_seconds: Floats,
         stage_prices: Floats,
         interruptions_per_hour: Floats,
+        most_stages: int | None,
     ) -> None:
+        self.most_stages = most_stages
         self.objective = objective
         self.charged_seconds = charged_seconds
         self.stage_prices = stage_prices
@@ -203,7 +211,9 @@ class _HullSearch:
         weighted[~np.isfinite(prices)] = np.inf
         changes = None if self.change_prices is None else self.change_prices[cases]
         found = cheapest_partitions(
-            weighted, None if changes is None else changes * hourly_weights[:, None, None, None]
+            weighted,
+            None if changes is None else changes * hourly_weights[:, None, None, None],
+            most_stages=self.most_stages,
         )
         hourly = sums_over_stages(prices, found.rows)
         if changes is not None:

@@ -24,9 +24,16 @@ from heterps_core.planning.cost_model.stage_table import (
     segment_row,
     segment_table,
 )
+from heterps_core.planning.cost_model.step_model import step_groups
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.provisioning.replica_balance import floor_missed, memory_text
+from heterps_core.planning.provisioning.replica_balance import (
+    LayerRun,
+    fixed_stages,
+    floor_missed,
+    memory_text,
+)
 from heterps_core.planning.provisioning.stage_time_search import (
+    StageTimeOptimum,
     least_stage_seconds,
     minimise_stage_time_rate,
 )
@@ -58,26 +65,65 @@ def find_optimum(problem: SchedulingProblem) -> Optimum:
             the message says that none is proven impossible.
     """
     objective = objective_of(problem)
-    solver = ChainSolver(segment_table(problem), objective)
-    low_seconds, high_seconds = stage_time_range(problem, solver.table)
-    found = minimise_stage_time_rate(
-        solver,
-        low_seconds=low_seconds,
-        high_seconds=min(high_seconds, problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE)),
-        batch_size=_POINTS_PER_ROUND,
-    )
-    if found.plan is None:
-        is_impossible = math.isinf(found.lower_bound)
-        raise explain_infeasibility(problem) if is_impossible else _nothing_met()
-    stages = _as_stages(problem, found.plan)
+    limit_seconds = problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE)
+    stages: tuple[Stage, ...] | None = None
+    best_product = lower_bound = math.inf
+
+    def minimise(solver: ChainSolver) -> StageTimeOptimum[ReplicatedRows]:
+        low_seconds, high_seconds = stage_time_range(problem, solver.table)
+        return minimise_stage_time_rate(
+            solver,
+            low_seconds=low_seconds,
+            high_seconds=min(high_seconds, limit_seconds),
+            batch_size=_POINTS_PER_ROUND,
+            known_product=best_product,
+        )
+
+    for group in step_groups(problem):
+        table = segment_table(problem, num_microbatches=group.num_microbatches)
+        # More micro-batches only cost more: what a plan costs with those of this group, those of all further groups
+        # cost at least. So if the best of all plans is one of this group, or none is better, they need no look.
+        is_last = group.most_stages in (None, problem.num_layers)
+        if group.most_stages != 1 or is_last:
+            found = minimise(ChainSolver(table, objective))
+            if found.plan is None or is_last or found.plan.rows.size <= (group.most_stages or 0):
+                is_last = True
+            else:
+                improved = _rebalanced(problem, _as_stages(problem, found.plan))
+                if improved is not None and improved[1] < best_product:
+                    stages, best_product = improved
+        if not is_last:
+            found = minimise(ChainSolver(table, objective, most_stages=group.most_stages))
+        lower_bound = min(lower_bound, found.lower_bound)
+        if found.plan is not None:
+            stages, best_product = _as_stages(problem, found.plan), found.product
+        if is_last:
+            break
+    if stages is None:
+        raise explain_infeasibility(problem) if math.isinf(lower_bound) else _nothing_met()
     cost_usd = evaluate(problem, stages).cost_usd
     # A bound that misses the optimum by rounding alone is the optimum.
-    is_proven = found.lower_bound >= found.product * (1 - COMPARISON_TOLERANCE)
+    is_proven = lower_bound >= best_product * (1 - COMPARISON_TOLERANCE)
     return Optimum(
         stages=stages,
         cost_usd=cost_usd,
-        cost_lower_bound_usd=cost_usd if is_proven else objective.cost_usd(found.lower_bound),
+        cost_lower_bound_usd=cost_usd if is_proven else min(cost_usd, objective.cost_usd(lower_bound)),
     )
+
+
+def _rebalanced(
+    problem: SchedulingProblem, stages: tuple[Stage, ...]
+) -> tuple[tuple[Stage, ...], float] | None:
+    """Return these stages with the best replicas for their own number of micro-batches, and the product."""
+    runs = [LayerRun(stage.first_layer, stage.last_layer, stage.device_type) for stage in stages]
+    fixed = fixed_stages(problem, runs)
+    found = fixed.cheapest_replicas(limit_seconds=problem.stage_seconds_limit)
+    if found.plan is None:
+        return None
+    counts = found.plan.tolist()
+    return tuple(
+        replace(stage, num_replicas=int(count)) for stage, count in zip(stages, counts, strict=True)
+    ), found.product
 
 
 def highest_throughput(problem: SchedulingProblem) -> float:
@@ -85,12 +131,17 @@ def highest_throughput(problem: SchedulingProblem) -> float:
 
     Where the search over caps gives up, it is the highest that was met.
     """
-    table = segment_table(problem)
-    low_seconds, high_seconds = stage_time_range(problem, table)
-    solver = ChainSolver(table, objective_of(problem))
-    return problem.batch_size / least_stage_seconds(
-        solver, low_seconds=low_seconds, high_seconds=high_seconds
-    )
+    objective = objective_of(problem)
+    least_seconds = math.inf
+    for group in step_groups(problem):
+        table = segment_table(problem, num_microbatches=group.num_microbatches)
+        low_seconds, high_seconds = stage_time_range(problem, table)
+        if low_seconds >= least_seconds:
+            break
+        solver = ChainSolver(table, objective, most_stages=group.most_stages)
+        found = least_stage_seconds(solver, low_seconds=low_seconds, high_seconds=high_seconds)
+        least_seconds = min(least_seconds, found)
+    return problem.batch_size / least_seconds
 
 
 def explain_infeasibility(problem: SchedulingProblem) -> InfeasiblePlanError:

@@ -7,16 +7,17 @@ best plan of a search is never an approximation.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints
-from heterps_core.planning.cost_model.batch_rating import GridRater, PlanStages, stages_of
+from heterps_core.planning.cost_model.batch_rating import BatchRating, GridRater, PlanStages, stages_of
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.planning.cost_model.stage_table import segment_layers, segment_table
+from heterps_core.planning.cost_model.step_model import num_microbatches_of
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.replica_balance import FixedStages
 from heterps_core.planning.search.optimum import stage_time_range
@@ -65,20 +66,12 @@ class PlanRater:
 
     def __init__(self, problem: SchedulingProblem, *, budget_evaluations: int) -> None:
         self.problem = problem
-        self.table = segment_table(problem)
         self._objective = objective_of(problem)
         self.num_types = len(problem.device_types)
-        low_seconds, high_seconds = stage_time_range(problem, self.table)
-        self.limit_seconds = min(problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE), high_seconds)
-        if self.limit_seconds == 0:  # nothing fits into memory: any grid shows that
-            self.limit_seconds = high_seconds = low_seconds
-        self._grid = GridRater(
-            self.table,
-            self._objective,
-            low_seconds=low_seconds,
-            limit_seconds=self.limit_seconds,
-            high_seconds=high_seconds,
+        self._microbatches_of = np.array(
+            [num_microbatches_of(problem, num_stages) for num_stages in range(1, problem.num_layers + 1)]
         )
+        self._grids: dict[int, GridRater] = {}
         self._budget_evaluations = budget_evaluations
         self._started = time.perf_counter()
         self._exactly_rated: dict[bytes, float] = {}
@@ -101,7 +94,7 @@ class PlanRater:
         assignments = np.ascontiguousarray(assignments[: self.num_evaluations_left], dtype=np.int64)
         self.num_evaluations += len(assignments)
         stages = stages_of(assignments, self.num_types)
-        rating = self._grid.rate(stages)
+        rating = self._rate_on_grids(stages)
         products = rating.products
         is_small = len(assignments) <= _EXACT_BATCH
         for plan in np.argsort(rating.lower_bounds, kind="stable").tolist():
@@ -111,13 +104,44 @@ class PlanRater:
             products[plan] = min(products[plan], self._rate_exactly(stages, plan, below_product))
         return Ratings(cost_usd=self._objective.cost_usd(products), shortfalls=rating.shortfalls)
 
+    def grid(self, num_microbatches: int) -> GridRater:
+        """Return the rater of plans with so many micro-batches, which the trainer's step counts."""
+        if num_microbatches not in self._grids:
+            table = segment_table(self.problem, num_microbatches=num_microbatches)
+            low_seconds, high_seconds = stage_time_range(self.problem, table)
+            limit_seconds = min(self.problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE), high_seconds)
+            if limit_seconds == 0:  # nothing fits into memory: any grid shows that
+                limit_seconds = high_seconds = low_seconds
+            self._grids[num_microbatches] = GridRater(
+                table,
+                self._objective,
+                low_seconds=low_seconds,
+                limit_seconds=limit_seconds,
+                high_seconds=high_seconds,
+            )
+        return self._grids[num_microbatches]
+
+    def _rate_on_grids(self, stages: PlanStages) -> BatchRating:
+        counts = self._microbatches_of[np.diff(stages.starts, append=stages.rows.size) - 1]
+        parts = {count: np.flatnonzero(counts == count) for count in sorted(set(counts.tolist()))}
+        if len(parts) == 1:
+            return self.grid(next(iter(parts))).rate(stages)
+        arrays = {field.name: np.empty(counts.size) for field in fields(BatchRating)}
+        for count, plans in parts.items():
+            rating = self.grid(count).rate(stages.of_plans(plans))
+            for name, values in arrays.items():
+                values[plans] = getattr(rating, name)
+        return BatchRating(**arrays)
+
     def _rate_exactly(self, stages: PlanStages, plan: int, below_product: float) -> float:
         """Return the plan's least product, or infinity where it is not below the given one."""
         rows = stages.of_plan(plan)
         key = rows.tobytes()
         if key not in self._exactly_rated:
-            fixed = FixedStages.of_rows(self.table, self._objective, rows)
-            found = fixed.cheapest_replicas(limit_seconds=self.limit_seconds, below_product=below_product)
+            grid = self.grid(int(self._microbatches_of[rows.size - 1]))
+            fixed = FixedStages.of_rows(grid.table, self._objective, rows)
+            limit_seconds = float(grid.grid_seconds[grid.num_within - 1])
+            found = fixed.cheapest_replicas(limit_seconds=limit_seconds, below_product=below_product)
             self._exactly_rated[key] = found.product
             if found.plan is not None and found.product < self._best_product:
                 self._remember(rows, found.plan, found.product)

@@ -36,7 +36,7 @@ def test_ratings_bracket_the_exact_cost_of_every_plan(scarce):
     problem = make_problem(11, num_layers=6, num_types=3, scarce=scarce, floor_samples_per_s=5_000)
     plans = np.random.default_rng(0).integers(3, size=(300, 6))
     rater = PlanRater(problem, budget_evaluations=1_000)
-    rating = rater._grid.rate(stages_of(plans, 3))
+    rating = rater.grid(1).rate(stages_of(plans, 3))
     usd = problem.num_steps / 3600
 
     num_feasible = 0

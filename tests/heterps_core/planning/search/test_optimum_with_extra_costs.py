@@ -145,7 +145,7 @@ def test_ratings_of_a_search_bracket_the_cost_of_every_placement(name):
     problem = make_charged_problem(5, ALL_COSTS[name], max_units=100, floor=10_000.0)
     plans = np.array(list(product(range(NUM_TYPES), repeat=NUM_LAYERS)))
     rater = PlanRater(problem, budget_evaluations=1_000)
-    rating = rater._grid.rate(stages_of(plans, NUM_TYPES))
+    rating = rater.grid(1).rate(stages_of(plans, NUM_TYPES))
     objective = objective_of(problem)
 
     for plan, rated, bound in zip(plans, rating.products, rating.lower_bounds, strict=True):

@@ -1,0 +1,188 @@
+"""The trainer's step: its formula written again, and what planning by it finds against trying every plan."""
+
+from dataclasses import replace
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from heterps_core.errors import InfeasiblePlanError
+from heterps_core.planning.cost_model.evaluation import evaluate, evaluate_stage
+from heterps_core.planning.cost_model.stage_table import segment_row, segment_table
+from heterps_core.planning.cost_model.step_model import num_microbatches_of, step_groups
+from heterps_core.planning.problem.extra_costs import ExtraCosts
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
+from heterps_core.planning.search.optimum import find_optimum, highest_throughput
+from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
+from heterps_core.plans.scheduling_plan import Stage
+from tests.builders import make_problem
+
+
+def trainer_problem(seed, *, scarce=False, communicates=False, floor_samples_per_s=0.0, **sizes):
+    problem = make_problem(
+        seed,
+        **({"num_layers": 4, "num_types": 3} | sizes),
+        scarce=scarce,
+        floor_samples_per_s=floor_samples_per_s,
+    )
+    return replace(problem, step_model=StepModel.TRAINER, single_replica_communicates=communicates)
+
+
+def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbatches: int) -> float:
+    unit = problem.device_types[stage.device_type]
+    layers = problem.layers[stage.first_layer : stage.last_layer + 1]
+    k, m, samples = stage.num_replicas, num_microbatches, problem.batch_size / problem.profile_batch_size
+    alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
+    computing = exchanging = summing = 0.0
+    for layer in layers:
+        computing += layer.compute_seconds[stage.device_type]
+        if layer.is_sharded:
+            exchanging += layer.communication_seconds[stage.device_type]
+        else:
+            summing += layer.communication_seconds[stage.device_type]
+    cut_bytes = 0.0
+    if stage.first_layer > 0:
+        cut_bytes += problem.layers[stage.first_layer - 1].output_bytes_per_sample
+    if stage.last_layer < problem.num_layers - 1:
+        cut_bytes += layers[-1].output_bytes_per_sample
+    across = 2 * problem.profile_batch_size * cut_bytes / unit.bandwidth_bytes_per_s
+    on_worker = computing * (m * (1 - alpha) + alpha * samples / k)
+    to_others = 1.0 if problem.single_replica_communicates else 1 - 1 / k
+    on_worker += to_others * (summing * samples + exchanging * (m * (1 - beta) + beta * samples / k))
+    return max(on_worker, across * (m * (1 - beta) + beta * samples / k))
+
+
+def all_plans(problem: SchedulingProblem, most_replicas: int):
+    """Yield all plans whose stages have at most so many replicas."""
+    names = problem.device_type_names
+    for types in product(names, repeat=problem.num_layers):
+        bounds = [
+            0,
+            *(i for i in range(1, problem.num_layers) if types[i] != types[i - 1]),
+            problem.num_layers,
+        ]
+        for counts in product(range(1, most_replicas + 1), repeat=len(bounds) - 1):
+            yield tuple(
+                Stage(first, stop - 1, types[first], count)
+                for (first, stop), count in zip(pairwise(bounds), counts, strict=True)
+            )
+
+
+@pytest.mark.parametrize("communicates", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_takes_as_long_as_its_slowest_stage_by_the_formula(seed, communicates):
+    problem = trainer_problem(seed, communicates=communicates)
+    random = np.random.default_rng(seed)
+    plans = list(all_plans(problem, 3))
+    for index in random.choice(len(plans), 200, replace=False).tolist():
+        stages = plans[index]
+        m = {1: 1, 2: 2, 3: 4, 4: 8}[len(stages)]
+        expected = max(stage_seconds_by_hand(problem, stage, m) for stage in stages)
+
+        found = evaluate(problem, stages)
+
+        assert found.num_microbatches == m
+        assert problem.batch_size / found.throughput_samples_per_s == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("communicates", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_least_replicas_are_those_that_trying_every_number_finds(seed, communicates):
+    problem = trainer_problem(seed, communicates=communicates)
+    names = problem.device_type_names
+    table = segment_table(problem, num_microbatches=4)
+    limits = np.geomspace(1e-4, 10, 60) * float(
+        np.median(table.seconds(np.ones(table.compute_seconds.shape)))
+    )
+    found = table.least_replicas(limits)
+    for first, last, (index, name) in product(range(4), range(4), enumerate(names)):
+        if first > last:
+            continue
+        row = segment_row(first, last)
+        counts = range(
+            int(min(table.memory_replicas[row, index], 99)), problem.device_types[name].max_units + 1
+        )
+        seconds = [
+            evaluate_stage(problem, Stage(first, last, name, k), num_microbatches=4).seconds for k in counts
+        ]
+        for limit, replicas in zip(limits, found[:, row, index], strict=True):
+            expected = next((k for k, taken in zip(counts, seconds, strict=True) if taken <= limit), np.inf)
+            assert replicas == expected
+
+
+def cheapest_by_trying_all(problem):
+    most = max(unit.max_units for unit in problem.device_types.values())
+    evaluations = (evaluate(problem, plan) for plan in all_plans(problem, most))
+    return min((found.cost_usd for found in evaluations if not found.violations), default=None)
+
+
+EXTRA = ExtraCosts(
+    startup_seconds=60.0, storage_usd_per_hour=0.5, checkpoint_seconds=5.0, restart_seconds=100.0
+)
+
+
+@pytest.mark.parametrize("extra", [ExtraCosts(), EXTRA])
+@pytest.mark.parametrize("communicates", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_optimum_is_what_trying_every_plan_finds(seed, communicates, extra):
+    problem = trainer_problem(seed, num_types=2, communicates=communicates)
+    units = {
+        name: replace(unit, max_units=4, instances=(), interruptions_per_hour=0.01 * index)
+        for index, (name, unit) in enumerate(problem.device_types.items())
+    }
+    problem = replace(problem, device_types=units, extra_costs=extra)
+    expected = cheapest_by_trying_all(problem)
+
+    if expected is None:
+        with pytest.raises(InfeasiblePlanError):
+            find_optimum(problem)
+        return
+    found = find_optimum(problem)
+
+    assert found.cost_lower_bound_usd <= expected * (1 + 1e-9)
+    assert found.cost_usd == pytest.approx(expected, rel=1e-9)
+    assert not evaluate(problem, found.stages).violations
+
+
+def test_a_floor_out_of_reach_names_the_highest_throughput_that_any_plan_has():
+    problem = trainer_problem(1, num_types=2)
+    units = {name: replace(unit, max_units=3, instances=()) for name, unit in problem.device_types.items()}
+    problem = replace(problem, device_types=units)
+    evaluations = (evaluate(problem, plan) for plan in all_plans(problem, 3))
+    highest = max(found.throughput_samples_per_s for found in evaluations if not found.violations)
+
+    assert highest_throughput(problem) == pytest.approx(highest, rel=1e-5)
+    with pytest.raises(InfeasiblePlanError, match="throughput floor"):
+        find_optimum(replace(problem, throughput_floor_samples_per_s=highest * 1.01))
+
+
+def test_the_number_of_microbatches_divides_the_batch_and_rises_with_the_stages():
+    problem = trainer_problem(0)
+    odd = replace(problem, batch_size=45)
+
+    assert [num_microbatches_of(odd, stages) for stages in range(1, 5)] == [1, 3, 5, 9]
+    assert [(group.num_microbatches, group.most_stages) for group in step_groups(odd)] == [
+        (1, 1),
+        (3, 2),
+        (5, 3),
+        (9, 4),
+    ]
+
+
+def test_more_replicas_than_a_microbatch_has_rows_are_no_plan():
+    problem = replace(trainer_problem(0, num_types=2), batch_size=8)
+    first, second = problem.device_type_names
+    violations = evaluate(problem, (Stage(0, 1, first, 5), Stage(2, 3, second, 1))).violations
+
+    assert "micro-batch" in {violation.constraint for violation in violations}
+
+
+@pytest.mark.parametrize("scheduler", sorted(set(SCHEDULERS) - {"brute-force", "cpu-only", "gpu-only"}))
+def test_every_scheduler_plans_the_trainers_step_and_knows_how_far_it_is_from_the_optimum(scheduler):
+    problem = trainer_problem(2)
+
+    plan = get_scheduler(scheduler).search(problem, budget_evaluations=400, seed=0).plan
+
+    evaluation = evaluate(problem, plan.stages)
+    assert plan.cost_usd == pytest.approx(evaluation.cost_usd)
+    assert plan.cost_lower_bound_usd == pytest.approx(find_optimum(problem).cost_usd)
