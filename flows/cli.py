@@ -49,10 +49,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "what is sold for each device type, where and for how much",
         "flows.commands.planning.offers",
     ),
-    "interruptions": (
-        "how often spot pools preempt instances, from traces",
-        "flows.commands.planning.interruptions",
-    ),
     "profile": (
         "time each layer of a model here, and estimate other device types",
         "flows.commands.planning.profile",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from heterps_core.profiling.machine import num_cores
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.billing.caps import Caps, check_caps
 from infra.bootstrap.node_start import DEFAULT_LIFETIME_S
-from infra.prices.interruptions import NOTHING_COUNTED, CountedRate, with_interruptions
+from infra.prices.interruptions import with_interruptions
 from infra.prices.price_age import age_text, warn_of_old_prices
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
 from infra.providers import get_provider
@@ -115,11 +115,7 @@ def check_offers(device_types: Sequence[str], *, catalogue: PriceCatalogue, regi
 
 @task(name="find offers", cache_policy=NO_CACHE)
 def find_offers(
-    device_types: Sequence[str],
-    *,
-    catalogue: PriceCatalogue | None = None,
-    region: str = REGION,
-    counted_interruptions: Mapping[str, CountedRate] = NOTHING_COUNTED,
+    device_types: Sequence[str], *, catalogue: PriceCatalogue | None = None, region: str = REGION
 ) -> tuple[InstanceOffer, ...]:
     """Return the offers that carry the device types, in the markets in which these are bought.
 
@@ -130,7 +126,6 @@ def find_offers(
         device_types: Names; those that end with -spot are bought there.
         catalogue: The cloud of its first file counts; None for the bundled prices.
         region: Of the cloud.
-        counted_interruptions: Spot pool -> what was counted there.
 
     Raises:
         UnknownNameError: A device type is in no table, or there are no prices for the region.
@@ -146,7 +141,7 @@ def find_offers(
         for offer in catalogue.offers(region=region, market=market, cloud=catalogue.cloud)
         if offer.instance_type.family in families
     ]
-    return tuple(with_interruptions(offers, counted_interruptions))
+    return tuple(with_interruptions(offers))
 
 
 @task(name="provision", cache_policy=NO_CACHE)

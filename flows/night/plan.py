@@ -10,14 +10,13 @@ from flows.service.schedule import nightly_timezone
 from heterps_core.models.worker_memory import host_bytes_of_worker
 from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers
 from heterps_core.training.job import TrainingConfig
-from infra.prices.interruptions import read_counted
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider
 from tasks.learning import Learning, learn_from_runs
 from tasks.planning.deadline import Deadline, deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.markets import device_types_to_buy
 from tasks.planning.planned_job import PlannedJob, planned_job
-from tasks.prices import price_files, price_folder, refresh_before_renting
+from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import ProfiledModel, profile_layers
 from tasks.provisioning import check_lifetime, find_offers, provision
 from tasks.publishing import publish_plan
@@ -92,12 +91,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
     refresh_before_renting(run.workspace, run.provider, regions=[asked.region])
     listed = get_provider(run.provider).price_file
     prices = PriceCatalogue(price_files(run.workspace, asked.catalogue, listed=listed))
-    offers = find_offers(
-        device_types,
-        catalogue=prices,
-        region=asked.region,
-        counted_interruptions=read_counted(price_folder(run.workspace)),
-    )
+    offers = find_offers(device_types, catalogue=prices, region=asked.region)
     offers = offers_that_hold_workers(
         device_types, offers, host_bytes_of_worker=host_bytes_of_worker(job.num_samples)
     )

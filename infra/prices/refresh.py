@@ -13,8 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import DeviceKind, InstanceOffer, InstanceType, Market
-from heterps_core.planning.provisioning.interruption_rate import InterruptionRate, rate_of_counts
-from infra.prices.interruptions import default_rate
+from infra.prices.interruptions import InterruptionRate, default_rate, rate_of_counts
 from infra.prices.live_prices import LivePrices, SpotHistory
 
 
@@ -152,4 +151,7 @@ def _seen_rate(history: SpotHistory, on_demand: float | None, *, now: datetime) 
     """Return how often the price rose above on-demand; None where it was never below."""
     times_s, prices = history.curve(now)
     below = [int(price <= on_demand) for price in prices] if on_demand else []
-    return rate_of_counts(times_s, below) if any(below[:-1]) and times_s[-1] > 0 else None
+    if not any(below):
+        return None
+    rate = rate_of_counts(times_s, below)
+    return rate if rate.instance_hours > 0 else None

@@ -13,7 +13,7 @@ from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import UnknownNameError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.text_table import Table
-from infra.prices.interruptions import read_counted, with_interruptions
+from infra.prices.interruptions import with_interruptions
 from infra.prices.price_age import age_text
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.workspace import Workspace
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
         ConfigurationError: A file cannot be read, or does not say cloud and date.
         UnknownNameError: The region or a device type is not known.
     """
-    from tasks.prices import named_price_file, price_files, price_folder
+    from tasks.prices import named_price_file, price_files
 
     files = (
         price_files(Workspace.locate())
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
     names = options.device_types or [
         DEVICE_TYPES[name].in_market(market).name for name in DEVICE_TYPES for market in Market
     ]
-    rows = unit_rows(names, with_interruptions(offers, read_counted(price_folder(Workspace.locate()))))
+    rows = unit_rows(names, with_interruptions(offers))
     print(
         json.dumps([_as_json(row) for row in rows], indent=1)
         if options.json

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.hardware import DeviceKind, Market
-from heterps_core.planning.provisioning.interruption_rate import pooled_rate, rate_of_counts
-from infra.prices.interruptions import COUNTED, default_rate, with_interruptions
+from infra.prices.interruptions import COUNTED, default_rate, pooled_rate, rate_of_counts, with_interruptions
 from tests.infra.builders import offer
 from tests.paths import PROJECT
 
@@ -32,6 +31,14 @@ def test_what_no_trace_is_like_is_taken_from_all_of_them():
 
     assert rate.per_hour == pytest.approx((221 + 415 + 3) / (369.3 + 1_971.3 + 180.4))
     assert "none is of this kind" in source
+
+
+def test_every_instance_that_a_step_falls_by_is_an_interruption():
+    # By hand: 4 instances for an hour, 1 for an hour, 2 for an hour; 3 lost, then 1 got, then 2 lost.
+    rate = rate_of_counts([0.0, 3_600.0, 7_200.0, 10_800.0], [4, 1, 2, 0])
+
+    assert rate.num_interruptions == 5
+    assert rate.instance_hours == pytest.approx(7.0)
 
 
 @pytest.mark.skipif(not PREEMPTIONS.exists(), reason="the recorded traces are not on this machine")
