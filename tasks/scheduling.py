@@ -30,7 +30,6 @@ from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction, predict_dry_run
 from heterps_core.planning.simulate.dry_run_workers import simulate_workers
 from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simulate_plan
-from heterps_core.planning.simulate.simulation_options import SimulationOptions
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.machine import num_cores
 from heterps_core.profiling.profiles.model_profiles import worker_costs_of
@@ -46,8 +45,6 @@ COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")
 
 SAME_COST = 1e-9
 """Relative difference of two costs that is rounding."""
-
-SIMULATED_STEPS = 20
 
 MAX_UNITS = 64
 """Of each device type in a plan: the order of a new account's quota."""
@@ -242,7 +239,6 @@ def simulate_choice(problem: SchedulingProblem, result: SearchResult) -> PlanSim
         problem,
         stages,
         num_microbatches=default_microbatches(problem.batch_size, num_stages=len(stages)),
-        options=SimulationOptions(num_steps=SIMULATED_STEPS),
     )
 
 

@@ -20,7 +20,6 @@ from heterps_core.planning.explain.throughput_front import FrontPoint
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.simulate.pipeline_load import FORWARD_SHARE
 from heterps_core.planning.simulate.pipeline_simulation import pass_order
-from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
 from heterps_core.units import MS_PER_S
 from tasks.reports.document import Picture
 from tasks.reports.run_report import PlanReport
@@ -114,9 +113,7 @@ def pipeline_passes(stage_seconds: Sequence[float], *, num_microbatches: int) ->
     free_at_s = [0.0] * num_stages
     ends_s: dict[tuple[int, str, int], float] = {}
     passes = []
-    for stage, action in pass_order(
-        num_microbatches=num_microbatches, num_stages=num_stages, warmup_per_stage=WARMUP_PER_STAGE
-    ):
+    for stage, action in pass_order(num_microbatches=num_microbatches, num_stages=num_stages):
         is_forward = action.direction == "forward"
         source = (stage - 1 if is_forward else stage + 1, action.direction, action.microbatch)
         share = FORWARD_SHARE if is_forward else 1 - FORWARD_SHARE

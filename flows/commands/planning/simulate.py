@@ -10,31 +10,25 @@ from typing import TYPE_CHECKING
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.json_file import write_json
-from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
 
 if TYPE_CHECKING:
-    from heterps_core.planning.simulate.simulation_options import Worker
     from heterps_core.plans.scheduling_plan import Stage
 
 HELP = """\
 Run a plan's pipeline in simulation, and print what it reaches beside what the planner's formula says.
 
 The formula takes the slowest stage for the whole pipeline. The simulation adds what that leaves out:
-steps that fill and drain, messages that are waited for, slow machines. By default the micro-batches
-and their order are the trainer's; computing and messages overlap, as the formula has it. What a pass or
-a message costs beyond its rows is in neither, so many small micro-batches look better than they are.
+steps that fill and drain, messages that are waited for, slow machines. The order of micro-batches is
+the trainer's; computing and messages overlap, as the formula has it. What a pass or a message costs
+beyond its rows is in neither, so many small micro-batches look better than they are.
 
 examples:
   heterps plan problem.json --scheduler exact --output plan.json
   heterps simulate problem.json plan.json
   heterps simulate problem.json plan.json --micro-batches 16 --straggler 0.1=2 --output simulation.json
-  heterps simulate problem.json plan.json --no-flush --warmup-per-stage 3 --jitter 0.2 --seed 7
 
 exit status: 0 with a result; 2 where a file or an argument cannot be used.
 """
-
-DEFAULT_NUM_STEPS = 20
-"""The figures are those of the middle half; without jitter every step takes the same time from the third on."""
 
 _FORM_OF_STRAGGLER = "STAGE[.REPLICA]=FACTOR"
 
@@ -52,25 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="that a batch is cut into (default: as the trainer cuts it)",
     )
     parser.add_argument(
-        "--steps",
-        type=int,
-        default=DEFAULT_NUM_STEPS,
-        metavar="N",
-        help="to simulate; speed is that of the middle half (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--no-flush",
-        action="store_true",
-        help="steps follow one another without a gap, and gradients are applied late; the trainer cannot do this",
-    )
-    parser.add_argument(
-        "--warmup-per-stage",
-        type=int,
-        default=WARMUP_PER_STAGE,
-        metavar="W",
-        help="forward passes that a stage runs ahead of the next one (default: %(default)s, as the trainer)",
-    )
-    parser.add_argument(
         "--straggler",
         action="append",
         default=[],
@@ -78,14 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="passes there take FACTOR times as long, without REPLICA those of the whole stage; may be repeated, "
         "the later counts",
     )
-    parser.add_argument(
-        "--jitter",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="standard deviation of a pass's time over its mean (default: 0)",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the jitter (default: 0)")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the figures here too")
 
 
@@ -97,12 +64,9 @@ def run(options: argparse.Namespace) -> None:
     """
     from heterps_core.planning.search.plan_file import load_problem_and_plan
     from heterps_core.planning.simulate.plan_simulation import simulate_plan
-    from heterps_core.planning.simulate.simulation_options import SimulationOptions
     from heterps_core.planning.simulate.simulation_report import simulation_text, simulation_to_json
     from heterps_core.training.gradients.microbatches import default_microbatches
 
-    if options.seed < 0:
-        raise ConfigurationError(f"--seed must not be negative, got {options.seed}")
     problem, plan = load_problem_and_plan(options.problem, options.plan)
     num_microbatches = options.micro_batches
     if num_microbatches is None:
@@ -111,27 +75,20 @@ def run(options: argparse.Namespace) -> None:
         problem,
         plan.stages,
         num_microbatches=num_microbatches,
-        options=SimulationOptions(
-            num_steps=options.steps,
-            flushes_each_step=not options.no_flush,
-            warmup_per_stage=options.warmup_per_stage,
-            slow_factors=slow_factors(options.straggler, plan.stages),
-            jitter=options.jitter,
-            seed=options.seed,
-        ),
+        slow_factors=slow_factors(options.straggler, plan.stages),
     )
     if options.output is not None:
         write_json(options.output, simulation_to_json(problem, simulation))
     print(simulation_text(problem, plan, simulation))
 
 
-def slow_factors(texts: Sequence[str], stages: Sequence[Stage]) -> dict[Worker, float]:
-    """Read every `--straggler` for a plan's stages; see `_FORM_OF_STRAGGLER`.
+def slow_factors(texts: Sequence[str], stages: Sequence[Stage]) -> dict[tuple[int, int], float]:
+    """Read every `--straggler` for a plan's stages, by stage and replica; see `_FORM_OF_STRAGGLER`.
 
     Raises:
         ConfigurationError: One has another form, a factor that is no positive number, or names no worker.
     """
-    factors: dict[Worker, float] = {}
+    factors: dict[tuple[int, int], float] = {}
     for text in texts:
         worker, _, factor_text = text.partition("=")
         stage_text, dot, replica_text = worker.partition(".")

@@ -14,46 +14,100 @@ batch, checkpoints. Buffers at a receiver are as large as the schedule needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.simulate.pipeline_load import PipelineLoad
-from heterps_core.planning.simulate.simulated_run import SimulatedRun, StageUse
-from heterps_core.planning.simulate.simulation_options import SimulationOptions, per_replica
-from heterps_core.planning.simulate.stage_durations import stage_durations
+from heterps_core.planning.simulate.row_routes import stage_durations
 from heterps_core.training.pipeline.pipeline_schedule import Action, one_forward_one_backward
 from heterps_core.training.pipeline.stage_exchange import replica_slice
 
+NUM_STEPS = 20
+"""Every step takes the same time from the third on."""
 
-def simulate(load: PipelineLoad, options: SimulationOptions) -> SimulatedRun:
-    """Run a pipeline for some steps.
+NO_STRAGGLERS: Mapping[tuple[int, int], float] = {}
 
-    The same load, options and seed give the same run. Work grows with steps, micro-batches and stages as calls
-    of NumPy, each over the replicas of a stage.
 
-    Raises:
-        ConfigurationError: A slow factor or start-up time names a worker that the pipeline has not.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageUse:
+    """How the replicas of a stage spent the time from their start to the end of their last step.
+
+    The shares are means over replicas and add up to 1.
     """
-    return _Simulation(load, options).run()
+
+    computing: float
+    waiting_for_data: float
+    """Rows or gradients that a neighbouring stage had not worked out yet."""
+
+    waiting_for_link: float
+    """Messages, exchanges or the all-reduce were on their way, or stood in line, or an exchange waited for one of the
+    replicas."""
+
+    waiting_at_barrier: float
+    """For slower replicas of the same stage before the all-reduce."""
 
 
-def pass_order(
-    *, num_microbatches: int, num_stages: int, warmup_per_stage: int
-) -> Iterator[tuple[int, Action]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedRun:
+    """A simulated run of several steps."""
+
+    batch_size: int
+    step_end_seconds: Floats
+    """When the last replica of all stages ended each step, since the beginning of the run; shape (N,)."""
+
+    stages: tuple[StageUse, ...]
+
+    @property
+    def total_seconds(self) -> float:
+        """From the beginning, start-up included, to the end of the last step."""
+        return float(self.step_end_seconds[-1])
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean time per step in the middle half of the run, without what is special at its start and end.
+
+        Of a run of fewer than four steps, the mean of all.
+        """
+        num_steps = self.step_end_seconds.size
+        if num_steps < 4:
+            return self.total_seconds / num_steps
+        first, last = num_steps // 4 - 1, 3 * num_steps // 4 - 1
+        return float(self.step_end_seconds[last] - self.step_end_seconds[first]) / (last - first)
+
+    @property
+    def throughput_samples_per_s(self) -> float:
+        """In the middle half of the run."""
+        return self.batch_size / self.step_seconds
+
+
+def simulate(
+    load: PipelineLoad,
+    *,
+    num_steps: int = NUM_STEPS,
+    slow_factors: Mapping[tuple[int, int], float] = NO_STRAGGLERS,
+) -> SimulatedRun:
+    """Run a pipeline for some steps, each of which ends with the all-reduce, as the trainer does.
+
+    Work grows with steps, micro-batches and stages as calls of NumPy, each over the replicas of a stage.
+
+    Args:
+        load: The pipeline.
+        num_steps: At least 1.
+        slow_factors: Stage and replica of stragglers -> how many times as long their passes take, positive.
+    """
+    return _Simulation(load, num_steps, slow_factors).run()
+
+
+def pass_order(*, num_microbatches: int, num_stages: int) -> Iterator[tuple[int, Action]]:
     """Yield the passes of all stages so that each comes behind those whose results it needs.
 
     Each stage keeps its own 1F1B order.
     """
     orders = [
-        one_forward_one_backward(
-            num_microbatches=num_microbatches,
-            num_stages=num_stages,
-            stage=stage,
-            warmup_per_stage=warmup_per_stage,
-        )
+        one_forward_one_backward(num_microbatches=num_microbatches, num_stages=num_stages, stage=stage)
         for stage in range(num_stages)
     ]
     nexts = [next(order, None) for order in orders]
@@ -82,20 +136,20 @@ class _Sending:
 class _StageState:
     """The clocks of a stage's replicas and how they spent their time; arrays of shape (k,)."""
 
-    def __init__(self, ready_seconds: Floats) -> None:
-        self.worker_free = ready_seconds.copy()
-        self.lane_in_free = ready_seconds.copy()
-        self.lane_out_free = ready_seconds.copy()
-        self.put_off_seconds = np.zeros_like(ready_seconds)
+    def __init__(self, num_replicas: int) -> None:
+        self.worker_free = np.zeros(num_replicas)
+        self.lane_in_free = np.zeros(num_replicas)
+        self.lane_out_free = np.zeros(num_replicas)
+        self.put_off_seconds = np.zeros(num_replicas)
         """Of weight gradients, still to be worked out."""
 
         self.updated_seconds = 0.0
         """When all replicas ended the step before; no row is read before."""
 
-        self.computing = np.zeros_like(ready_seconds)
-        self.waiting_for_data = np.zeros_like(ready_seconds)
-        self.waiting_for_link = np.zeros_like(ready_seconds)
-        self.waiting_at_barrier = np.zeros_like(ready_seconds)
+        self.computing = np.zeros(num_replicas)
+        self.waiting_for_data = np.zeros(num_replicas)
+        self.waiting_for_link = np.zeros(num_replicas)
+        self.waiting_at_barrier = np.zeros(num_replicas)
 
     def fill(self, seconds: Floats) -> None:
         """Work weight gradients out for so long, or until none is left."""
@@ -116,55 +170,45 @@ class _StageState:
 
 
 class _Simulation:
-    def __init__(self, load: PipelineLoad, options: SimulationOptions) -> None:
+    def __init__(
+        self, load: PipelineLoad, num_steps: int, slow_factors: Mapping[tuple[int, int], float]
+    ) -> None:
         self.load = load
-        self.options = options
-        self.random = np.random.default_rng(options.seed)
+        self.num_steps = num_steps
         self.row_counts = [
             replica_slice(load.batch_size, load.num_microbatches, index).num_rows
             for index in range(load.num_microbatches)
         ]
-        shape = [stage.num_replicas for stage in load.stages]
-        slow = per_replica(options.slow_factors, shape, otherwise=1.0)
+        slow = [np.ones(stage.num_replicas) for stage in load.stages]
+        for (stage, replica), factor in slow_factors.items():
+            slow[stage][replica] = factor
         self.durations = {
             num_rows: stage_durations(load, num_rows=num_rows, slow_factors=slow)
             for num_rows in set(self.row_counts)
         }
-        self.states = [
-            _StageState(ready) for ready in per_replica(options.startup_seconds, shape, otherwise=0.0)
-        ]
+        self.states = [_StageState(stage.num_replicas) for stage in load.stages]
         self.sendings: dict[tuple[int, Action], _Sending] = {}
-        self.step_ends = np.zeros(options.num_steps)
-        # Without a flush the all-reduce has no moment of its own.
-        share = 0 if options.flushes_each_step else 1 / load.num_microbatches
-        self.exchange_seconds = [
-            stage.exchange_seconds + share * stage.all_reduce_seconds for stage in load.stages
-        ]
 
     def run(self) -> SimulatedRun:
-        num_steps, num_microbatches = self.options.num_steps, self.load.num_microbatches
-        shape = {"num_stages": len(self.load.stages), "warmup_per_stage": self.options.warmup_per_stage}
-        if self.options.flushes_each_step:
-            order = list(pass_order(num_microbatches=num_microbatches, **shape))
-            for step in range(num_steps):
-                for stage, action in order:
-                    self._pass(stage, action, step)
-                self.step_ends[step] = max(self._end_step(stage) for stage in range(len(self.states)))
-        else:
-            for stage, action in pass_order(num_microbatches=num_steps * num_microbatches, **shape):
-                self._pass(stage, action, action.microbatch // num_microbatches)
+        order = list(
+            pass_order(num_microbatches=self.load.num_microbatches, num_stages=len(self.load.stages))
+        )
+        step_ends = np.zeros(self.num_steps)
+        for step in range(self.num_steps):
+            for stage, action in order:
+                self._pass(stage, action)
+            step_ends[step] = max(self._end_step(stage) for stage in range(len(self.states)))
         return SimulatedRun(
             batch_size=self.load.batch_size,
-            step_end_seconds=self.step_ends,
+            step_end_seconds=step_ends,
             stages=tuple(state.use() for state in self.states),
         )
 
-    def _pass(self, stage: int, action: Action, step: int) -> None:
+    def _pass(self, stage: int, action: Action) -> None:
         state = self.states[stage]
-        microbatch = action.microbatch % self.load.num_microbatches
-        durations = self.durations[self.row_counts[microbatch]]
+        durations = self.durations[self.row_counts[action.microbatch]]
         is_forward = action.direction == "forward"
-        exchange_seconds = self.exchange_seconds[stage]
+        exchange_seconds = self.load.stages[stage].exchange_seconds
         if is_forward and exchange_seconds:
             begin = max(state.lane_in_free.max(), state.updated_seconds)
             state.lane_in_free = np.full_like(state.lane_in_free, begin + exchange_seconds)
@@ -181,7 +225,7 @@ class _Simulation:
         waiting_for_data = np.minimum(np.maximum(data_ready - state.worker_free, 0.0), waiting)
         state.waiting_for_data += waiting_for_data
         state.waiting_for_link += waiting - waiting_for_data
-        seconds = self._drawn(durations[stage].pass_seconds[action.direction])
+        seconds = durations[stage].pass_seconds[action.direction]
         state.computing += seconds
         state.worker_free = end = start + seconds
         target = stage + 1 if is_forward else stage - 1
@@ -195,11 +239,9 @@ class _Simulation:
             begin = max(state.lane_out_free.max(), end.max())
             state.lane_out_free = np.full_like(end, begin + exchange_seconds)
         if not is_forward:
-            state.put_off_seconds += self._drawn(durations[stage].weight_gradient_seconds)
-            if microbatch == self.load.num_microbatches - 1:
+            state.put_off_seconds += durations[stage].weight_gradient_seconds
+            if action.microbatch == self.load.num_microbatches - 1:
                 state.fill(state.put_off_seconds)
-            if not self.options.flushes_each_step:
-                self.step_ends[step] = max(self.step_ends[step], state.worker_free.max())
 
     def _end_step(self, stage: int) -> float:
         """Wait until all is sent and sum the gradients; return when the stage's last replica is through."""
@@ -216,10 +258,3 @@ class _Simulation:
         state.worker_free, state.lane_out_free = end, end.copy()
         state.updated_seconds = float(end.max())
         return state.updated_seconds
-
-    def _drawn(self, seconds: Floats) -> Floats:
-        if not self.options.jitter:
-            return seconds
-        variance = np.log1p(self.options.jitter**2)
-        drawn: Floats = seconds * self.random.lognormal(-variance / 2, np.sqrt(variance), seconds.size)
-        return drawn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -10,9 +10,7 @@ from heterps_core.planning.cost_model.evaluation import PlanEvaluation, evaluate
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.simulate.pipeline_load import PipelineLoad, pipeline_load
-from heterps_core.planning.simulate.pipeline_simulation import simulate
-from heterps_core.planning.simulate.simulated_run import SimulatedRun
-from heterps_core.planning.simulate.simulation_options import SimulationOptions
+from heterps_core.planning.simulate.pipeline_simulation import NO_STRAGGLERS, SimulatedRun, simulate
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.gradients.microbatches import LEAST_MICROBATCH_ROWS
 
@@ -31,10 +29,7 @@ class Limit(StrEnum):
 
     COMPUTING = "computing"
     FILLING = "filling and draining"
-    """Steps that flush: the first and the last micro-batches of a step find stages without work."""
-
-    ROUND_TRIPS = "round trips"
-    """Steps that do not: too few micro-batches are under way to bridge the time of messages."""
+    """The first and the last micro-batches of a step find stages without work."""
 
     LINK = "link"
     BARRIER = "barrier"
@@ -62,7 +57,9 @@ class PlanSimulation:
 
     evaluation: PlanEvaluation
     load: PipelineLoad
-    options: SimulationOptions
+    slow_factors: Mapping[tuple[int, int], float]
+    """Stage and replica of stragglers -> how many times as long their passes take."""
+
     undisturbed: SimulatedRun
     """Without stragglers."""
 
@@ -78,19 +75,22 @@ class PlanSimulation:
 
 
 def simulate_plan(
-    problem: SchedulingProblem, stages: Sequence[Stage], *, num_microbatches: int, options: SimulationOptions
+    problem: SchedulingProblem,
+    stages: Sequence[Stage],
+    *,
+    num_microbatches: int,
+    slow_factors: Mapping[tuple[int, int], float] = NO_STRAGGLERS,
 ) -> PlanSimulation:
     """Simulate a plan with and without its stragglers, and find what limits it.
 
     Raises:
-        ConfigurationError: The stages do not fit the problem, or an option is out of its range.
+        ConfigurationError: The stages do not fit the problem, or the batch cannot be cut so.
     """
     evaluation = evaluate(problem, stages)
     load = pipeline_load(problem, stages, num_microbatches=num_microbatches)
-    calm_options = replace(options, slow_factors={})
-    undisturbed = simulate(load, calm_options)
-    disturbed = simulate(load, options) if options.slow_factors else None
-    limiting = _limiting_stage(problem, stages, load, calm_options, undisturbed)
+    undisturbed = simulate(load)
+    disturbed = simulate(load, slow_factors=slow_factors) if slow_factors else None
+    limiting = _limiting_stage(problem, stages, load, undisturbed)
     if disturbed is not None:
         lost_share = 1 - undisturbed.step_seconds / disturbed.step_seconds
         if lost_share >= LEAST_LIMITING_SHARE:
@@ -103,7 +103,7 @@ def simulate_plan(
     return PlanSimulation(
         evaluation=evaluation,
         load=load,
-        options=options,
+        slow_factors=slow_factors,
         undisturbed=undisturbed,
         disturbed=disturbed,
         limiting=limiting,
@@ -135,17 +135,12 @@ def _least_waiting(run: SimulatedRun) -> int:
 
 
 def _limiting_stage(
-    problem: SchedulingProblem,
-    stages: Sequence[Stage],
-    load: PipelineLoad,
-    options: SimulationOptions,
-    run: SimulatedRun,
+    problem: SchedulingProblem, stages: Sequence[Stage], load: PipelineLoad, run: SimulatedRun
 ) -> LimitingStage:
     stage = _least_waiting(run)
     use = run.stages[stage]
-    data_limit = Limit.FILLING if options.flushes_each_step else Limit.ROUND_TRIPS
     share, limit = max(
-        (use.waiting_for_data, data_limit),
+        (use.waiting_for_data, Limit.FILLING),
         (use.waiting_for_link, Limit.LINK),
         (use.waiting_at_barrier, Limit.BARRIER),
     )
@@ -153,22 +148,12 @@ def _limiting_stage(
         return LimitingStage(
             limit=Limit.COMPUTING, stage=stage, share=use.computing, relieved_samples_per_s=None
         )
-    deeper: SimulatedRun | None = None
-    if not options.flushes_each_step:
-        # A message on its way is link time to the receiver, though another micro-batch could hide it.
-        deeper = simulate(load, replace(options, warmup_per_stage=options.warmup_per_stage + 1))
-        if 1 - deeper.step_seconds / run.step_seconds >= LEAST_LIMITING_SHARE:
-            share, limit = use.idle, Limit.ROUND_TRIPS
     num_microbatches = _more_microbatches(load) if limit is Limit.FILLING else None
     relieved: SimulatedRun | None = None
     if num_microbatches is not None:
-        relieved = simulate(pipeline_load(problem, stages, num_microbatches=num_microbatches), options)
-    elif limit is Limit.ROUND_TRIPS:
-        relieved = deeper
+        relieved = simulate(pipeline_load(problem, stages, num_microbatches=num_microbatches))
     elif limit is Limit.LINK:
-        relieved = simulate(_without_links(load), options)
-    elif limit is Limit.BARRIER and options.jitter:
-        relieved = simulate(load, replace(options, jitter=0.0))
+        relieved = simulate(_without_links(load))
     return LimitingStage(
         limit=limit,
         stage=stage,

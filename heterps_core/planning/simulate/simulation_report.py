@@ -9,11 +9,10 @@ from typing import Any
 
 from heterps_core.planning.cost_model.stage_cost import is_within
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.simulate.pipeline_simulation import SimulatedRun
 from heterps_core.planning.simulate.plan_simulation import Limit, PlanSimulation, run_cost_usd
-from heterps_core.planning.simulate.simulated_run import SimulatedRun
 from heterps_core.plans.scheduling_plan import SchedulingPlan
 from heterps_core.text_table import WIDTH, Table, labelled_lines
-from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
 from heterps_core.units import MS_PER_S, SECONDS_PER_HOUR
 
 SCHEMA_VERSION = 1
@@ -47,14 +46,9 @@ def simulation_to_json(problem: SchedulingProblem, simulation: PlanSimulation) -
         "model": problem.model,
         "batch_size": problem.batch_size,
         "num_microbatches": simulation.load.num_microbatches,
-        "num_steps": simulation.options.num_steps,
-        "flushes_each_step": simulation.options.flushes_each_step,
-        "warmup_per_stage": simulation.options.warmup_per_stage,
-        "jitter": simulation.options.jitter,
-        "seed": simulation.options.seed,
         "slow_factors": [
             {"stage": stage, "replica": replica, "factor": factor}
-            for (stage, replica), factor in sorted(simulation.options.slow_factors.items())
+            for (stage, replica), factor in sorted(simulation.slow_factors.items())
         ],
         **{
             label.replace(" ", "_"): {
@@ -74,15 +68,9 @@ def simulation_to_json(problem: SchedulingProblem, simulation: PlanSimulation) -
 
 
 def _heading(problem: SchedulingProblem, plan: SchedulingPlan, simulation: PlanSimulation) -> str:
-    options = simulation.options
-    flush = "" if options.flushes_each_step else ", without a flush"
-    is_default = options.warmup_per_stage == WARMUP_PER_STAGE
-    ahead = "" if is_default else f", {_counted(options.warmup_per_stage, 'pass', 'passes')} ahead per stage"
-    jitter = f", jitter {options.jitter:g} (seed {options.seed})" if options.jitter else ""
     return (
-        f"Plan for {problem.model} by {plan.scheduler}, simulated: {_counted(options.num_steps, 'step')} of "
+        f"Plan for {problem.model} by {plan.scheduler}, simulated: steps of "
         f"{problem.batch_size:,.0f} rows in {_microbatches(problem, simulation.load.num_microbatches)}"
-        f"{flush}{ahead}{jitter}"
     )
 
 
@@ -188,20 +176,12 @@ def _limit_text(problem: SchedulingProblem, simulation: PlanSimulation) -> str:
                 limiting.relieved_samples_per_s,
                 f"{_microbatches(problem, limiting.relieved_microbatches or count)} would give",
             )
-        case Limit.ROUND_TRIPS:
-            ahead = simulation.options.warmup_per_stage + 1
-            return (
-                f"{name} waits {share} of its time: too few micro-batches are under way to bridge the time "
-                f"of messages"
-            ) + _relief(run, limiting.relieved_samples_per_s, f"{ahead} passes ahead per stage would give")
         case Limit.LINK:
             return f"{name} waits {share} of its time for its links" + _relief(
                 run, limiting.relieved_samples_per_s, "with links that take no time it would be"
             )
         case Limit.BARRIER:
-            return f"the replicas of {name} wait {share} of their time for the slowest of them" + _relief(
-                run, limiting.relieved_samples_per_s, "without jitter it would be"
-            )
+            return f"the replicas of {name} wait {share} of their time for the slowest of them"
 
 
 def _relief(run: SimulatedRun, relieved_samples_per_s: float | None, condition: str) -> str:
@@ -212,7 +192,7 @@ def _relief(run: SimulatedRun, relieved_samples_per_s: float | None, condition: 
 
 
 def _slow_stages(simulation: PlanSimulation) -> str:
-    slow = sorted({stage for stage, _ in simulation.options.slow_factors})
+    slow = sorted({stage for stage, _ in simulation.slow_factors})
     return f"stage {', '.join(map(str, slow))}"
 
 
@@ -229,11 +209,7 @@ def _cost_text(simulation: PlanSimulation) -> str:
 def _microbatches(problem: SchedulingProblem, count: int) -> str:
     rows = problem.batch_size / count
     size = f"{rows:,.0f}" if rows == int(rows) else f"about {rows:,.0f}"
-    return f"{_counted(count, 'micro-batch', 'micro-batches')} of {size} rows"
-
-
-def _counted(count: int, one: str, several: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else several or f'{one}s'}"
+    return f"{count:,} micro-batch{'' if count == 1 else 'es'} of {size} rows"
 
 
 def _percent(share: float) -> str:

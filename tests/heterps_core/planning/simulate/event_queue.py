@@ -6,11 +6,10 @@ Every worker is three processes that wait for named events: its processor, its l
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Mapping
 from typing import Any
 
 from heterps_core.planning.simulate.pipeline_load import PipelineLoad
-from heterps_core.planning.simulate.simulation_options import SimulationOptions
 from heterps_core.training.pipeline.pipeline_schedule import one_forward_one_backward
 from heterps_core.training.pipeline.stage_exchange import replica_slice, routes_to_neighbour
 
@@ -52,29 +51,22 @@ class EventQueue:
         assert not self._waiting, "processes wait for ever"
 
 
-def simulate_by_events(load: PipelineLoad, options: SimulationOptions) -> list[float]:
+def simulate_by_events(
+    load: PipelineLoad, *, num_steps: int, slow_factors: Mapping[tuple[int, int], float]
+) -> list[float]:
     """Return when the last replica of all stages ended each step."""
     queue = EventQueue()
     num_stages, num_microbatches = len(load.stages), load.num_microbatches
     replicas = [range(stage.num_replicas) for stage in load.stages]
     sizes = [replica_slice(load.batch_size, num_microbatches, i).num_rows for i in range(num_microbatches)]
-    step_ends = [0.0] * options.num_steps
+    step_ends = [0.0] * num_steps
 
     def schedule(stage: int) -> list[list[tuple[str, int, int]]]:
         """Passes as (direction, step, micro-batch), in groups that end with a flush."""
-        num_groups = options.num_steps if options.flushes_each_step else 1
         order = list(
-            one_forward_one_backward(
-                num_microbatches=num_microbatches * options.num_steps // num_groups,
-                num_stages=num_stages,
-                stage=stage,
-                warmup_per_stage=options.warmup_per_stage,
-            )
+            one_forward_one_backward(num_microbatches=num_microbatches, num_stages=num_stages, stage=stage)
         )
-        return [
-            [(d, group + i // num_microbatches, i % num_microbatches) for d, i in order]
-            for group in range(num_groups)
-        ]
+        return [[(d, group, i) for d, i in order] for group in range(num_steps)]
 
     def mean_rows(stage: int) -> float:
         return load.batch_size / num_microbatches / load.stages[stage].num_replicas
@@ -100,11 +92,6 @@ def simulate_by_events(load: PipelineLoad, options: SimulationOptions) -> list[f
         for other in replicas[stage]:
             yield (kind, stage, other, *which)
 
-    def exchange_seconds(stage: int) -> float:
-        own = load.stages[stage]
-        late = 0.0 if options.flushes_each_step else own.all_reduce_seconds / num_microbatches
-        return own.exchange_seconds + late
-
     def processor(stage: int, replica: int) -> Process:
         own = load.stages[stage]
         put_off = 0.0
@@ -116,7 +103,7 @@ def simulate_by_events(load: PipelineLoad, options: SimulationOptions) -> list[f
                 rows = replica_slice(sizes[microbatch], own.num_replicas, replica).num_rows
                 seconds = own.forward_seconds if direction == "forward" else own.backward_seconds
                 factor = 1 + own.compute_row_share * (rows / mean_rows(stage) - 1)
-                factor *= options.slow_factors.get((stage, replica), 1.0)
+                factor *= slow_factors.get((stage, replica), 1.0)
                 yield queue.now + seconds * factor
                 queue.happen(("ran", stage, replica, direction, step, microbatch))
                 if direction == "backward":
@@ -124,10 +111,7 @@ def simulate_by_events(load: PipelineLoad, options: SimulationOptions) -> list[f
                     if microbatch == num_microbatches - 1:
                         yield queue.now + put_off
                         put_off = 0.0
-                if direction == "backward" and not options.flushes_each_step:
-                    step_ends[step] = max(step_ends[step], queue.now)
-            if options.flushes_each_step:
-                yield from end_group(stage, replica, group)
+            yield from end_group(stage, replica, group)
 
     def lane_out(stage: int, replica: int) -> Process:
         own = load.stages[stage]
@@ -142,24 +126,24 @@ def simulate_by_events(load: PipelineLoad, options: SimulationOptions) -> list[f
                             ("sending", stage, replica, peer_stage, peer, direction, step, microbatch), sent
                         )
                         yield sent
-                if direction == "backward" and exchange_seconds(stage):
+                if direction == "backward" and own.exchange_seconds:
                     yield from together("push", stage, replica, step, microbatch)
-                    yield queue.now + exchange_seconds(stage)
+                    yield queue.now + own.exchange_seconds
             queue.happen(("all sent", stage, replica, group))
-            if own.all_reduce_seconds and options.flushes_each_step:
+            if own.all_reduce_seconds:
                 yield ("ended", stage, replica, group)
 
     def lane_in(stage: int, replica: int) -> Process:
         own = load.stages[stage]
         for group, passes in enumerate(schedule(stage)):
             for direction, step, microbatch in passes:
-                if direction == "forward" and exchange_seconds(stage):
+                if direction == "forward" and own.exchange_seconds:
                     if group:
                         # Rows are not read before all replicas have updated them.
                         for other in replicas[stage]:
                             yield ("ended", stage, other, group - 1)
                     yield from together("pull", stage, replica, step, microbatch)
-                    yield queue.now + exchange_seconds(stage)
+                    yield queue.now + own.exchange_seconds
                 peer_stage = stage - 1 if direction == "forward" else stage + 1
                 if 0 <= peer_stage < num_stages:
                     for peer, seconds, _ in messages(stage, replica, peer_stage, microbatch):
@@ -175,7 +159,7 @@ def simulate_by_events(load: PipelineLoad, options: SimulationOptions) -> list[f
                         )
                         yield max(queue.now + seconds, sent)
                 queue.happen(("arrived", stage, replica, direction, step, microbatch))
-            if own.all_reduce_seconds and options.flushes_each_step:
+            if own.all_reduce_seconds:
                 yield ("ended", stage, replica, group)
 
     def end_group(stage: int, replica: int, group: int) -> Process:
@@ -190,8 +174,7 @@ def simulate_by_events(load: PipelineLoad, options: SimulationOptions) -> list[f
 
     for stage in range(num_stages):
         for replica in replicas[stage]:
-            ready = options.startup_seconds.get((stage, replica), 0.0)
             for process in (processor, lane_in, lane_out):
-                queue.start(process(stage, replica), ready)
+                queue.start(process(stage, replica))
     queue.run()
     return step_ends
