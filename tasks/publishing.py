@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -28,9 +28,9 @@ PREFECT_FLOW_RUN = "runs/flow-run"
 
 
 @task(name="publish plan", cache_policy=NO_CACHE, **REPEATABLE)
-def publish_plan(workspace: Workspace, report: PlanReport, pictures: Mapping[str, Picture]) -> str:
+def publish_plan(workspace: Workspace, report: PlanReport) -> str:
     """Show the plan and why it was chosen, where nothing comes after it; return it for a terminal."""
-    document = plan_document(report, pictures=pictures, links=links_of(workspace, report))
+    document = plan_document(report, links=links_of(workspace, report))
     _publish(workspace, report, document, name="report", description="The plan and what it promises")
     tracking.tag_run(workspace, report.tracked, {NOTE_TAG: plan_note(report)})
     return terminal_text(document)
@@ -40,7 +40,7 @@ def publish_plan(workspace: Workspace, report: PlanReport, pictures: Mapping[str
 def publish_report(
     workspace: Workspace,
     report: RunReport,
-    pictures: Mapping[str, Picture],
+    picture: Picture,
     *,
     decision: PromotionDecision | None = None,
 ) -> str:
@@ -49,7 +49,7 @@ def publish_report(
     Args:
         workspace: Where runs are recorded.
         report: The run.
-        pictures: Of its plan.
+        picture: Of its plan.
         decision: Whether its model became champion; None where there was no decision.
 
     Returns:
@@ -57,7 +57,7 @@ def publish_report(
     """
     nights = last_nights(workspace)
     links = links_of(workspace, report, nights=nights)
-    document = run_document(report, pictures=pictures, decision=decision, links=links)
+    document = run_document(report, picture=picture, decision=decision, links=links)
     what = "What the run cost, how fast and how good it was"
     _publish(workspace, report, document, name="report", description=what)
     text = terminal_text(document)

@@ -26,7 +26,7 @@ from tasks.records.tracked_run import RunSettings, TrackedRun
 from tasks.reports.comparison_document import Origin
 from tasks.reports.comparison_figure import gap_figure
 from tasks.reports.document import Picture
-from tasks.reports.plan_figures import plan_pictures
+from tasks.reports.plan_figures import stages_picture
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.reports.stage_outcomes import stage_series
 from tasks.running.kept_explanation import explanation_markdown
@@ -42,8 +42,8 @@ STORE_POLL_S = 5.0
 
 
 @task(name="record plan", cache_policy=NO_CACHE)
-def record_plan(workspace: Workspace, report: PlanReport, *, num_microbatches: int) -> dict[str, Picture]:
-    """Write plan, searches and their figures to MLflow; return the pictures, which are drawn once.
+def record_plan(workspace: Workspace, report: PlanReport, *, num_microbatches: int) -> Picture:
+    """Write plan, searches and their figures to MLflow; return the picture of the plan, which is drawn once.
 
     The chosen plan's figures stand on the parent run too, as the comparison page folds children away.
     """
@@ -59,16 +59,13 @@ def record_plan(workspace: Workspace, report: PlanReport, *, num_microbatches: i
     tracking.record_document(workspace, run, "plan.json", chosen.plan.to_json())
     tracking.record_document(workspace, run, "problem.json", report.problem.to_json())
     tracking.record_document(workspace, run, "explanation.json", report.explanation.to_json())
-    tracking.record_text(
-        workspace, run, "explanation.md", explanation_markdown(report.problem, report.explanation)
-    )
+    tracking.record_text(workspace, run, "explanation.md", explanation_markdown(report.explanation))
     tracking.record_document(workspace, run, "provisioning.json", report.provisioning.cloud_plan.to_json())
     for path in report.provisioning.price_files:
         tracking.record_file(workspace, run, path)
-    pictures = plan_pictures(report, num_microbatches=num_microbatches)
-    for picture in pictures.values():
-        tracking.record_bytes(workspace, run, picture.name, picture.png)
-    return pictures
+    picture = stages_picture(report, num_microbatches=num_microbatches)
+    tracking.record_bytes(workspace, run, picture.name, picture.png)
+    return picture
 
 
 @task(name="record run", cache_policy=NO_CACHE)

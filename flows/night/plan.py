@@ -171,8 +171,8 @@ def plan_night(run: OpenedRun) -> NightPlan:
 def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
     """Record a plan, show it, and end the run there: what would be bought, for how much and why."""
     report = plan.compared()
-    pictures = record_plan(run.workspace, report, num_microbatches=plan.config.num_microbatches)
-    text = publish_plan(run.workspace, report, pictures)
+    record_plan(run.workspace, report, num_microbatches=plan.config.num_microbatches)
+    text = publish_plan(run.workspace, report)
     close_run(run.workspace, run.tracked, status="FINISHED", reason="plan only")
     log_block(text)
 

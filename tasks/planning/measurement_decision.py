@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.models.model_graph import ModelGraph
-from heterps_core.planning.explain.measurement_worth import MeasurementWorth, worth_of_measuring
+from heterps_core.planning.explain.cost_range import MeasurementWorth, worth_of_measuring
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.offer_choice import choose_instances
 from heterps_core.planning.search.optimum import find_optimum

@@ -1,4 +1,4 @@
-"""The pictures of a plan: its pipeline over time, and what throughput costs.
+"""The picture of a plan: its pipeline over time.
 
 Drawn with matplotlib's object interface and no display, so that any process may draw at any time.
 """
@@ -8,15 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation, StageEvaluation
-from heterps_core.planning.explain.explanation import PlanExplanation
-from heterps_core.planning.explain.throughput_front import FrontPoint
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.simulate.pipeline_load import FORWARD_SHARE
 from heterps_core.planning.simulate.pipeline_simulation import pass_order
@@ -24,24 +19,13 @@ from heterps_core.units import MS_PER_S
 from tasks.reports.document import Picture
 from tasks.reports.run_report import PlanReport
 
-STAGES_PICTURE, FRONT_PICTURE = "stages_over_time.png", "cost_of_throughput.png"
+STAGES_PICTURE = "stages_over_time.png"
 
 DEVICE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 """Told apart by colour-blind readers too (Okabe and Ito 2008)."""
 
 MAX_MICROBATCHES_WITH_NUMBERS = 24
-CHOSEN_COLOUR, GREY = "#D55E00", "#444444"
-
-DECADE = 10.0
-"""Axes that span more than this ratio are logarithmic."""
-
-
-def plan_pictures(report: PlanReport, *, num_microbatches: int) -> dict[str, Picture]:
-    """Return the pictures of a plan by their file names; what throughput costs only where that is explained."""
-    pictures = [stages_picture(report, num_microbatches=num_microbatches)]
-    if report.explanation.front:
-        pictures.append(front_picture(report))
-    return {picture.name: picture for picture in pictures}
+GREY = "#444444"
 
 
 def stages_picture(report: PlanReport, *, num_microbatches: int) -> Picture:
@@ -62,19 +46,6 @@ def stages_picture(report: PlanReport, *, num_microbatches: int) -> Picture:
         caption="The planned stages within one training step",
         alt=f"Bars of forward and backward passes of {num_microbatches} micro-batches, a row for each stage: "
         f"{stages}.",
-    )
-
-
-def front_picture(report: PlanReport) -> Picture:
-    """Return what throughput costs; the explanation must have a front."""
-    front = report.explanation.front
-    return Picture.of(
-        front_figure(report.problem, report.explanation),
-        name=FRONT_PICTURE,
-        caption="The cheapest plan for each throughput, and what its money is spent on",
-        alt=f"A staircase of cost over throughput, from {front[0].cost_usd:.4g} USD at "
-        f"{front[0].throughput_samples_per_s:,.0f} to {front[-1].cost_usd:.4g} USD at "
-        f"{front[-1].throughput_samples_per_s:,.0f} samples/s, and below it each plan's price by device type.",
     )
 
 
@@ -195,84 +166,8 @@ def device_colours(problem: SchedulingProblem) -> dict[str, str]:
     }
 
 
-def front_figure(problem: SchedulingProblem, explanation: PlanExplanation) -> Figure:
-    """Draw the front of cost against throughput, and below it each plan's price by device type.
-
-    The front is a staircase: the plan of a corner is the cheapest for all throughputs down to the corner before.
-
-    Args:
-        problem: What was planned.
-        explanation: In full, so that it has a front.
-    """
-    figure = Figure(figsize=(10.0, 6.6), dpi=120, layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    front = explanation.front
-    _draw_front(above, problem, explanation)
-    _draw_shares(below, problem, front)
-    speeds = [point.throughput_samples_per_s for point in front]
-    if speeds[-1] > DECADE * speeds[0]:
-        below.set_xscale("log")
-    _label(below.xaxis, ",.0f", is_logarithmic=below.get_xscale() == "log")
-    below.set_xlabel("throughput (samples/s)")
-    for axes in (above, below):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
-    return figure
-
-
 def _stage_label(problem: SchedulingProblem, part: StageEvaluation) -> str:
     stage = part.stage
     first, last = problem.layers[stage.first_layer].name, problem.layers[stage.last_layer].name
     layers = first if stage.first_layer == stage.last_layer else f"{first} .. {last}"
     return f"{layers}\n{stage.num_replicas} x {stage.device_type}"
-
-
-def _draw_front(axes: Axes, problem: SchedulingProblem, explanation: PlanExplanation) -> None:
-    front = explanation.front
-    speeds = [point.throughput_samples_per_s for point in front]
-    costs = [point.cost_usd for point in front]
-    axes.step(speeds, costs, where="pre", color=GREY, linewidth=1.2, zorder=2)
-    axes.scatter(speeds, costs, s=26, color=GREY, zorder=3, label="cheapest plan")
-    axes.scatter(
-        explanation.throughput_samples_per_s,
-        explanation.cost_usd,
-        s=150,
-        facecolor="none",
-        edgecolor=CHOSEN_COLOUR,
-        linewidth=2.2,
-        zorder=4,
-        label="this plan",
-    )
-    if problem.throughput_floor_samples_per_s:
-        floor = problem.throughput_floor_samples_per_s
-        axes.axvline(floor, color=GREY, linestyle=":", linewidth=1.4, label=f"floor {floor:,.0f}")
-    if costs[-1] > DECADE * costs[0]:
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
-    _label(axes.yaxis, ",.4g", is_logarithmic=axes.get_yscale() == "log")
-    axes.set_ylabel("cost of the run (USD)")
-    axes.set_title(f"{problem.model}: what throughput costs", fontsize=10, loc="left")
-    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
-
-
-def _draw_shares(axes: Axes, problem: SchedulingProblem, front: Sequence[FrontPoint]) -> None:
-    """Stack each device type's share of the price over the throughputs for which a plan is the cheapest."""
-    # A step is as wide as the way from the corner before; the first corner has none, so it gets a short one.
-    speeds = [0.96 * front[0].throughput_samples_per_s, *(point.throughput_samples_per_s for point in front)]
-    prices = [point.usd_per_hour_of_types for point in (front[0], *front)]
-    used = [name for name in problem.device_type_names if any(price.get(name) for price in prices)]
-    shares = [[100 * price.get(name, 0.0) / sum(price.values()) for price in prices] for name in used]
-    colours = device_colours(problem)
-    axes.stackplot(
-        speeds, shares, step="pre", labels=used, colors=[colours[name] for name in used], linewidth=0
-    )
-    axes.set_ylim(0, 100)
-    axes.set_ylabel("share of the price (%)")
-
-
-def _label(axis: Axis, form: str, *, is_logarithmic: bool) -> None:
-    axis.set_major_formatter(FuncFormatter(lambda value, _: format(value, form)))
-    if is_logarithmic:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_minor_formatter(NullFormatter())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from heterps_core.judging.quality import ClickQuality
 from heterps_core.planning.calibration.rolling_origin import as_share
 from heterps_core.planning.cost_model.evaluation import StageEvaluation
@@ -16,11 +14,8 @@ from tasks.judging.promotion_gates import PromotionDecision
 from tasks.reports.bills import bill_blocks, waste_block
 from tasks.reports.decision_document import decision_tables, sentence
 from tasks.reports.document import Block, Document, Facts, Lines, Links, Picture, Section
-from tasks.reports.plan_figures import FRONT_PICTURE, STAGES_PICTURE
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.reports.summaries import gap_text, speed_text, taken_text
-
-Pictures = Mapping[str, Picture]
 
 SAME_COST = 1e-6
 """Relative; a plan that is cheaper by less is no reason for a warning."""
@@ -63,7 +58,7 @@ SEARCH_COLUMNS = {
 QUALITY_COLUMNS = {"model": "", "AUC": ".4f", "log-loss": ".4f"}
 
 
-def plan_document(report: PlanReport, *, pictures: Pictures, links: Links) -> Document:
+def plan_document(report: PlanReport, *, links: Links) -> Document:
     """Return the report of a run that ended with its plan: what would be bought, for how much and why."""
     plan = report.chosen.plan
     bought = report.provisioning.cloud_plan
@@ -95,7 +90,7 @@ def plan_document(report: PlanReport, *, pictures: Pictures, links: Links) -> Do
         ],
         sections=[
             _plan_section(report, purchase),
-            _why_section(report, pictures),
+            _why_section(report),
             _search_section(report),
             Section(title="Links", blocks=[links]),
         ],
@@ -105,7 +100,7 @@ def plan_document(report: PlanReport, *, pictures: Pictures, links: Links) -> Do
 def run_document(
     report: RunReport,
     *,
-    pictures: Pictures,
+    picture: Picture,
     decision: PromotionDecision | None,
     links: Links,
 ) -> Document:
@@ -113,7 +108,7 @@ def run_document(
 
     Args:
         report: The run.
-        pictures: Of its plan.
+        picture: Of its plan.
         decision: Whether its model became champion; None where there was no decision.
         links: Where to go on.
     """
@@ -124,8 +119,8 @@ def run_document(
         facts=_run_facts(report),
         sections=[
             _plan_section(report),
-            _why_section(report, pictures),
-            Section(title="Stages over time", blocks=_stage_blocks(report, pictures)),
+            _why_section(report),
+            Section(title="Stages over time", blocks=_stage_blocks(report, picture)),
             Section(title="Bill", blocks=_bill_blocks(report)),
             Section(title="Prediction error", blocks=_error_blocks(report)),
             Section(title="Quality", blocks=_quality_blocks(report, decision)),
@@ -212,13 +207,11 @@ def _plan_section(report: PlanReport, *more: Block) -> Section:
     return Section(title="Plan", blocks=[stages, Facts(pairs=facts), *more])
 
 
-def _why_section(report: PlanReport, pictures: Pictures) -> Section:
+def _why_section(report: PlanReport) -> Section:
     blocks: list[Block] = [
         Facts(pairs=essential_facts(report.explanation)),
-        Lines(label="Why this plan", text=explanation_text(report.problem, report.explanation)),
+        Lines(label="Why this plan", text=explanation_text(report.explanation)),
     ]
-    if FRONT_PICTURE in pictures:
-        blocks.append(pictures[FRONT_PICTURE])
     return Section(title="Why this plan", blocks=blocks)
 
 
@@ -246,7 +239,7 @@ def _search_section(report: PlanReport) -> Section:
     return Section(title="Search methods", blocks=[table, *failed])
 
 
-def _stage_blocks(report: RunReport, pictures: Pictures) -> list[Block]:
+def _stage_blocks(report: RunReport, picture: Picture) -> list[Block]:
     shown = "Stages"
     if report.provisioning.is_dry_run:
         launched = " + ".join(str(stage.num_replicas) for stage in report.provisioning.launch_stages)
@@ -268,7 +261,7 @@ def _stage_blocks(report: RunReport, pictures: Pictures) -> list[Block]:
         for stage in report.stages
     ]
     return [
-        pictures[STAGES_PICTURE],
+        picture,
         Table(
             caption=f"{shown}: predicted and measured, for a batch of {report.batch_size:,}",
             columns=SPEED_COLUMNS,

@@ -12,7 +12,6 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.json_file import replace_json
 from heterps_core.planning.explain.explanation import PlanExplanation
 from heterps_core.planning.explain.text import explanation_text
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from infra.workspace import Workspace
 from tasks.records.past_runs import recorded_text
 from tasks.reports.run_report import PlanReport
@@ -25,9 +24,9 @@ RECORDED_EXPLANATION = "explanation.md"
 _FENCE = "```"
 
 
-def explanation_markdown(problem: SchedulingProblem, explanation: PlanExplanation) -> str:
+def explanation_markdown(explanation: PlanExplanation) -> str:
     """Return the explanation of the plan as Markdown; its lines are aligned, so they stay as they are."""
-    return f"# The plan, explained\n\n{_FENCE}\n{explanation_text(problem, explanation)}\n{_FENCE}\n"
+    return f"# The plan, explained\n\n{_FENCE}\n{explanation_text(explanation)}\n{_FENCE}\n"
 
 
 def keep_explanation(workspace: Workspace, report: PlanReport) -> None:
@@ -38,7 +37,7 @@ def keep_explanation(workspace: Workspace, report: PlanReport) -> None:
         "model": report.model,
         "data": report.data,
         "summary": plan_summary(plan),
-        "text": explanation_text(report.problem, report.explanation),
+        "text": explanation_text(report.explanation),
         "plan": plan.to_json(),
         "explanation": report.explanation.to_json(),
     }

@@ -30,13 +30,13 @@ def recorded(tmp_path_factory):
             "create_markdown_artifact",
             lambda text, *, key, description: artifacts.update({key: text}),
         )
-        pictures = record_plan.fn(workspace, planned, num_microbatches=4)
+        picture = record_plan.fn(workspace, planned, num_microbatches=4)
         record_run.fn(workspace, report)
-        publish_report.fn(workspace, report, pictures)
+        publish_report.fn(workspace, report, picture)
         run_lifecycle.close_run(workspace, tracked, status="FINISHED", reason="completed")
         of_run = dict(artifacts)
         planned_only = run_lifecycle.open_run(workspace, run_id="plan-only", run_name="plan-only", tags={})
-        publish_plan.fn(workspace, make_plan_report(run_id="plan-only", tracked=planned_only), pictures)
+        publish_plan.fn(workspace, make_plan_report(run_id="plan-only", tracked=planned_only))
         run_lifecycle.close_run(workspace, planned_only, status="FINISHED", reason="plan only")
     assert "Nothing was launched" in artifacts["report"]
     return workspace, report, of_run
@@ -55,7 +55,6 @@ def test_pages_and_pictures_are_kept_with_the_run(recorded, client):
     assert {"report.html", "report.md", "nights.html", "nights.md"} <= names
     assert {
         "stages_over_time.png",
-        "cost_of_throughput.png",
         "plan.json",
         "explanation.md",
         "report.txt",

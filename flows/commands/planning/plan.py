@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> None:
     if explanation is not None:
         from heterps_core.planning.explain.text import explanation_text
 
-        print(f"\n{explanation_text(problem, explanation)}")
+        print(f"\n{explanation_text(explanation)}")
 
 
 def plan_table(problem: SchedulingProblem, result: SearchResult) -> str:

@@ -12,37 +12,32 @@ from enum import StrEnum
 
 from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.explain.binding_constraints import (
-    BindingConstraint,
+from heterps_core.planning.explain.changes import (
+    FloorPrice,
+    PriceFlip,
+    PriceOfThroughput,
+    find_price_flips,
     price_of_floor,
-    prices_of_units,
+    price_of_throughput,
 )
 from heterps_core.planning.explain.cost_range import CostRange, Doubt, find_cost_range, find_doubts
 from heterps_core.planning.explain.placement import Move, moves_between
-from heterps_core.planning.explain.price_flips import PriceFlip, find_price_flips
 from heterps_core.planning.explain.reasons import (
-    Pace,
+    RunnerUp,
     SingleType,
     TypeRole,
-    TypeWorth,
-    find_pace,
     find_roles,
+    find_runner_up,
     find_single_types,
-    find_worths,
-)
-from heterps_core.planning.explain.runner_up import RunnerUp, find_runner_up
-from heterps_core.planning.explain.throughput_front import (
-    MORE_THROUGHPUT,
-    FrontPoint,
-    PriceOfThroughput,
-    price_of_throughput,
-    sweep_front,
 )
 from heterps_core.planning.explain.variants import SAME_COST
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.units import SAMPLES_PER_MILLION
+
+MORE_THROUGHPUT = 1.1
+"""The step whose price is told: ten percent."""
 
 MAX_RUNS_FOR_FULL = 4_000
 """Runs of layers times device types up to which a plan is explained in full unasked: 32 layers x 4 types are
@@ -53,7 +48,7 @@ class Detail(StrEnum):
     """How much is explained."""
 
     SHORT = "short"
-    """What a handful of searches tells: reasons, the price of the floor and of more throughput."""
+    """What a handful of searches tells: reasons, the price of the floor and of more throughput, the cost range."""
 
     FULL = "full"
     """All; one search for each layer, several for each device type."""
@@ -63,7 +58,7 @@ class Detail(StrEnum):
 class PlanExplanation(JsonDocument):
     """What is known about the cheapest plan besides itself."""
 
-    json_form = JsonForm(version=1)
+    json_form = JsonForm(version=2)
 
     detail: Detail
     """Where it is `SHORT`, the parts that say so are empty because they were not looked for."""
@@ -82,22 +77,15 @@ class PlanExplanation(JsonDocument):
     """What the cheapest plan places elsewhere than the chosen one."""
 
     roles: tuple[TypeRole, ...]
-    pace: Pace
     single_types: tuple[SingleType, ...]
-    floor_price: tuple[BindingConstraint, ...]
-    """What the throughput floor costs; empty where it costs nothing."""
+    floor_price: FloorPrice | None
+    """None where the floor costs nothing."""
 
     ten_percent_more: PriceOfThroughput
     """Over the plan's throughput."""
 
-    ten_percent_higher_floor: PriceOfThroughput | None
-    """None without a floor."""
-
     cost_range: CostRange | None
     """None where no time has a spread."""
-
-    worths: tuple[TypeWorth, ...]
-    """Only in full."""
 
     runner_up: RunnerUp | None
     """Only in full; None where no other placement comes near."""
@@ -105,14 +93,8 @@ class PlanExplanation(JsonDocument):
     price_flips: tuple[PriceFlip, ...]
     """Only in full."""
 
-    unit_prices: tuple[BindingConstraint, ...]
-    """Caps and memory limits that cost something. Only in full."""
-
     doubts: tuple[Doubt, ...]
     """Where another placement would win within the spread. Only in full."""
-
-    front: tuple[FrontPoint, ...]
-    """Only in full."""
 
 
 def default_detail(problem: SchedulingProblem) -> Detail:
@@ -135,7 +117,6 @@ def explain_plan(problem: SchedulingProblem, chosen: Sequence[Stage], *, detail:
     stages = tuple(chosen) if is_cheapest else optimum.stages
     evaluation = evaluate(problem, stages)
     cost_usd, throughput = evaluation.cost_usd, evaluation.throughput_samples_per_s
-    floor = problem.throughput_floor_samples_per_s
     is_full = detail is Detail.FULL
     return PlanExplanation(
         detail=detail,
@@ -147,18 +128,11 @@ def explain_plan(problem: SchedulingProblem, chosen: Sequence[Stage], *, detail:
         chosen_extra_usd=0.0 if is_cheapest else chosen_usd - cost_usd,
         chosen_moves=moves_between(chosen, stages),
         roles=find_roles(problem, evaluation),
-        pace=find_pace(evaluation),
         single_types=find_single_types(problem),
         floor_price=price_of_floor(problem, cost_usd),
         ten_percent_more=price_of_throughput(problem, MORE_THROUGHPUT * throughput, cost_usd),
-        ten_percent_higher_floor=(
-            price_of_throughput(problem, MORE_THROUGHPUT * floor, cost_usd) if floor > 0 else None
-        ),
         cost_range=find_cost_range(problem, stages),
-        worths=find_worths(problem, stages, cost_usd) if is_full else (),
         runner_up=find_runner_up(problem, stages, cost_usd) if is_full else None,
         price_flips=find_price_flips(problem, stages) if is_full else (),
-        unit_prices=prices_of_units(problem, cost_usd) if is_full else (),
         doubts=find_doubts(problem, stages) if is_full else (),
-        front=sweep_front(problem, stages) if is_full else (),
     )

@@ -5,11 +5,11 @@ A placement is the device type of each layer. Two plans that differ in replica c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from heterps_core.planning.provisioning.replica_balance import LayerRun
 from heterps_core.plans.scheduling_plan import Stage
 
 MAX_STAGES_IN_WORDS = 3
@@ -36,19 +36,6 @@ def device_type_of_layers(stages: Sequence[Stage]) -> tuple[str, ...]:
     return tuple(
         stage.device_type for stage in stages for _ in range(stage.first_layer, stage.last_layer + 1)
     )
-
-
-def layer_runs(stages: Sequence[Stage]) -> tuple[LayerRun, ...]:
-    """Return the stages without their replica counts."""
-    return tuple(LayerRun(stage.first_layer, stage.last_layer, stage.device_type) for stage in stages)
-
-
-def units_of_types(stages: Sequence[Stage]) -> dict[str, int]:
-    """Return the units of each device type that is used, in the order of the chain."""
-    units: dict[str, int] = {}
-    for stage in stages:
-        units[stage.device_type] = units.get(stage.device_type, 0) + stage.num_replicas
-    return units
 
 
 def moves_between(before: Sequence[Stage], after: Sequence[Stage]) -> tuple[Move, ...]:
@@ -115,5 +102,7 @@ def plan_text(stages: Sequence[Stage]) -> str:
             f"{layers_text([(stage.first_layer, stage.last_layer)])} on {stage.num_replicas} x {stage.device_type}"
             for stage in stages
         )
-    units = " + ".join(f"{count} x {name}" for name, count in units_of_types(stages).items())
-    return f"{units} in {len(stages)} stages"
+    units: Counter[str] = Counter()
+    for stage in stages:
+        units[stage.device_type] += stage.num_replicas
+    return f"{' + '.join(f'{count} x {name}' for name, count in units.items())} in {len(stages)} stages"

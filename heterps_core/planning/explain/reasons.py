@@ -1,20 +1,22 @@
-"""Why the plan is as it is: what each device type is good for, what sets the pace, what one type alone would cost."""
+"""Why the plan is as it is: what each device type is good for, what one type alone and the next best plan cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation, StageEvaluation, evaluate
 from heterps_core.planning.cost_model.stage_cost import is_within, replica_memory_bytes
-from heterps_core.planning.explain.variants import cheapest_plan, without_type
+from heterps_core.planning.explain.placement import Move, device_type_of_layers, moves_between
+from heterps_core.planning.explain.variants import SAME_COST, cheapest_plan, with_layer_seconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.units import SECONDS_PER_HOUR
 
-Limit = Literal["computation", "communication"]
+FARTHEST_FACTOR = 20.0
+"""Plans that cost more than this many times the cheapest one are not looked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,25 +49,6 @@ class TypeRole:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TypeWorth:
-    """What a device type of the plan saves."""
-
-    device_type: str
-    extra_usd_without: float | None
-    """What the cheapest plan without this type costs more; None where there is none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
-    """The slowest stage, which sets the throughput."""
-
-    stage: Stage
-    limit: Limit
-    seconds: float
-    """For one batch."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SingleType:
     """Every layer on one device type."""
 
@@ -77,6 +60,19 @@ class SingleType:
     """Which one; empty where there is a plan."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnerUp:
+    """The cheapest plan with another placement."""
+
+    stages: tuple[Stage, ...]
+    cost_usd: float
+    extra_usd: float
+    """Over the cheapest plan."""
+
+    moves: tuple[Move, ...]
+    """What is placed elsewhere than in the cheapest plan."""
+
+
 def find_roles(problem: SchedulingProblem, evaluation: PlanEvaluation) -> tuple[TypeRole, ...]:
     """Return what each device type of a plan does, in the order of the chain."""
     parts: dict[str, list[StageEvaluation]] = {}
@@ -85,33 +81,40 @@ def find_roles(problem: SchedulingProblem, evaluation: PlanEvaluation) -> tuple[
     return tuple(_role(problem, evaluation, name, mine) for name, mine in parts.items())
 
 
-def find_worths(
-    problem: SchedulingProblem, stages: Sequence[Stage], cost_usd: float
-) -> tuple[TypeWorth, ...]:
-    """Return what each device type of the cheapest plan saves; one search for each."""
-    worths = []
-    for name in dict.fromkeys(stage.device_type for stage in stages):
-        found = cheapest_plan(without_type(problem, name)) if len(problem.device_types) > 1 else None
-        extra_usd = None if found is None else found.cost_usd - cost_usd
-        worths.append(TypeWorth(device_type=name, extra_usd_without=extra_usd))
-    return tuple(worths)
-
-
-def find_pace(evaluation: PlanEvaluation) -> Pace:
-    """Return the stage that sets the throughput, and whether it computes or communicates the longer."""
-    slowest = evaluation.bottleneck
-    is_computing = slowest.compute_seconds >= slowest.communication_seconds
-    return Pace(
-        stage=slowest.stage,
-        limit="computation" if is_computing else "communication",
-        seconds=slowest.seconds,
-    )
-
-
 def find_single_types(problem: SchedulingProblem) -> tuple[SingleType, ...]:
     """Return what every layer on one device type would cost, for each type; the cheapest first."""
     singles = [_single_type(problem, name) for name in problem.device_types]
     return tuple(sorted(singles, key=lambda single: (single.cost_usd is None, single.cost_usd or 0.0)))
+
+
+def find_runner_up(problem: SchedulingProblem, stages: Sequence[Stage], cost_usd: float) -> RunnerUp | None:
+    """Return the cheapest plan that differs from the optimum in the device type of at least one layer.
+
+    Exact: such a plan avoids the optimum's device type for some layer, and for each layer the cheapest plan that
+    avoids it is found. One such search for each layer, fewer where one of them costs as little as the optimum.
+
+    Returns:
+        None where every other placement costs over `FARTHEST_FACTOR` times as much, or breaks a constraint.
+    """
+    best: RunnerUp | None = None
+    # Only plans more expensive than the limit keep the layer where it is made too slow to be.
+    limit_usd = FARTHEST_FACTOR * cost_usd
+    for layer, device_type in enumerate(device_type_of_layers(stages)):
+        if best is not None and best.extra_usd <= SAME_COST * cost_usd:
+            break  # a tie cannot be undercut
+        seconds = _unaffordable_seconds(problem, device_type, limit_usd)
+        found = cheapest_plan(with_layer_seconds(problem, layer, device_type, seconds))
+        if found is None or found.cost_usd > (best.cost_usd if best else limit_usd):
+            continue
+        moves = moves_between(stages, found.stages)
+        if moves:
+            best = RunnerUp(
+                stages=found.stages,
+                cost_usd=found.cost_usd,
+                extra_usd=found.cost_usd - cost_usd,
+                moves=moves,
+            )
+    return best
 
 
 def _role(
@@ -164,3 +167,14 @@ def _single_type(problem: SchedulingProblem, name: str) -> SingleType:
     except InfeasiblePlanError as error:
         return SingleType(device_type=name, cost_usd=None, broken_constraint=error.constraint)
     return SingleType(device_type=name, cost_usd=evaluate(problem, stages).cost_usd, broken_constraint="")
+
+
+def _unaffordable_seconds(problem: SchedulingProblem, device_type: str, limit_usd: float) -> float:
+    """Return the compute time of one layer with which any plan costs more than the limit.
+
+    The stage of that layer alone costs price * k * CT(k) for each batch, and k * CT(k) = OCT * B/B_o * (k - alpha
+    (k - 1)) is least at k = 1. So OCT = limit / (price * steps * B/B_o) is enough.
+    """
+    unit = problem.device_types[device_type]
+    batches = problem.num_steps * problem.batch_size / problem.profile_batch_size
+    return limit_usd * SECONDS_PER_HOUR / (unit.price_usd_per_hour * batches)

@@ -9,7 +9,7 @@ from tasks.judging.promotion_gates import GateVerdict, ModelFigures, PromotionDe
 from tasks.learning import Learning
 from tasks.records.mlflow_views import run_note
 from tasks.reports.document import Facts, Link, Links, Picture
-from tasks.reports.plan_figures import plan_pictures
+from tasks.reports.plan_figures import stages_picture
 from tasks.reports.renderers import html_page, markdown, terminal_text
 from tasks.reports.run_document import plan_document, run_document
 from tasks.reports.summaries import training_summary
@@ -36,13 +36,13 @@ SECTIONS = [
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def picture():
     """Drawn once for all tests here."""
-    return plan_pictures(make_plan_report(), num_microbatches=4)
+    return stages_picture(make_plan_report(), num_microbatches=4)
 
 
-def page_of(pictures, *, decision=None, **changes):
-    return run_document(make_run_report(**changes), pictures=pictures, decision=decision, links=LINKS)
+def page_of(picture, *, decision=None, **changes):
+    return run_document(make_run_report(**changes), picture=picture, decision=decision, links=LINKS)
 
 
 def tables_of(page):
@@ -79,8 +79,8 @@ def make_decision(*, is_promoted):
     )
 
 
-def test_a_page_has_every_part_and_answers_the_three_questions_first(pictures):
-    page = page_of(pictures)
+def test_a_page_has_every_part_and_answers_the_three_questions_first(picture):
+    page = page_of(picture)
 
     assert [section.title for section in page.sections] == SECTIONS
     assert dict(page.facts) == {
@@ -95,8 +95,8 @@ def test_a_page_has_every_part_and_answers_the_three_questions_first(pictures):
     )
 
 
-def test_the_bill_and_its_waste_are_tables_that_add_up(pictures):
-    tables = tables_of(page_of(pictures))
+def test_the_bill_and_its_waste_are_tables_that_add_up(picture):
+    tables = tables_of(page_of(picture))
 
     bill = tables[
         "Launch 20261121-0230-00000001, provider local, list prices of a dry run: nothing is charged: "
@@ -110,9 +110,9 @@ def test_the_bill_and_its_waste_are_tables_that_add_up(pictures):
     )
 
 
-def test_what_was_learnt_is_told_with_its_error_on_unseen_nights(pictures):
+def test_what_was_learnt_is_told_with_its_error_on_unseen_nights(picture):
     speeds = [make_speed(f"202610{day:02d}-0230-00000000") for day in range(1, 13)]
-    page = page_of(pictures, learning=Learning(speeds=tuple(speeds)))
+    page = page_of(picture, learning=Learning(speeds=tuple(speeds)))
 
     error = page.sections[SECTIONS.index("Prediction error")]
     [facts] = [block for block in error.blocks if isinstance(block, Facts)]
@@ -120,8 +120,8 @@ def test_what_was_learnt_is_told_with_its_error_on_unseen_nights(pictures):
     assert float(dict(page.facts)["Against the prediction"].rstrip("%")) == pytest.approx(0.0)
 
 
-def test_the_champion_stands_beside_the_model_with_every_gate(pictures):
-    page = page_of(pictures, decision=make_decision(is_promoted=True))
+def test_the_champion_stands_beside_the_model_with_every_gate(picture):
+    page = page_of(picture, decision=make_decision(is_promoted=True))
 
     tables = tables_of(page)
     assert [row[0] for row in tables["Judged on 500 rows with 120 clicks"].rows] == [
@@ -132,18 +132,18 @@ def test_the_champion_stands_beside_the_model_with_every_gate(pictures):
     assert [row[3] for row in gates] == ["met", "missed"]
     assert gates[1][1] == "-"
     assert "Became champion: yes. It keeps every bound." in markdown(page)
-    assert "champion: no." in markdown(page_of(pictures, decision=make_decision(is_promoted=False)))
+    assert "champion: no." in markdown(page_of(picture, decision=make_decision(is_promoted=False)))
 
 
-def test_a_source_that_looks_like_markup_is_shown_as_it_is(pictures):
-    html = html_page(page_of(pictures))
+def test_a_source_that_looks_like_markup_is_shown_as_it_is(picture):
+    html = html_page(page_of(picture))
 
     assert "clicks &lt;of&gt; a day" in html
     assert "<of>" not in html
 
 
-def test_a_run_that_ends_with_its_plan_has_a_page_too(pictures):
-    page = plan_document(make_plan_report(), pictures=pictures, links=LINKS)
+def test_a_run_that_ends_with_its_plan_has_a_page_too():
+    page = plan_document(make_plan_report(), links=LINKS)
 
     assert [section.title for section in page.sections] == [
         "Plan",
@@ -166,8 +166,8 @@ def one_step():
     )
 
 
-def test_a_speed_that_was_not_measured_is_a_dash_in_every_text(pictures, one_step):
-    text = terminal_text(page_of(pictures, training=one_step))
+def test_a_speed_that_was_not_measured_is_a_dash_in_every_text(picture, one_step):
+    text = terminal_text(page_of(picture, training=one_step))
 
     assert training_summary(one_step).startswith("1 steps, - samples/s, ")
     assert "measured    - samples/s; - over the whole time" in text
@@ -186,7 +186,7 @@ def test_a_speed_that_was_not_measured_has_no_figure(one_step):
     assert {name: metrics[name] for name in speeds} == dict.fromkeys(speeds)
 
 
-def test_a_plan_that_is_not_of_the_method_that_was_asked_for_says_so(pictures):
+def test_a_plan_that_is_not_of_the_method_that_was_asked_for_says_so():
     problem = make_problem()
     exact, asked = (
         make_result(problem),
@@ -195,7 +195,7 @@ def test_a_plan_that_is_not_of_the_method_that_was_asked_for_says_so(pictures):
     searches = Searches(results={"exact": exact, "genetic": asked}, without_plan={}, taken="exact")
     report = replace(make_plan_report(), searches=searches, scheduler="genetic")
 
-    text = terminal_text(plan_document(report, pictures=pictures, links=LINKS))
+    text = terminal_text(plan_document(report, links=LINKS))
 
     extra = asked.plan.cost_usd / exact.plan.cost_usd - 1
     assert f"the plan of genetic, which was asked for, costs {extra:.2%} more" in text

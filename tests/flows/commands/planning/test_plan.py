@@ -126,7 +126,7 @@ def test_the_plan_is_explained_in_print_and_in_the_file(tmp_path, capsys, schedu
     assert explanation["detail"] == "full"
     assert explanation["cost_usd"] == pytest.approx(1.561005, rel=1e-6)
     printed = capsys.readouterr().out
-    for phrase in ("Why this plan", "next best", "What would change it", "What more throughput costs"):
+    for phrase in ("Why this plan", "next best", "What would change it", "10 % more"):
         assert phrase in printed
 
 
@@ -140,7 +140,7 @@ def test_the_explanation_can_be_left_out_or_short(tmp_path, capsys):
 
     assert main([*arguments, "--explain", "short"]) == 0
     assert "Ask for it with --explain full" in " ".join(capsys.readouterr().out.split())
-    assert json.loads(output.read_text())["explanation"]["front"] == []
+    assert json.loads(output.read_text())["explanation"]["price_flips"] == []
 
 
 @pytest.fixture

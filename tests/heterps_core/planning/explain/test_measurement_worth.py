@@ -1,6 +1,6 @@
 import pytest
 
-from heterps_core.planning.explain.measurement_worth import worth_of_measuring
+from heterps_core.planning.explain.cost_range import worth_of_measuring
 from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 from heterps_core.plans.scheduling_plan import Stage
 

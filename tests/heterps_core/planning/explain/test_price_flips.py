@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.explain.price_flips import LEAST_FACTOR, MOST_FACTOR, find_price_flips
+from heterps_core.planning.explain.changes import LEAST_FACTOR, MOST_FACTOR, find_price_flips
 from heterps_core.planning.problem.extra_costs import InstanceSize
 from heterps_core.planning.search.optimum import find_optimum
 from tests.heterps_core.planning.explain.trying_all import (

@@ -1,7 +1,7 @@
 import pytest
 
 from heterps_core.planning.explain.placement import moves_between
-from heterps_core.planning.explain.runner_up import FARTHEST_FACTOR, find_runner_up
+from heterps_core.planning.explain.reasons import FARTHEST_FACTOR, find_runner_up
 from heterps_core.planning.search.optimum import find_optimum
 from tests.heterps_core.planning.explain.trying_all import (
     feasible_plans,

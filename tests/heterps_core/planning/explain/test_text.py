@@ -15,7 +15,7 @@ from tests.tasks import builders
 
 def explain(problem, stages=None, detail=Detail.FULL):
     explanation = explain_plan(problem, stages or find_optimum(problem).stages, detail=detail)
-    return explanation_text(problem, explanation)
+    return explanation_text(explanation)
 
 
 def joined(text):
@@ -30,7 +30,6 @@ def test_a_hand_worked_problem_in_words():
     assert "(+USD: what the whole run would cost more than 0.0008 USD)" in text
     assert "cpu-c7i layer 0 on 5 units, 50% of the price; their work costs 10 times as much on gpu-t4" in text
     assert "gpu-t4 layers 1..2 on 1 unit, 50% of the price; one unit is as fast as 5 of cpu-c7i" in text
-    assert "computation takes 8 ms a batch of 100" in text
     # One cpu unit takes 80 ms at 0.1 USD/hour, a gpu unit 88 ms at 0.5.
     assert "all on cpu-c7i costs the same; all on gpu-t4 +0.0036 USD (+450%)" in text
     assert "0.0222 USD for a million samples; proven: no plan is cheaper" in text
@@ -41,9 +40,9 @@ def test_a_full_explanation_fits_a_screen_of_100_columns(seed):
     text = explain(make_problem(seed, num_layers=10, num_types=4))
 
     lines = text.splitlines()
-    assert len(lines) <= 38
+    assert len(lines) <= 32
     assert max(map(len, lines)) <= WIDTH
-    for phrase in ("Why this plan", "What would change it", "What more throughput costs", " * "):
+    for phrase in ("Why this plan", "What would change it", "next best", "10 % more"):
         assert phrase in text
 
 

@@ -1,4 +1,4 @@
-"""At which price of a device type the cheapest plan becomes another placement.
+"""What would change the plan: prices at which another placement is cheapest, another floor, more throughput.
 
 The cost of a fixed plan is linear in the price of one device type, so the least cost of all plans is a concave
 chain of lines over that price. Its corners are found by walking from line to line: the line of the plan at
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.explain.placement import Move, device_type_of_layers, moves_between
-from heterps_core.planning.explain.variants import SAME_COST, cheapest_plan, with_price_factor
+from heterps_core.planning.explain.variants import SAME_COST, cheapest_plan, with_floor, with_price_factor
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.search.optimum import highest_throughput
 from heterps_core.plans.scheduling_plan import Stage
 
 MOST_FACTOR = 10.0
@@ -52,6 +53,33 @@ class PriceFlip:
     """What is placed elsewhere in that plan."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FloorPrice:
+    """What the throughput floor costs."""
+
+    floor_samples_per_s: float
+    saving_usd: float
+    """What the cheapest plan costs less without it."""
+
+    stages: tuple[Stage, ...]
+    """The cheapest plan without it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PriceOfThroughput:
+    """The cheapest plan for a higher floor."""
+
+    floor_samples_per_s: float
+    extra_usd: float | None
+    """Over the cheapest plan; None where no plan reaches the floor."""
+
+    stages: tuple[Stage, ...]
+    """Empty where no plan reaches the floor."""
+
+    highest_samples_per_s: float | None
+    """Of all plans within memory and caps; only known where the floor is out of reach."""
+
+
 def find_price_flips(problem: SchedulingProblem, stages: Sequence[Stage]) -> tuple[PriceFlip, ...]:
     """Return the first flip of each device type, those of the plan first.
 
@@ -62,6 +90,39 @@ def find_price_flips(problem: SchedulingProblem, stages: Sequence[Stage]) -> tup
     used = dict.fromkeys(stage.device_type for stage in stages)
     unused = [name for name in problem.device_types if name not in used]
     return tuple(_find_flip(problem, name, stages, is_used=name in used) for name in (*used, *unused))
+
+
+def price_of_floor(problem: SchedulingProblem, cost_usd: float) -> FloorPrice | None:
+    """Return what the floor costs of the cheapest plan's `cost_usd`; None where that is nothing."""
+    cheapest = cheapest_plan(with_floor(problem, 0.0))
+    if cheapest is None or cheapest.cost_usd >= cost_usd * (1 - SAME_COST):
+        return None
+    return FloorPrice(
+        floor_samples_per_s=problem.throughput_floor_samples_per_s,
+        saving_usd=cost_usd - cheapest.cost_usd,
+        stages=cheapest.stages,
+    )
+
+
+def price_of_throughput(
+    problem: SchedulingProblem, floor_samples_per_s: float, cost_usd: float
+) -> PriceOfThroughput:
+    """Return what another throughput floor costs more than the cheapest plan's `cost_usd`."""
+    found = cheapest_plan(with_floor(problem, floor_samples_per_s))
+    if found is None:
+        return PriceOfThroughput(
+            floor_samples_per_s=floor_samples_per_s,
+            extra_usd=None,
+            stages=(),
+            highest_samples_per_s=highest_throughput(problem),
+        )
+    return PriceOfThroughput(
+        floor_samples_per_s=floor_samples_per_s,
+        # The same plan may come out with another last digit.
+        extra_usd=max(0.0, found.cost_usd - cost_usd),
+        stages=found.stages,
+        highest_samples_per_s=None,
+    )
 
 
 def _find_flip(
