@@ -17,8 +17,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.planning.calibration.corrected_problem import corrected_problem
-from heterps_core.planning.calibration.rolling_origin import Correction, learn_correction
+from heterps_core.planning.calibration.correction import Correction, corrected_problem, learn_correction
 from heterps_core.planning.calibration.run_speed import RunSpeed, workers_text
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.scheduling_plan import Stage

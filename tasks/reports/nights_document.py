@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from heterps_core.planning.calibration.rolling_origin import Correction
+from heterps_core.planning.calibration.correction import Correction
 from heterps_core.text_table import NOT_KNOWN, Table
 from tasks.judging.nights import Night, best, cheapest
 from tasks.reports.document import Document, Links, Section

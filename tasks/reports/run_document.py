@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heterps_core.judging.quality import ClickQuality
-from heterps_core.planning.calibration.rolling_origin import as_share
+from heterps_core.planning.calibration.correction import as_share
 from heterps_core.planning.cost_model.evaluation import StageEvaluation
 from heterps_core.planning.explain.text import essential_facts, explanation_text
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem

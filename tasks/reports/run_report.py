@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from heterps_core.judging.quality import ClickQuality
-from heterps_core.planning.calibration.rolling_origin import NO_CORRECTION, Correction
+from heterps_core.planning.calibration.correction import NO_CORRECTION, Correction
 from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
 from heterps_core.planning.explain.explanation import PlanExplanation
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem

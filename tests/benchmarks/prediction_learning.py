@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from heterps_core.planning.calibration.rolling_origin import UnseenNight, as_share, replay
+from heterps_core.planning.calibration.correction import as_share, replay
 from heterps_core.planning.calibration.run_speed import AnsweredPrediction, workers_text
 from heterps_core.profiling.machine import this_machine
 from tests.benchmarks.prediction_error import (
@@ -40,14 +40,14 @@ def run(*, seed: int = 0, num_cases: int = 20, keep: Path | None = None) -> list
             measured = measured_samples_per_s(plan, dataset, folder, seed)
             answers.append(answer_of(plan, index, predicted=predicted, measured=measured))
             print(f"{plan!s:<42}{predicted:>10,.0f}{measured:>10,.0f}  samples/s", flush=True)
-    nights = replay(answers)
+    factors = replay(answers)
     print(f"\n{'plan':<42}{'corrected by':>13}{'off without':>13}{'off with':>10}")
-    for plan, night in zip(plans, nights, strict=True):
+    for plan, answer, factor in zip(plans, answers, factors, strict=True):
         print(
-            f"{plan!s:<42}{night.factor:>13.3f}{math.expm1(night.log_error_without):>+13.1%}"
-            f"{math.expm1(night.log_error_with):>+10.1%}"
+            f"{plan!s:<42}{factor:>13.3f}{math.expm1(answer.log_ratio):>+13.1%}"
+            f"{math.expm1(answer.log_ratio - math.log(factor)):>+10.1%}"
         )
-    return figures_of(nights)
+    return figures_of(answers)
 
 
 def answer_of(plan: RandomPlan, index: int, *, predicted: float, measured: float) -> AnsweredPrediction:
@@ -60,12 +60,18 @@ def answer_of(plan: RandomPlan, index: int, *, predicted: float, measured: float
     )
 
 
-def figures_of(nights: Sequence[UnseenNight]) -> list[dict[str, Any]]:
+def figures_of(answers: Sequence[AnsweredPrediction]) -> list[dict[str, Any]]:
     """Return mean, median and worst error without and with what was learnt, and print them."""
     figures = []
     for kind, errors in (
-        ("without", [abs(night.log_error_without) for night in nights]),
-        ("with", [abs(night.log_error_with) for night in nights]),
+        ("without", [abs(answer.log_ratio) for answer in answers]),
+        (
+            "with",
+            [
+                abs(answer.log_ratio - math.log(factor))
+                for answer, factor in zip(answers, replay(answers), strict=True)
+            ],
+        ),
     ):
         for name, value in (
             ("mean", statistics.fmean(errors)),
@@ -73,5 +79,7 @@ def figures_of(nights: Sequence[UnseenNight]) -> list[dict[str, Any]]:
             ("worst", max(errors)),
         ):
             figures.append(figure(f"step_time_error_{name}_{kind}_learning", as_share(value)))
-    print(f"{len(nights)} nights: " + ", ".join(f"{entry['name']} {entry['value']:.1%}" for entry in figures))
+    print(
+        f"{len(answers)} nights: " + ", ".join(f"{entry['name']} {entry['value']:.1%}" for entry in figures)
+    )
     return figures

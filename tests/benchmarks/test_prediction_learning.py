@@ -1,7 +1,6 @@
 import pytest
 
 from heterps_core.data.features import FeatureSpec
-from heterps_core.planning.calibration.rolling_origin import replay
 from tests.benchmarks.prediction_error import draw_plans
 from tests.benchmarks.prediction_learning import answer_of, figures_of
 
@@ -14,7 +13,7 @@ def test_a_steady_error_is_reported_without_and_with_what_was_learnt():
         answer_of(plan, index, predicted=1_250.0, measured=1_000.0) for index, plan in enumerate(plans)
     ]
 
-    figures = {entry["name"]: entry["value"] for entry in figures_of(replay(answers))}
+    figures = {entry["name"]: entry["value"] for entry in figures_of(answers)}
 
     # By hand: every step took a quarter longer; the first five nights are never corrected.
     assert figures["step_time_error_mean_without_learning"] == pytest.approx(0.25)

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.planning.calibration.rolling_origin import NO_CORRECTION
+from heterps_core.planning.calibration.correction import NO_CORRECTION
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.plans.scheduling_plan import Stage
 from infra.workspace import Workspace

@@ -1,6 +1,6 @@
 import pytest
 
-from heterps_core.planning.calibration.rolling_origin import NO_CORRECTION
+from heterps_core.planning.calibration.correction import NO_CORRECTION
 from heterps_core.text_table import Table
 from tasks.judging.nights import best, cheapest
 from tasks.reports.document import Link, Links

@@ -1,6 +1,6 @@
 import pytest
 
-from heterps_core.planning.calibration.corrected_problem import corrected_problem
+from heterps_core.planning.calibration.correction import corrected_problem
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
