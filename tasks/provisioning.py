@@ -15,12 +15,10 @@ from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError, ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation
-from heterps_core.planning.provisioning.alternatives import within_price
-from heterps_core.planning.provisioning.dry_run_stages import dry_run_stages
-from heterps_core.planning.provisioning.failover import FailoverPolicy, launch_attempts
+from heterps_core.planning.provisioning.failover import launch_attempts
 from heterps_core.planning.provisioning.offer_choice import choose_instances, instance_sizes
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
+from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage, dry_run_stages
 from heterps_core.profiling.machine import num_cores
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.billing.caps import Caps, check_caps
@@ -32,8 +30,6 @@ from infra.providers import get_provider
 from infra.providers.base import REGION
 from tasks.planning.bucket_costs import planned_bucket_usd
 from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS
-
-FAILOVER = FailoverPolicy()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +161,7 @@ def provision(
         BudgetExceededError: By how much a cap is exceeded; nothing was launched.
         ProvisioningError: No offer carries what the plan asks for.
     """
-    attempts = launch_attempts(plan.stages, offers, policy=FAILOVER)
+    attempts = launch_attempts(plan.stages, offers)
     cloud_plan = attempts[0]
     hours = plan.cost_usd / plan.price_usd_per_hour
     rented_from = get_provider(provider)
@@ -258,7 +254,7 @@ def within_caps(
         return [first, *others]
     allowed = [first, *(plan for plan in others if billed_usd_per_hour(plan) <= limit)]
     return [
-        within_price(plan, limit - (billed_usd_per_hour(plan) - plan.price_usd_per_hour)) for plan in allowed
+        plan.within_price(limit - (billed_usd_per_hour(plan) - plan.price_usd_per_hour)) for plan in allowed
     ]
 
 

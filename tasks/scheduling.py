@@ -105,7 +105,7 @@ def _problem_in_zone(
             get_device_type(name),
             instances=instance_sizes(name, offers),
             interruptions_per_hour=interruptions_per_unit(name, offers),
-            price_usd_per_hour=prices[name].usd_per_hour,
+            price_usd_per_hour=prices[name],
             max_units=MAX_UNITS,
             reserved_bytes=reserved_bytes(
                 get_device_type(name),

@@ -67,11 +67,6 @@ class InstanceGroup:
         prices = [offer.price_usd_per_hour for offer in (self.offer, *self.alternatives)]
         return self.count * max(prices)
 
-    @property
-    def possible_increase_usd_per_hour(self) -> float:
-        """What the most expensive alternative costs more than planned; 0 without any."""
-        return self.highest_price_usd_per_hour - self.price_usd_per_hour
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRequest:
@@ -158,6 +153,20 @@ class ProvisioningPlan(JsonDocument):
         return tuple(
             dict.fromkeys(offer for group in self.groups for offer in (group.offer, *group.alternatives))
         )
+
+    def within_price(self, max_usd_per_hour: float) -> ProvisioningPlan:
+        """Return the plan without the alternatives that could bring it above a price, the most expensive first.
+
+        What is left holds even where every group is had as its most expensive alternative.
+        """
+        groups = list(self.groups)
+        while sum(group.highest_price_usd_per_hour for group in groups) > max_usd_per_hour:
+            increases = [group.highest_price_usd_per_hour - group.price_usd_per_hour for group in groups]
+            worst = increases.index(max(increases))
+            if not groups[worst].alternatives:
+                break
+            groups[worst] = replace(groups[worst], alternatives=groups[worst].alternatives[:-1])
+        return replace(self, groups=tuple(groups))
 
     def node_requests(self) -> tuple[NodeRequest, ...]:
         """Return the machines one by one, ordered by stage, replicas filled in instance by instance.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.field_rules import Positive, Text
@@ -95,3 +95,25 @@ def check_stages_cover_chain(stages: Sequence[Stage], num_layers: int | None = N
         expected = stage.last_layer + 1
     if num_layers is not None and expected != num_layers:
         raise ConfigurationError(f"stages must cover layers 0..{num_layers - 1}, but end at {expected - 1}")
+
+
+def dry_run_stages(stages: Sequence[Stage], *, num_cores: int) -> tuple[Stage, ...]:
+    """Return the same stages with replicas in the proportions of a plan, as many as this machine can run at once.
+
+    Every stage keeps at least one replica, also where there are more stages than cores. The cores left over go one
+    by one to the stage that is furthest behind its share: the one with the largest num_replicas / (replicas in the
+    dry run + 1), the first of equals; no stage gets more than it has in the plan.
+
+    Example:
+        >>> planned = [Stage(0, 0, "cpu-c7i", 40), Stage(1, 1, "cpu-r6in", 10), Stage(2, 3, "gpu-t4", 2)]
+        >>> [stage.num_replicas for stage in dry_run_stages(planned, num_cores=8)]
+        [6, 1, 1]
+    """
+    replicas = [1] * len(stages)
+    for _ in range(min(num_cores, sum(stage.num_replicas for stage in stages)) - len(stages)):
+        behind = [
+            stage.num_replicas / (given + 1) if given < stage.num_replicas else 0.0
+            for stage, given in zip(stages, replicas, strict=True)
+        ]
+        replicas[behind.index(max(behind))] += 1
+    return tuple(replace(stage, num_replicas=count) for stage, count in zip(stages, replicas, strict=True))

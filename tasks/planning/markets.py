@@ -10,10 +10,12 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
 from infra.providers import get_provider
 from infra.workspace import Workspace
-from tasks.provisioning import FAILOVER
 from tasks.running.interruptions import num_spot_losses
 
 logger = logging.getLogger(__name__)
+
+MAX_SPOT_LOSSES = 2
+"""With so many interruptions in a run the rest of it is bought on-demand."""
 
 
 def check_markets(*, provider: str, catalogue: str | None, region: str) -> None:
@@ -40,7 +42,7 @@ def device_types_to_buy(
     """
     losses = num_spot_losses(workspace, run_id)
     asked = [Market(market) for market in markets]
-    allowed = FAILOVER.markets_after(losses, asked)
+    allowed = asked if losses < MAX_SPOT_LOSSES else [Market.ON_DEMAND]
     if losses and set(allowed) != set(asked):
         logger.warning("run %s has lost %d spot instances: the rest is bought on-demand", run_id, losses)
     return in_markets(device_types, allowed)

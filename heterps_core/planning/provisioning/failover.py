@@ -1,54 +1,26 @@
-"""Where a launch turns when it fails, and when spot is given up: the order of attempts, as plain logic.
+"""Where a launch turns when it fails: the order of attempts, as plain logic.
 
 Trying the same dry pool again and again costs a night. Within one attempt a group may be had as any of its
-alternatives; after it comes the next zone; after the zones the same plan on-demand, where nothing is lost
-again. A run that has lost spot instances a few times goes on without spot.
+alternatives; after it comes the next zone; after the zones the same plan on-demand, where nothing is lost again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from heterps_core.device_types import get_device_type
-from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.planning.provisioning.offer_choice import instances_by_zone, offers_in_zone
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FailoverPolicy:
-    """How often to turn elsewhere, and how many losses to bear."""
-
-    max_zones: int = 3
-    """Zones that are tried with spot, and again on-demand."""
-
-    max_spot_losses: int = 2
-    """k: with so many interruptions in a run the rest of it is bought on-demand."""
-
-    def __post_init__(self) -> None:
-        if self.max_zones < 1 or self.max_spot_losses < 0:
-            raise ConfigurationError(
-                f"a launch needs at least 1 zone to try and 0 or more spot losses to bear, got {self.max_zones} "
-                f"and {self.max_spot_losses}"
-            )
-
-    def markets_after(self, num_spot_losses: int, markets: Sequence[Market]) -> tuple[Market, ...]:
-        """Return the markets that a run may still buy in after some losses.
-
-        Example:
-            >>> policy = FailoverPolicy(max_spot_losses=2)
-            >>> [len(policy.markets_after(losses, list(Market))) for losses in (0, 1, 2, 3)]
-            [2, 2, 1, 1]
-        """
-        return tuple(markets) if num_spot_losses < self.max_spot_losses else (Market.ON_DEMAND,)
+MAX_ZONES = 3
+"""Zones that are tried with spot, and again on-demand."""
 
 
-def launch_attempts(
-    stages: Sequence[Stage], offers: Iterable[InstanceOffer], *, policy: FailoverPolicy
-) -> tuple[ProvisioningPlan, ...]:
+def launch_attempts(stages: Sequence[Stage], offers: Iterable[InstanceOffer]) -> tuple[ProvisioningPlan, ...]:
     """Return the purchases to try for a plan, in order: its zones by price, then the same zones on-demand.
 
     Raises:
@@ -56,7 +28,7 @@ def launch_attempts(
         ProvisioningError: No zone has all that the plan needs.
     """
     offers = tuple(offers)
-    by_zone = instances_by_zone(stages, offers)[: policy.max_zones]
+    by_zone = instances_by_zone(stages, offers)[:MAX_ZONES]
     if not any(get_device_type(stage.device_type).market is Market.SPOT for stage in stages):
         return by_zone
     return (*by_zone, *_on_demand_in(by_zone, stages, offers))

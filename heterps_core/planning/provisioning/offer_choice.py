@@ -22,23 +22,17 @@ from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import DeviceKind, InstanceOffer, Market
 from heterps_core.planning.cost_model.instance_cover import InstanceCover
 from heterps_core.planning.problem.extra_costs import InstanceSize
-from heterps_core.planning.provisioning.alternatives import with_alternatives
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 
 USUAL_UNITS = 8
 """Of a stage, for figures that depend on the sizes of instances."""
 
+MAX_DEARER = 0.5
+"""An alternative may cost at most half as much again: beyond that another plan is likely cheaper."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitPrice:
-    """The cheapest way to have one unit of a device type."""
-
-    device_type: str
-    usd_per_hour: float
-    """Price of the instance over the units that it carries."""
-
-    offer: InstanceOffer
+MAX_ALTERNATIVES = 9
+"""Ten pools to choose from with the planned one; AWS advises to name that many for spot."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,26 +43,21 @@ class CoverOption:
     units: int
 
 
-def unit_prices(offers: Iterable[InstanceOffer]) -> dict[str, UnitPrice]:
-    """Return, per device type that the offers carry, the least price of one unit.
+def unit_prices(offers: Iterable[InstanceOffer]) -> dict[str, float]:
+    """Return, per device type that the offers carry, the least price of one unit in USD per hour.
 
     Where a stage needs fewer units than the instance with the best unit price carries, or a number that no sizes
     add up to, it is charged more: one A100 is sold only in eights. `ProvisioningPlan.rounding_usd_per_hour`
     says by how much.
     """
-    best: dict[str, UnitPrice] = {}
+    best: dict[str, float] = {}
     for offer in offers:
         for hardware in DEVICE_TYPES.values():
             device_type = hardware.in_market(offer.market)
             units = device_type.units_in(offer)
-            if units == 0:
-                continue
-            price = offer.price_usd_per_hour / units
-            known = best.get(device_type.name)
-            if known is None or price < known.usd_per_hour:
-                best[device_type.name] = UnitPrice(
-                    device_type=device_type.name, usd_per_hour=price, offer=offer
-                )
+            if units > 0:
+                price = offer.price_usd_per_hour / units
+                best[device_type.name] = min(price, best.get(device_type.name, price))
     return best
 
 
@@ -182,13 +171,41 @@ def instances_by_zone(
     return tuple(sorted(plans, key=lambda plan: plan.price_usd_per_hour))
 
 
+def equal_offers(
+    offer: InstanceOffer, offers: Iterable[InstanceOffer], *, device_type: str, units: int
+) -> tuple[InstanceOffer, ...]:
+    """Return the offers that may stand in for another one where that cannot be had, the cheapest first.
+
+    The same number of units with the same processor or card, sold in the same place and market, with no less memory
+    and no less network, at no more than `1 + MAX_DEARER` times the price: the plan stays as it is.
+
+    Raises:
+        UnknownNameError: The device type is in no table.
+    """
+    hardware = get_device_type(device_type)
+    planned = offer.instance_type
+    equal = [
+        other
+        for other in offers
+        if other.instance_type.name != planned.name
+        and (other.cloud, other.region, other.zone, other.market)
+        == (offer.cloud, offer.region, offer.zone, offer.market)
+        and hardware.equal_units_of(other.instance_type) == units
+        and other.instance_type.memory_bytes >= planned.memory_bytes
+        and other.instance_type.network_bandwidth_bytes_per_s >= planned.network_bandwidth_bytes_per_s
+        and other.price_usd_per_hour <= offer.price_usd_per_hour * (1 + MAX_DEARER)
+    ]
+    equal.sort(key=lambda other: (other.price_usd_per_hour, other.instance_type.name))
+    return tuple(equal[:MAX_ALTERNATIVES])
+
+
 def _choose_in_zone(stages: Sequence[Stage], offers: Sequence[InstanceOffer]) -> ProvisioningPlan:
     prices = unit_prices(offers)
     groups: list[InstanceGroup] = []
     planned_usd_per_hour = 0.0
     for index, stage in enumerate(stages):
         options = _options_for(stage.device_type, offers)
-        planned_usd_per_hour += stage.num_replicas * prices[stage.device_type].usd_per_hour
+        planned_usd_per_hour += stage.num_replicas * prices[stage.device_type]
         for option, count in cheapest_cover(stage.num_replicas, options):
             groups.append(
                 InstanceGroup(
@@ -202,7 +219,15 @@ def _choose_in_zone(stages: Sequence[Stage], offers: Sequence[InstanceOffer]) ->
     steady, extra_usd_per_hour = _with_one_on_demand(groups, offers)
     return ProvisioningPlan(
         replicas=tuple(stage.num_replicas for stage in stages),
-        groups=tuple(with_alternatives(group, offers) for group in steady),
+        groups=tuple(
+            replace(
+                group,
+                alternatives=equal_offers(
+                    group.offer, offers, device_type=group.device_type, units=group.units_per_instance
+                ),
+            )
+            for group in steady
+        ),
         planned_price_usd_per_hour=planned_usd_per_hour,
         rendezvous_usd_per_hour=extra_usd_per_hour,
     )

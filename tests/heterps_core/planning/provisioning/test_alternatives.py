@@ -1,10 +1,10 @@
 import dataclasses
+import math
 
 import pytest
 
 from heterps_core.hardware import InstanceOffer, InstanceType, Market
-from heterps_core.planning.provisioning.alternatives import MAX_ALTERNATIVES, equal_offers, within_price
-from heterps_core.planning.provisioning.offer_choice import choose_instances
+from heterps_core.planning.provisioning.offer_choice import MAX_ALTERNATIVES, choose_instances, equal_offers
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 from infra.prices.price_catalogue import PriceCatalogue
@@ -91,14 +91,14 @@ def test_a_purchase_has_what_the_bundled_prices_know(device_type, replicas, plan
     assert names(group.alternatives) == alternatives
 
 
-def bought(max_usd_per_hour: float | None) -> ProvisioningPlan:
+def bought(max_usd_per_hour: float) -> ProvisioningPlan:
     plan = choose_instances([Stage(0, 0, "cpu-c7i", 4), Stage(1, 1, "gpu-t4", 1)], BUNDLED)
-    return within_price(plan, max_usd_per_hour)
+    return plan.within_price(max_usd_per_hour)
 
 
 def test_alternatives_that_could_break_a_cap_are_left_out_the_dearest_first():
     # By hand: 0.357 + 0.526 = 0.883; m7i + 0.0462, r7i + 0.1722, g4dn.2xlarge + 0.226.
-    assert [names(group.alternatives) for group in bought(None).groups] == [
+    assert [names(group.alternatives) for group in bought(math.inf).groups] == [
         ["m7i.2xlarge", "r7i.2xlarge"],
         ["g4dn.2xlarge"],
     ]

@@ -2,21 +2,18 @@ import dataclasses
 
 import pytest
 
-from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import InstanceOffer, Market
-from heterps_core.planning.provisioning.failover import FailoverPolicy, launch_attempts
+from heterps_core.planning.provisioning.failover import launch_attempts
 from heterps_core.plans.scheduling_plan import Stage
 from tests.infra.builders import offer
-
-BOTH = (Market.ON_DEMAND, Market.SPOT)
 
 
 def on_spot(zone: str, price_usd_per_hour: float) -> InstanceOffer:
     return dataclasses.replace(offer(price_usd_per_hour=price_usd_per_hour, market=Market.SPOT), zone=zone)
 
 
-def places(stages, offers, **policy) -> list[tuple[str | None, set[str], float]]:
-    plans = launch_attempts(stages, offers, policy=FailoverPolicy(**policy))
+def places(stages, offers) -> list[tuple[str | None, set[str], float]]:
+    plans = launch_attempts(stages, offers)
     return [
         (
             plan.groups[0].offer.zone,
@@ -28,24 +25,23 @@ def places(stages, offers, **policy) -> list[tuple[str | None, set[str], float]]
 
 
 def test_spot_is_tried_zone_by_zone_and_then_on_demand_in_the_same_zones():
-    offers = [offer(price_usd_per_hour=0.09), on_spot("b", 0.02), on_spot("a", 0.03), on_spot("c", 0.04)]
+    spot = [on_spot("b", 0.02), on_spot("a", 0.03), on_spot("c", 0.04), on_spot("d", 0.05)]
+    offers = [offer(price_usd_per_hour=0.09), *spot]
     stages = [Stage(0, 0, "cpu-c7i-spot", 2)]
 
-    # By hand: one of the two machines keeps the rendezvous store and costs 0.09.
-    assert places(stages, offers, max_zones=2) == [
+    # By hand: one of the two machines keeps the rendezvous store and costs 0.09. The fourth zone is not tried.
+    assert places(stages, offers) == [
         ("b", {"on-demand", "spot"}, pytest.approx(0.11)),
         ("a", {"on-demand", "spot"}, pytest.approx(0.12)),
+        ("c", {"on-demand", "spot"}, pytest.approx(0.13)),
         ("b", {"on-demand"}, pytest.approx(0.18)),
         ("a", {"on-demand"}, pytest.approx(0.18)),
+        ("c", {"on-demand"}, pytest.approx(0.18)),
     ]
 
 
 def test_stages_keep_the_names_that_the_job_knows_them_by():
-    plans = launch_attempts(
-        [Stage(0, 0, "cpu-c7i-spot", 1)],
-        [offer(), on_spot("a", 0.02)],
-        policy=FailoverPolicy(),
-    )
+    plans = launch_attempts([Stage(0, 0, "cpu-c7i-spot", 1)], [offer(), on_spot("a", 0.02)])
 
     assert {group.device_type for plan in plans for group in plan.groups} == {"cpu-c7i-spot"}
 
@@ -77,18 +73,3 @@ def test_on_demand_prices_of_each_zone_are_used_where_they_differ():
         ("a", pytest.approx(0.4)),
         ("b", pytest.approx(0.6)),
     ]
-
-
-@pytest.mark.parametrize(("losses", "markets"), [(0, BOTH), (2, BOTH), (3, BOTH[:1]), (9, BOTH[:1])])
-def test_after_k_losses_the_rest_is_bought_on_demand(losses, markets):
-    assert FailoverPolicy(max_spot_losses=3).markets_after(losses, BOTH) == markets
-
-
-def test_no_losses_borne_is_no_spot():
-    assert FailoverPolicy(max_spot_losses=0).markets_after(0, BOTH) == (Market.ON_DEMAND,)
-
-
-@pytest.mark.parametrize("values", [{"max_zones": 0}, {"max_spot_losses": -1}])
-def test_refuses_a_policy_that_tries_nothing(values):
-    with pytest.raises(ConfigurationError, match="at least 1 zone"):
-        FailoverPolicy(**values)

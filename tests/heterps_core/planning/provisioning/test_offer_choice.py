@@ -109,8 +109,7 @@ def test_unit_price_is_that_of_the_cheapest_size():
     prices = unit_prices(offers)
 
     assert list(prices) == ["cpu-c7i"]
-    assert prices["cpu-c7i"].usd_per_hour == pytest.approx(0.085)
-    assert prices["cpu-c7i"].offer.instance_type.name == "c7i.xlarge"
+    assert prices["cpu-c7i"] == pytest.approx(0.085)
 
 
 def test_names_the_device_types_that_can_be_had_when_one_cannot():
@@ -193,7 +192,7 @@ def test_a_device_type_is_bought_in_its_own_market():
     assert {group.offer.zone for group in plan.groups} == {"us-east-1a"}
     assert plan.rendezvous_usd_per_hour == 0
     assert plan.interruptions_per_hour == pytest.approx(0.6)
-    assert unit_prices(offers)["cpu-c7i-spot"].usd_per_hour == 0.03
+    assert unit_prices(offers)["cpu-c7i-spot"] == 0.03
 
 
 def test_a_plan_all_on_spot_buys_the_machine_on_demand_for_which_that_adds_least():

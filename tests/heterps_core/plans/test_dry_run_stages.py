@@ -1,8 +1,6 @@
 import pytest
 
-from heterps_core.errors import ConfigurationError
-from heterps_core.planning.provisioning.dry_run_stages import dry_run_replicas, dry_run_stages
-from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.plans.scheduling_plan import Stage, dry_run_stages
 
 
 @pytest.mark.parametrize(
@@ -17,12 +15,11 @@ from heterps_core.plans.scheduling_plan import Stage
     ],
 )
 def test_a_dry_run_keeps_the_proportions_within_the_cores(planned, num_cores, local):
-    assert dry_run_replicas(planned, num_cores=num_cores) == local
+    stages = [Stage(index, index, "cpu-c7i", count) for index, count in enumerate(planned)]
 
+    found = dry_run_stages(stages, num_cores=num_cores)
 
-def test_refuses_to_dry_run_a_stage_without_replicas():
-    with pytest.raises(ConfigurationError, match="at least 1 replica"):
-        dry_run_replicas([1, 0], num_cores=2)
+    assert tuple(stage.num_replicas for stage in found) == local
 
 
 def test_a_dry_run_keeps_the_cut_and_shares_the_cores():
