@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.training.storage.store_location import check_store_location
+from heterps_core.training.storage.store import check_store_location
 
 RUN_STORE_VARIABLE = "HETERPS_RUN_STORE"
 """For instance s3://bucket/heterps; not needed by nodes that are processes of this machine."""

@@ -16,7 +16,7 @@ from heterps_core.json_file import replace_json
 from heterps_core.topology.node_order import near_order
 from heterps_core.topology.rank_traffic import RankTraffic
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
-from heterps_core.training.storage.storage_usage import StorageUsage
+from heterps_core.training.storage.store import StorageUsage
 from infra.billing.bill import Bill, bill_for_run
 from infra.billing.budget import spent_usd, start_of_month
 from infra.billing.caps import Caps, Spent

@@ -26,7 +26,7 @@ from heterps_core.profiling.profiles.device_profile import DeviceProfile
 from heterps_core.profiling.profiles.device_profile_cache import DeviceProfileCache
 from heterps_core.profiling.profiles.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
 from heterps_core.profiling.profiles.model_profiles import profile_model
-from heterps_core.training.gradients.microbatches import default_microbatches
+from heterps_core.training.job import default_microbatches
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
 from tasks.planning.planned_job import PlannedJob

@@ -33,8 +33,7 @@ from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simul
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.machine import num_cores
 from heterps_core.profiling.profiles.model_profiles import worker_costs_of
-from heterps_core.training.gradients.microbatches import default_microbatches
-from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.job import TrainingConfig, TrainingJob, default_microbatches
 from tasks.planning.extra_costs import job_extra_costs
 from tasks.planning.planned_job import PlannedJob
 from tasks.profiling import ProfiledModel

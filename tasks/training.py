@@ -16,14 +16,12 @@ from tqdm import tqdm
 from heterps_core.cluster import Cluster
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import TrainingError
-from heterps_core.training.gradients.microbatches import default_microbatches
-from heterps_core.training.job import TrainingConfig, TrainingJob
-from heterps_core.training.monitor import follow_training
+from heterps_core.training.job import TrainingConfig, TrainingJob, default_microbatches
+from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
 from heterps_core.training.node.data_slices import check_slices_fit
 from heterps_core.training.node.host_memory import check_workers_fit
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.submission import publish_cluster, submit_job
 from heterps_core.training.training_run import TrainingRun
 from tasks.provisioning import Provisioning, usd_for
 from tasks.running.start import Start

@@ -47,7 +47,6 @@ def run(options: argparse.Namespace) -> None:
         ConfigurationError: The id is the beginning of several.
         ProvisioningError: A machine could not be ended.
     """
-    from heterps_core.training.submission import request_stop
     from tasks.clusters import directory_of_run, end_machines_of, machines_of_run, providers_of_run
     from tasks.running.run_names import find_run
 
@@ -59,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
         print(f"run {run_id} has no machines: nothing to stop")
         return
     # Also where nothing waits for it: a run that is not asked to stop goes on with other machines.
-    request_stop(directory_of_run(workspace, providers[run_id], run_id))
+    directory_of_run(workspace, providers[run_id], run_id).request_stop()
     if options.wait > 0:
         print(f"asked {len(live)} machines for a checkpoint and a stop; waiting up to {options.wait:.0f} s")
         deadline_s = time.monotonic() + options.wait

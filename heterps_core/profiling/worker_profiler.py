@@ -34,7 +34,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.profiling.measuring_process import COSTS_NAME, JOB_NAME
 from heterps_core.profiling.profiles.worker_costs import StageCosts, WorkerCosts
 from heterps_core.profiling.timed_runner import TimedRunner
-from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours

@@ -29,18 +29,10 @@ class BatchFeed(Generic[Position, Batch]):
     Args:
         prepare: Makes the batch of a position; called on one other thread, in order.
         positions: All that are wanted.
-        num_ahead: Batches that are read before their turn, at least 1.
     """
 
-    def __init__(
-        self,
-        prepare: Callable[[Position], Batch],
-        positions: Iterable[Position],
-        *,
-        num_ahead: int = BATCHES_AHEAD,
-    ) -> None:
+    def __init__(self, prepare: Callable[[Position], Batch], positions: Iterable[Position]) -> None:
         self._prepare = prepare
-        self._num_ahead = num_ahead
         self._positions = iter(positions)
         self.waited_s = 0.0
         """Time for which the training had nothing to do but wait for data."""
@@ -50,7 +42,7 @@ class BatchFeed(Generic[Position, Batch]):
         with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
             ahead: deque[tuple[Position, Future[Batch]]] = deque(
                 (position, thread.submit(self._prepare, position))
-                for position in islice(self._positions, self._num_ahead)
+                for position in islice(self._positions, BATCHES_AHEAD)
             )
             while ahead:
                 position, future = ahead.popleft()

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heterps_core.errors import CheckpointError, ConfigurationError
-from heterps_core.training.cursor import TrainingCursor
+from heterps_core.json_codec import JsonDocument
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.storage.named_tensors import (
     dense_optimizer_state,
@@ -29,8 +29,8 @@ from heterps_core.training.storage.named_tensors import (
     weights_of,
 )
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
-from heterps_core.training.storage.signed_json import DamagedFileError, read_signed_json, write_signed_json
 from heterps_core.training.storage.stored_tensors import TensorManifest, TensorRows, write_tensors
+from heterps_core.training.storage.verified_files import DamagedFileError, read_signed_json, write_signed_json
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,24 @@ SCHEMA_VERSION = 2
 
 MANIFEST = "manifest.json"
 KEPT_CHECKPOINTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCursor(JsonDocument):
+    """The batch that comes next. With the seed it names the rows of every later batch."""
+
+    epoch: int = 0
+    batch_index: int = 0
+    """Within the epoch."""
+
+    step: int = 0
+    """Batches trained before, over all epochs."""
+
+    def after_batch(self, batches_per_epoch: int) -> TrainingCursor:
+        """Return the cursor behind one more batch."""
+        if self.batch_index + 1 < batches_per_epoch:
+            return TrainingCursor(self.epoch, self.batch_index + 1, self.step + 1)
+        return TrainingCursor(self.epoch + 1, 0, self.step + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,16 +21,12 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.embeddings.lookup_table import LookupTable
 from heterps_core.embeddings.sharded_table import ShardedTable
-from heterps_core.errors import TrainingError
-from heterps_core.judging.quality import WHERE_DIVERGED
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.training.batch_feed import BATCHES_AHEAD, BatchFeed, check_ids
-from heterps_core.training.checkpoint import save_checkpoint
-from heterps_core.training.cursor import TrainingCursor
-from heterps_core.training.gradients.finite_gradients import check_gradients
-from heterps_core.training.gradients.replica_buffers import take_buffers_of_first_replica
+from heterps_core.training.batch_feed import BatchFeed, check_ids
+from heterps_core.training.checkpoint import TrainingCursor, save_checkpoint
+from heterps_core.training.gradients.finite_gradients import check_gradients, check_losses
+from heterps_core.training.gradients.gradient_sum import take_buffers_of_first_replica
 from heterps_core.training.job import TrainingConfig
-from heterps_core.training.noise import noise_seed
 from heterps_core.training.pipeline.stage_exchange import RowSlice
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
@@ -53,24 +48,15 @@ def remaining_share(step: int, num_steps: int) -> float:
     return 1.0 - step / num_steps
 
 
-def check_losses(losses: Sequence[float], *, step: int, config: TrainingConfig) -> None:
-    """Check that a step's losses are numbers to learn from, before parameters are updated.
+def noise_seed(seed: int, *, step: int, stage: int, replica: int) -> int:
+    """Return the seed of what a replica's layers draw in a step (from 0), such as dropout's masks, in 0..2**64 - 1.
 
-    Args:
-        losses: One for each micro-batch, in order.
-        step: Counted from 1.
-        config: Whose rates the message names.
-
-    Raises:
-        TrainingError: One is not finite.
+    Each step begins with a seed of its own, so that a run that is resumed draws what it would have drawn without the
+    break. Within a step a stage runs the forward passes of its micro-batches in order and never one twice, so the
+    seed fixes all masks. Replicas draw different masks, as they see different rows; so does a plan with another cut.
     """
-    for number, loss in enumerate(losses, start=1):
-        if not math.isfinite(loss):
-            raise TrainingError(
-                f"the loss must be a finite number, but is {loss} in micro-batch {number} of {len(losses)} of step "
-                f"{step} (dense_learning_rate {config.dense_learning_rate}, embedding_learning_rate "
-                f"{config.embedding_learning_rate}); checkpoints from before stay; {WHERE_DIVERGED}"
-            )
+    sequence = np.random.SeedSequence([seed, step, stage, replica])
+    return int(sequence.generate_state(1, np.uint64)[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +91,7 @@ class TrainingLoop:
         batches_per_epoch = self.dataset.num_batches(self.config.batch_size)
         num_steps = self.config.num_epochs * batches_per_epoch
         saved_step = cursor.step
-        feed = BatchFeed(
-            self.training_batch, self._cursors(cursor, batches_per_epoch), num_ahead=BATCHES_AHEAD
-        )
+        feed = BatchFeed(self.training_batch, self._cursors(cursor, batches_per_epoch))
         batches = iter(feed)
         coming, is_stopping = next(batches, None), False
         while coming is not None:

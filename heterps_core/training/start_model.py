@@ -20,12 +20,10 @@ from typing import Any
 from torch import Tensor
 
 from heterps_core.errors import CheckpointError, ConfigurationError
-from heterps_core.training.checkpoint import load_latest_checkpoint
-from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.checkpoint import TrainingCursor, load_latest_checkpoint
 from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
-from heterps_core.training.storage.hashed_files import BlockHasher, write_hashes
 from heterps_core.training.storage.named_tensors import (
     dense_optimizer_state,
     fill_tensors,
@@ -33,8 +31,14 @@ from heterps_core.training.storage.named_tensors import (
     weights_of,
 )
 from heterps_core.training.storage.run_directory import START_MODEL, RunDirectory
-from heterps_core.training.storage.signed_json import DamagedFileError, read_signed_json, write_signed_json
 from heterps_core.training.storage.stored_tensors import StoredRows, TensorManifest
+from heterps_core.training.storage.verified_files import (
+    BlockHasher,
+    DamagedFileError,
+    read_signed_json,
+    write_hashes,
+    write_signed_json,
+)
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"

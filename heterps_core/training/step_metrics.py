@@ -1,12 +1,16 @@
-"""What a run tells about itself while it trains, through files in the run directory."""
+"""What a run tells about itself while it trains, and each of its processes at its good end, through files."""
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
 
-from heterps_core.training.storage.run_directory import PROGRESS, STEPS, RunDirectory
+from heterps_core.json_codec import from_json
+from heterps_core.training.storage.run_directory import PROGRESS, STEPS, USAGE, RunDirectory
+from heterps_core.training.storage.store import StorageUsage
 
 logger = logging.getLogger(__name__)
 
@@ -112,3 +116,37 @@ def read_steps(run: RunDirectory) -> list[list[StepMetrics]]:
         steps = [StepMetrics(**document) for document in run.read_json(f"{STEPS}/{name}") or []]
         attempts.setdefault(name.partition("-")[0], []).extend(steps)
     return [attempts[attempt] for attempt in sorted(attempts)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessReport:
+    """One node or worker: what it asked of the bucket, and how long it waited."""
+
+    storage: StorageUsage = field(default_factory=StorageUsage)
+    stage: int | None = None
+    """Of a worker; None for a node's own process, which trains nothing."""
+
+    trained_seconds: float = 0.0
+    """By the clock, in its last attempt."""
+
+    waited_seconds: float = 0.0
+    """Of these, for messages of neighbouring stages."""
+
+
+def write_process_report(run: RunDirectory, name: str, report: ProcessReport) -> None:
+    """Leave a report in the run directory; `name` is the process's own."""
+    run.write_json(f"{USAGE}/{name}.json", asdict(report))
+
+
+def read_process_reports(run: RunDirectory) -> list[ProcessReport]:
+    """Return the reports of all processes that came to a good end."""
+    return [from_json(ProcessReport, run.require_json(f"{USAGE}/{name}")) for name in run.names(USAGE)]
+
+
+def idle_shares(reports: list[ProcessReport]) -> dict[int, float]:
+    """Return by stage the mean share of its replicas' time, in [0, 1], in which they waited for other stages."""
+    shares: dict[int, list[float]] = defaultdict(list)
+    for report in reports:
+        if report.stage is not None and report.trained_seconds > 0:
+            shares[report.stage].append(min(report.waited_seconds / report.trained_seconds, 1.0))
+    return {stage: fmean(values) for stage, values in sorted(shares.items())}

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from heterps_core.errors import TrainingError
 from heterps_core.judging.quality import ClickQuality
-from heterps_core.training.node.process_report import idle_shares, read_process_reports, storage_of
-from heterps_core.training.step_metrics import StepMetrics, read_steps
+from heterps_core.training.step_metrics import StepMetrics, idle_shares, read_process_reports, read_steps
 from heterps_core.training.storage.run_directory import RESULT, RunDirectory
-from heterps_core.training.storage.storage_usage import StorageUsage
+from heterps_core.training.storage.store import StorageUsage
 
 WARMUP_SHARE = 0.1
 """Share of an attempt's first steps that does not count for throughput: allocation, caches, first connections."""
@@ -80,7 +79,7 @@ def read_training_run(run: RunDirectory) -> TrainingRun:
             attempts[-1] if attempts else []
         ),
         idle_shares=idle_shares(reports),
-        storage=storage_of(reports),
+        storage=sum((report.storage for report in reports), StorageUsage()),
         quality=ClickQuality(**result["quality"]) if result["quality"] else None,
     )
 

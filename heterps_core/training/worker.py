@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import asdict, replace
+import time
+from dataclasses import asdict
 from datetime import timedelta
 
 import torch
@@ -24,7 +25,7 @@ from heterps_core.errors import HeterpsError
 from heterps_core.judging.quality import measure_quality
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.node.failures import WorkerFailure, now_s, root_cause, write_failure
+from heterps_core.training.node.failures import WorkerFailure, root_cause, write_failure
 from heterps_core.training.node.host_memory import allocation_failure
 from heterps_core.training.node.node_life import (
     NODE_ID_VARIABLE,
@@ -32,7 +33,6 @@ from heterps_core.training.node.node_life import (
     own_run_directory,
     runs_here_as_dry_run,
 )
-from heterps_core.training.node.process_report import ProcessReport, write_process_report
 from heterps_core.training.node.training_node import DATASET_VARIABLE
 from heterps_core.training.node.worker_life import SIGNS_VARIABLE, SignsOfLife
 from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
@@ -40,7 +40,7 @@ from heterps_core.training.pipeline.stage_device import is_gpu, join_by_nccl, st
 from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_runner import StageRunner
 from heterps_core.training.start_model import begin
-from heterps_core.training.step_metrics import MetricWriter
+from heterps_core.training.step_metrics import MetricWriter, ProcessReport, write_process_report
 from heterps_core.training.storage.run_directory import CLUSTER, JOB, RESULT, STEPS, RunDirectory
 from heterps_core.transport.lost_workers import SILENCE_LIMIT_S, LostWorkerError, is_loss_of_another
 from heterps_core.transport.rank_layout import RankLayout, WorkerPlace, fingerprint, layout_from_places
@@ -128,21 +128,15 @@ class Worker:
             self.run.write_json(
                 RESULT, {"is_complete": is_complete, "quality": None if quality is None else asdict(quality)}
             )
-        self._report(loop.runner)
+        report = ProcessReport(
+            storage=self.run.usage,
+            stage=self.stage,
+            trained_seconds=loop.runner.trained_seconds,
+            waited_seconds=loop.runner.waited_seconds,
+        )
+        write_process_report(self.run, f"rank-{self.rank:05d}", report)
         dist.barrier()
         dist.destroy_process_group()
-
-    def _report(self, runner: StageRunner) -> None:
-        """Tell the flow what this worker asked of the bucket, and how long it waited for other stages."""
-        report = ProcessReport(storage=self.run.usage)
-        if isinstance(runner, StageRunner):
-            report = replace(
-                report,
-                stage=self.stage,
-                trained_seconds=runner.trained_seconds,
-                waited_seconds=runner.waited_seconds,
-            )
-        write_process_report(self.run, f"rank-{self.rank:05d}", report)
 
     def fail(self, error: BaseException) -> int:
         """Leave last words and return the exit status."""
@@ -170,7 +164,7 @@ class Worker:
             is_mistake=is_mistake,
             is_loss=is_loss,
             lost=error.lost if isinstance(error, LostWorkerError) else None,
-            failed_at_s=now_s(),
+            failed_at_s=time.time(),
         )
         write_failure(self.run, failure)
         logger.error("%s", failure, exc_info=None if is_known else error)

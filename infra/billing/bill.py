@@ -15,7 +15,7 @@ from itertools import groupby
 
 from heterps_core.hardware import Price
 from heterps_core.json_codec import JsonDocument, JsonForm
-from heterps_core.training.storage.storage_usage import StorageUsage
+from heterps_core.training.storage.store import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from infra.prices.service_charges import ServiceLine, service_lines

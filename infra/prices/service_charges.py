@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from heterps_core.training.node.node_life import BUCKET_HEARTBEAT_INTERVAL_S
-from heterps_core.training.storage.storage_usage import StorageUsage
+from heterps_core.training.storage.store import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
 
 HOURS_PER_MONTH = 730.0

@@ -8,7 +8,7 @@ checkpoints ask comes into the bill.
 from __future__ import annotations
 
 from heterps_core.training.step_metrics import BUCKET_REPORT_INTERVAL_S
-from heterps_core.training.storage.storage_usage import StorageUsage
+from heterps_core.training.storage.store import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.prices.service_charges import service_lines
 

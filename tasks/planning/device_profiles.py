@@ -16,8 +16,8 @@ from heterps_core.profiling.profiles.device_profile import DeviceProfile
 from heterps_core.profiling.profiles.device_profile_cache import DeviceProfileCache, without_dataset
 from heterps_core.profiling.profiling_monitor import ProfilingResults, follow_profiling
 from heterps_core.profiling.profiling_node import PROFILE_JOB
+from heterps_core.training.monitor import publish_cluster
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.submission import publish_cluster
 from heterps_core.units import MS_PER_S
 from infra.billing.bill import Bill
 from infra.billing.caps import Caps, check_caps

@@ -23,8 +23,7 @@ from heterps_core.planning.simulate.dry_run import dry_run_problem, predict_dry_
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.measuring_process import measure_worker_costs
 from heterps_core.text_table import Table
-from heterps_core.training.gradients.microbatches import default_microbatches
-from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.job import TrainingConfig, TrainingJob, default_microbatches
 from tasks.profiling import ProfiledModel
 
 PENALTY = 10.0

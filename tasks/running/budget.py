@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from heterps_core.cluster import Cluster
 from heterps_core.errors import BudgetExceededError
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.submission import request_stop
 from heterps_core.training.training_run import TrainingRun
 from infra.billing.budget import BudgetWatch, Spending, spent_usd, start_of_month, watched
 from infra.billing.caps import Caps
@@ -80,7 +79,7 @@ def within_budget(
         price_usd_per_hour=cluster.price_usd_per_hour
         + len(cluster.nodes) * provider.services_usd_per_machine_hour(),
         on_warning=lambda text: logger.warning("%s", text),
-        on_stop=lambda: request_stop(run_directory),
+        on_stop=run_directory.request_stop,
         on_end=end_machines,
     )
     try:

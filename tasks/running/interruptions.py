@@ -12,7 +12,7 @@ from pathlib import Path
 from heterps_core.cluster import Cluster
 from heterps_core.hardware import Market
 from heterps_core.json_file import replace_json
-from heterps_core.training.node.leaving import leaving_nodes
+from heterps_core.training.node.node_life import leaving_nodes
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import TrainingRun
 from infra.ledger.ledger import EndReason, Ledger

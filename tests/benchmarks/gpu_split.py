@@ -29,8 +29,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.cuda_card import this_card
 from heterps_core.training.batch_feed import BatchFeed
-from heterps_core.training.gradients.microbatches import default_microbatches
-from heterps_core.training.job import TrainingConfig
+from heterps_core.training.job import TrainingConfig, default_microbatches
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout

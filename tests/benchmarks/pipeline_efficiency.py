@@ -41,9 +41,8 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.batch_feed import BatchFeed
-from heterps_core.training.cursor import TrainingCursor
-from heterps_core.training.gradients.microbatches import default_microbatches
-from heterps_core.training.job import UPDATE_MODES, TrainingConfig
+from heterps_core.training.checkpoint import TrainingCursor
+from heterps_core.training.job import UPDATE_MODES, TrainingConfig, default_microbatches
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.pipeline.shared_memory_boundary import SharedNeighbour
 from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours

@@ -35,9 +35,8 @@ from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.models import CTR_MODELS
 from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.cursor import TrainingCursor
-from heterps_core.training.gradients.microbatches import default_microbatches
-from heterps_core.training.job import TrainingConfig
+from heterps_core.training.checkpoint import TrainingCursor
+from heterps_core.training.job import TrainingConfig, default_microbatches
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.pipeline.stage_model import build_stage_model

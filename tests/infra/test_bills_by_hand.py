@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from heterps_core.hardware import Market
-from heterps_core.training.storage.storage_usage import StorageUsage
+from heterps_core.training.storage.store import StorageUsage
 from infra.billing.bill import FREE, PREEMPTED, bill_for_run
 from infra.ledger.ledger import EndReason, Ledger
 from infra.prices.spot_charges import SpotRecord

@@ -7,7 +7,7 @@ from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.simulate.dry_run import DryRunPrediction
 from heterps_core.training.step_metrics import StepMetrics
-from heterps_core.training.storage.storage_usage import StorageUsage
+from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.billing.bill import Bill, BillLine
 from infra.billing.caps import Caps

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
     from heterps_core.planning.search.plan_file import load_problem_and_plan
     from heterps_core.planning.simulate.plan_simulation import simulate_plan
     from heterps_core.planning.simulate.simulation_report import simulation_text, simulation_to_json
-    from heterps_core.training.gradients.microbatches import default_microbatches
+    from heterps_core.training.job import default_microbatches
 
     problem, plan = load_problem_and_plan(options.problem, options.plan)
     num_microbatches = options.micro_batches

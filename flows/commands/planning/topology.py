@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
     from heterps_core.topology.machine_topology import load_topology
     from heterps_core.topology.rank_placement import place_ranks
     from heterps_core.topology.rank_traffic import problem_traffic
-    from heterps_core.training.gradients.microbatches import default_microbatches
+    from heterps_core.training.job import default_microbatches
 
     problem, plan = load_problem_and_plan(options.problem, options.plan)
     try:

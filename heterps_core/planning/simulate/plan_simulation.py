@@ -12,7 +12,7 @@ from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.simulate.pipeline_load import PipelineLoad, pipeline_load
 from heterps_core.planning.simulate.pipeline_simulation import NO_STRAGGLERS, SimulatedRun, simulate
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.gradients.microbatches import LEAST_MICROBATCH_ROWS
+from heterps_core.training.job import LEAST_MICROBATCH_ROWS
 
 LEAST_LIMITING_SHARE = 0.1
 """Of the time of the stage that waits least for data: less waiting than this leaves computing as the limit."""

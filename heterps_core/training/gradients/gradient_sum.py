@@ -1,8 +1,8 @@
-"""The sum of dense gradients, and of losses, over the replicas of a stage: once a step."""
+"""What replicas of a stage make equal: the sum of dense gradients and losses, once a step, and buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -73,3 +73,24 @@ class GradientSum:
                 total += other
             sums.append(total[0])
         return sums
+
+
+def take_buffers_of_first_replica(layers: Iterable[nn.Module], *, group: ProcessGroup | None) -> None:
+    """Replace the buffers that a checkpoint holds, such as running statistics, by the first replica's, in place.
+
+    Gradients are summed over replicas, so their parameters stay equal; buffers follow each replica's own rows. Rows
+    are shuffled, so those of the first are a fair sample, as in torch's DistributedDataParallel.
+
+    Args:
+        layers: Of the stage; all replicas of `group` call this with the same ones.
+        group: The replicas, for tensors on the host; None for one.
+    """
+    if group is None:
+        return
+    for layer in layers:
+        saved = layer.state_dict().keys()
+        for name, buffer in layer.named_buffers():
+            if name in saved:
+                on_host = buffer.cpu()
+                dist.broadcast(on_host, group=group, group_src=0)
+                buffer.copy_(on_host)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 
 from heterps_core.errors import CheckpointError, TrainingError
@@ -106,8 +105,3 @@ def read_failures(run: RunDirectory, *, attempts_back: int = 0) -> list[WorkerFa
         run.read_json(f"{FAILURES}/{name}") for name in names if name.startswith(attempts[-1 - attempts_back])
     ]
     return [from_json(WorkerFailure, document) for document in documents if document is not None]
-
-
-def now_s() -> float:
-    """Return seconds since 1970."""
-    return time.time()

@@ -1,5 +1,9 @@
 """What every program on a node does beside its work: finds out who it is, gives signs of life, says how it ended.
 
+A spot instance is told two minutes before it ends: time enough to ask all workers for a checkpoint and an end; else
+the run would lose the steps since the last one and find out by a silence. The flow sees why training ended and goes
+on with other machines. A rebalance recommendation is only written down: most machines that get one live on.
+
 It needs to know where the run directory is, and which node of the cluster this is: by a variable, or by the id of
 the machine that it runs on, as the machines of a fleet are told the same and learn their names from cluster.json.
 """
@@ -10,14 +14,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError
-from heterps_core.instance_metadata import InstanceMetadata
+from heterps_core.instance_metadata import InstanceMetadata, LeavingNotice
 from heterps_core.training.node.host_memory import available_bytes, total_bytes
-from heterps_core.training.node.process_report import ProcessReport, write_process_report
+from heterps_core.training.step_metrics import ProcessReport, write_process_report
 from heterps_core.training.storage.run_directory import CLUSTER, RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -34,6 +39,11 @@ DRY_RUN_VARIABLE = "HETERPS_DRY_RUN"
 
 EXIT = "exit.json"
 HEARTBEAT = "heartbeat.json"
+LEAVING = "leaving.json"
+NODES = "nodes"
+
+NOTICE_INTERVAL_S = 5.0
+"""As AWS recommends for the notice of an interruption."""
 
 HEARTBEAT_INTERVAL_S = 2.0
 BUCKET_HEARTBEAT_INTERVAL_S = 10.0
@@ -48,7 +58,7 @@ BUCKET_CLUSTER_POLL_S = 2.0
 
 def node_key(node_id: str, name: str) -> str:
     """Return the key of a node's file in the run directory."""
-    return f"nodes/{node_id}/{name}"
+    return f"{NODES}/{node_id}/{name}"
 
 
 def own_run_directory() -> RunDirectory:
@@ -103,29 +113,80 @@ def is_machine() -> bool:
 
 
 @contextmanager
-def heartbeat(run: RunDirectory, node_id: str) -> Iterator[None]:
-    """Write a sign of life every few seconds while the block runs."""
+def repeated(action: Callable[[], object], *, interval_s: float, name: str) -> Iterator[None]:
+    """Do something on a thread while the block runs, again and again with so many seconds between."""
     ended = threading.Event()
 
-    def beat() -> None:
-        while True:
-            try:
-                beat = {"beat_at_s": time.time(), "pid": os.getpid()}
-                memory = {"free_bytes": available_bytes(), "total_bytes": total_bytes()}
-                run.write_json(node_key(node_id, HEARTBEAT), {**beat, **memory})
-            except OSError as error:
-                # A full disk may have room again; what it costs the work is told by those who do it.
-                logger.warning("no sign of life could be written: %s", error)
-            if ended.wait(HEARTBEAT_INTERVAL_S if run.is_local else BUCKET_HEARTBEAT_INTERVAL_S):
-                return
+    def repeat() -> None:
+        action()
+        while not ended.wait(interval_s):
+            action()
 
-    thread = threading.Thread(target=beat, daemon=True)
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
+
+
+@contextmanager
+def heartbeat(run: RunDirectory, node_id: str) -> Iterator[None]:
+    """Write a sign of life every few seconds while the block runs."""
+
+    def beat() -> None:
+        sign = {"beat_at_s": time.time(), "pid": os.getpid()}
+        memory = {"free_bytes": available_bytes(), "total_bytes": total_bytes()}
+        try:
+            run.write_json(node_key(node_id, HEARTBEAT), {**sign, **memory})
+        except OSError as error:
+            # A full disk may have room again; what it costs the work is told by those who do it.
+            logger.warning("no sign of life could be written: %s", error)
+
+    interval_s = HEARTBEAT_INTERVAL_S if run.is_local else BUCKET_HEARTBEAT_INTERVAL_S
+    with repeated(beat, interval_s=interval_s, name="heartbeat"):
+        yield
+
+
+@contextmanager
+def watch_notices(
+    run: RunDirectory,
+    node_id: str,
+    *,
+    metadata: InstanceMetadata | None = None,
+    poll_interval_s: float = NOTICE_INTERVAL_S,
+) -> Iterator[None]:
+    """Ask for the cloud's notices while the block runs, and pass them on."""
+    service = metadata or InstanceMetadata()
+    noted: LeavingNotice | None = None
+
+    def look() -> None:
+        nonlocal noted
+        try:
+            notice = service.leaving_notice()
+            if notice is None or notice == noted:
+                return
+            noted = notice
+            logger.warning("node %s: %s, %s", node_id, notice.kind, notice.at)
+            run.write_json(node_key(node_id, LEAVING), {**asdict(notice), "noticed_at_s": time.time()})
+            if notice.kind == "spot interruption":
+                run.request_stop()
+        except (OSError, ValueError, KeyError) as problem:
+            logger.warning("the cloud's notices could not be read, trying again: %s", problem)
+
+    with repeated(look, interval_s=poll_interval_s, name="notices"):
+        yield
+
+
+def leaving_nodes(run: RunDirectory) -> dict[str, str]:
+    """Return the nodes that were told of an interruption, with the time at which each ends."""
+    found = {}
+    for node_id in run.names(NODES):
+        notice = run.read_json(node_key(node_id, LEAVING))
+        if notice is not None and notice["kind"] == "spot interruption":
+            found[node_id] = notice["at"]
+    return found
 
 
 def write_end(

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -24,7 +24,6 @@ from heterps_core.network_interface import interface_of
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.node.data_slices import download_slices
 from heterps_core.training.node.host_memory import check_workers_fit
-from heterps_core.training.node.leaving import watch_notices
 from heterps_core.training.node.node_life import (
     NODE_ID_VARIABLE,
     heartbeat,
@@ -34,6 +33,7 @@ from heterps_core.training.node.node_life import (
     own_run_directory,
     runs_here_as_dry_run,
     wait_for_cluster,
+    watch_notices,
     write_end,
 )
 from heterps_core.training.node.worker_life import SIGNS_VARIABLE, workers_watched
@@ -61,7 +61,9 @@ def main() -> int:
         # Nobody knows this node by name, so nobody reads what it writes: this is for its own log.
         logger.error("%s", error)
         return error.exit_status
-    with heartbeat(run, node.node_id), _notices_watched(run, node):
+    can_be_preempted = is_machine() and node.market is Market.SPOT
+    notices = watch_notices(run, node.node_id) if can_be_preempted else nullcontext()
+    with heartbeat(run, node.node_id), notices:
         is_mistake = False
         try:
             job = TrainingJob.from_json(run.require_json(JOB))
@@ -165,13 +167,3 @@ def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _notices_watched(run: RunDirectory, node: Node) -> Iterator[None]:
-    """Look for the cloud's notices while the node trains; only machines that can be preempted get any."""
-    if not is_machine() or node.market is not Market.SPOT:
-        yield
-        return
-    with watch_notices(run, node.node_id):
-        yield

@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from heterps_core.errors import TrainingError
-from heterps_core.training.node.failures import OutOfMemoryError, WorkerFailure, now_s, write_failure
+from heterps_core.training.node.failures import OutOfMemoryError, WorkerFailure, write_failure
 from heterps_core.training.node.host_memory import MemoryWatch, process_bytes
+from heterps_core.training.node.node_life import repeated
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.lost_workers import SILENCE_LIMIT_S
 
@@ -202,7 +204,7 @@ class WorkerWatch:
             exit_status=error.exit_status,
             is_cause=True,
             is_mistake=is_mistake,
-            failed_at_s=now_s(),
+            failed_at_s=time.time(),
         )
         logger.error("%s", failure)
         try:
@@ -215,19 +217,10 @@ class WorkerWatch:
 def workers_watched(run: RunDirectory, path: Path, positions: Sequence[tuple[int, int]]) -> Iterator[None]:
     """Look at a node's workers from a thread while the block runs; see `WorkerWatch`."""
     watch = WorkerWatch(run, path, positions)
-    is_over = threading.Event()
-
-    def look() -> None:
-        while not is_over.wait(LOOK_INTERVAL_S):
-            watch.look()
-
-    thread = threading.Thread(target=look, name="worker-watch", daemon=True)
-    thread.start()
     try:
-        yield
+        with repeated(watch.look, interval_s=LOOK_INTERVAL_S, name="worker-watch"):
+            yield
     finally:
-        is_over.set()
-        thread.join()
         # Who died in the last moment.
         watch.look()
 

@@ -38,8 +38,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.training.storage.storage_usage import StorageUsage
-from heterps_core.training.storage.store_location import check_store_location
+from heterps_core.training.storage.store import StorageUsage, check_store_location
 
 JOB = "job.json"
 CLUSTER = "cluster.json"
@@ -74,7 +73,7 @@ class RunDirectory:
 
     Args:
         location: A local path, or a URI that Arrow's file systems know.
-        secret: The run's key, which authenticates manifests (`signed_json.py`); never stored here. Without one a
+        secret: The run's key, which authenticates manifests (`verified_files.py`); never stored here. Without one a
             manifest is protected against damage, but not against forgery.
 
     Raises:
@@ -255,6 +254,10 @@ class RunDirectory:
         if document is None:
             raise ConfigurationError(f"{key} must stand in the run directory {self.location}, but does not")
         return document
+
+    def request_stop(self) -> None:
+        """Ask the workers to write a checkpoint and end."""
+        self.write_bytes(STOP, b"")
 
     def exists(self, key: str) -> bool:
         """Return whether there is such a file or folder."""

@@ -1,8 +1,8 @@
 """Tensors in flat files of a run, written by their owners and read by the ranges that are needed.
 
 A file is the bytes of its tensors one after the other, little-endian, rows in order; a manifest says what stands
-where. What is read is checked block by block (`hashed_files.py`): damaged bytes never reach a tensor. None of it is a
-pickle. The file of an exported model in the safetensors format is such a file too, behind its header.
+where. What is read is checked block by block (`verified_files.py`): damaged bytes never reach a tensor. None of it is
+a pickle. The file of an exported model in the safetensors format is such a file too, behind its header.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.errors import CheckpointError
 from heterps_core.json_codec import JsonDocument
-from heterps_core.training.storage.hashed_files import BlockHasher, HashedFile, read_verified, write_hashes
 from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.storage.verified_files import BlockHasher, HashedFile, read_verified, write_hashes
 
 DTYPES = {
     "F64": torch.float64,

@@ -20,14 +20,13 @@ from heterps_core.errors import CheckpointError, DataError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.export import export_model
 from heterps_core.serving.exported_model import ClickPredictor
-from heterps_core.training.checkpoint import save_checkpoint
-from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.checkpoint import TrainingCursor, save_checkpoint
 from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS, exported_sha256
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.submission import submit_job
 from heterps_core.transport.rank_layout import RankLayout
 from tests.worker_processes import run_in_processes
 

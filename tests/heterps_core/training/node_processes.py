@@ -27,11 +27,10 @@ from heterps_core.hardware import Market
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig, TrainingJob
-from heterps_core.training.monitor import follow_training
+from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
 from heterps_core.training.node.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE, RUN_KEY_VARIABLE
 from heterps_core.training.step_metrics import REPORT_INTERVAL_S, Progress
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.submission import publish_cluster, submit_job
 from heterps_core.training.training_run import TrainingRun
 from infra.loopback import free_loopback_port
 from tests.waiting import wait_for

@@ -9,8 +9,8 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import DataError, TrainingError
 from heterps_core.judging.quality import WHERE_DIVERGED
 from heterps_core.training.batch_feed import BATCHES_AHEAD, BatchFeed, check_ids
+from heterps_core.training.gradients.finite_gradients import check_losses
 from heterps_core.training.job import TrainingConfig
-from heterps_core.training.loop import check_losses
 from tests.waiting import wait_for
 
 FEATURES = FeatureSpec(num_dense=1, slot_rows=(10, 4), slot_names=("user", "item"))

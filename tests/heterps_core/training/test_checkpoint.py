@@ -13,8 +13,7 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import ROW_OPTIMIZERS
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.checkpoint import load_latest_checkpoint, save_checkpoint
-from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.checkpoint import TrainingCursor, load_latest_checkpoint, save_checkpoint
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.storage.run_directory import RunDirectory

@@ -1,6 +1,6 @@
 """The position in the data."""
 
-from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.checkpoint import TrainingCursor
 
 
 def test_a_cursor_visits_every_batch_of_every_epoch_once():

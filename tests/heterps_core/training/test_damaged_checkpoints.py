@@ -17,8 +17,12 @@ import torch.distributed as dist
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import CheckpointError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.checkpoint import load_latest_checkpoint, save_checkpoint, step_to_resume_from
-from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.checkpoint import (
+    TrainingCursor,
+    load_latest_checkpoint,
+    save_checkpoint,
+    step_to_resume_from,
+)
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.storage.run_directory import RunDirectory

@@ -22,11 +22,11 @@ from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.export import export_model
 from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.submission import submit_job
 from heterps_core.transport.rank_layout import RankLayout
 from tests.heterps_core.training.test_start_model import make_start
 from tests.heterps_core.training.worker_parts import training_loop_of

@@ -23,9 +23,9 @@ from heterps_core.serving.exported_model import ClickPredictor
 from heterps_core.serving.held_out_rows import held_out_logits
 from heterps_core.training.checkpoint import complete_checkpoints
 from heterps_core.training.job import UPDATE_MODES, StartModel, TrainingConfig, TrainingJob
+from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
-from heterps_core.training.submission import submit_job
 from tests.contracts.own_models import WITH_BATCH_NORM, build_with_dropout
 from tests.heterps_core.training.reference import plain_model, train_plainly
 from tests.heterps_core.training.test_start_model import make_start

@@ -23,7 +23,6 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.checkpoint import complete_checkpoints
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.storage.run_directory import RESERVED_BYTES, RunDirectory
-from heterps_core.training.submission import request_stop
 from heterps_core.training.training_run import TrainingRun
 from tests.heterps_core.training.node_processes import (
     CHECKPOINT_INTERVAL_STEPS,
@@ -127,7 +126,7 @@ def test_a_stopped_run_goes_on_with_other_replicas_as_if_nothing_had_been(undist
     run = RunDirectory(str(tmp_path))
 
     def stop(progress: Progress, nodes: list[psutil.Process]) -> bool:
-        request_stop(run)
+        run.request_stop()
         return True
 
     stopped = train(run, make_job(dataset, (2, 1)), stop)

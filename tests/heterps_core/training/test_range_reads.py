@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.checkpoint import load_latest_checkpoint, save_checkpoint
-from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.checkpoint import TrainingCursor, load_latest_checkpoint, save_checkpoint
 from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.start_model import load_start_model, publish_start_model

@@ -23,10 +23,9 @@ import boto3
 from moto.server import ThreadedMotoServer
 
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
-from heterps_core.training.monitor import follow_training
-from heterps_core.training.node.process_report import read_process_reports
+from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
+from heterps_core.training.step_metrics import read_process_reports
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.submission import publish_cluster, submit_job
 from infra.bootstrap.node_start import Bootstrap
 from infra.bootstrap.node_wheel import publish_node_wheel
 from infra.ledger.ledger import Ledger

@@ -14,7 +14,6 @@ from botocore.exceptions import ClientError
 from heterps_core.hardware import Market
 from heterps_core.profiling.profiling_node import profile_key
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.submission import request_stop
 from infra.ledger.ledger import Ledger
 from infra.machines.sweeper import sweep
 from infra.providers.aws.node_role import node_policy
@@ -168,7 +167,7 @@ def accesses_of_a_run(server, recording, tmp_path_factory):
         run = RunDirectory(location, secret=b"the key of this run")
         train(run, make_job(prepare_clicks(tmp_path_factory.mktemp("clicks")), (2, 1)))
         run.write_json(profile_key("stage0-node0"), {})
-        request_stop(run)
+        run.request_stop()
     return s3_accesses(recording, start)
 
 

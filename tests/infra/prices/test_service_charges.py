@@ -1,6 +1,6 @@
 import pytest
 
-from heterps_core.training.storage.storage_usage import StorageUsage
+from heterps_core.training.storage.store import StorageUsage
 from infra.prices.service_charges import service_lines, usd_per_machine_hour
 
 

@@ -24,14 +24,13 @@ from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import CheckpointError, UnknownNameError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.export import export_model
-from heterps_core.training.checkpoint import save_checkpoint
-from heterps_core.training.cursor import TrainingCursor
+from heterps_core.training.checkpoint import TrainingCursor, save_checkpoint
 from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.storage.exported_files import exported_sha256
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.submission import submit_job
 from heterps_core.transport.rank_layout import RankLayout
 from infra.workspace import Workspace
 from tasks.records import model_registry

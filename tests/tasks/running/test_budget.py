@@ -4,7 +4,7 @@ import pytest
 
 from heterps_core.errors import BudgetExceededError, TrainingError
 from heterps_core.training.storage.run_directory import STOP, RunDirectory
-from heterps_core.training.storage.storage_usage import StorageUsage
+from heterps_core.training.storage.store import StorageUsage
 from infra.billing.caps import Caps
 from infra.ledger.ledger import EndReason, Ledger
 from infra.machines.lifecycle import running_cluster

@@ -6,7 +6,6 @@ import pytest
 
 from heterps_core.errors import InterruptedTrainingError, TrainingError
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.submission import request_stop
 from infra.workspace import Workspace
 from tasks.running.interruptions import num_spot_losses
 from tasks.running.losses import note_loss, read_losses
@@ -77,7 +76,7 @@ def test_the_same_fault_of_two_launches_is_not_tried_a_third_time(workspace, run
 
 
 def test_a_run_that_was_asked_to_stop_does_not_go_on(workspace, run):
-    request_stop(run)
+    run.request_stop()
 
     with pytest.raises(
         TrainingError, match=r"asked to stop.*resume_run_id=r1 to go on from step 200: loss 1"
@@ -88,7 +87,7 @@ def test_a_run_that_was_asked_to_stop_does_not_go_on(workspace, run):
 
 
 def test_a_notice_that_asked_for_the_stop_lets_it_go_on(workspace, run):
-    request_stop(run)
+    run.request_stop()
     run.write_json(
         "nodes/stage0-node0/leaving.json",
         {"kind": "spot interruption", "at": "2026-11-22T04:02:00Z", "noticed_at_s": 1.0},

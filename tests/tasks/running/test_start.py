@@ -12,8 +12,8 @@ from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import CheckpointError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig, TrainingJob
+from heterps_core.training.monitor import submit_job
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.submission import submit_job
 from tasks.records.champion import Champion
 from tasks.records.model_registry import DataKind
 from tasks.running.start import choose_start, load_start

@@ -7,9 +7,8 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import TrainingError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.gradients.finite_gradients import check_gradients
+from heterps_core.training.gradients.finite_gradients import check_gradients, check_losses
 from heterps_core.training.job import TrainingConfig
-from heterps_core.training.loop import check_losses
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout

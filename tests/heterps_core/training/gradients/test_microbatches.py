@@ -1,6 +1,6 @@
 import pytest
 
-from heterps_core.training.gradients.microbatches import (
+from heterps_core.training.job import (
     LEAST_MICROBATCH_ROWS,
     ROWS_OF_FIXED_COST,
     default_microbatches,

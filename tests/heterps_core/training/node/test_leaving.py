@@ -3,7 +3,7 @@
 import time
 
 from heterps_core.instance_metadata import InstanceMetadata
-from heterps_core.training.node.leaving import leaving_nodes, watch_notices
+from heterps_core.training.node.node_life import leaving_nodes, watch_notices
 from heterps_core.training.storage.run_directory import STOP, RunDirectory
 from tests.metadata_server import metadata_server
 from tests.waiting import wait_for

@@ -6,7 +6,7 @@ import pytest
 from moto.server import DomainDispatcherApplication
 
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.storage.storage_usage import StorageUsage
+from heterps_core.training.storage.store import StorageUsage
 from tests.s3_server import bucket_location
 
 MB = 1_000_000

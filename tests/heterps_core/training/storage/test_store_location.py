@@ -2,7 +2,7 @@ import pytest
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.storage.store_location import check_store_location
+from heterps_core.training.storage.store import check_store_location
 
 KEY, SECRET = "AKIAEXAMPLE", "wJalr/XUtnFEMI"
 WITH_CREDENTIALS = [

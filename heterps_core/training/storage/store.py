@@ -1,8 +1,9 @@
-"""What a store's URI must not hold: it stands in the user data of every rented machine, which many can read."""
+"""What a run asks of its store, in the two classes that object stores charge for, and what its URI must not hold."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, fields
 from urllib.parse import unquote
 
 from heterps_core.errors import ConfigurationError
@@ -12,8 +13,38 @@ _NAMES_BEFORE_AT = {"abfs": r"[^:]*", "abfss": r"[^:]*", "gs": "anonymous", "gcs
 """Schemes that write a container, or that there are no credentials, where others write credentials."""
 
 
+@dataclass(kw_only=True, slots=True)
+class StorageUsage:
+    """Requests and bytes of one process, or of all together.
+
+    Counted where the run directory makes the calls, by what each was seen to send (Arrow 25 and a server that counts;
+    tests/heterps_core/training/storage/test_storage_usage.py). Repeats after errors are not in it.
+    """
+
+    put_requests: int = 0
+    """PUT, COPY, POST and LIST: the expensive class."""
+
+    get_requests: int = 0
+    """GET, HEAD and all others; deletions are free."""
+
+    bytes_written: int = 0
+    bytes_read: int = 0
+    stored_byte_s: float = 0.0
+    """Bytes times the seconds for which they were kept: what a store charges for, whatever was replaced meanwhile."""
+
+    egress_bytes: int = 0
+    """Of what was read, by a host outside the store's region."""
+
+    def __add__(self, other: StorageUsage) -> StorageUsage:
+        return StorageUsage(
+            **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        )
+
+
 def check_store_location(location: str) -> None:
     """Check that a store's URI, or what was given for one, holds no credentials; a message never repeats them.
+
+    It stands in the user data of every rented machine, which many can read.
 
     Args:
         location: For instance s3://bucket/heterps?region=us-east-1; a local path holds none.

@@ -1,19 +1,27 @@
-"""Files of a run of which any range can be checked: by the SHA-256 of each of their blocks of 64 KiB.
+"""Files of a run that are believed only where they are as they were written: signed manifests, and what these name.
 
-Beside a file, `<file>.sha256` holds the hashes of its blocks, and the hash of these is in a manifest. So who trusts
-the manifest can check what it reads of the file, on a disk or in a bucket, having read little more than that.
+A manifest is JSON that bears a tag made with the run's key (HMAC-SHA256, RFC 2104). The key is drawn by the flow's
+host, kept in its own files, and handed to the nodes of the run when they start; it is never in the run directory. So
+whoever may write there but is no node of this run cannot make such a file, nor move one to another place, since the
+tag is of the place too.
+
+Beside a file that a manifest names, `<file>.sha256` holds the hashes of its blocks of 64 KiB, and the hash of these
+is in the manifest. So who trusts the manifest can check what it reads of the file, having read little more.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import json
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
+from heterps_core.errors import CheckpointError, ConfigurationError
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.storage.signed_json import DamagedFileError
 
 BLOCK_BYTES = 65_536
 """What is read besides a range is less than one at either end; their hashes are 0.05 % of the bytes."""
@@ -27,6 +35,49 @@ _PIECE_BYTES = 16 * BLOCK_BYTES
 
 _HASH_THREADS = 4
 """SHA-256 takes longer than a disk; where each core has a worker of its own, they do no harm."""
+
+_TAG, _DOCUMENT = "hmac_sha256", "document"
+
+
+class DamagedFileError(CheckpointError):
+    """A file of a checkpoint or of a start model is missing, damaged or not authentic; the message names it."""
+
+
+def write_signed_json(run: RunDirectory, key: str, document: Any) -> None:
+    """Write a document with its tag; durable on return.
+
+    Raises:
+        OSError: It cannot be written.
+        ConfigurationError: A run in a bucket has no key.
+    """
+    signed = {_TAG: _tag(run, key, document), _DOCUMENT: document}
+    run.write_bytes(key, json.dumps(signed, indent=1).encode(), is_durable=True)
+
+
+def read_signed_json(run: RunDirectory, key: str) -> Any:
+    """Return a document after checking its tag.
+
+    Raises:
+        DamagedFileError: It is missing, no JSON, or has no tag or another.
+        ConfigurationError: A run in a bucket has no key.
+    """
+    try:
+        signed = run.read_json(key)
+    except ValueError as error:
+        raise DamagedFileError(f"{key} in {run.location} must be JSON, but is damaged: {error}") from error
+    if signed is None:
+        raise DamagedFileError(f"{key} in {run.location} is missing")
+    if not isinstance(signed, dict) or not isinstance(signed.get(_TAG), str):
+        raise DamagedFileError(
+            f"{key} in {run.location} must bear a tag of the run's key, but has none: it was written by an earlier "
+            f"version of heterps, or by another program"
+        )
+    if not hmac.compare_digest(signed[_TAG].encode(), _tag(run, key, signed.get(_DOCUMENT)).encode()):
+        raise DamagedFileError(
+            f"{key} in {run.location} must bear the tag that the run's key gives, but has another: it was changed, "
+            f"damaged, or written with another key"
+        )
+    return signed[_DOCUMENT]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +160,16 @@ def read_verified(
         raise _damaged(run, key, f"cannot be read: {error}") from error
     if num_missing:
         raise _damaged(run, key, f"must have {file.num_bytes:,} bytes, but ends before")
+
+
+def _tag(run: RunDirectory, key: str, document: Any) -> str:
+    if not run.secret and not run.is_local:
+        raise ConfigurationError(
+            f"{key} in {run.location} must be authenticated by the run's key, as others may write there, but this "
+            f"process was given none"
+        )
+    content = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hmac.new(run.secret, f"{key}\n{content}".encode(), hashlib.sha256).hexdigest()
 
 
 def _digests(content: memoryview) -> bytes:
