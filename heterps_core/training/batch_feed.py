@@ -28,7 +28,6 @@ class BatchFeed(Generic[Position, Batch]):
 
     Args:
         prepare: Makes the batch of a position; called on one other thread, in order.
-        positions: All that are wanted.
     """
 
     def __init__(self, prepare: Callable[[Position], Batch], positions: Iterable[Position]) -> None:
@@ -58,11 +57,6 @@ class BatchFeed(Generic[Position, Batch]):
 
 def check_ids(batch: ClickBatch, features: FeatureSpec, source: object) -> None:
     """Check that every id lies in the table of its slot, before anything is looked up with it.
-
-    Args:
-        batch: What to check.
-        features: Rows of each slot.
-        source: Where the batch comes from, for the message.
 
     Raises:
         DataError: An id does not; the message names the slot and the id.

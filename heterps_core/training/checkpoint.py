@@ -75,9 +75,6 @@ def save_checkpoint(
     """Write a checkpoint; every process of the world takes part.
 
     Args:
-        run: Where it goes.
-        model: This replica's layers.
-        cursor: The batch that comes next.
         group: The replicas of this stage; None where this process is alone.
 
     Raises:
@@ -105,10 +102,6 @@ def load_latest_checkpoint(run: RunDirectory, model: StageModel) -> TrainingCurs
 
     Every process of the world takes part, where there is one: they all load the same, so that what is damaged for one
     counts for none.
-
-    Args:
-        run: Where checkpoints are.
-        model: This replica's layers.
 
     Returns:
         The batch that comes next, or None where there is no checkpoint.

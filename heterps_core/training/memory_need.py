@@ -32,9 +32,6 @@ def worker_bytes(
 
     Args:
         model: Registry name or import path.
-        features: What the data has.
-        config: Whose optimizers count.
-        stages: Of the plan.
         num_train_rows: Whose order each worker draws.
         is_dry_run: All stages run on this machine's cores.
     """

@@ -51,8 +51,6 @@ def submit_job(run: RunDirectory, job: TrainingJob, *, start_folder: Path | None
     logs stay, and so does the model that it began with.
 
     Args:
-        run: Where to.
-        job: What to train.
         start_folder: The exported model that the job begins with; not needed where the run has begun with it before.
     """
     for key in (CLUSTER, RESULT, STOP):
@@ -83,11 +81,6 @@ def follow_training(
     run: RunDirectory, cluster: Cluster, *, on_progress: Callable[[Progress], None]
 ) -> TrainingRun:
     """Wait until all nodes have ended well.
-
-    Args:
-        run: Where the nodes write.
-        cluster: The nodes.
-        on_progress: Called with every new progress.
 
     Raises:
         InterruptedTrainingError: A node fell silent, or a worker failed in a way that need not come again; names the

@@ -57,8 +57,6 @@ class MetricWriter:
     """Collects the steps of one process and writes them about twice a second, into a bucket every five.
 
     Args:
-        run: Where to.
-        num_steps: Of the whole run.
         attempt: How often the workers were restarted before.
     """
 

@@ -146,7 +146,6 @@ def corrected_problem(problem: SchedulingProblem, factors: Mapping[str, float]) 
     stage was busy and not with what; so ET of every stage on the type is exactly `factor` times as long.
 
     Args:
-        problem: As the profiles have it.
         factors: Device type -> factor, positive; 1 for those that are not named.
     """
     used = {name: factors[name] for name in problem.device_types if factors.get(name, 1.0) != 1.0}
@@ -180,7 +179,6 @@ def shrunk_median(values: Sequence[float], *, towards: float, weight: float) -> 
     upper one are equally good.
 
     Args:
-        values: Any number of them, also none.
         towards: Where the median is drawn to.
         weight: How many values that is worth, positive.
 

@@ -81,12 +81,7 @@ class PriceOfThroughput:
 
 
 def find_price_flips(problem: SchedulingProblem, stages: Sequence[Stage]) -> tuple[PriceFlip, ...]:
-    """Return the first flip of each device type, those of the plan first.
-
-    Args:
-        problem: What is planned.
-        stages: The cheapest plan.
-    """
+    """Return the first flip of each device type, those of the plan first."""
     used = dict.fromkeys(stage.device_type for stage in stages)
     unused = [name for name in problem.device_types if name not in used]
     return tuple(_find_flip(problem, name, stages, is_used=name in used) for name in (*used, *unused))

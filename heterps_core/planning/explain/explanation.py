@@ -104,13 +104,7 @@ def default_detail(problem: SchedulingProblem) -> Detail:
 
 
 def explain_plan(problem: SchedulingProblem, chosen: Sequence[Stage], *, detail: Detail) -> PlanExplanation:
-    """Explain a plan by what other problems, each changed in one thing, would make of it.
-
-    Args:
-        problem: What was planned.
-        chosen: A feasible plan for it.
-        detail: How much is asked for.
-    """
+    """Explain a plan by what other problems, each changed in one thing, would make of it."""
     optimum = find_optimum(problem)
     chosen_usd = evaluate(problem, chosen).cost_usd
     is_cheapest = chosen_usd <= optimum.cost_usd * (1 + SAME_COST)

@@ -87,7 +87,6 @@ def build_problem(
     A stage of embeddings scales better than its beta says, a stage of dense layers worse.
 
     Args:
-        graph: The model.
         profiles: Device type -> profile; all of the same batch size, which becomes B_o.
         terms: Device type -> price and limits, for the same device types. Their order is the problem's.
         batch_size: B, samples per training step, at least 1.

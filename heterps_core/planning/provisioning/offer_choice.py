@@ -139,10 +139,6 @@ def choose_instances(stages: Sequence[Stage], offers: Iterable[InstanceOffer]) -
     Stages do not share instances, even where they could: each has its own machines, so that one can be
     replaced alone. Each group has what else may be bought for it.
 
-    Args:
-        stages: Of a scheduling plan, or of its dry run.
-        offers: What may be bought.
-
     Raises:
         UnknownNameError: A stage names a device type that is in no table.
         ProvisioningError: No zone's offers carry all device types; the message lists those that are carried.

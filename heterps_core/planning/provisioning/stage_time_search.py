@@ -81,7 +81,6 @@ def minimise_stage_time_rate(
     solved in the next round, `batch_size` points at a time because solvers work on arrays.
 
     Args:
-        solver: Gives the rate for a batch of stage times.
         low_seconds: No plan is faster; positive.
         high_seconds: The longest stage time that is allowed.
         batch_size: Stage times per call of the solver, at least 2.

@@ -63,7 +63,6 @@ def predict_dry_run(
     measured throughput the lower one.
 
     Args:
-        graph: The model.
         profile: Measured on this machine, with the micro-batch as its batch where possible.
         stages: The dry-run cut and replica counts; their device types do not matter.
         batch_size: B, samples of a step.

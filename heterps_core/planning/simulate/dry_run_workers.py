@@ -47,9 +47,7 @@ def simulate_workers(
 
     Args:
         costs: Of the workers of this job, measured on this machine.
-        job: Its stages, batch and micro-batches count.
         num_cores: That all workers share, at least 1.
-        wake_seconds, balance_seconds: As `SharedCores` has them.
 
     Raises:
         ConfigurationError: The costs are those of another number of stages, or there is no core.

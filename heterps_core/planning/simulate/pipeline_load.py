@@ -83,8 +83,6 @@ def pipeline_load(
     layers, and the all-reduce of the others.
 
     Args:
-        problem: The planning problem.
-        stages: A plan for it.
         num_microbatches: m, in 1..B.
 
     Raises:

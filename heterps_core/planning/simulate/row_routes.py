@@ -156,7 +156,6 @@ def stage_durations(
     matter, times the replica's slow factor. Messages take their rows' share of the slice's time.
 
     Args:
-        load: The pipeline.
         num_rows: Of the micro-batch.
         slow_factors: Per stage, of shape (k,).
     """

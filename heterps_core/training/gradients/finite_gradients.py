@@ -25,7 +25,6 @@ def check_losses(losses: Sequence[float], *, step: int, config: TrainingConfig) 
     Args:
         losses: One for each micro-batch, in order.
         step: Counted from 1.
-        config: Whose rates the message names.
 
     Raises:
         TrainingError: One is not finite.
@@ -46,7 +45,6 @@ def check_gradients(layers: Mapping[str, nn.Module], *, step: int, config: Train
     Args:
         layers: By name; their gradients are those of a whole step.
         step: Counted from 1.
-        config: Whose rates the message names.
 
     Raises:
         SpoiledGradientsError: Those of a layer are not.

@@ -17,10 +17,8 @@ class GradientSum:
     """Adds up what replicas have, in the same order on all of them, so that their parameters stay the same.
 
     Args:
-        parameters: Of the stage's dense layers.
         group: The replicas, for tensors on `device`; None for one.
         link: Between them where they sit on one machine.
-        device: Where parameters and losses are.
     """
 
     def __init__(

@@ -129,9 +129,6 @@ def check_slices_fit(
     """Check, before anything is uploaded or launched, that each machine's disk holds its slice of the data.
 
     Args:
-        manifest: Of the data set.
-        job: That is about to be submitted.
-        machines: That are about to be launched.
         disk_bytes: Of one machine; the system and the environment take `SYSTEM_BYTES` of it.
 
     Raises:

@@ -81,7 +81,6 @@ def root_cause(run: RunDirectory, *, attempts_back: int = 0) -> WorkerFailure | 
     that is no number comes before the gradients that it spoils on other stages.
 
     Args:
-        run: Where last words stand.
         attempts_back: Of the attempt so many before the last one with failures.
     """
     failures = read_failures(run, attempts_back=attempts_back)

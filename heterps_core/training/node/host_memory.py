@@ -82,7 +82,6 @@ def check_workers_fit(bytes_by_worker: Mapping[str, Sequence[int]], *, where: st
 
     Args:
         bytes_by_worker: What each worker of a stage needs, by the name of the stage.
-        where: The machine, for the message.
 
     Raises:
         ConfigurationError: They need more than is free; the message has the figures.

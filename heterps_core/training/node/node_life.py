@@ -195,10 +195,7 @@ def write_end(
     """Say how a node ended, and what it asked of the bucket.
 
     Args:
-        run: Where to.
-        node_id: Of the node.
         exit_status: 0 for a good end.
-        log_tail: What it said last.
         is_mistake: That says all: another machine would end the same way.
     """
     if not run.is_local:

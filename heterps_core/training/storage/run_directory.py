@@ -108,8 +108,6 @@ class RunDirectory:
         """Write a whole file; a reader sees the old one or the new one, never a part.
 
         Args:
-            key: Of the file.
-            content: Of the file.
             is_durable: Return only when it would survive a power failure; a bucket always does so.
         """
         target = f"{self._root}/{key}"

@@ -107,9 +107,6 @@ def write_tensors(
     """Write tensors to one new file of a folder, and the hashes of its blocks; durable on return.
 
     Args:
-        run: Where to.
-        folder: Key of the folder.
-        name: Of the file.
         tensors: By name; nothing is written where there are none.
 
     Raises:
@@ -149,9 +146,6 @@ def read_tensors(
     """Fill tensors in place with the rows of the same name, reading no more than these.
 
     Args:
-        run: Where they are.
-        folder: Key of the folder.
-        manifest: Of the folder.
         wanted: By name, what is to be filled; whoever wrote the rows may have cut them otherwise.
 
     Raises:
