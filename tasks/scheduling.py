@@ -15,7 +15,7 @@ from heterps_core.hardware import InstanceOffer
 from heterps_core.models.worker_memory import reserved_bytes
 from heterps_core.planning.explain.explanation import PlanExplanation, default_detail, explain_plan
 from heterps_core.planning.problem.extra_costs import ExtraCosts
-from heterps_core.planning.problem.problem_builder import UnitTerms, build_problem
+from heterps_core.planning.problem.problem_builder import build_problem, unit_type
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.offer_choice import (
     instance_sizes,
@@ -99,9 +99,12 @@ def _problem_in_zone(
     extra_costs: ExtraCosts,
 ) -> SchedulingProblem:
     prices = unit_prices(offers)
-    terms = {
-        name: UnitTerms.of_device_type(
+    units = {
+        name: unit_type(
+            profiled.planned_graph,
+            profiled.profiles[name],
             get_device_type(name),
+            batch_size=job.batch_size,
             instances=instance_sizes(name, offers),
             interruptions_per_hour=interruptions_per_unit(name, offers),
             price_usd_per_hour=prices[name],
@@ -119,7 +122,7 @@ def _problem_in_zone(
     return build_problem(
         profiled.planned_graph,
         profiled.profiles,
-        terms,
+        units,
         batch_size=job.batch_size,
         num_samples=job.num_samples,
         num_epochs=num_epochs,

@@ -7,7 +7,7 @@ here, and each docstring says what is lost.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DeviceType
@@ -25,54 +25,45 @@ Models that extrapolate measurements from one GPU to another are off by 12 % on 
 ATC 2021); published peaks calibrated on another kind of machine must be expected to do several times worse."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitTerms:
-    """On which terms one unit of a device type is to be had."""
+def unit_type(
+    graph: ModelGraph,
+    profile: LayerProfile,
+    device_type: DeviceType,
+    *,
+    batch_size: int,
+    price_usd_per_hour: float,
+    max_units: int,
+    instances: tuple[InstanceSize, ...] = (),
+    interruptions_per_hour: float = 0.0,
+    reserved_bytes: float = 0.0,
+) -> UnitType:
+    """Return a device type as the planner sees it, with its published memory and network.
 
-    price_usd_per_hour: float
-    max_units: int
-    """Most units of this type in the whole plan."""
-
-    memory_bytes: float
-    bandwidth_bytes_per_s: float
-    """Across stage boundaries."""
-
-    instances: tuple[InstanceSize, ...] = ()
-    """In which units are sold; without sizes every unit is sold alone."""
-
-    interruptions_per_hour: float = 0.0
-    """Of one unit; 0 on-demand."""
-
-    reserved_bytes: float = 0.0
-    """Of its memory, what tables and weights may not fill."""
-
-    @classmethod
-    def of_device_type(
-        cls,
-        device_type: DeviceType,
-        *,
-        price_usd_per_hour: float,
-        max_units: int,
-        instances: tuple[InstanceSize, ...] = (),
-        interruptions_per_hour: float = 0.0,
-        reserved_bytes: float = 0.0,
-    ) -> UnitTerms:
-        """Return terms with the published memory and network of a device type."""
-        return cls(
-            price_usd_per_hour=price_usd_per_hour,
-            max_units=max_units,
-            instances=instances,
-            interruptions_per_hour=interruptions_per_hour,
-            memory_bytes=device_type.memory_bytes,
-            reserved_bytes=reserved_bytes,
-            bandwidth_bytes_per_s=device_type.network_bandwidth_bytes_per_s,
-        )
+    Alpha is that of the whole chain, from its times at two batch sizes. Beta is that of all in-stage communication
+    together with one boundary of average width, because the contract applies it to both. A stage of embeddings scales
+    better than its beta says, a stage of dense layers worse.
+    """
+    inner_cuts = [layer.output_bytes_per_sample for layer in graph.layers[:-1]]
+    mean_boundary_bytes = sum(inner_cuts) / len(inner_cuts) if inner_cuts else 0.0
+    return UnitType(
+        price_usd_per_hour=price_usd_per_hour,
+        max_units=max_units,
+        instances=instances,
+        interruptions_per_hour=interruptions_per_hour,
+        memory_bytes=device_type.memory_bytes,
+        reserved_bytes=reserved_bytes,
+        bandwidth_bytes_per_s=device_type.network_bandwidth_bytes_per_s,
+        compute_parallel_fraction=profile.compute_parallel_fraction(batch_size=batch_size),
+        communication_parallel_fraction=profile.communication_parallel_fraction(
+            batch_size=batch_size, boundary_bytes_per_sample=mean_boundary_bytes
+        ),
+    )
 
 
 def build_problem(
     graph: ModelGraph,
     profiles: Mapping[str, LayerProfile],
-    terms: Mapping[str, UnitTerms],
+    device_types: Mapping[str, UnitType],
     *,
     batch_size: int,
     num_samples: float,
@@ -82,13 +73,9 @@ def build_problem(
 ) -> SchedulingProblem:
     """Build the planning problem of a model.
 
-    Alpha of a device type is that of the whole chain, from its times at two batch sizes. Beta is that of all
-    in-stage communication together with one boundary of average width, because the contract applies it to both.
-    A stage of embeddings scales better than its beta says, a stage of dense layers worse.
-
     Args:
         profiles: Device type -> profile; all of the same batch size, which becomes B_o.
-        terms: Device type -> price and limits, for the same device types. Their order is the problem's.
+        device_types: By name, in the order of the problem; each needs a profile (`unit_type`).
         batch_size: B, samples per training step, at least 1.
         num_samples: M, samples per epoch.
         num_epochs: E.
@@ -99,7 +86,7 @@ def build_problem(
         ConfigurationError: Profiles are missing, are of another model, or have different batch sizes.
         MalformedDocumentError: A number breaks the contract.
     """
-    profile_batch_size = _check_profiles(graph, profiles, terms)
+    profile_batch_size = _check_profiles(graph, profiles, device_types)
     if batch_size < 1:
         raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}")
     return SchedulingProblem(
@@ -117,22 +104,21 @@ def build_problem(
                 state_bytes=layer.state_bytes,
                 output_bytes_per_sample=layer.output_bytes_per_sample,
                 compute_seconds={
-                    name: profiles[name].compute_seconds(index, batch_size=batch_size) for name in terms
+                    name: profiles[name].compute_seconds(index, batch_size=batch_size)
+                    for name in device_types
                 },
                 communication_seconds={
-                    name: in_stage_seconds(profiles[name], index, batch_size=batch_size) for name in terms
+                    name: in_stage_seconds(profiles[name], index, batch_size=batch_size)
+                    for name in device_types
                 },
                 compute_relative_spread={
                     name: compute_relative_spread(profiles[name], index, batch_size=batch_size)
-                    for name in terms
+                    for name in device_types
                 },
             )
             for index, layer in enumerate(graph.layers)
         ),
-        device_types={
-            name: _unit_type(graph, profiles[name], unit, batch_size=batch_size)
-            for name, unit in terms.items()
-        },
+        device_types=device_types,
         extra_costs=extra_costs,
         single_replica_communicates=False,
     )
@@ -186,40 +172,25 @@ def compute_relative_spread(profile: LayerProfile, layer: int, *, batch_size: in
     return timing.spread_ms / 2 / compute_ms if compute_ms > 0 else 0.0
 
 
-def _unit_type(graph: ModelGraph, profile: LayerProfile, terms: UnitTerms, *, batch_size: int) -> UnitType:
-    return UnitType(
-        **{field.name: getattr(terms, field.name) for field in fields(terms)},
-        compute_parallel_fraction=profile.compute_parallel_fraction(batch_size=batch_size),
-        communication_parallel_fraction=profile.communication_parallel_fraction(
-            batch_size=batch_size, boundary_bytes_per_sample=_mean_boundary_bytes_per_sample(graph)
-        ),
-    )
-
-
-def _mean_boundary_bytes_per_sample(graph: ModelGraph) -> float:
-    inner_cuts = [layer.output_bytes_per_sample for layer in graph.layers[:-1]]
-    return sum(inner_cuts) / len(inner_cuts) if inner_cuts else 0.0
-
-
 def _check_profiles(
-    graph: ModelGraph, profiles: Mapping[str, LayerProfile], terms: Mapping[str, UnitTerms]
+    graph: ModelGraph, profiles: Mapping[str, LayerProfile], device_types: Mapping[str, UnitType]
 ) -> int:
     """Return the batch size that all profiles share."""
-    if not terms:
+    if not device_types:
         raise ConfigurationError("a problem needs at least one device type, got none")
-    missing = [name for name in terms if name not in profiles]
+    missing = [name for name in device_types if name not in profiles]
     if missing:
         raise ConfigurationError(
             f"every device type needs a profile, but {', '.join(missing)} has none; "
             f"there are profiles for: {', '.join(profiles)}"
         )
-    for name in terms:
+    for name in device_types:
         if profiles[name].graph_fingerprint != graph.fingerprint():
             raise ConfigurationError(
                 f"the profile for {name} must be of the model {graph.name!r} as it is now, but was made of "
                 f"{profiles[name].model!r} with other sizes; profile it again"
             )
-    sizes = {name: profiles[name].batch_size for name in terms}
+    sizes = {name: profiles[name].batch_size for name in device_types}
     if len(set(sizes.values())) > 1:
         shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise ConfigurationError(f"all profiles must have the same batch size, got: {shown}")

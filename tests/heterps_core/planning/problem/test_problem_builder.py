@@ -8,9 +8,9 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.problem_builder import (
     ESTIMATE_RELATIVE_ERROR,
-    UnitTerms,
     build_problem,
     profiles_for_larger_tables,
+    unit_type,
 )
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.scheduling_plan import Stage
@@ -18,14 +18,18 @@ from heterps_core.profiling.profiles.analytic_profile import estimate_profile
 from heterps_core.profiling.timing import Timing
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
-TERMS = UnitTerms(price_usd_per_hour=0.05, max_units=8, memory_bytes=1e6, bandwidth_bytes_per_s=1e4)
+HERE = replace(DEVICE_TYPES["cpu-c5"], memory_bytes=1e6, network_bandwidth_bytes_per_s=1e4)
 
 
-def build(profiles=None, terms=None, *, batch_size=400, floor=10.0):
+def local_unit(*, batch_size=400):
+    return unit_type(GRAPH, make_profile(), HERE, batch_size=batch_size, price_usd_per_hour=0.05, max_units=8)
+
+
+def build(profiles=None, units=None, *, batch_size=400, floor=10.0):
     return build_problem(
         GRAPH,
         profiles or {"local-cpu": make_profile()},
-        terms or {"local-cpu": TERMS},
+        units or {"local-cpu": local_unit(batch_size=batch_size)},
         batch_size=batch_size,
         num_samples=1e4,
         num_epochs=2,
@@ -90,9 +94,7 @@ def test_measured_times_carry_half_the_spread_of_their_repeats():
 
 def test_estimated_times_carry_the_assumed_error():
     profiles = {"gpu-t4": estimate_profile(GRAPH, make_profile(), DEVICE_TYPES["gpu-t4"])}
-    terms = {"gpu-t4": UnitTerms.of_device_type(DEVICE_TYPES["gpu-t4"], price_usd_per_hour=0.5, max_units=2)}
-
-    layers = build(profiles, terms).layers
+    layers = build(profiles, {"gpu-t4": local_unit()}).layers
 
     assert [layer.compute_relative_spread for layer in layers] == [{"gpu-t4": ESTIMATE_RELATIVE_ERROR}] * 2
 
@@ -100,9 +102,16 @@ def test_estimated_times_carry_the_assumed_error():
 def test_types_of_the_terms_are_planned_with_and_other_profiles_are_not_needed():
     measured = make_profile()
     profiles = {name: estimate_profile(GRAPH, measured, DEVICE_TYPES[name]) for name in ("cpu-c5", "gpu-t4")}
-    terms = {"gpu-t4": UnitTerms.of_device_type(DEVICE_TYPES["gpu-t4"], price_usd_per_hour=0.5, max_units=2)}
+    card = unit_type(
+        GRAPH,
+        profiles["gpu-t4"],
+        DEVICE_TYPES["gpu-t4"],
+        batch_size=400,
+        price_usd_per_hour=0.5,
+        max_units=2,
+    )
 
-    problem = build({"local-cpu": measured, **profiles}, terms)
+    problem = build({"local-cpu": measured, **profiles}, {"gpu-t4": card})
 
     assert problem.device_type_names == ("gpu-t4",)
     assert problem.device_types["gpu-t4"].memory_bytes == 16 * 2**30
@@ -110,28 +119,28 @@ def test_types_of_the_terms_are_planned_with_and_other_profiles_are_not_needed()
 
 
 @pytest.mark.parametrize(
-    ("profiles", "terms", "message"),
+    ("profiles", "units", "message"),
     [
         (
             {"local-cpu": make_profile()},
-            {"gpu-t4": TERMS},
+            {"gpu-t4": local_unit()},
             "gpu-t4 has none; there are profiles for: local-cpu",
         ),
         (
             {"local-cpu": replace(make_profile(), graph_fingerprint="other")},
-            {"local-cpu": TERMS},
+            {"local-cpu": local_unit()},
             "profile it again",
         ),
         (
             {"local-cpu": make_profile(), "b": replace(make_profile(), batch_size=60, half_batch_size=30)},
-            {"local-cpu": TERMS, "b": TERMS},
+            {"local-cpu": local_unit(), "b": local_unit()},
             "same batch size, got: local-cpu 100, b 60",
         ),
     ],
 )
-def test_refuses_profiles_that_do_not_fit(profiles, terms, message):
+def test_refuses_profiles_that_do_not_fit(profiles, units, message):
     with pytest.raises(ConfigurationError, match=message):
-        build(profiles, terms)
+        build(profiles, units)
 
 
 def test_needs_a_device_type():
@@ -162,7 +171,7 @@ def test_a_profile_serves_the_same_model_with_larger_tables_and_only_memory_chan
     problem = build_problem(
         planned,
         profiles,
-        {"local-cpu": TERMS},
+        {"local-cpu": local_unit()},
         batch_size=400,
         num_samples=1e4,
         num_epochs=2,
