@@ -212,15 +212,15 @@ def _shifted(problem: SchedulingProblem, positions: Mapping[str, float]) -> Sche
     """Return the problem with times within their spread: times 1 + position * spread of their device type."""
 
     def scaled(layer: LayerCosts) -> dict[str, float]:
+        factors = {
+            name: max(LEAST_FACTOR, 1 + position * layer.compute_relative_spread.get(name, 0.0))
+            for name, position in positions.items()
+        }
         return {
-            name: within_limits(seconds * _factor(layer, name, positions.get(name, 0.0))) if seconds else 0.0
+            name: within_limits(seconds * factors.get(name, 1.0)) if seconds else 0.0
             for name, seconds in layer.compute_seconds.items()
         }
 
     return replace(
         problem, layers=tuple(replace(layer, compute_seconds=scaled(layer)) for layer in problem.layers)
     )
-
-
-def _factor(layer: LayerCosts, device_type: str, position: float) -> float:
-    return max(LEAST_FACTOR, 1 + position * layer.compute_relative_spread.get(device_type, 0.0))

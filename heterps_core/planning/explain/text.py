@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator
+from operator import itemgetter
 
 from heterps_core.planning.explain.changes import (
     LEAST_FACTOR,
@@ -52,9 +53,13 @@ def essential_facts(explanation: PlanExplanation) -> list[tuple[str, str]]:
     lines: list[_Line] = []
     if explanation.runner_up is not None:
         lines.append(("next best", _runner_up_text(explanation, explanation.runner_up)))
-    flips = [flip for flip in explanation.price_flips if flip.flip_usd_per_hour is not None]
-    if flips:
-        nearest = min(flips, key=_relative_distance)
+    distances = [
+        (abs(math.log(flip.flip_usd_per_hour / flip.price_usd_per_hour)), flip)
+        for flip in explanation.price_flips
+        if flip.flip_usd_per_hour is not None
+    ]
+    if distances:
+        _, nearest = min(distances, key=itemgetter(0))
         lines.append((nearest.device_type, _flip_text(nearest)))
     lines.append(("10 % more", _throughput_text(explanation, explanation.ten_percent_more)))
     if explanation.cost_range is not None:
@@ -64,10 +69,11 @@ def essential_facts(explanation: PlanExplanation) -> list[tuple[str, str]]:
 
 def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
     if explanation.chosen_extra_usd > 0:
+        moved = f", {moves_text(explanation.chosen_moves)}" if explanation.chosen_moves else ""
         yield (
             "note",
             f"the plan above is not the cheapest: {_extra_text(explanation, explanation.chosen_extra_usd)}. The "
-            f"cheapest has {plan_text(explanation.stages)}{_changed_placement(explanation)}. All below is about "
+            f"cheapest has {plan_text(explanation.stages)}{moved}. All below is about "
             f"that one; --scheduler exact returns it",
         )
     for role in explanation.roles:
@@ -75,10 +81,9 @@ def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
     yield "one type", _single_types_text(explanation)
     if explanation.runner_up is not None:
         yield "next best", _runner_up_text(explanation, explanation.runner_up)
-    yield (
-        "price",
-        f"{_usd_text(explanation.usd_per_million_samples)} for a million samples; {_proof(explanation)}",
-    )
+    gap = explanation.cost_usd / explanation.cost_lower_bound_usd - 1
+    proof = "no plan is cheaper" if gap == 0 else f"no plan is more than {gap:.2%} cheaper"
+    yield "price", f"{_usd_text(explanation.usd_per_million_samples)} for a million samples; proven: {proof}"
 
 
 def _change_lines(explanation: PlanExplanation) -> Iterator[_Line]:
@@ -130,11 +135,6 @@ def _single_types_text(explanation: PlanExplanation) -> str:
     return "; ".join(parts) if parts else "there is no other"
 
 
-def _proof(explanation: PlanExplanation) -> str:
-    gap = explanation.cost_usd / explanation.cost_lower_bound_usd - 1
-    return "proven: no plan is cheaper" if gap == 0 else f"proven: no plan is more than {gap:.2%} cheaper"
-
-
 def _runner_up_text(explanation: PlanExplanation, runner_up: RunnerUp) -> str:
     return f"{moves_text(runner_up.moves)}: {_extra_text(explanation, runner_up.extra_usd)}"
 
@@ -149,11 +149,6 @@ def _flip_text(flip: PriceFlip) -> str:
         f"{'above' if flip.is_used else 'below'} {flip.flip_usd_per_hour:.3g} USD/hour {offer} (today "
         f"{flip.price_usd_per_hour:.3g}, {_percent_text(change)}): {moves_text(flip.moves)}"
     )
-
-
-def _relative_distance(flip: PriceFlip) -> float:
-    flip_usd = flip.flip_usd_per_hour or math.inf
-    return abs(math.log(flip_usd / flip.price_usd_per_hour))
 
 
 def _floor_text(floor: FloorPrice, explanation: PlanExplanation) -> str:
@@ -193,10 +188,6 @@ def _doubt_text(doubt: Doubt, num_types: int) -> str:
     if doubt.regret_usd is None:
         return f"with {' and '.join(ends)} the placement breaks a limit, and the cheapest is {moved}"
     return f"with {' and '.join(ends)} it costs {_usd_text(doubt.regret_usd)} more than {moved}"
-
-
-def _changed_placement(explanation: PlanExplanation) -> str:
-    return f", {moves_text(explanation.chosen_moves)}" if explanation.chosen_moves else ""
 
 
 def _extra_text(explanation: PlanExplanation, extra_usd: float) -> str:

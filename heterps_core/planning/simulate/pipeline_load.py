@@ -66,9 +66,6 @@ class PipelineLoad:
     num_microbatches: int
     stages: tuple[StageLoad, ...]
 
-    def __post_init__(self) -> None:
-        _check_num_microbatches(self.num_microbatches, self.batch_size)
-
 
 def pipeline_load(
     problem: SchedulingProblem,
@@ -89,20 +86,16 @@ def pipeline_load(
         ConfigurationError: The stages do not cover the chain, or a number is out of its range.
     """
     check_stages_cover_chain(stages, problem.num_layers)
-    _check_num_microbatches(num_microbatches, problem.batch_size)
+    if not 1 <= num_microbatches <= problem.batch_size:
+        raise ConfigurationError(
+            f"a batch of {problem.batch_size} rows must be cut into 1 to {problem.batch_size} micro-batches, "
+            f"got {num_microbatches}"
+        )
     return PipelineLoad(
         batch_size=problem.batch_size,
         num_microbatches=num_microbatches,
         stages=tuple(_stage_load(problem, stage, num_microbatches=num_microbatches) for stage in stages),
     )
-
-
-def _check_num_microbatches(num_microbatches: int, batch_size: int) -> None:
-    if not 1 <= num_microbatches <= batch_size:
-        raise ConfigurationError(
-            f"a batch of {batch_size} rows must be cut into 1 to {batch_size} micro-batches, "
-            f"got {num_microbatches}"
-        )
 
 
 def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: int) -> StageLoad:

@@ -158,7 +158,8 @@ def _limit_text(problem: SchedulingProblem, simulation: PlanSimulation) -> str:
     run = simulation.undisturbed
     match limiting.limit:
         case Limit.STRAGGLERS:
-            return f"stragglers in {_slow_stages(simulation)} take {share} of every step" + _relief(
+            slow = ", ".join(map(str, sorted({stage for stage, _ in simulation.slow_factors})))
+            return f"stragglers in stage {slow} take {share} of every step" + _relief(
                 simulation.run, limiting.relieved_samples_per_s, "without them it would be"
             )
         case Limit.COMPUTING:
@@ -189,11 +190,6 @@ def _relief(run: SimulatedRun, relieved_samples_per_s: float | None, condition: 
         return ""
     change = _change(relieved_samples_per_s, run.throughput_samples_per_s)
     return f"; {condition} {relieved_samples_per_s:,.1f} samples/s ({change})"
-
-
-def _slow_stages(simulation: PlanSimulation) -> str:
-    slow = sorted({stage for stage, _ in simulation.slow_factors})
-    return f"stage {', '.join(map(str, slow))}"
 
 
 def _cost_text(simulation: PlanSimulation) -> str:

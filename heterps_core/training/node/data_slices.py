@@ -23,6 +23,7 @@ from heterps_core.plans.provisioning_plan import NodeRequest
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.pipeline.stage_exchange import batch_slices
 from heterps_core.training.storage.run_directory import DATA, RunDirectory
+from heterps_core.training.storage.verified_files import merged
 
 LEAST_GAP_ROWS = 16_384
 """Fewer rows between two parts are read along: a request costs more than they do."""
@@ -61,39 +62,22 @@ def training_regions(
             (int(batches[:, first].min()), int(batches[:, stop - 1].max()) + 1)
             for first, stop in _slices(size, config, num_replicas, replicas)
         ]
-    return merged(parts, least_gap=LEAST_GAP_ROWS)
+    return _regions(parts)
 
 
 def held_out_regions(
     num_eval_rows: int, config: TrainingConfig, *, num_replicas: int, replicas: Sequence[int]
 ) -> Regions:
     """Return the regions of held-out rows, counted from the first of them, that some replicas predict."""
-    return merged(
+    return _regions(
         [
             (start + first, start + stop)
             for start in range(0, num_eval_rows, config.batch_size)
             for first, stop in _slices(
                 min(config.batch_size, num_eval_rows - start), config, num_replicas, replicas
             )
-        ],
-        least_gap=LEAST_GAP_ROWS,
+        ]
     )
-
-
-def merged(parts: Sequence[tuple[int, int]], *, least_gap: int) -> Regions:
-    """Return the same rows in as few regions as there are wide gaps between them.
-
-    Example:
-        >>> merged([(5, 9), (0, 4), (30, 40)], least_gap=10).tolist()
-        [[0, 9], [30, 40]]
-    """
-    regions: list[list[int]] = []
-    for first, stop in sorted(parts):
-        if regions and first - regions[-1][1] < least_gap:
-            regions[-1][1] = max(regions[-1][1], stop)
-        else:
-            regions.append([first, stop])
-    return np.array(regions, dtype=np.int64).reshape(-1, 2)
 
 
 def download_slices(run: RunDirectory, job: TrainingJob, cluster: Cluster, node: Node, target: Path) -> None:
@@ -165,6 +149,10 @@ def arrays_of_stage(job: TrainingJob, stage: int, manifest: DatasetManifest) -> 
     )
     is_last = stage == len(job.stages) - 1
     return frozenset(("dense", "ids") if looks_up else ()) | frozenset(("labels",) if is_last else ())
+
+
+def _regions(parts: Sequence[tuple[int, int]]) -> Regions:
+    return np.array(merged(parts, least_gap=LEAST_GAP_ROWS), dtype=np.int64).reshape(-1, 2)
 
 
 def _regions_of(

@@ -57,11 +57,6 @@ class StoredRows:
         """Bytes of one row."""
         return int(np.prod(self.shape[1:], dtype=np.int64)) * DTYPES[self.dtype].itemsize
 
-    @property
-    def stop_row(self) -> int:
-        """The row behind the last."""
-        return self.first_row + self.num_rows
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorManifest(JsonDocument):
@@ -198,7 +193,10 @@ def _copies(name: str, part: TensorRows, stored: Sequence[StoredRows]) -> Iterat
     target = _bytes_of(part.tensor)
     num_found = 0
     for rows in stored:
-        first, stop = max(rows.first_row, part.rows.first), min(rows.stop_row, part.rows.stop)
+        first, stop = (
+            max(rows.first_row, part.rows.first),
+            min(rows.first_row + rows.num_rows, part.rows.stop),
+        )
         if first >= stop:
             continue
         num_found += stop - first

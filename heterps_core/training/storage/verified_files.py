@@ -199,14 +199,25 @@ def _whole_blocks(ranges: Iterable[tuple[int, int]], num_bytes: int) -> list[tup
         >>> _whole_blocks([(5, 9), (65_536, 65_540), (200_000, 200_001)], 200_500)
         [(0, 131072), (196608, 200500)]
     """
-    blocks: list[list[int]] = []
-    for first, stop in sorted(ranges):
-        if first == stop:
-            continue
-        first_byte = first // BLOCK_BYTES * BLOCK_BYTES
-        stop_byte = min(-(-stop // BLOCK_BYTES) * BLOCK_BYTES, num_bytes)
-        if blocks and first_byte <= blocks[-1][1]:
-            blocks[-1][1] = max(blocks[-1][1], stop_byte)
+    whole = [
+        (first // BLOCK_BYTES * BLOCK_BYTES, min(-(-stop // BLOCK_BYTES) * BLOCK_BYTES, num_bytes))
+        for first, stop in ranges
+        if first < stop
+    ]
+    return merged(whole, least_gap=1)
+
+
+def merged(parts: Iterable[tuple[int, int]], *, least_gap: int) -> list[tuple[int, int]]:
+    """Return the same numbers, (first, stop) each, in as few parts as there are wide gaps between them.
+
+    Example:
+        >>> merged([(5, 9), (0, 4), (30, 40)], least_gap=10)
+        [(0, 9), (30, 40)]
+    """
+    found: list[tuple[int, int]] = []
+    for first, stop in sorted(parts):
+        if found and first - found[-1][1] < least_gap:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
         else:
-            blocks.append([first_byte, stop_byte])
-    return [(first, stop) for first, stop in blocks]
+            found.append((first, stop))
+    return found
