@@ -58,7 +58,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "run a plan's pipeline in simulation, with stragglers if asked",
         "flows.commands.planning.simulate",
     ),
-    "place": ("put a plan's ranks on the machines of a cluster file", "flows.commands.planning.topology"),
     "make-days": ("write days of synthetic clicks whose truth drifts", "flows.commands.planning.make_days"),
 }
 """Name -> summary and module."""

@@ -13,8 +13,8 @@ from heterps_core.cluster import Cluster
 from heterps_core.errors import LedgerError, ProvisioningError
 from heterps_core.json_codec import to_json
 from heterps_core.json_file import replace_json
-from heterps_core.topology.node_order import near_order
-from heterps_core.topology.rank_traffic import RankTraffic
+from heterps_core.planning.cost_model.arrays import Floats
+from heterps_core.planning.provisioning.node_order import near_order
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.storage.store import StorageUsage
 from infra.billing.bill import Bill, bill_for_run
@@ -74,7 +74,7 @@ def rented_cluster(
     run_directory: RunDirectory,
     model: str,
     caps: Caps,
-    traffic: RankTraffic,
+    traffic: Floats,
 ) -> Iterator[Cluster]:
     """Launch a plan, or what may stand in for it, yield its cluster, end it whatever happens.
 
@@ -100,7 +100,7 @@ def rented_cluster(
         keep_spot_records(workspace, rented_from, run_id)
 
 
-def by_network(provider: Provider, cluster: Cluster, traffic: RankTraffic) -> Cluster:
+def by_network(provider: Provider, cluster: Cluster, traffic: Floats) -> Cluster:
     """Return a cluster in the order in which nodes that exchange most are near, where the provider tells who is."""
     if len(cluster.nodes) <= 2:  # each is as near to the other
         return cluster

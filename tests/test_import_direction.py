@@ -34,7 +34,6 @@ CORE_FOLDERS = (
     "training",
     "profiling",
     "planning",
-    "topology",
     "serving",
 )
 """Each imports only from those before it, and from the modules of the core itself."""

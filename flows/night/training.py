@@ -8,7 +8,7 @@ from flows.night.opened_run import OpenedRun
 from flows.night.plan import NightPlan
 from heterps_core.cluster import Cluster
 from heterps_core.errors import InterruptedTrainingError
-from heterps_core.topology.rank_traffic import plan_traffic
+from heterps_core.planning.provisioning.node_order import plan_traffic
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.billing.caps import Caps

@@ -7,7 +7,7 @@ from infra.providers import get_provider
 from infra.run_store import RUN_STORE_VARIABLE
 from infra.workspace import Workspace
 from tasks.clusters import by_network
-from tests.heterps_core.topology.test_node_order import make_cluster, paths_of, traffic_of
+from tests.heterps_core.planning.provisioning.test_node_order import make_cluster, paths_of, traffic_of
 from tests.heterps_core.training.storage.test_store_location import KEY, SECRET, WITH_CREDENTIALS
 
 

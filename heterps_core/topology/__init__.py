@@ -1,1 +1,0 @@
-"""Where ranks of a plan lie in a network."""
