@@ -6,7 +6,7 @@ unknown origin cannot be argued with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from heterps_core.errors import UnknownNameError
 from heterps_core.hardware import (
@@ -48,10 +48,6 @@ def in_markets(device_types: Sequence[str], markets: Sequence[Market]) -> list[s
     return list(dict.fromkeys(names))
 
 
-def _by_name(types: Iterable[DeviceType]) -> dict[str, DeviceType]:
-    return {device_type.name: device_type for device_type in types}
-
-
 _LAUNCH_SOURCE = (
     "assumed: no vendor publishes the cost of an operation under a framework; 5 microseconds is the order of "
     "a launch in NVIDIA Technical Blog, Getting Started with CUDA Graphs (2019), and of PyTorch's dispatch"
@@ -60,14 +56,19 @@ _NETWORK_SOURCE = (
     "Amazon EC2 instance type specifications, baseline network bandwidth divided by units, "
     "least over the sizes (figures in infra/prices/snapshots)"
 )
-_GPU_MEMORY_SOURCE = (
-    "Amazon EC2 DescribeInstanceTypes, accelerator memory (figures in infra/prices/snapshots)"
-)
-_HOST_MEMORY_SOURCE = "Amazon EC2 instance type specifications, memory divided by units"
+_CPU_SOURCES = {
+    "memory_bytes": "Amazon EC2 instance type specifications, memory divided by units",
+    "kernel_launch_seconds": _LAUNCH_SOURCE,
+}
+_GPU_SOURCES = {
+    "memory_bytes": "Amazon EC2 DescribeInstanceTypes, accelerator memory (figures in infra/prices/snapshots)",
+    "kernel_launch_seconds": _LAUNCH_SOURCE,
+}
 _EC2_CLOCK = "Amazon EC2 DescribeInstanceTypes, sustained clock speed"
 
-DEVICE_TYPES: dict[str, DeviceType] = _by_name(
-    [
+DEVICE_TYPES: dict[str, DeviceType] = {
+    each.name: each
+    for each in (
         DeviceType(
             name="cpu-c5",
             kind=DeviceKind.CPU,
@@ -76,19 +77,16 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             memory_bandwidth_bytes_per_s=140.8e9 / 24,
             memory_bytes=4 * BYTES_PER_GIB,
             network_bandwidth_bytes_per_s=12_000 / 24 * BYTES_PER_S_PER_MBIT_PER_S,
-            kernel_launch_seconds=5e-6,
             vcpus_per_unit=2,
-            accelerator_name=None,
             instance_families=("c5",),
             equal_families=("c5d",),
-            sources={
+            sources=_CPU_SOURCES
+            | {
                 "peak_fp32_flops_per_s": f"{_EC2_CLOCK} 3.4 GHz x 2 FMA units x 16 x 2 "
                 "(Intel Xeon Scalable, AVX-512)",
                 "memory_bandwidth_bytes_per_s": "6 channels DDR4-2933 = 140.8 GB/s a socket of 24 cores "
                 "(Intel Xeon Platinum 8200 product brief)",
-                "memory_bytes": _HOST_MEMORY_SOURCE,
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: c5.12xlarge",
-                "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
         DeviceType(
@@ -99,19 +97,16 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             memory_bandwidth_bytes_per_s=307.2e9 / 48,
             memory_bytes=4 * BYTES_PER_GIB,
             network_bandwidth_bytes_per_s=50_000 / 96 * BYTES_PER_S_PER_MBIT_PER_S,
-            kernel_launch_seconds=5e-6,
             vcpus_per_unit=2,
-            accelerator_name=None,
             instance_families=("c7i",),
             equal_families=("m7i", "r7i"),
-            sources={
+            sources=_CPU_SOURCES
+            | {
                 "peak_fp32_flops_per_s": f"{_EC2_CLOCK} 3.2 GHz x 2 FMA units x 16 x 2 "
                 "(Intel Sapphire Rapids, AVX-512)",
                 "memory_bandwidth_bytes_per_s": "8 channels DDR5-4800 = 307.2 GB/s a socket of 48 cores "
                 "(Intel 4th Gen Xeon Scalable product brief)",
-                "memory_bytes": _HOST_MEMORY_SOURCE,
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: c7i.48xlarge",
-                "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
         DeviceType(
@@ -122,11 +117,10 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             memory_bandwidth_bytes_per_s=307.2e9 / 48,
             memory_bytes=8 * BYTES_PER_GIB,
             network_bandwidth_bytes_per_s=100_000 / 88 * BYTES_PER_S_PER_MBIT_PER_S,
-            kernel_launch_seconds=5e-6,
             vcpus_per_unit=2,
-            accelerator_name=None,
             instance_families=("c3-standard",),
-            sources={
+            sources=_CPU_SOURCES
+            | {
                 "peak_fp32_flops_per_s": "Google Compute Engine CPU platforms, all-core turbo 3.0 GHz x 2 FMA "
                 "units x 16 x 2 (Intel Sapphire Rapids, AVX-512)",
                 "memory_bandwidth_bytes_per_s": "8 channels DDR5-4800 = 307.2 GB/s a socket; assumed for 48 of "
@@ -134,7 +128,6 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
                 "memory_bytes": "Google Compute Engine, general-purpose machine family: C3 standard, 4 GB a vCPU",
                 "network_bandwidth_bytes_per_s": "Google Compute Engine, C3 default egress bandwidth divided by "
                 "cores, least over the sizes: c3-standard-176, 100 Gbit/s",
-                "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
         DeviceType(
@@ -145,19 +138,16 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             memory_bandwidth_bytes_per_s=204.8e9 / 32,
             memory_bytes=16 * BYTES_PER_GIB,
             network_bandwidth_bytes_per_s=3_125 * BYTES_PER_S_PER_MBIT_PER_S,
-            kernel_launch_seconds=5e-6,
             vcpus_per_unit=2,
-            accelerator_name=None,
             instance_families=("r6in",),
             equal_families=("r6idn",),
-            sources={
+            sources=_CPU_SOURCES
+            | {
                 "peak_fp32_flops_per_s": f"{_EC2_CLOCK} 3.5 GHz x 2 FMA units x 16 x 2 "
                 "(Intel Ice Lake, AVX-512)",
                 "memory_bandwidth_bytes_per_s": "8 channels DDR4-3200 = 204.8 GB/s a socket of 32 cores "
                 "(Intel 3rd Gen Xeon Scalable product brief)",
-                "memory_bytes": _HOST_MEMORY_SOURCE,
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: r6in.large",
-                "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
         DeviceType(
@@ -168,20 +158,17 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             memory_bandwidth_bytes_per_s=460.8e9 / 96,
             memory_bytes=4 * BYTES_PER_GIB,
             network_bandwidth_bytes_per_s=50_000 / 192 * BYTES_PER_S_PER_MBIT_PER_S,
-            kernel_launch_seconds=5e-6,
             # No simultaneous multithreading on M7a: a vCPU is a core (EC2 User Guide, CPU options).
             vcpus_per_unit=1,
-            accelerator_name=None,
             instance_families=("m7a",),
             equal_families=("r7a",),
-            sources={
+            sources=_CPU_SOURCES
+            | {
                 "peak_fp32_flops_per_s": f"{_EC2_CLOCK} 3.7 GHz x 2 FMA pipes x 8 x 2 "
                 "(AMD, Software Optimization Guide for Zen 4)",
                 "memory_bandwidth_bytes_per_s": "12 channels DDR5-4800 = 460.8 GB/s a socket of 96 cores "
                 "(AMD EPYC 9004 data sheet)",
-                "memory_bytes": _HOST_MEMORY_SOURCE,
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: m7a.48xlarge",
-                "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
         DeviceType(
@@ -191,16 +178,14 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             memory_bandwidth_bytes_per_s=320e9,
             memory_bytes=16_384 * BYTES_PER_MIB,
             network_bandwidth_bytes_per_s=5_000 * BYTES_PER_S_PER_MBIT_PER_S,
-            kernel_launch_seconds=5e-6,
             vcpus_per_unit=0,
             accelerator_name="t4",
             instance_families=("g4dn", "n1-standard", "Standard_NCas_T4_v3"),
-            sources={
+            sources=_GPU_SOURCES
+            | {
                 "peak_fp32_flops_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 8.1 TFLOPS single precision",
                 "memory_bandwidth_bytes_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 320 GB/s",
-                "memory_bytes": _GPU_MEMORY_SOURCE,
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: g4dn.xlarge",
-                "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
         DeviceType(
@@ -211,16 +196,14 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             memory_bytes=16_384 * BYTES_PER_MIB,
             # A dense tower on a T4 can eat four times what the network of the smallest host brings it.
             network_bandwidth_bytes_per_s=20_000 * BYTES_PER_S_PER_MBIT_PER_S,
-            kernel_launch_seconds=5e-6,
             vcpus_per_unit=0,
             accelerator_name="t4",
             instance_families=("g4dn",),
-            sources={
+            sources=_GPU_SOURCES
+            | {
                 "peak_fp32_flops_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 8.1 TFLOPS single precision",
                 "memory_bandwidth_bytes_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 320 GB/s",
-                "memory_bytes": _GPU_MEMORY_SOURCE,
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: g4dn.4xlarge; sizes with less are gpu-t4",
-                "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
         DeviceType(
@@ -230,18 +213,16 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             memory_bandwidth_bytes_per_s=600e9,
             memory_bytes=22_888 * BYTES_PER_MIB,
             network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
-            kernel_launch_seconds=5e-6,
             vcpus_per_unit=0,
             accelerator_name="a10g",
             instance_families=("g5",),
-            sources={
+            sources=_GPU_SOURCES
+            | {
                 "peak_fp32_flops_per_s": "NVIDIA A10 Tensor Core GPU datasheet: 31.2 TFLOPS; the A10G of AWS "
                 "has the same 9,216 cores at a slightly higher clock, so this errs on the low side",
                 "memory_bandwidth_bytes_per_s": "NVIDIA A10 Tensor Core GPU datasheet: 600 GB/s; the A10G "
                 "has the same memory",
-                "memory_bytes": _GPU_MEMORY_SOURCE,
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: g5.xlarge",
-                "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
         DeviceType(
@@ -251,17 +232,15 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             memory_bandwidth_bytes_per_s=300e9,
             memory_bytes=22_888 * BYTES_PER_MIB,
             network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
-            kernel_launch_seconds=5e-6,
             vcpus_per_unit=0,
             accelerator_name="l4",
             instance_families=("g6", "g2-standard"),
             equal_families=("gr6",),
-            sources={
+            sources=_GPU_SOURCES
+            | {
                 "peak_fp32_flops_per_s": "NVIDIA L4 Tensor Core GPU datasheet: 30.3 TFLOPS",
                 "memory_bandwidth_bytes_per_s": "NVIDIA L4 Tensor Core GPU datasheet: 300 GB/s",
-                "memory_bytes": _GPU_MEMORY_SOURCE,
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: g6.xlarge",
-                "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
         DeviceType(
@@ -271,16 +250,14 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             memory_bandwidth_bytes_per_s=864e9,
             memory_bytes=45_776 * BYTES_PER_MIB,
             network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
-            kernel_launch_seconds=5e-6,
             vcpus_per_unit=0,
             accelerator_name="l40s",
             instance_families=("g6e",),
-            sources={
+            sources=_GPU_SOURCES
+            | {
                 "peak_fp32_flops_per_s": "NVIDIA L40S GPU datasheet: 91.6 TFLOPS",
                 "memory_bandwidth_bytes_per_s": "NVIDIA L40S GPU datasheet: 864 GB/s",
-                "memory_bytes": _GPU_MEMORY_SOURCE,
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: g6e.xlarge",
-                "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
         DeviceType(
@@ -290,16 +267,15 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             memory_bandwidth_bytes_per_s=900e9,
             memory_bytes=16 * BYTES_PER_GIB,
             network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
-            kernel_launch_seconds=5e-6,
             vcpus_per_unit=0,
             accelerator_name="v100",
             instance_families=("p3", "n1-standard", "Standard_NCs_v3"),
-            sources={
+            sources=_GPU_SOURCES
+            | {
                 "peak_fp32_flops_per_s": "NVIDIA V100 Tensor Core GPU datasheet, SXM2: 15.7 TFLOPS",
                 "memory_bandwidth_bytes_per_s": "NVIDIA V100 Tensor Core GPU datasheet: 900 GB/s",
                 "memory_bytes": "NVIDIA V100 Tensor Core GPU datasheet: 16 GB HBM2",
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: p3.2xlarge",
-                "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
         DeviceType(
@@ -309,16 +285,14 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             memory_bandwidth_bytes_per_s=1_555e9,
             memory_bytes=40_960 * BYTES_PER_MIB,
             network_bandwidth_bytes_per_s=400_000 / 8 * BYTES_PER_S_PER_MBIT_PER_S,
-            kernel_launch_seconds=5e-6,
             vcpus_per_unit=0,
             accelerator_name="a100",
             instance_families=("p4d",),
-            sources={
+            sources=_GPU_SOURCES
+            | {
                 "peak_fp32_flops_per_s": "NVIDIA A100 Tensor Core GPU datasheet: 19.5 TFLOPS, without TF32",
                 "memory_bandwidth_bytes_per_s": "NVIDIA A100 Tensor Core GPU datasheet, 40 GB: 1,555 GB/s",
-                "memory_bytes": _GPU_MEMORY_SOURCE,
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: p4d.24xlarge",
-                "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
         DeviceType(
@@ -328,17 +302,15 @@ DEVICE_TYPES: dict[str, DeviceType] = _by_name(
             memory_bandwidth_bytes_per_s=3_350e9,
             memory_bytes=81_920 * BYTES_PER_MIB,
             network_bandwidth_bytes_per_s=100_000 * BYTES_PER_S_PER_MBIT_PER_S,
-            kernel_launch_seconds=5e-6,
             vcpus_per_unit=0,
             accelerator_name="h100",
             instance_families=("p5",),
-            sources={
+            sources=_GPU_SOURCES
+            | {
                 "peak_fp32_flops_per_s": "NVIDIA H100 Tensor Core GPU datasheet, SXM: 67 TFLOPS",
                 "memory_bandwidth_bytes_per_s": "NVIDIA H100 Tensor Core GPU datasheet, SXM: 3.35 TB/s",
-                "memory_bytes": _GPU_MEMORY_SOURCE,
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: p5.4xlarge",
-                "kernel_launch_seconds": _LAUNCH_SOURCE,
             },
         ),
-    ]
-)
+    )
+}

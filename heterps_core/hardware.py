@@ -1,7 +1,4 @@
-"""What can be rented: device types, instance types, and offers with a price.
-
-A plan places layers on device types and counts in units; money is spent on instances.
-"""
+"""What can be rented: device types, of which plans count units, and instance types and offers, which cost money."""
 
 from __future__ import annotations
 
@@ -155,13 +152,13 @@ class DeviceType:
     network_bandwidth_bytes_per_s: float
     """One unit's share of its instance's network; sizes with a smaller share do not carry the type."""
 
-    kernel_launch_seconds: float
+    kernel_launch_seconds: float = 5e-6
     """Fixed cost of one operation, however small its tensors."""
 
     vcpus_per_unit: int
     """CPU types: vCPUs of one physical core. GPU types: 0, because units are counted in cards."""
 
-    accelerator_name: str | None
+    accelerator_name: str | None = None
     """As in `InstanceType.accelerator_name`."""
 
     instance_families: tuple[str, ...]
