@@ -13,6 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.features import outgrown_tables
 from heterps_core.data.manifest import MANIFEST_NAME
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.preparation import prepare_dataset
@@ -24,7 +25,6 @@ from heterps_core.data.synthetic.click_stream import (
     probabilities_beside,
     write_click_stream,
 )
-from heterps_core.data.table_size import outgrown_tables
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.judging.quality import ClickQuality
 from infra.workspace import Workspace

@@ -1,18 +1,20 @@
-"""How good predicted click probabilities are: AUC and log-loss, in plain NumPy.
+"""How good predictions are, and how two models compare on the same rows: differences with their intervals.
 
-Both work on logits, because a float32 sigmoid turns confident predictions into exact 0 and 1, which
-ties them for the AUC and makes the log-loss infinite.
+All works on logits: a float32 sigmoid turns confident predictions into exact 0 and 1, which ties them for the AUC and
+makes the log-loss infinite. Intervals take rows as independent; clicks of one person within a day are not quite.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from heterps_core.errors import TrainingError
+from heterps_core.errors import ConfigurationError, TrainingError
 
 LOGIT_LIMIT = 40.0
 """Logits are clipped to +-40 (a probability of 4e-18), so one row adds at most 40 to the sum of the log-loss."""
@@ -73,10 +75,7 @@ def roc_auc(labels: npt.NDArray[Any], scores: FloatArray) -> float | None:
     num_others = len(clicks) - num_clicks
     if num_clicks == 0 or num_others == 0:
         return None
-    _, group, group_sizes = np.unique(scores, return_inverse=True, return_counts=True)
-    last_ranks = np.cumsum(group_sizes)
-    mean_ranks = last_ranks - (group_sizes - 1) / 2.0
-    rank_sum = float(mean_ranks[group][clicks].sum())
+    rank_sum = float(_mid_ranks(scores)[clicks].sum())
     return (rank_sum - num_clicks * (num_clicks + 1) / 2.0) / (num_clicks * num_others)
 
 
@@ -88,9 +87,13 @@ def log_loss(labels: npt.NDArray[Any], logits: FloatArray) -> float:
         0.693147
     """
     _check(labels, logits)
-    clipped = np.clip(logits.astype(np.float64), -LOGIT_LIMIT, LOGIT_LIMIT)
+    clipped = _clipped(logits)
     # logaddexp(0, z) is log(1 + exp(z)) without overflow.
     return float(np.mean(np.logaddexp(0.0, clipped) - labels * clipped))
+
+
+def _clipped(logits: FloatArray) -> npt.NDArray[np.float64]:
+    return np.clip(logits.astype(np.float64), -LOGIT_LIMIT, LOGIT_LIMIT)
 
 
 def _check(labels: npt.NDArray[Any], scores: FloatArray) -> None:
@@ -105,3 +108,164 @@ def _check(labels: npt.NDArray[Any], scores: FloatArray) -> None:
             f"predictions must be finite, but {num_bad} of {len(scores)} are not: the training has diverged; "
             f"{WHERE_DIVERGED}"
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A figure with the ends of its two-sided confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairedComparison:
+    """Figures of a challenger less those of a champion, on the same rows."""
+
+    auc_difference: Estimate
+    """Above 0 where the challenger ranks better."""
+
+    log_loss_difference: Estimate
+    """Nats per row; below 0 where the challenger is better."""
+
+
+def compare_models(
+    labels: npt.NDArray[Any], challenger: FloatArray, champion: FloatArray, *, confidence: float
+) -> PairedComparison:
+    """Compare two models' logits [N] on labels [N] in {0, 1}.
+
+    Args:
+        labels: At least two clicks and two others.
+        challenger: Finite logits.
+        champion: Finite logits on the same rows.
+        confidence: Of the two-sided intervals, in (0, 1).
+
+    Raises:
+        ConfigurationError: The arrays or the confidence break these rules.
+    """
+    return PairedComparison(
+        auc_difference=auc_difference(labels, challenger, champion, confidence=confidence),
+        log_loss_difference=log_loss_difference(labels, challenger, champion, confidence=confidence),
+    )
+
+
+def auc_difference(
+    labels: npt.NDArray[Any], challenger: FloatArray, champion: FloatArray, *, confidence: float
+) -> Estimate:
+    """Return AUC of the challenger less that of the champion, with its interval by DeLong's method.
+
+    With m clicks and n others, the placement of a click is the share of others that it is ranked above, and that of
+    another row the share of clicks ranked above it, ties counting one half. Both average to the AUC. With p_i and q_j
+    the differences of the two models' placements of click i and of row j,
+
+        difference = mean p_i          variance = var(p_i) / m + var(q_j) / n
+
+    (DeLong, DeLong and Clarke-Pearson, Biometrics 44(3), 1988, for two curves). Placements come from mid-ranks in
+    O(N log N) (Sun and Xu, IEEE Signal Processing Letters 21(11), 2014): the rank among all rows less that among the
+    rows of the same class. Scores are any increasing function of the click probability; else as `compare_models`.
+
+    Example:
+        >>> estimate = auc_difference(
+        ...     np.array([1, 1, 0, 0]),
+        ...     np.array([3.0, 1.0, 2.0, 0.0]),
+        ...     np.array([1.0, 0.0, 1.0, 0.0]),
+        ...     confidence=0.95,
+        ... )
+        >>> estimate.value
+        0.25
+    """
+    clicks = _checked_clicks(labels, challenger, champion)
+    of_clicks, of_others = _placements(clicks, challenger)
+    champion_of_clicks, champion_of_others = _placements(clicks, champion)
+    p, q = of_clicks - champion_of_clicks, of_others - champion_of_others
+    return _estimate(
+        float(p.mean()), variance=p.var(ddof=1) / len(p) + q.var(ddof=1) / len(q), confidence=confidence
+    )
+
+
+def log_loss_difference(
+    labels: npt.NDArray[Any], challenger: FloatArray, champion: FloatArray, *, confidence: float
+) -> Estimate:
+    """Return the challenger's mean log-loss less the champion's, with its interval; see `compare_models`.
+
+    With d_i the difference of the two losses on row i, the interval is normal: mean(d) +- z sd(d) / sqrt(N).
+    """
+    clicks = _checked_clicks(labels, challenger, champion)
+    differences = _row_losses(clicks, challenger) - _row_losses(clicks, champion)
+    return _estimate(
+        float(differences.mean()), variance=differences.var(ddof=1) / len(clicks), confidence=confidence
+    )
+
+
+def calibration_ratio(labels: npt.NDArray[Any], logits: FloatArray) -> float | None:
+    """Return predicted clicks over observed clicks, 1 for a model that is right on average; None without a click.
+
+    Example:
+        >>> calibration_ratio(np.array([1, 0, 0, 0]), np.zeros(4))
+        2.0
+    """
+    num_clicks = float(labels.sum(dtype=np.float64))
+    if num_clicks == 0:
+        return None
+    clipped = _clipped(logits)
+    return float((1.0 / (1.0 + np.exp(-clipped))).sum()) / num_clicks
+
+
+def constant_logits(labels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return logits [N] of the mean click rate of `labels` [N]: the best that a constant can do on them.
+
+    Args:
+        labels: In {0, 1}, with at least one of each.
+    """
+    rate = float(labels.mean(dtype=np.float64))
+    return np.full(len(labels), math.log(rate / (1.0 - rate)))
+
+
+def _placements(
+    clicks: npt.NDArray[np.bool_], scores: FloatArray
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the placements of clicks [m] and of others [n], each in [0, 1]."""
+    ranks = _mid_ranks(scores)
+    of_clicks = (ranks[clicks] - _mid_ranks(scores[clicks])) / int((~clicks).sum())
+    of_others = 1.0 - (ranks[~clicks] - _mid_ranks(scores[~clicks])) / int(clicks.sum())
+    return of_clicks, of_others
+
+
+def _mid_ranks(scores: FloatArray) -> npt.NDArray[np.float64]:
+    """Return ranks [N] from 1; equal scores share the mean of theirs."""
+    _, group, group_sizes = np.unique(scores, return_inverse=True, return_counts=True)
+    mean_ranks = np.cumsum(group_sizes) - (group_sizes - 1) / 2.0
+    ranks: npt.NDArray[np.float64] = mean_ranks[group]
+    return ranks
+
+
+def _row_losses(clicks: npt.NDArray[np.bool_], logits: FloatArray) -> npt.NDArray[np.float64]:
+    """Return the negative log-likelihood [N] of each row, in nats."""
+    clipped = _clipped(logits)
+    losses: npt.NDArray[np.float64] = np.logaddexp(0.0, np.where(clicks, -clipped, clipped))
+    return losses
+
+
+def _estimate(value: float, *, variance: float, confidence: float) -> Estimate:
+    if not 0.0 < confidence < 1.0:
+        raise ConfigurationError(f"confidence must be in (0, 1), got {confidence}")
+    half_width = NormalDist().inv_cdf((1.0 + confidence) / 2.0) * math.sqrt(variance)
+    return Estimate(value=value, low=value - half_width, high=value + half_width)
+
+
+def _checked_clicks(labels: npt.NDArray[Any], *models: FloatArray) -> npt.NDArray[np.bool_]:
+    """Return which rows [N] are clicks."""
+    shapes = {scores.shape for scores in models}
+    if shapes != {labels.shape} or not all(np.isfinite(scores).all() for scores in models):
+        raise ConfigurationError(
+            f"models are compared by a finite score of each for all of the same rows, got scores of the shapes "
+            f"{', '.join(map(str, sorted(shapes)))} for labels of the shape {labels.shape}"
+        )
+    clicks = labels.astype(bool)
+    num_clicks = int(clicks.sum())
+    if min(num_clicks, len(clicks) - num_clicks) < 2:
+        raise ConfigurationError(
+            f"models are compared on at least 2 clicks and 2 others, got {num_clicks} clicks in {len(clicks)} rows"
+        )
+    return clicks

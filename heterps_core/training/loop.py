@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +18,7 @@ from torch.distributed import ProcessGroup
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.embeddings.lookup_table import LookupTable
-from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.batch_feed import BatchFeed, check_ids
 from heterps_core.training.checkpoint import TrainingCursor, save_checkpoint
@@ -202,9 +200,9 @@ class TrainingLoop:
         take_buffers_of_first_replica(self.model.layers.values(), group=self.group)
         save_checkpoint(self.run, self.model, cursor, group=self.group)
 
-    def _exchanges(self, parts: Sequence[ClickBatch]) -> list[list[tuple[LookupTable[Any], Any]]]:
+    def _exchanges(self, parts: Sequence[ClickBatch]) -> list[list[tuple[ShardedTable, RowExchange]]]:
         """Tell the owners of rows what each micro-batch will look up; replicas that share a table need not."""
-        exchanges: list[list[tuple[LookupTable[Any], Any]]] = [[] for _ in parts]
+        exchanges: list[list[tuple[ShardedTable, RowExchange]]] = [[] for _ in parts]
         if self.ids_group is None:
             return exchanges
         for layer in self.model.layers.values():

@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import CheckpointError, ConfigurationError
-from heterps_core.judging.comparison import (
+from heterps_core.judging.quality import (
     PairedComparison,
     auc_difference,
     calibration_ratio,
     compare_models,
     constant_logits,
+    measure_quality,
 )
-from heterps_core.judging.quality import measure_quality
 from heterps_core.training.storage.exported_files import exported_sha256
 from infra.workspace import Workspace
 from tasks.judging.promotion_gates import (
@@ -171,7 +171,7 @@ class _Case:
         gates: PromotionGates,
         stays_champion: str | None,
     ) -> None:
-        from heterps_core.serving.held_out_rows import held_out_labels
+        from heterps_core.serving.exported_model import held_out_labels
 
         self._registered = registered
         self._run_id = run_id
@@ -186,8 +186,7 @@ class _Case:
 
     def logits_of(self, folder: Path) -> Logits:
         """Return a model's logits of the rows."""
-        from heterps_core.serving.exported_model import ClickPredictor
-        from heterps_core.serving.held_out_rows import held_out_logits
+        from heterps_core.serving.exported_model import ClickPredictor, held_out_logits
 
         return held_out_logits(ClickPredictor(folder), self._dataset)
 

@@ -1,7 +1,6 @@
 """A synthetic click stream in the published Criteo format, whose click probabilities are known.
 
-Real click logs may not be passed on, and nobody knows how well they could be predicted at best. Here
-the truth is known for every row (`click_truth.py`), so a model's AUC can be put beside the best that is reachable.
+So a model's AUC can be put beside the best that is reachable, which no real log tells.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.judging.comparison import (
+from heterps_core.judging.quality import (
     auc_difference,
     calibration_ratio,
     compare_models,
     constant_logits,
     log_loss_difference,
+    measure_quality,
 )
-from heterps_core.judging.quality import measure_quality
 
 Z_95 = 1.959963984540054
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
-from heterps_core.embeddings.initialization import initial_rows
-from heterps_core.embeddings.row_range import RowRange
+from heterps_core.embeddings.row_range import RowRange, initial_rows
 from heterps_core.judging.quality import ClickQuality, measure_quality
 from heterps_core.models.chain import build_chain
 from heterps_core.models.slot_embedding import SlotEmbedding

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from heterps_core.judging.comparison import Estimate
+from heterps_core.judging.quality import Estimate
 from tasks.judging.promotion_gates import GateVerdict, ModelFigures, PromotionDecision
 from tasks.reports.decision_document import decision_document, decision_metrics
 from tasks.reports.renderers import markdown
