@@ -47,3 +47,12 @@ class Instance:
 
     terms: LaunchTerms | None
     """None where the provider keeps none."""
+
+
+def moment_or_none(text: str) -> datetime | None:
+    """Read a time with a zone; None where the text is none."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else None

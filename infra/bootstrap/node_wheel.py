@@ -1,8 +1,7 @@
-"""The wheel that a node runs: the core as it is installed here, to the byte, so that both sides speak one language.
+"""The wheel that a node runs: the core as it is installed here, as a flow's host may have no source tree.
 
-It is put into the run directory before any machine is launched, and its hash into the machines' user data: a node
-runs nothing else, whatever stands in the bucket by then. Made from the installed files, since a flow's host may have
-no source tree. The same files give the same bytes (times are fixed), so a resumed run finds its wheel unchanged.
+It is in the run directory before any machine is launched, and its hash in the user data: a node runs nothing else.
+The same files give the same bytes (times are fixed), so a resumed run finds its wheel unchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a provider of machines must do, and the words that go in and out.
 
-One contract for a laptop and a cloud lets the same flow, sweeper and tests run against both. Whatever
-a provider starts carries its run id and a lease from the very call that starts it, because anything added
+Whatever a provider starts carries its run id and a lease from the very call that starts it, because anything added
 in a second call is missing when the first process dies in between.
 """
 
@@ -13,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import ClassVar, Self
 
-from heterps_core.cluster import Cluster
+from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
-from heterps_core.plans.provisioning_plan import ProvisioningPlan
+from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.bootstrap.node_start import Bootstrap
 from infra.checks.checks import Check
 from infra.instances import Instance
@@ -292,3 +291,18 @@ def check_run_id(run_id: str) -> None:
             f"a run id must be 1 to 64 letters, digits, '.', '_' or '-' and start with a letter or digit, "
             f"got {run_id!r}"
         )
+
+
+def node_of(request: NodeRequest, *, address: str, provider_instance_id: str) -> Node:
+    """Return the node that a request became."""
+    return Node(
+        node_id=request.node_id,
+        address=address,
+        device_type=request.device_type,
+        instance_type=request.offer.instance_type.name,
+        market=request.offer.market,
+        stage=request.stage,
+        num_workers=request.num_workers,
+        price_usd_per_hour=request.offer.price_usd_per_hour,
+        provider_instance_id=provider_instance_id,
+    )

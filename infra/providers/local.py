@@ -1,9 +1,6 @@
 """Machines that are processes of this one: the whole line on a laptop, with the same steps as on a cloud.
 
-Each node is the leader of its own session, started by the same bootstrap script as an instance. Its tags
-are environment variables, which every descendant inherits, so that the processes of a run are found even
-when the lease files are lost. An instance exists, as on a cloud, until it is ended, also after its process
-has finished.
+An instance exists, as on a cloud, until it is ended, also after its process has finished.
 """
 
 from __future__ import annotations
@@ -22,12 +19,11 @@ from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, Bootstrap, node_environment
-from infra.instances import Instance
+from infra.instances import Instance, moment_or_none
 from infra.ledger.ledger import EndReason, Ledger
 from infra.loopback import LOOPBACK, free_loopback_port
-from infra.providers.base import Provider, check_run_id
-from infra.providers.lease_file import LeaseFile
-from infra.providers.local_processes import NodeKey, NodeProcesses, ProcessIdentity
+from infra.providers.base import Provider, check_run_id, node_of
+from infra.providers.local_processes import LeaseFile, NodeKey, NodeProcesses, ProcessIdentity
 from infra.workspace import Workspace
 
 POLL_INTERVAL_S = 0.02
@@ -99,7 +95,7 @@ class LocalProvider(Provider):
             instance_id = _instance_id(run_id, request.node_id)
             launched_at = datetime.fromisoformat(lease.launched_at)
             ledger.launched(run_id, request.node_id, provider_instance_id=instance_id, at=launched_at)
-            nodes.append(_node_of(request, instance_id))
+            nodes.append(node_of(request, address=LOOPBACK, provider_instance_id=instance_id))
         return Cluster(
             run_id=run_id,
             provider=self.name,
@@ -154,7 +150,7 @@ class LocalProvider(Provider):
             found[instance.run_id, _node_id_of(instance)] = instance
         for process, key in self._processes.tagged():
             if key not in found and run_id in (None, key[0]):
-                found[key] = _instance_without_lease(*key, launched_at_s=process.create_time())
+                found[key] = _instance(key, None, launched_at_s=process.create_time())
         return tuple(found[key] for key in sorted(found))
 
     def _start(
@@ -235,34 +231,29 @@ class LocalProvider(Provider):
 
 def _instance_of(path: Path) -> Instance | None:
     """Return the node of a lease file; None where its end has removed the file since it was listed."""
-    run_id, node_id = path.parent.name, path.name.removesuffix(LEASE_SUFFIX)
     lease = LeaseFile.read(path)
-    if lease is None:
-        try:
-            launched_at_s = path.stat().st_mtime
-        except FileNotFoundError:
-            return None
-        return _instance_without_lease(run_id, node_id, launched_at_s=launched_at_s)
-    return replace(
-        _instance_without_lease(run_id, node_id, launched_at_s=0.0),
-        instance_type=lease.instance_type,
-        launched_at=datetime.fromisoformat(lease.launched_at),
-        lease_until=lease.lease_end(),
-        is_owner_dead=not lease.owner.is_alive(),
-    )
+    try:
+        launched_at_s = path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    key = (path.parent.name, path.name.removesuffix(LEASE_SUFFIX))
+    return _instance(key, lease, launched_at_s=launched_at_s)
 
 
-def _instance_without_lease(run_id: str, node_id: str, *, launched_at_s: float) -> Instance:
+def _instance(key: NodeKey, lease: LeaseFile | None, *, launched_at_s: float) -> Instance:
+    """Return a node; `launched_at_s` counts where no lease says it."""
     return Instance(
-        provider_instance_id=_instance_id(run_id, node_id),
-        run_id=run_id,
-        node_id=node_id,
-        instance_type="unknown",
-        launched_at=datetime.fromtimestamp(launched_at_s, tz=UTC),
+        provider_instance_id=_instance_id(*key),
+        run_id=key[0],
+        node_id=key[1],
+        instance_type=lease.instance_type if lease else "unknown",
+        launched_at=datetime.fromisoformat(lease.launched_at)
+        if lease
+        else datetime.fromtimestamp(launched_at_s, tz=UTC),
         is_ended=False,
         ended_at=None,
-        lease_until=None,
-        is_owner_dead=False,
+        lease_until=moment_or_none(lease.lease_until) if lease else None,
+        is_owner_dead=lease is not None and not lease.owner.is_alive(),
         terms=None,
     )
 
@@ -274,20 +265,6 @@ def _node_id_of(instance: Instance) -> str:
 
 def _instance_id(run_id: str, node_id: str) -> str:
     return f"{run_id}/{node_id}"
-
-
-def _node_of(request: NodeRequest, instance_id: str) -> Node:
-    return Node(
-        node_id=request.node_id,
-        address=LOOPBACK,
-        device_type=request.device_type,
-        instance_type=request.offer.instance_type.name,
-        market=request.offer.market,
-        stage=request.stage,
-        num_workers=request.num_workers,
-        price_usd_per_hour=request.offer.price_usd_per_hour,
-        provider_instance_id=instance_id,
-    )
 
 
 def _node_folder(run_directory: str, node_id: str) -> Path:

@@ -7,6 +7,7 @@ process is found by either, so that one that left the session or dropped the tag
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import time
@@ -16,7 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from heterps_core.errors import ProvisioningError
+from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.json_codec import from_json, to_json
+from heterps_core.json_file import replace_json
 
 NODE_ID_VARIABLE = "HETERPS_NODE_ID"
 STATE_VARIABLE = "HETERPS_STATE_DIR"
@@ -190,3 +193,31 @@ def _is_zombie(process: psutil.Process) -> bool:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaseFile:
+    """What stands on disk for one node, written before its process is started."""
+
+    run_id: str
+    node_id: str
+    instance_type: str
+    run_directory: str
+    rendezvous: str
+    owner: ProcessIdentity
+    launched_at: str
+    lease_until: str
+    leader: ProcessIdentity | None
+    """The node's first process; None until it is started."""
+
+    def write(self, path: Path) -> None:
+        """Write the file; a reader sees the old one or the new one, never a part."""
+        replace_json(path, to_json(self))
+
+    @classmethod
+    def read(cls, path: Path) -> LeaseFile | None:
+        """Return the content, or None where it cannot be read."""
+        try:
+            return from_json(cls, json.loads(path.read_text()))
+        except (OSError, ValueError, ConfigurationError):
+            return None

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from botocore.exceptions import ClientError
-
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.checks.checks import Check, CheckState
-from infra.providers.aws.errors import explained
+from infra.providers.aws.errors import explained, is_refused
 from infra.providers.aws.node_role import check_boundary, own_node_roles, roles_path
 from infra.providers.aws.queries import find_image, find_network
 from infra.providers.aws.tags import as_tag_list, owner_tags
@@ -25,6 +23,7 @@ _PROBE = "heterps-doctor"
 """Run id of what is only asked for; nothing is made under it."""
 
 _ALLOWED_CODE = "DryRunOperation"
+"""Answer to a dry run of what would be done."""
 
 
 def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> Iterator[Check]:
@@ -34,7 +33,9 @@ def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> 
     which IAM knows no dry run.
     """
     region = client.meta.region_name
-    credentials = _tried("AWS credentials", lambda: _see_instances(client), found=f"accepted in {region}")
+    credentials = _tried(
+        "AWS credentials", lambda: client.describe_instances(MaxResults=5), found=f"accepted in {region}"
+    )
     yield credentials
     if credentials.state is CheckState.OK:
         image_id = machines.image_id
@@ -43,26 +44,28 @@ def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> 
         tags = as_tag_list(owner_tags(_PROBE, workspace=machines.workspace))
         yield _tried(
             "AWS may make templates",
-            lambda: _dry(
+            lambda: is_refused(
                 lambda: client.create_launch_template(
                     DryRun=True,
                     LaunchTemplateName=_PROBE,
                     LaunchTemplateData={"InstanceType": "t3.micro"},
                     TagSpecifications=[{"ResourceType": "launch-template", "Tags": tags}],
-                )
+                ),
+                _ALLOWED_CODE,
             ),
             found="allowed (dry run)",
         )
         yield _tried(
             "AWS may make groups",
-            lambda: _dry(
+            lambda: is_refused(
                 lambda: client.create_security_group(
                     DryRun=True,
                     GroupName=_PROBE,
                     Description=_PROBE,
                     VpcId=find_network(client, machines.subnet_id).vpc_id,
                     TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
-                )
+                ),
+                _ALLOWED_CODE,
             ),
             found="allowed (dry run)",
         )
@@ -82,21 +85,9 @@ def _tried(what: str, ask: Callable[[], object], *, found: str | None = None) ->
     return Check(what=what, state=CheckState.OK, found=found or str(answer))
 
 
-def _see_instances(client: EC2Client) -> None:
-    client.describe_instances(MaxResults=5)
-
-
 def _network(client: EC2Client, subnet_id: str | None) -> str:
     network = find_network(client, subnet_id)
     return f"{network.vpc_id}, zones {', '.join(sorted(network.subnet_ids))}"
-
-
-def _dry(call: Callable[[], object]) -> None:
-    try:
-        call()
-    except ClientError as answer:
-        if answer.response["Error"]["Code"] != _ALLOWED_CODE:
-            raise
 
 
 def _see_run_store() -> str:

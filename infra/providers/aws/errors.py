@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from botocore.exceptions import (
@@ -113,6 +113,17 @@ def refusal(action: str, codes_and_messages: Mapping[str, Sequence[str]]) -> Pro
         return ProvisioningError(text)
     is_about_quotas = bool(codes & set(QUOTA_WAYS_OUT)) and not is_about_pools
     return QuotaExceededError(text) if is_about_quotas else InsufficientCapacityError(text)
+
+
+def is_refused(call: Callable[[], object], *codes: str) -> bool:
+    """Call AWS and tell whether it answered with one of these codes; other errors are raised."""
+    try:
+        call()
+    except ClientError as problem:
+        if problem.response["Error"]["Code"] not in codes:
+            raise
+        return True
+    return False
 
 
 @contextmanager

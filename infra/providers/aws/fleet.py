@@ -1,9 +1,7 @@
-"""Fleet requests of type instant: all machines of a group at once, alike, in one zone, or none.
+"""Fleet requests of type instant: all machines of a group of equal nodes at once, in one zone, or none.
 
-One request for a group of equal nodes instead of one for each: 31 nodes are a handful of calls, within EC2's rates,
-and EC2 itself sees to it that a group is whole. The machines of a request share their user data, so they are born
-without a node id: the controller pairs sorted instance ids with the group's node ids and writes cluster.json, where
-a node finds itself by its instance id. One instance is thus one node and one entry of the ledger.
+Machines of a request share their user data and are born without a node id: sorted instance ids are paired with the
+group's node ids in cluster.json, where a node finds itself by its instance id.
 """
 
 from __future__ import annotations

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from heterps_core.errors import ProvisioningError
-from infra.providers.aws.errors import GONE_CODES, explained
-from infra.providers.aws.launch_template import delete_template, own_templates
+from infra.instances import moment_or_none
+from infra.providers.aws.errors import GONE_CODES, explained, is_refused
+from infra.providers.aws.launch_template import (
+    delete_security_group,
+    delete_template,
+    own_security_groups,
+    own_templates,
+)
 from infra.providers.aws.node_role import NodeRole, delete_node_role
-from infra.providers.aws.security_group import delete_security_group, own_security_groups
-from infra.providers.aws.tags import INTENDED_TAG, LEASE_TAG, RUN_TAG, moment_or_none
+from infra.providers.aws.tags import INTENDED_TAG, LEASE_TAG, RUN_TAG
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_ec2.type_defs import TagTypeDef
 
 
 def renew_lease_tags(client: EC2Client, instance_ids: Sequence[str], *, until: datetime) -> None:
     """Write the lease tag of instances, in one call where that goes; those that are gone are no error."""
-    if not instance_ids:
-        return
-    try:
-        client.create_tags(
-            Resources=list(instance_ids), Tags=[{"Key": LEASE_TAG, "Value": until.isoformat()}]
-        )
-    except ClientError as problem:
-        if problem.response["Error"]["Code"] not in GONE_CODES:
-            raise
-        # EC2 refuses all for one that is gone.
-        if len(instance_ids) > 1:
-            for instance_id in instance_ids:
-                renew_lease_tags(client, [instance_id], until=until)
+    tags: list[TagTypeDef] = [{"Key": LEASE_TAG, "Value": until.isoformat()}]
+    # EC2 refuses all for one that is gone.
+    if instance_ids and is_refused(
+        lambda: client.create_tags(Resources=list(instance_ids), Tags=tags), *GONE_CODES
+    ):
+        for instance_id in instance_ids if len(instance_ids) > 1 else ():
+            renew_lease_tags(client, [instance_id], until=until)
 
 
 def terminate_all(client: EC2Client, instance_ids: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -44,33 +46,20 @@ def terminate_all(client: EC2Client, instance_ids: Sequence[str]) -> tuple[list[
     """
     if not instance_ids:
         return [], []
-    try:
+    with suppress(ClientError, BotoCoreError):
         client.terminate_instances(InstanceIds=list(instance_ids))
-    except (ClientError, BotoCoreError):
-        pass
-    else:
         return list(instance_ids), []
     ended: list[str] = []
     problems: list[str] = []
     for instance_id in instance_ids:
+        terminate = partial(client.terminate_instances, InstanceIds=[instance_id])
         try:
             with explained(f"terminate {instance_id}"):
-                if terminate_one(client, instance_id):
+                if not is_refused(terminate, *GONE_CODES):
                     ended.append(instance_id)
         except ProvisioningError as problem:
             problems.append(str(problem))
     return ended, problems
-
-
-def terminate_one(client: EC2Client, instance_id: str) -> bool:
-    """Terminate one instance and tell whether it was there."""
-    try:
-        client.terminate_instances(InstanceIds=[instance_id])
-    except ClientError as problem:
-        if problem.response["Error"]["Code"] in GONE_CODES:
-            return False
-        raise
-    return True
 
 
 def remove_leftovers(

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from heterps_core.cluster import Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import AWS
-from heterps_core.plans.provisioning_plan import NodeRequest
 from infra.ledger.ledger import Ledger
 from infra.providers.aws.errors import UnknownProfileError, explained
 from infra.providers.aws.fleet import FleetAnswer, FleetGroup, request_fleet, zones_for
 from infra.providers.aws.instances import renew_lease_tags
-from infra.providers.aws.launch_template import make_template, template_data
+from infra.providers.aws.launch_template import make_security_group, make_template, template_data
 from infra.providers.aws.node_role import (
     BOUNDARY_VARIABLE,
     is_in_s3,
@@ -29,9 +28,8 @@ from infra.providers.aws.node_role import (
 )
 from infra.providers.aws.queries import Network, describe_when_known, find_image, find_network, is_ended
 from infra.providers.aws.quotas import quotas_of
-from infra.providers.aws.security_group import make_security_group
 from infra.providers.aws.tags import INTENDED_TAG, LEASE_TAG, group_of, owner_tags
-from infra.providers.base import InsufficientCapacityError, QuotaExceededError
+from infra.providers.base import InsufficientCapacityError, QuotaExceededError, node_of
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -162,7 +160,9 @@ class RunLaunch:
                 members = self._launch(group, number=number, zone=zone, refused=refused)
             self._check_whole(group, members)
             zone = members[0]["Placement"]["AvailabilityZone"]
-            for request, instance in zip(group.requests, _by_id(members), strict=True):
+            # Sorted, the same in every process.
+            in_order = sorted(members, key=lambda instance: instance["InstanceId"])
+            for request, instance in zip(group.requests, in_order, strict=True):
                 offer = group.offer_of(instance["InstanceType"])
                 self.ledger.launched(
                     self.run_id,
@@ -171,7 +171,11 @@ class RunLaunch:
                     at=instance["LaunchTime"],
                     offer=offer,
                 )
-                nodes[request.node_id] = _node_of(request.with_offer(offer), instance)
+                nodes[request.node_id] = node_of(
+                    request.with_offer(offer),
+                    address=instance["PrivateIpAddress"],
+                    provider_instance_id=instance["InstanceId"],
+                )
         return nodes
 
     @cached_property
@@ -269,22 +273,3 @@ class RunLaunch:
                 f"{len(members) - len(over)} are left, {', '.join(over) or 'others'} were launched and ended "
                 f"before; use a new run id"
             )
-
-
-def _by_id(instances: Sequence[InstanceTypeDef]) -> list[InstanceTypeDef]:
-    """Return instances in the order that pairs them with nodes, the same in every process."""
-    return sorted(instances, key=lambda instance: instance["InstanceId"])
-
-
-def _node_of(request: NodeRequest, instance: InstanceTypeDef) -> Node:
-    return Node(
-        node_id=request.node_id,
-        address=instance["PrivateIpAddress"],
-        device_type=request.device_type,
-        instance_type=request.offer.instance_type.name,
-        market=request.offer.market,
-        stage=request.stage,
-        num_workers=request.num_workers,
-        price_usd_per_hour=request.offer.price_usd_per_hour,
-        provider_instance_id=instance["InstanceId"],
-    )

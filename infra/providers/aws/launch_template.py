@@ -1,7 +1,7 @@
-"""The launch template of a run: what all its machines have in common, their protection above all.
+"""The launch template of a run and its security group: what all its machines have in common, one of each per run.
 
-One per run, because user data and all that depends on the time (the lease) are in it. Its name is the run's, so that
-a launch that is repeated finds it, and a repeated fleet request is the same to the letter, as its token demands.
+A repeated launch finds the template, which holds the lease, by the run's name: a repeated fleet request is the
+same to the letter, as its token demands. By the group machines reach one another, and nobody else reaches them.
 """
 
 from __future__ import annotations
@@ -12,22 +12,17 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
 
+from infra.providers.aws.errors import is_refused
 from infra.providers.aws.tags import as_dictionary, as_tag_list, own_filters
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_ec2.type_defs import ImageTypeDef, RequestLaunchTemplateDataTypeDef
 
+
 DISK_GB = 40
 """Room for the system, the environment and a slice of the data. Tables live in memory, and no shard of a checkpoint
 or of a start model touches the disk: workers write and read them in the bucket, by ranges."""
-
-_EXISTS_CODE = "InvalidLaunchTemplateName.AlreadyExistsException"
-_GONE_CODES = (
-    "InvalidLaunchTemplateName.NotFoundException",
-    "InvalidLaunchTemplateId.NotFound",
-    "InvalidLaunchTemplateId.NotFoundException",
-)
 
 
 def template_data(
@@ -78,28 +73,24 @@ def make_template(
     client: EC2Client, name: str, data: RequestLaunchTemplateDataTypeDef, *, tags: dict[str, str]
 ) -> bool:
     """Make a template and tell whether it is new; one that is there stays as it is."""
-    try:
-        client.create_launch_template(
+    return not is_refused(
+        lambda: client.create_launch_template(
             LaunchTemplateName=name,
             LaunchTemplateData=data,
             TagSpecifications=[{"ResourceType": "launch-template", "Tags": as_tag_list(tags)}],
-        )
-    except ClientError as problem:
-        if problem.response["Error"]["Code"] != _EXISTS_CODE:
-            raise
-        return False
-    return True
+        ),
+        "InvalidLaunchTemplateName.AlreadyExistsException",
+    )
 
 
 def delete_template(client: EC2Client, name: str) -> bool:
     """Delete a template and tell whether it was there."""
-    try:
-        client.delete_launch_template(LaunchTemplateName=name)
-    except ClientError as problem:
-        if problem.response["Error"]["Code"] in _GONE_CODES:
-            return False
-        raise
-    return True
+    return not is_refused(
+        lambda: client.delete_launch_template(LaunchTemplateName=name),
+        "InvalidLaunchTemplateName.NotFoundException",
+        "InvalidLaunchTemplateId.NotFound",
+        "InvalidLaunchTemplateId.NotFoundException",
+    )
 
 
 def own_templates(
@@ -110,3 +101,46 @@ def own_templates(
     for page in pages:
         for template in page["LaunchTemplates"]:
             yield template["LaunchTemplateName"], as_dictionary(template.get("Tags", []))
+
+
+def make_security_group(client: EC2Client, name: str, *, vpc_id: str, tags: dict[str, str]) -> str:
+    """Make a group that lets in only its own members and return its id; may be called again."""
+    try:
+        group_id = client.create_security_group(
+            GroupName=name,
+            Description="heterps: the machines of one run reach one another",
+            VpcId=vpc_id,
+            TagSpecifications=[{"ResourceType": "security-group", "Tags": as_tag_list(tags)}],
+        )["GroupId"]
+    except ClientError as problem:
+        if problem.response["Error"]["Code"] != "InvalidGroup.Duplicate":
+            raise
+        group_id = client.describe_security_groups(
+            Filters=[{"Name": "group-name", "Values": [name]}, {"Name": "vpc-id", "Values": [vpc_id]}]
+        )["SecurityGroups"][0]["GroupId"]
+    is_refused(
+        lambda: client.authorize_security_group_ingress(
+            GroupId=group_id,
+            IpPermissions=[{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}],
+        ),
+        "InvalidPermission.Duplicate",
+    )
+    return group_id
+
+
+def delete_security_group(client: EC2Client, group_id: str) -> bool:
+    """Delete a group and tell whether this call did it; one that is still in use stays for the next sweep."""
+    return not is_refused(
+        lambda: client.delete_security_group(GroupId=group_id),
+        "InvalidGroup.NotFound",
+        "DependencyViolation",
+        "InvalidGroup.InUse",
+    )
+
+
+def own_security_groups(client: EC2Client, workspace: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield id and tags of the groups of a workspace."""
+    pages = client.get_paginator("describe_security_groups").paginate(Filters=own_filters(workspace, None))
+    for page in pages:
+        for group in page["SecurityGroups"]:
+            yield group["GroupId"], as_dictionary(group.get("Tags", []))

@@ -17,9 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from botocore.exceptions import ClientError
-
 from heterps_core.errors import ConfigurationError
+from infra.providers.aws.errors import is_refused
 from infra.providers.aws.tags import as_tag_list
 
 BOUNDARY_VARIABLE = "HETERPS_AWS_NODE_BOUNDARY"
@@ -37,9 +36,6 @@ _S3_LOCATION = re.compile(r"s3://(?P<bucket>[a-z0-9.-]+)/(?P<path>[A-Za-z0-9._/-
 """Without what has a meaning of its own in a policy, as '*' and '$' have."""
 
 _EXISTS_CODE = "EntityAlreadyExists"
-_HAS_A_ROLE_CODE = "LimitExceeded"
-"""A profile holds one role, and only this code gives it one."""
-
 _GONE_CODE = "NoSuchEntity"
 
 
@@ -115,19 +111,9 @@ def role_name(path: str, *, attempt: int) -> str:
 def make_node_role(
     client: Any, name: str, *, path: str, boundary: str, run_directory: str, tags: dict[str, str]
 ) -> None:
-    """Make a role and a profile of one name; may be called again.
-
-    Args:
-        client: boto3's IAM client.
-        name: Of both.
-        path: Of both.
-        boundary: ARN of the permissions boundary.
-        run_directory: That the nodes get rights to.
-        tags: Of both.
-    """
+    """Make a role within a boundary (its ARN), and a profile of the same name, path and tags; may be called again."""
     policy = json.dumps(node_policy(run_directory))
-    _accepting(
-        _EXISTS_CODE,
+    is_refused(
         lambda: client.create_role(
             RoleName=name,
             Path=path,
@@ -136,15 +122,17 @@ def make_node_role(
             Description="heterps: the nodes of one run",
             Tags=as_tag_list(tags),
         ),
+        _EXISTS_CODE,
     )
     client.put_role_policy(RoleName=name, PolicyName=_POLICY_NAME, PolicyDocument=policy)
-    _accepting(
-        _EXISTS_CODE,
+    is_refused(
         lambda: client.create_instance_profile(InstanceProfileName=name, Path=path, Tags=as_tag_list(tags)),
+        _EXISTS_CODE,
     )
-    _accepting(
-        _HAS_A_ROLE_CODE,
+    is_refused(
         lambda: client.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name),
+        # A profile holds one role, and nothing but this gives it one.
+        "LimitExceeded",
     )
 
 
@@ -154,14 +142,17 @@ def delete_node_role(client: Any, role: NodeRole) -> None:
     Credentials that a node still has of it are refused from then on.
     """
     name = role.name
+    calls: list[Callable[[], object]] = [
+        lambda: client.delete_instance_profile(InstanceProfileName=name),
+        lambda: client.delete_role_policy(RoleName=name, PolicyName=_POLICY_NAME),
+        lambda: client.delete_role(RoleName=name),
+    ]
     if role.is_in_profile:
-        _accepting(
-            _GONE_CODE,
-            lambda: client.remove_role_from_instance_profile(InstanceProfileName=name, RoleName=name),
+        calls.insert(
+            0, lambda: client.remove_role_from_instance_profile(InstanceProfileName=name, RoleName=name)
         )
-    _accepting(_GONE_CODE, lambda: client.delete_instance_profile(InstanceProfileName=name))
-    _accepting(_GONE_CODE, lambda: client.delete_role_policy(RoleName=name, PolicyName=_POLICY_NAME))
-    _accepting(_GONE_CODE, lambda: client.delete_role(RoleName=name))
+    for call in calls:
+        is_refused(call, _GONE_CODE)
 
 
 def own_node_roles(client: Any, path: str) -> list[NodeRole]:
@@ -188,11 +179,3 @@ def _listed(client: Any, what: str, kind: str, path: str) -> dict[str, Any]:
         for described in page[f"{kind}s"]
         if described["Path"].startswith(path)
     }
-
-
-def _accepting(code: str, call: Callable[[], object]) -> None:
-    try:
-        call()
-    except ClientError as problem:
-        if problem.response["Error"]["Code"] != code:
-            raise

@@ -27,7 +27,6 @@ from infra.providers.aws.tags import end_of
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
-    from mypy_boto3_ec2.type_defs import InstanceTypeDef
     from mypy_boto3_pricing import PricingClient
 
 PRICING_REGION = "us-east-1"
@@ -94,8 +93,23 @@ class AwsPrices(LivePrices):
         filters = {**PRODUCT_FILTERS, "regionCode": region}
         if instance_type is not None:
             filters["instanceType"] = instance_type
+        pages = self.pricing.get_paginator("get_products").paginate(
+            ServiceCode="AmazonEC2",
+            FormatVersion="aws_v1",
+            Filters=[
+                {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in filters.items()
+            ],
+        )
+        prices: dict[str, float] = {}
         with explained(f"give on-demand prices in {region}"):
-            return on_demand_prices(self.pricing, filters)
+            for text in (text for page in pages for text in page["PriceList"]):
+                product: dict[str, Any] = json.loads(text)
+                name = product["product"]["attributes"].get("instanceType")
+                # Reservations of capacity have a price of 0; of several prices of a product the highest counts.
+                usd = max(_usd_per_hour(product), default=0.0)
+                if name and usd > 0:
+                    prices[name] = max(usd, prices.get(name, 0.0))
+        return prices
 
     def spot(
         self, region: str, instance_types: Sequence[str], *, since: datetime
@@ -107,28 +121,17 @@ class AwsPrices(LivePrices):
     def sizes(self, region: str, families: Iterable[str]) -> dict[str, InstanceType]:
         """Ask EC2 for sizes."""
         with explained(f"list instance types in {region}"):
-            return instance_types(self.ec2_of_region(region), families)
-
-
-def on_demand_prices(client: PricingClient, filters: Mapping[str, str]) -> dict[str, float]:
-    """Return instance type -> USD per hour for the products that match; of several prices the highest.
-
-    A product without a price per hour above 0 is left out: reservations of capacity have one of 0.
-    """
-    pages = client.get_paginator("get_products").paginate(
-        ServiceCode="AmazonEC2",
-        FormatVersion="aws_v1",
-        Filters=[{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in filters.items()],
-    )
-    prices: dict[str, float] = {}
-    for page in pages:
-        for text in page["PriceList"]:
-            product: dict[str, Any] = json.loads(text)
-            name = product["product"]["attributes"].get("instanceType")
-            usd = max(_usd_per_hour(product), default=0.0)
-            if name and usd > 0:
-                prices[name] = max(usd, prices.get(name, 0.0))
-    return prices
+            pages = (
+                self.ec2_of_region(region)
+                .get_paginator("describe_instance_types")
+                .paginate(
+                    Filters=[
+                        {"Name": "instance-type", "Values": [f"{family}.*" for family in sorted(families)]}
+                    ]
+                )
+            )
+            found = [_instance_type_of(document) for page in pages for document in page["InstanceTypes"]]
+        return {each.name: each for each in found}
 
 
 def spot_histories(
@@ -153,18 +156,6 @@ def spot_histories(
     }
 
 
-def instance_types(client: EC2Client, families: Iterable[str]) -> dict[str, InstanceType]:
-    """Return name -> instance type for all sizes of some families."""
-    pages = client.get_paginator("describe_instance_types").paginate(
-        Filters=[{"Name": "instance-type", "Values": [f"{family}.*" for family in sorted(families)]}]
-    )
-    return {
-        document["InstanceType"]: _instance_type_of(document)
-        for page in pages
-        for document in page["InstanceTypes"]
-    }
-
-
 def spot_records(
     client: EC2Client, workspace: str, entries: Collection[LedgerEntry]
 ) -> dict[str, SpotRecord]:
@@ -184,20 +175,16 @@ def spot_records(
     names = sorted({instance["InstanceType"] for instance in found})
     histories = spot_histories(client, names, since=min(launched_at.values()))
     return {
-        instance["InstanceId"]: _spot_record_of(instance, histories[pool])
+        instance["InstanceId"]: SpotRecord(
+            times=histories[pool].times,
+            prices_usd_per_hour=histories[pool].prices_usd_per_hour,
+            source=SPOT_SOURCE,
+            is_preempted=instance.get("StateReason", {}).get("Code") == PREEMPTED_CODE,
+            ended_at=end_of(instance.get("StateTransitionReason", "")),
+        )
         for instance in found
         if (pool := (instance["InstanceType"], instance["Placement"]["AvailabilityZone"])) in histories
     }
-
-
-def _spot_record_of(described: InstanceTypeDef, history: SpotHistory) -> SpotRecord:
-    return SpotRecord(
-        times=history.times,
-        prices_usd_per_hour=history.prices_usd_per_hour,
-        source=SPOT_SOURCE,
-        is_preempted=described.get("StateReason", {}).get("Code") == PREEMPTED_CODE,
-        ended_at=end_of(described.get("StateTransitionReason", "")),
-    )
 
 
 def _usd_per_hour(product: Mapping[str, Any]) -> Iterable[float]:

@@ -1,9 +1,7 @@
 """Amazon EC2 as a provider: launches plans whole or not at all, finds and ends their machines.
 
-The parts of a plan differ, so each is a fleet request of its own, and this code sees to it that a run has all or
-none. The most expensive goes first, because it is the scarcest and a refusal then wastes least; the others follow
-into its zone. Where that zone cannot serve the rest, what was had is ended, stays in the bill as waste, and another
-zone is tried as the run's next attempt.
+The most expensive part of a plan goes first, as the scarcest; others follow into its zone. Where that cannot serve
+the rest, what was had is ended, stays in the bill as waste, and another zone is tried as the run's next attempt.
 """
 
 from __future__ import annotations
@@ -12,13 +10,12 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import boto3
 from botocore.config import Config
 
-from heterps_core.cluster import Cluster, Node
+from heterps_core.cluster import Cluster
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import AWS, Market
 from heterps_core.instance_metadata import is_in_the_cloud
@@ -30,7 +27,6 @@ from infra.ledger.ledger import EndReason, Ledger, LedgerEntry
 from infra.prices.live_prices import LivePrices
 from infra.prices.spot_charges import SpotRecord
 from infra.providers.aws.access_checks import access_checks
-from infra.providers.aws.clock import Ec2Clock
 from infra.providers.aws.errors import explained
 from infra.providers.aws.fleet import fleet_groups
 from infra.providers.aws.instances import remove_leftovers, renew_lease_tags, terminate_all
@@ -46,7 +42,7 @@ from infra.providers.aws.node_role import (
     roles_path,
 )
 from infra.providers.aws.prices import AwsPrices, spot_records
-from infra.providers.aws.queries import live_instances, network_nodes, remembered_instances
+from infra.providers.aws.queries import Ec2Clock, live_instances, network_nodes, remembered_instances
 from infra.providers.aws.quotas import asks_less
 from infra.providers.aws.tags import attempt_of, instance_of
 from infra.providers.base import Provider, check_run_id
@@ -97,10 +93,8 @@ class AwsEc2Provider(Provider):
         self.machines = machines
         # DescribeInstances may not know an instance yet that was launched a second ago.
         self._launched: dict[str, list[str]] = {}
-
-    @cached_property
-    def _clock(self) -> Ec2Clock:
-        return Ec2Clock(self.client)
+        # Hears the time with each answer from here on.
+        self._clock = Ec2Clock(client)
 
     @classmethod
     def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
@@ -146,8 +140,6 @@ class AwsEc2Provider(Provider):
         requests = plan.node_requests()
         self._check_regions(requests)
         self.check_run_directory(bootstrap.run_directory)
-        # From here on it hears the time with each answer, and needs none of its own.
-        clock = self._clock
         with explained("prepare the launch"):
             there = live_instances(self.client, self.machines.workspace, run_id)
         launch = RunLaunch(
@@ -165,7 +157,7 @@ class AwsEc2Provider(Provider):
             ),
             ledger=ledger,
             launched_ids=self._launched.setdefault(run_id, []),
-            now=clock.now,
+            now=self._clock.now,
         )
         attempt = max(ledger.last_attempt(run_id), *map(attempt_of, there), 1)
         refused: set[str] = set()
@@ -184,11 +176,14 @@ class AwsEc2Provider(Provider):
             except BaseException as problem:
                 self.end_run(run_id, ledger=ledger, reason=EndReason.LAUNCH_FAILED, problem=str(problem))
                 raise
+        ordered = tuple(nodes[request.node_id] for request in requests)
+        # Losing the rendezvous host ends the run.
+        host = next((node for node in ordered if node.market is Market.ON_DEMAND), ordered[0])
         return Cluster(
             run_id=run_id,
             provider=self.name,
-            nodes=tuple(nodes[request.node_id] for request in requests),
-            rendezvous=f"{_rendezvous_host([nodes[r.node_id] for r in requests]).address}:{RENDEZVOUS_PORT}",
+            nodes=ordered,
+            rendezvous=f"{host.address}:{RENDEZVOUS_PORT}",
             created_at=datetime.now(UTC).isoformat(),
         )
 
@@ -289,8 +284,3 @@ class AwsEc2Provider(Provider):
                 f"all offers of a plan must be of the region that it is launched in, {here}, but some are of "
                 f"{', '.join(elsewhere)}; plan with offers of one region and set that region"
             )
-
-
-def _rendezvous_host(nodes: Sequence[Node]) -> Node:
-    """Return the first node that is not on spot: losing the rendezvous host ends the run."""
-    return next((node for node in nodes if node.market is Market.ON_DEMAND), nodes[0])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
 
 from heterps_core.errors import ProvisioningError
 from infra.providers.aws.tags import ENDED_STATES, own_filters
@@ -13,6 +15,7 @@ from infra.providers.aws.tags import ENDED_STATES, own_filters
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_ec2.type_defs import FilterTypeDef, ImageTypeDef, InstanceTypeDef
+
 
 LIVE_STATES = ("pending", "running", "stopping", "stopped")
 """Stopped instances cost their disks and may come back; only a terminated one is gone."""
@@ -46,7 +49,27 @@ def find_image(client: EC2Client, image_id: str | None) -> ImageTypeDef:
     Raises:
         ProvisioningError: There is none.
     """
-    return _newest_image(client, IMAGE_NAME_PATTERN) if image_id is None else _image(client, image_id)
+    region = client.meta.region_name
+    if image_id is not None:
+        images = client.describe_images(ImageIds=[image_id])["Images"]
+        if not images:
+            raise ProvisioningError(
+                f"the image {image_id} must be in {region}, and is not; give an image of this region"
+            )
+        return images[0]
+    images = client.describe_images(
+        Owners=["self"],
+        Filters=[
+            {"Name": "name", "Values": [IMAGE_NAME_PATTERN]},
+            {"Name": "state", "Values": ["available"]},
+        ],
+    )["Images"]
+    if not images:
+        raise ProvisioningError(
+            f"a node needs a machine image with Python and heterps, and the account has none in {region} whose name "
+            f"matches {IMAGE_NAME_PATTERN}; make one, or give an image id"
+        )
+    return max(images, key=lambda image: (image["CreationDate"], image["Name"]))
 
 
 def find_network(client: EC2Client, subnet_id: str | None) -> Network:
@@ -55,11 +78,9 @@ def find_network(client: EC2Client, subnet_id: str | None) -> Network:
     Raises:
         ProvisioningError: There is no default network.
     """
-    if subnet_id is not None:
-        subnets = client.describe_subnets(SubnetIds=[subnet_id])["Subnets"]
-    else:
-        filters: list[FilterTypeDef] = [{"Name": "default-for-az", "Values": ["true"]}]
-        subnets = client.describe_subnets(Filters=filters)["Subnets"]
+    chosen: FilterTypeDef = {"Name": "default-for-az", "Values": ["true"]}
+    asked = {"SubnetIds": [subnet_id]} if subnet_id is not None else {"Filters": [chosen]}
+    subnets = client.describe_subnets(**asked)["Subnets"]
     if not subnets:
         raise ProvisioningError(
             f"instances need a network, and the account has no default network in {client.meta.region_name}; set "
@@ -126,28 +147,6 @@ def is_ended(instance: InstanceTypeDef) -> bool:
     return instance["State"]["Name"] in ENDED_STATES
 
 
-def _image(client: EC2Client, image_id: str) -> ImageTypeDef:
-    images = client.describe_images(ImageIds=[image_id])["Images"]
-    if not images:
-        raise ProvisioningError(
-            f"the image {image_id} must be in {client.meta.region_name}, and is not; give an image of this region"
-        )
-    return images[0]
-
-
-def _newest_image(client: EC2Client, name_pattern: str) -> ImageTypeDef:
-    images = client.describe_images(
-        Owners=["self"],
-        Filters=[{"Name": "name", "Values": [name_pattern]}, {"Name": "state", "Values": ["available"]}],
-    )["Images"]
-    if not images:
-        raise ProvisioningError(
-            f"a node needs a machine image with Python and heterps, and the account has none in "
-            f"{client.meta.region_name} whose name matches {name_pattern}; make one, or give an image id"
-        )
-    return max(images, key=lambda image: (image["CreationDate"], image["Name"]))
-
-
 def _with_ids(client: EC2Client, instance_ids: Sequence[str]) -> Iterator[InstanceTypeDef]:
     # A filter, unlike the parameter for ids, is no error where one is not known.
     for start in range(0, len(instance_ids), MAX_FILTER_VALUES):
@@ -158,3 +157,40 @@ def _with_ids(client: EC2Client, instance_ids: Sequence[str]) -> Iterator[Instan
 def _described(client: EC2Client, filters: list[FilterTypeDef]) -> list[InstanceTypeDef]:
     pages = client.get_paginator("describe_instances").paginate(Filters=filters)
     return [i for page in pages for reservation in page["Reservations"] for i in reservation["Instances"]]
+
+
+TOLERANCE = timedelta(seconds=5)
+"""Answers carry whole seconds and take some time: a smaller difference is none."""
+
+
+class Ec2Clock:
+    """Tells the time of the answers that a client has had, and counts on from the last one.
+
+    Args:
+        client: boto3's EC2 client.
+    """
+
+    def __init__(self, client: EC2Client) -> None:
+        self._answered_at: datetime | None = None
+        self._seen_s = 0.0
+        client.meta.events.register("after-call.ec2", self._hear)
+
+    @property
+    def is_set(self) -> bool:
+        """An answer has told the time."""
+        return self._answered_at is not None
+
+    def now(self) -> datetime:
+        """Return the time; this machine's while there was no answer."""
+        if self._answered_at is None:
+            return datetime.now(UTC)
+        return self._answered_at + timedelta(seconds=time.monotonic() - self._seen_s)
+
+    def _hear(self, http_response: Any, **_: Any) -> None:
+        try:
+            told = parsedate_to_datetime(http_response.headers["Date"]).astimezone(UTC)
+        except (KeyError, TypeError, ValueError):
+            return
+        here = datetime.now(UTC)
+        self._answered_at = here if abs(told - here) <= TOLERANCE else told
+        self._seen_s = time.monotonic()

@@ -1,7 +1,6 @@
-"""What stands on every machine: whose it is, until when, and at which price.
+"""What stands on every machine: whose it is, until when, and at which price; with it a lost ledger is written again.
 
-The tags are in the call that launches, so that a machine is never without them. With them alone a lost ledger is
-written again. An EC2 resource holds 50 tags, and a value 256 characters.
+The tags are in the call that launches. An EC2 resource holds 50 of them, and a value 256 characters.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from heterps_core.hardware import InstanceOffer, Market
-from infra.instances import Instance, LaunchTerms
+from infra.instances import Instance, LaunchTerms, moment_or_none
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2.type_defs import FilterTypeDef, InstanceTypeDef, TagTypeDef
@@ -81,15 +80,6 @@ def own_filters(workspace: str, run_id: str | None) -> list[FilterTypeDef]:
         else {"Name": f"tag:{RUN_TAG}", "Values": [run_id]}
     )
     return [by_run, {"Name": f"tag:{WORKSPACE_TAG}", "Values": [workspace]}]
-
-
-def moment_or_none(text: str) -> datetime | None:
-    """Read a time with a zone; None where the text is none."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else None
 
 
 def instance_of(described: InstanceTypeDef, *, region: str) -> Instance:

@@ -10,7 +10,7 @@ from heterps_core.hardware import Market
 from infra.ledger.ledger import EndReason, EntryState, Ledger
 from infra.machines.sweeper import sweep
 from infra.providers.aws import queries
-from infra.providers.aws.instances import terminate_one
+from infra.providers.aws.instances import terminate_all
 from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.aws.queries import find_image, find_network
@@ -44,7 +44,7 @@ def test_one_instance_that_cannot_be_ended_does_not_keep_the_others(launch, prov
 
 
 def test_ending_an_instance_that_never_was_is_no_error(client):
-    assert terminate_one(client, "i-0123456789abcdef0") is False
+    assert terminate_all(client, ["i-0123456789abcdef0"]) == ([], [])
 
 
 def test_a_whole_run_is_renewed_and_ended_in_one_call_each(launch, provider, wire):
