@@ -1,8 +1,6 @@
-"""Look-ups and row updates in C++, built where a compiler is at hand; without one torch does the same.
+"""Look-ups and row updates in C++, compiled at first use where a compiler is at hand; else torch does the same.
 
-The library is compiled at first use, in a few seconds, and kept by the content of its source, the compiler's
-flags and the processor, so machines of another kind that share a folder build their own. It uses the threads that
-torch has started.
+The library is kept by the content of its source, the compiler's flags and the processor. It uses torch's threads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Optimizers that update only the rows of a table which a batch touched.
+"""Optimizers that update only the rows of a table which a batch touched, once each: repeated rows are summed first.
 
-All take rows that may repeat; gradients of a repeated row are summed before the update, so the result does
-not depend on the order in which micro-batches or replicas delivered them (up to rounding). Each is written twice:
-here in torch, and in `row_kernels.cpp` as one pass over memory that is used where it can be built.
+Each is written twice: here in torch, and in `row_kernels.cpp` as one pass over memory.
 """
 
 from __future__ import annotations
@@ -52,14 +50,21 @@ class RowOptimizer(ABC):
     KERNEL_CONSTANTS: ClassVar[tuple[float, ...]] = ()
     """What that rule takes beside the learning rate; it takes the state's tensors in their order."""
 
-    @staticmethod
-    @abstractmethod
-    def state_bytes_per_row(dimension: int) -> int:
-        """Return the bytes of optimizer state that one row of that width needs."""
+    ELEMENT_STATE: ClassVar[tuple[str, ...]] = ()
+    """Float32 tensors [rows, D] of the state, which come first."""
 
-    @abstractmethod
+    ROW_STATE: ClassVar[tuple[str, ...]] = ()
+    """Float32 tensors [rows]."""
+
+    @classmethod
+    def state_bytes_per_row(cls, dimension: int) -> int:
+        """Return the bytes of optimizer state that one row of that width needs."""
+        return BYTES_PER_FLOAT32 * (dimension * len(cls.ELEMENT_STATE) + len(cls.ROW_STATE))
+
     def new_state(self, num_rows: int, dimension: int, *, device: torch.device = CPU) -> dict[str, Tensor]:
         """Return fresh state for a shard of `num_rows` rows; every tensor has `num_rows` as first size."""
+        wide = {name: torch.zeros(num_rows, dimension, device=device) for name in self.ELEMENT_STATE}
+        return wide | {name: torch.zeros(num_rows, device=device) for name in self.ROW_STATE}
 
     @abstractmethod
     def update(
@@ -123,15 +128,6 @@ class RowWiseSGD(RowOptimizer):
 
     KERNEL_RULE = "sgd"
 
-    @staticmethod
-    def state_bytes_per_row(dimension: int) -> int:
-        """Return 0: there is no state."""
-        return 0
-
-    def new_state(self, num_rows: int, dimension: int, *, device: torch.device = CPU) -> dict[str, Tensor]:
-        """Return no state."""
-        return {}
-
     def update(
         self,
         weight_RD: Tensor,
@@ -159,11 +155,7 @@ class RowWiseAdagrad(RowOptimizer):
 
     KERNEL_RULE = "adagrad"
     KERNEL_CONSTANTS = (EPSILON,)
-
-    @staticmethod
-    def state_bytes_per_row(dimension: int) -> int:
-        """Return the bytes of one float32 accumulator."""
-        return BYTES_PER_FLOAT32
+    ROW_STATE = ("accumulator",)
 
     def new_state(self, num_rows: int, dimension: int, *, device: torch.device = CPU) -> dict[str, Tensor]:
         """Return accumulators [rows]."""
@@ -201,19 +193,8 @@ class RowWiseAdam(RowOptimizer):
 
     KERNEL_RULE = "adam"
     KERNEL_CONSTANTS = (MEAN_DECAY, SQUARE_DECAY, EPSILON)
-
-    @staticmethod
-    def state_bytes_per_row(dimension: int) -> int:
-        """Return the bytes of a float32 mean per element, a square and a count."""
-        return (dimension + 2) * BYTES_PER_FLOAT32
-
-    def new_state(self, num_rows: int, dimension: int, *, device: torch.device = CPU) -> dict[str, Tensor]:
-        """Return means [rows, D], squares [rows] and counts of updates [rows], all float32."""
-        return {
-            "mean": torch.zeros(num_rows, dimension, device=device),
-            "square": torch.zeros(num_rows, device=device),
-            "num_updates": torch.zeros(num_rows, device=device),
-        }
+    ELEMENT_STATE = ("mean",)
+    ROW_STATE = ("square", "num_updates")
 
     def update(
         self,

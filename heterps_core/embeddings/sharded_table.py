@@ -4,12 +4,14 @@ A look-up sends each distinct row index to its owner and gets the row back; the 
 gradients the same way, and the owner applies them once a step. With one replica nothing is exchanged, and the
 arithmetic is the same. Every replica of a stage must make the same look-ups in the same order, also with no rows.
 
-Shapes: B samples of a look-up, S rows that each looks up, U distinct ones, R rows of this shard, D width of a row.
+Shapes: B samples of a look-up, S rows that each looks up, U distinct ones, R rows of this shard, D width of a row,
+X = S * D.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,11 +19,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU, to_device
-from heterps_core.embeddings.initialization import initial_rows
-from heterps_core.embeddings.lookup_table import LookupTable, copy_rows
+from heterps_core.embeddings.row_kernels import kernels_for
 from heterps_core.embeddings.row_optimizers import RowOptimizer, sum_by_row
-from heterps_core.embeddings.row_range import rows_per_shard, shard_rows
-from heterps_core.transport.huge_pages import use_huge_pages
+from heterps_core.embeddings.row_range import initial_rows, rows_per_shard, shard_rows
+from heterps_core.transport.shared_memory import use_huge_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class RowExchange:
     """On the table's device, as the positions are: those rows, relative to the first one of the shard."""
 
 
-class ShardedTable(LookupTable[RowExchange | None]):
+class ShardedTable:
     """The shard of one replica, with its optimizer state.
 
     Args:
@@ -70,7 +71,10 @@ class ShardedTable(LookupTable[RowExchange | None]):
         device: torch.device = CPU,
         rows_group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__(name=name, num_rows=num_rows, dimension=dimension, device=device)
+        self.name = name
+        self.device = device
+        self.num_rows = num_rows
+        self.dimension = dimension
         self.optimizer = optimizer
         self.group = group
         self._rows_group = rows_group or group
@@ -89,6 +93,9 @@ class ShardedTable(LookupTable[RowExchange | None]):
         for tensor in self.tensors().values():
             use_huge_pages(tensor)
         self._pending: list[tuple[Tensor, Tensor]] = []
+        self._expected: RowExchange | None = None
+        # Autograd calls a function's backward only where an input needs a gradient.
+        self._anchor = torch.zeros(1, requires_grad=True, device=device)
 
     def exchange_row_numbers(self, rows_BS: Tensor, *, group: ProcessGroup | None = None) -> RowExchange:
         """Tell the owners which rows a look-up will ask for.
@@ -105,7 +112,11 @@ class ShardedTable(LookupTable[RowExchange | None]):
         """
         group = group or self.group
         # Counts and row indices are needed on the host, and may be asked for beside what a device is computing.
-        rows_U, inverse_BS = self._distinct(rows_BS.cpu())
+        rows_U, inverse_BS = torch.unique(rows_BS.cpu(), return_inverse=True)
+        if len(rows_U) and not (rows_U[0] >= 0 and rows_U[-1] < self.num_rows):
+            raise IndexError(
+                f"rows must lie in 0..{self.num_rows - 1} of table {self.name!r}, got {rows_U[[0, -1]]}"
+            )
         # Distinct rows are ascending and shards are contiguous, so they are in the owners' order already.
         owner_U = rows_U // rows_per_shard(self.num_rows, self.num_shards)
         send_counts = torch.bincount(owner_U, minlength=self.num_shards)
@@ -117,6 +128,34 @@ class ShardedTable(LookupTable[RowExchange | None]):
         local_rows = to_device(asked - self.rows.first, self.device)
         return RowExchange(to_device(inverse_BS, self.device), len(rows_U), send, receive, local_rows)
 
+    def expect(self, exchange: RowExchange) -> None:
+        """Let the next look-up, which must be the one that it was made for, use what was asked for ahead."""
+        self._expected = exchange
+
+    def lookup(
+        self,
+        rows_BS: Tensor,
+        before_BW: Tensor | None = None,
+        after_BV: Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """Look rows up and put them side by side for each sample, between columns that come from elsewhere.
+
+        Args:
+            rows_BS: Row indices [B, S] of the whole table, int64.
+            before_BW: Columns to put before the rows.
+            after_BV: Columns to put behind them; they get no gradient.
+            dtype: Of what is returned, float32 or bfloat16; the table stays float32.
+
+        Returns:
+            Tensor [B, W + S * D + V].
+
+        Raises:
+            IndexError: A row is not in the table.
+        """
+        return _Lookup.apply(rows_BS, self._anchor, before_BW, after_BV, dtype, self)  # type: ignore[no-any-return, no-untyped-call]
+
     def apply_gradients(self, *, learning_rate: float) -> None:
         """Apply all gradients that arrived since the last call; once a step, after all backward passes."""
         if self._pending:
@@ -124,18 +163,6 @@ class ShardedTable(LookupTable[RowExchange | None]):
                 self.weight_RD, self.state, self._pending, learning_rate=learning_rate
             )
             self._pending.clear()
-
-    def read_rows(self, local_rows_U: Tensor) -> Tensor:
-        """Return rows [U, D] of this shard; numbers are relative to its first row."""
-        rows_UD = torch.empty(len(local_rows_U), self.dimension, device=self.device)
-        copy_rows(self.weight_RD, local_rows_U[:, None], rows_UD)
-        return rows_UD
-
-    def update_rows(self, local_rows_U: Tensor, gradients_UD: Tensor, *, learning_rate: float) -> None:
-        """Apply gradients to rows of this shard at once; numbers are relative to its first row."""
-        self.optimizer.update_repeated(
-            self.weight_RD, self.state, [(local_rows_U[:, None], gradients_UD)], learning_rate=learning_rate
-        )
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the shard's tensors by their name in a checkpoint; the first size is `rows.num_rows`."""
@@ -152,15 +179,17 @@ class ShardedTable(LookupTable[RowExchange | None]):
             return None
         exchange = self.exchange_row_numbers(rows_BS) if self._expected is None else self._expected
         self._expected = None
-        answer = self.read_rows(exchange.local_rows)
+        asked_UD = torch.empty(len(exchange.local_rows), self.dimension, device=self.device)
+        copy_rows(self.weight_RD, exchange.local_rows[:, None], asked_UD)
         found_UD = torch.empty(exchange.num_distinct, self.dimension, device=self.device)
         dist.all_to_all_single(
-            found_UD, answer, exchange.sent_counts, exchange.received_counts, group=self._rows_group
+            found_UD, asked_UD, exchange.sent_counts, exchange.received_counts, group=self._rows_group
         )
         copy_rows(found_UD, exchange.inverse_BS, out_BX)
         return exchange
 
     def _scatter(self, rows_BS: Tensor, exchange: RowExchange | None, gradients_BX: Tensor) -> None:
+        """Take the gradients of a look-up's columns."""
         if exchange is None:
             self._pending.append((rows_BS, gradients_BX))
             return
@@ -172,3 +201,48 @@ class ShardedTable(LookupTable[RowExchange | None]):
             received, gradients_UD, exchange.received_counts, exchange.sent_counts, group=self._rows_group
         )
         self._pending.append((exchange.local_rows[:, None], received))
+
+
+def copy_rows(weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor) -> None:
+    """Copy rows [B, S] of a table into columns [B, S * D], which may belong to a wider tensor."""
+    kernels = kernels_for(weight_RD)
+    if kernels is None:
+        out_BX.copy_(weight_RD.index_select(0, rows_BS.reshape(-1)).view(out_BX.shape))
+    else:
+        kernels.gather(weight_RD, rows_BS, out_BX)
+
+
+class _Lookup(torch.autograd.Function):
+    """Bring rows together forward and hand their gradients to the table backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows_BS: Tensor,
+        anchor: Tensor,
+        before_BW: Tensor | None,
+        after_BV: Tensor | None,
+        dtype: torch.dtype,
+        table: ShardedTable,
+    ) -> Tensor:
+        num_samples, num_slots = rows_BS.shape
+        first = 0 if before_BW is None else before_BW.shape[1]
+        stop = first + num_slots * table.dimension
+        width = stop + (0 if after_BV is None else after_BV.shape[1])
+        leaving = torch.empty(num_samples, width, dtype=dtype, device=rows_BS.device)
+        if before_BW is not None:
+            leaving[:, :first] = before_BW
+        if after_BV is not None:
+            leaving[:, stop:] = after_BV
+        ctx.exchange = table._gather(rows_BS, leaving[:, first:stop])
+        ctx.table, ctx.rows_BS, ctx.columns = table, rows_BS, (first, stop)
+        ctx.before_dtype = None if before_BW is None else before_BW.dtype
+        return leaving
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, Tensor | None, None, None, None]:
+        (gradient,) = gradients
+        first, stop = ctx.columns
+        ctx.table._scatter(ctx.rows_BS, ctx.exchange, gradient[:, first:stop])
+        before = None if ctx.before_dtype is None else gradient[:, :first].to(ctx.before_dtype)
+        return None, None, before, None, None, None

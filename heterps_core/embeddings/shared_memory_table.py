@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heterps_core.embeddings.lookup_table import copy_rows
 from heterps_core.embeddings.row_optimizers import RowOptimizer
-from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
+from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable, copy_rows
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 

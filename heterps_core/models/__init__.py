@@ -1,7 +1,4 @@
-"""The models, one per file; listed here and nowhere else.
-
-A model is named by the import path of the function that builds it, so that looking at the list loads no torch.
-"""
+"""The models, one per file; listed by import path, so that looking at the list loads no torch."""
 
 from __future__ import annotations
 

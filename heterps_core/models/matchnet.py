@@ -1,11 +1,8 @@
-"""MATCHNET: a user tower and an item tower whose vectors are compared by their cosine.
+"""MATCHNET: a user tower and an item tower, one after the other in the chain, compared by their cosine.
 
 Structure after the public example of the PaddlePaddle heterogeneous pipeline: user 12 slots x 10 -> 400 -> 400 -> 50,
 item 14 slots x 10 + 13 dense -> 400 -> 400 -> 50, ReLU after each. There the loss ranks a clicked item above drawn
-ones by a margin; here rows without a click are the negatives and the cosine, scaled and shifted by two learned
-numbers, is the logit of a click, so the tower of drawn items is gone.
-
-The towers stand one after the other in the chain: the user's vector travels beside the item's activation.
+ones by a margin; here the cosine, scaled and shifted by two learned numbers, is the logit of a click.
 """
 
 from __future__ import annotations
@@ -18,8 +15,7 @@ from torch import Tensor, nn
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError
-from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.models.tail_linear import TailLinear
+from heterps_core.models.slot_embedding import SlotEmbedding, TailLinear
 
 EMBEDDING_DIMENSION = 10
 TOWER_WIDTHS = (400, 400, 50)

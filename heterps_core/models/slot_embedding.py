@@ -1,9 +1,6 @@
-"""The layer that turns categorical slots into vectors, and how it takes part in a chain of layers.
+"""The layer that turns categorical slots into vectors: it reads the batch too, unlike the other layers of a chain.
 
-A CTR model here is a chain of named layers. Most take the activation of the layer before. An embedding also
-reads the batch: it looks its slots up and puts the vectors beside the activation that it was given. That way a
-model may hold embeddings in several places and still be cut between any two layers with one tensor crossing.
-
+It puts its vectors beside the activation that it was given, so any cut of the chain has one tensor crossing.
 Shapes: B rows of a (micro-)batch, S slots of the layer, D width of a vector, W width of the incoming activation.
 """
 
@@ -11,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +16,6 @@ from torch.distributed import ProcessGroup
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
-from heterps_core.embeddings.lookup_table import LookupTable
 from heterps_core.embeddings.row_optimizers import RowOptimizer
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.embeddings.shared_memory_table import SharedMemoryTable
@@ -81,9 +76,9 @@ class SlotEmbedding(nn.Module):
         # Batches that are read ahead are still on the host, wherever the layer is.
         self._host_offsets_S = offsets
         self._reads_all_slots = self.slots == tuple(range(features.num_slots))
-        self.table: LookupTable[Any] | None = None
+        self.table: ShardedTable | None = None
 
-    def attach_table(self, table: LookupTable[Any]) -> None:
+    def attach_table(self, table: ShardedTable) -> None:
         """Give the layer the rows that it looks up."""
         self.table = table
 
@@ -140,3 +135,17 @@ class SlotEmbedding(nn.Module):
             raise RuntimeError("attach_table must come before the first forward pass")
         dense = batch.dense if self.include_dense else None
         return self.table.lookup(self.row_numbers(batch), activation_BW, dense, dtype=dtype)
+
+
+class TailLinear(nn.Module):
+    """Passes the first `kept_width` columns through and applies a linear layer to the rest."""
+
+    def __init__(self, kept_width: int, tail_width: int, output_width: int) -> None:
+        super().__init__()
+        self.kept_width = kept_width
+        self.linear = nn.Linear(tail_width, output_width)
+
+    def forward(self, activation_BW: Tensor) -> Tensor:
+        """Return [B, kept_width + output_width]."""
+        kept, tail = activation_BW[:, : self.kept_width], activation_BW[:, self.kept_width :]
+        return torch.cat([kept, self.linear(tail)], 1)

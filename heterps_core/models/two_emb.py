@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.models.tail_linear import TailLinear
+from heterps_core.models.slot_embedding import SlotEmbedding, TailLinear
 
 EMBEDDING_DIMENSION = 10
 MAIN_WIDTHS = (400, 400, 50)

@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heterps_core.transport.huge_pages import map_aligned
 from heterps_core.transport.local_sockets import connect_locally, receive_files
 from heterps_core.transport.lost_workers import LostWorkerError
 from heterps_core.transport.rank_layout import RankLayout
@@ -31,6 +30,7 @@ from heterps_core.transport.shared_memory import (
     SMALLEST_BUFFER_BYTES,
     SharedBuffer,
     aligned,
+    map_aligned,
     new_file,
     tensor_view,
 )

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.models.chain import run_layers
-from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.models.tail_linear import TailLinear
+from heterps_core.models.slot_embedding import SlotEmbedding, TailLinear
 from heterps_core.training.gradients.weight_gradients import WeightGradients
 
 Operation: TypeAlias = Callable[[ClickBatch, Tensor | None], Tensor]

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
-from heterps_core.embeddings.lookup_table import LookupTable
+from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
 from heterps_core.training.gradients.gradient_sum import GradientSum
 from heterps_core.training.gradients.weight_gradients import WeightGradients
 from heterps_core.training.pipeline.delayed_layers import DelayedLayers
@@ -68,7 +68,7 @@ class MicroBatch:
     batch: ClickBatch
     """This replica's slice."""
 
-    exchanges: Sequence[tuple[LookupTable[Any], Any]] = ()
+    exchanges: Sequence[tuple[ShardedTable, RowExchange]] = ()
     """Of tables whose owners know already what this slice will look up in them, what each is to expect."""
 
 

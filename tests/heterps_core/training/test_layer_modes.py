@@ -19,8 +19,7 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.export import export_model
-from heterps_core.serving.exported_model import ClickPredictor
-from heterps_core.serving.held_out_rows import held_out_logits
+from heterps_core.serving.exported_model import ClickPredictor, held_out_logits
 from heterps_core.training.checkpoint import complete_checkpoints
 from heterps_core.training.job import UPDATE_MODES, StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
@@ -161,7 +160,7 @@ def test_an_exported_model_predicts_what_the_trained_one_predicted(model, traine
 
     first, again = (held_out_logits(predictor, dataset) for _ in range(2))
     row_by_row = [
-        predictor.prepared_logits(dataset, first=row, stop=row + 1)[0]
+        predictor.logits(dataset.dense[row : row + 1], dataset.ids[row : row + 1])[0]
         for row in range(dataset.num_train_rows, dataset.manifest.num_rows)
     ]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heterps_core.transport.huge_pages import HUGE_PAGE_BYTES, map_aligned, use_huge_pages
+from heterps_core.transport.shared_memory import HUGE_PAGE_BYTES, map_aligned, use_huge_pages
 
 SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 SETTING, SHARED_SETTING = SETTINGS / "enabled", SETTINGS / "shmem_enabled"

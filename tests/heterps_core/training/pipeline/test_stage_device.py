@@ -68,7 +68,6 @@ STAGE_FILES = [
         )
     ),
     PACKAGE / "models" / "slot_embedding.py",
-    PACKAGE / "models" / "tail_linear.py",
 ]
 
 COPIES = ("aten::_to_copy", "aten::copy_")
