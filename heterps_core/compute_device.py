@@ -1,7 +1,6 @@
 """Where tensors lie and are computed with: in the host's memory and by its cores, or on a CUDA device.
 
-Between the two they go through pinned memory, which a device reads and writes by itself while the program goes on. On
-the host nothing is copied and nothing is waited for.
+Between the two they go through pinned memory, which a device reads and writes by itself.
 """
 
 from __future__ import annotations
@@ -12,6 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from heterps_core.errors import ConfigurationError
+from heterps_core.units import BYTES_PER_GIB
 
 CPU = torch.device("cpu")
 
@@ -30,6 +32,26 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu" and tensor.numel():
         return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def require_cuda() -> None:
+    """Check that torch sees a CUDA device.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"measuring a GPU needs a CUDA device that torch sees, but torch {torch.__version__} sees none; install "
+            f"a driver and a torch that is built for CUDA, or measure the processor alone"
+        )
+
+
+def card_text(device: torch.device) -> str:
+    """Return for people which card a CUDA device is."""
+    card = torch.cuda.get_device_properties(device)
+    memory_gib = card.total_memory / BYTES_PER_GIB
+    return f"{card.name}, {memory_gib:.0f} GiB, compute capability {card.major}.{card.minor}"
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:

@@ -22,8 +22,7 @@ from heterps_core.models import CTR_MODELS
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.planning.problem.problem_builder import profiles_for_larger_tables
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profiles.device_profile import DeviceProfile
-from heterps_core.profiling.profiles.device_profile_cache import DeviceProfileCache
+from heterps_core.profiling.profiles.device_profile import DeviceProfile, DeviceProfileCache
 from heterps_core.profiling.profiles.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
 from heterps_core.profiling.profiles.model_profiles import profile_model
 from heterps_core.training.job import default_microbatches
@@ -183,7 +182,7 @@ def charge_measurements(workspace: Workspace, profiled: ProfiledModel, *, run_id
     cache = DeviceProfileCache(workspace.profiles_directory)
     for kept in profiled.measured.values():
         if kept.charged_to is None:
-            cache.charge(profiled.planned_request, profiled.graph, kept, run_id=run_id)
+            cache.keep(profiled.planned_request, profiled.graph, replace(kept, charged_to=run_id))
 
 
 def profile_request(

@@ -1,11 +1,7 @@
-"""Times each layer of a chain alone on this machine: forward, backward and update, at two batch sizes.
+"""Times each layer of a chain alone on a core or the CUDA device: forward, backward, update, at two batch sizes.
 
-They run on a core or on the CUDA device. Each layer gets the input that the layers before it produced, because hooks
-inside a running model miss what an embedding does in autograd. The whole step of the chain is timed in the same
-rounds, so a profile says how much of the step its layers explain. Run as a program: python -m
-heterps_core.profiling.layer_profiler FOLDER, with `request.json` in the folder; `measuring_process` does that.
-
-Shapes: B = rows of a batch, N = row indices of a look-up.
+Each layer gets the input that the layers before it produced, because hooks inside a running model miss what an
+embedding does in autograd. Run as a program by `measuring_process`, on a folder with `request.json`.
 """
 
 from __future__ import annotations
@@ -16,13 +12,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heterps_core.compute_device import CPU, clock_of
+from heterps_core.compute_device import CPU, card_text, clock_of
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.embeddings.sharded_table import ShardedTable
@@ -30,7 +27,6 @@ from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.models.tracing import BYTES_PER_ROW_NUMBER, trace_chain
-from heterps_core.profiling.cuda_card import this_card
 from heterps_core.profiling.link_measurement import measure_links, second_process
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.machine_speed import measure_machine_speed
@@ -95,10 +91,10 @@ def measure(request: ProfileRequest) -> LayerProfile:
     machine = this_machine()
     hardware, hardware_fingerprint, software = str(machine), machine.fingerprint(), software_versions()
     if device != CPU:
-        card = this_card(device)
+        card = card_text(device)
         hardware = f"{card}; host {machine}"
-        hardware_fingerprint = f"{card.fingerprint()}-{hardware_fingerprint}"
-        software = {**software, **card.software_versions()}
+        hardware_fingerprint = f"{sha256(card.encode()).hexdigest()[:16]}-{hardware_fingerprint}"
+        software = {**software, "cuda": torch.version.cuda or ""}
     source = f"measured on {hardware}, threads: {request.num_threads}"
     timings = _layer_timings(graph, whole, times, "whole", source)
     layers_ms = sum(timing.compute_ms(update_share=1.0) for timing in timings)

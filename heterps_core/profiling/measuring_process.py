@@ -1,7 +1,6 @@
-"""Asks for a profile and measures it in a process of its own.
+"""Asks for a profile and measures it in a process of its own, as torch's threads belong to a whole process.
 
-One core is one unit of the local device type, and the number of threads of torch belongs to a whole process, so
-the caller's is left alone. No torch here.
+No torch here.
 """
 
 from __future__ import annotations
@@ -18,10 +17,51 @@ from typing import Any
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError, HeterpsError
-from heterps_core.json_codec import JsonDocument
+from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.profiling.profiles.layer_profile import LayerProfile
-from heterps_core.profiling.profiles.worker_costs import WorkerCosts
 from heterps_core.training.job import TrainingJob
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageCosts:
+    """Core seconds of one replica of a stage, while all others work too."""
+
+    forward_seconds: float
+    """For a micro-batch, like the next three."""
+
+    backward_seconds: float
+    """Gradients of what entered, on the last stage the loss too, and sending and receiving rows."""
+
+    weight_gradient_seconds: float
+    """What is put off until the stage has to wait, or to the end of the step."""
+
+    num_weight_gradients: int
+    """In so many equal parts, 0 or more."""
+
+    gradient_sum_seconds: float
+    """For a step, like the next two: gradients added up with the other replicas."""
+
+    update_seconds: float
+    reading_seconds: float
+    """On a thread of its own."""
+
+    updates_together: bool
+    """Replicas wait for one another before and after the update, because they share a table."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerCosts(JsonDocument):
+    """What all workers of a plan cost."""
+
+    json_form = JsonForm(what="worker costs", version=4, way_out="measure them again")
+
+    stages: tuple[StageCosts, ...]
+    step_seconds: float
+    """Of a whole step by the clock, with waits and whatever else ran on this machine: the reward of a search by
+    measurements, and no cost."""
+
+    measured_at: str
+
 
 REQUEST_NAME, PROFILE_NAME = "request.json", "profile.json"
 JOB_NAME, COSTS_NAME = "job.json", "worker_costs.json"

@@ -1,29 +1,41 @@
-"""What runs on a node that is rented to be measured: times the layers of a model and writes their profile.
+"""What runs on a node that is rented to be measured, and how the flow's host follows it.
 
-Started by the bootstrap script as the training node is (`python -m heterps_core.profiling.profiling_node`). In the
-run directory it reads profile_job.json, a `ProfileRequest`, and writes profiles/<node id>.json, a `DeviceProfile`.
+In the run directory the node reads profile_job.json, a `ProfileRequest`, and writes profiles/<node id>.json.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import replace
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from heterps_core.cluster import Node
+from heterps_core.cluster import Cluster, Node
 from heterps_core.device_types import get_device_type
-from heterps_core.errors import ConfigurationError, HeterpsError
+from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
 from heterps_core.hardware import DeviceKind
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.profiles.device_profile import DeviceProfile, hardware_name
+from heterps_core.training.monitor import (
+    BOOT_LIMIT_S,
+    BUCKET_POLL_INTERVAL_S,
+    POLL_INTERVAL_S,
+    SILENCE_LIMIT_S,
+    Pulse,
+)
 from heterps_core.training.node.node_life import (
+    EXIT,
+    HEARTBEAT,
     heartbeat,
+    node_key,
     own_node,
     own_run_directory,
     runs_here_as_dry_run,
     wait_for_cluster,
     write_end,
 )
+from heterps_core.training.storage.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +98,59 @@ def measure_node(request: ProfileRequest, node: Node, *, is_dry_run: bool) -> De
             hardware=f"{node.instance_type}: {profile.hardware}{stands_for}",
         ),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfilingResults:
+    """What came of each node."""
+
+    measured: Mapping[str, DeviceProfile]
+    """By node id."""
+
+    problems: Mapping[str, str]
+    """Why a node has none."""
+
+
+def follow_profiling(run: RunDirectory, cluster: Cluster, *, time_limit_s: float) -> ProfilingResults:
+    """Wait until each node has ended, has fallen silent, or the time is over."""
+    pulse = Pulse(first_limit_s=SILENCE_LIMIT_S if run.is_local else BOOT_LIMIT_S)
+    deadline_s = time.monotonic() + time_limit_s
+    measured: dict[str, DeviceProfile] = {}
+    problems: dict[str, str] = {}
+    nodes = {node.node_id: node for node in cluster.nodes}
+    waiting = set(nodes)
+    while waiting:
+        stamps = run.stamps("nodes")
+        for node_id in sorted(waiting):
+            try:
+                if node_key(node_id, EXIT) in stamps:
+                    measured[node_id] = _result_of(run, nodes[node_id])
+                elif time.monotonic() > deadline_s:
+                    raise TrainingError(f"it has not ended within {time_limit_s:.0f} s")
+                else:
+                    pulse.check(node_id, stamps.get(node_key(node_id, HEARTBEAT)))
+                    continue
+            except (TrainingError, ConfigurationError) as error:
+                problems[node_id] = str(error)
+            waiting.discard(node_id)
+        if waiting:
+            time.sleep(POLL_INTERVAL_S if run.is_local else BUCKET_POLL_INTERVAL_S)
+    return ProfilingResults(measured=measured, problems=problems)
+
+
+def _result_of(run: RunDirectory, node: Node) -> DeviceProfile:
+    end = run.require_json(node_key(node.node_id, EXIT))
+    if end["exit_status"] != 0:
+        # Of a traceback only what it says in the end; the whole of it is in the file.
+        said = end["log_tail"].strip().splitlines()[-1:]
+        raise TrainingError(f"it ended with status {end['exit_status']}: {' '.join(said)}")
+    result = DeviceProfile.from_json(run.require_json(profile_key(node.node_id)))
+    # Files are named after it, and plans rest on it: a rented machine does not choose it.
+    if result.device_type != hardware_name(node.device_type):
+        raise TrainingError(
+            f"it must have measured a {node.device_type}, but says that it measured {result.device_type!r}"
+        )
+    return result
 
 
 if __name__ == "__main__":

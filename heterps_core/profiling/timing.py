@@ -1,7 +1,6 @@
 """How long things take: warm-up, repeats within a time budget, median and spread.
 
-All phases run in turns, round after round, instead of each many times in a row: a machine that is slow for a
-second slows all of them alike, and each phase finds the caches as its predecessor left them, as in training.
+All phases run in turns, round after round, so a slow second slows all alike, and caches are as in training.
 """
 
 from __future__ import annotations

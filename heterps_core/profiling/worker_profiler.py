@@ -1,12 +1,7 @@
 """Measures what the workers of a plan cost this machine: all of them train for a second, as they will.
 
-They are the trainer's own workers with its loop, feed, messages and updates, since the same layers cost up to a third
-more where stages take turns on cores and find their caches full of another's rows. What is measured is the core time
-of their parts, which waits and other programs do not change; how the parts fit together is simulated from it
-(`simulation.dry_run_workers`).
-
-Run as a program: python -m heterps_core.profiling.worker_profiler FOLDER, with `job.json` in the folder;
-`measuring_process` does that. It starts the workers itself.
+The same layers cost up to a third more where stages share cores and caches. What is measured is core time, which
+waits do not change; `dry_run_workers` simulates how the parts fit together. Run by `measuring_process`.
 """
 
 from __future__ import annotations
@@ -31,8 +26,7 @@ import torch
 import torch.distributed as dist
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.profiling.measuring_process import COSTS_NAME, JOB_NAME
-from heterps_core.profiling.profiles.worker_costs import StageCosts, WorkerCosts
+from heterps_core.profiling.measuring_process import COSTS_NAME, JOB_NAME, StageCosts, WorkerCosts
 from heterps_core.profiling.timed_runner import TimedRunner
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingJob

@@ -12,10 +12,8 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.cluster import Cluster
 from heterps_core.errors import TrainingError
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from heterps_core.profiling.profiles.device_profile import DeviceProfile
-from heterps_core.profiling.profiles.device_profile_cache import DeviceProfileCache, without_dataset
-from heterps_core.profiling.profiling_monitor import ProfilingResults, follow_profiling
-from heterps_core.profiling.profiling_node import PROFILE_JOB
+from heterps_core.profiling.profiles.device_profile import DeviceProfile, DeviceProfileCache, without_dataset
+from heterps_core.profiling.profiling_node import PROFILE_JOB, ProfilingResults, follow_profiling
 from heterps_core.training.monitor import publish_cluster
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.units import MS_PER_S

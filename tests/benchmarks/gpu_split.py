@@ -23,11 +23,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from heterps_core.compute_device import CPU, clock_of
+from heterps_core.compute_device import CPU, card_text, clock_of
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.profiling.cuda_card import this_card
 from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.job import TrainingConfig, default_microbatches
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
@@ -75,7 +74,7 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
             f"python -m tests.benchmarks gpu_split --json FILE"
         )
         return []
-    print(f"{this_card(torch.device('cuda', 0))}; {os.cpu_count()} cores")
+    print(f"{card_text(torch.device('cuda', 0))}; {os.cpu_count()} cores")
     figures = []
     for batch_size in (4_096, 16_384):
         setting = Setting(batch_size, num_cpu_workers=max((os.cpu_count() or 2) - 1, 1), seed=seed)

@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         HeterpsError: An argument cannot be used, the measurement failed, or the output cannot be written.
     """
-    from heterps_core.profiling.cuda_card import require_cuda
+    from heterps_core.compute_device import require_cuda
     from heterps_core.profiling.layer_profiler import trace_model
     from heterps_core.profiling.profiles.model_profiles import profile_model
 

@@ -1,7 +1,6 @@
 """Estimates the profile of a device type that is not at hand, by a roofline calibrated on one that is.
 
-Published peaks say what a device could do at best; how far below its peak a layer stays is taken from the same
-kind of layer here. The result is marked as estimated, and says from what. No torch here.
+How far below its published peak a layer stays is taken from the same kind of layer here. No torch here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What the layers of a model cost on one unit of a device type: the noun between measuring and planning.
+"""What the layers of a model cost on one unit of a device type, at two batch sizes. No torch here.
 
-A profile holds the times of every layer at two batch sizes. How well a stage scales over replicas follows from
-the two: k replicas share a batch, so each of two works on half of it. No torch here.
+How well a stage scales over replicas follows from the two: each of two replicas works on half of a batch.
 """
 
 from __future__ import annotations

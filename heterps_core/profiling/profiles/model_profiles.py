@@ -12,13 +12,13 @@ from heterps_core.models.model_graph import ModelGraph
 from heterps_core.profiling.machine import this_machine
 from heterps_core.profiling.measuring_process import (
     ProfileRequest,
+    WorkerCosts,
     measure_in_fresh_process,
     measure_worker_costs,
 )
 from heterps_core.profiling.profiles.analytic_profile import estimate_profile
 from heterps_core.profiling.profiles.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
 from heterps_core.profiling.profiles.profile_cache import ProfileCache, ProfileKey
-from heterps_core.profiling.profiles.worker_costs import WorkerCosts
 from heterps_core.training.job import TrainingJob
 
 WORKERS_NAME = "local-workers"
@@ -49,18 +49,12 @@ def profile_model(
         hardware = [get_device_type(name) for name in wanted]
     except UnknownNameError as error:
         raise UnknownNameError("device type", error.name, [LOCAL_DEVICE_TYPE, *error.known]) from None
-    measured = _measured(request, graph, cache_directory)
-    estimates = {each.name: estimate_profile(graph, measured, each) for each in hardware}
-    return {LOCAL_DEVICE_TYPE: measured, **estimates}
-
-
-def _measured(request: ProfileRequest, graph: ModelGraph, cache_directory: Path | None) -> LayerProfile:
-    if cache_directory is None:
-        return measure_in_fresh_process(request)
     key = ProfileKey.of(request, graph, this_machine(), device_type=LOCAL_DEVICE_TYPE)
-    return ProfileCache(cache_directory, LayerProfile).get_or_measure(
+    measured = ProfileCache(cache_directory, LayerProfile).get_or_measure(
         key, lambda: measure_in_fresh_process(request)
     )
+    estimates = {each.name: estimate_profile(graph, measured, each) for each in hardware}
+    return {LOCAL_DEVICE_TYPE: measured, **estimates}
 
 
 def worker_costs_of(
@@ -77,8 +71,6 @@ def worker_costs_of(
     Raises:
         HeterpsError: The measurement failed.
     """
-    if cache_directory is None:
-        return measure_worker_costs(job)
     config = job.config
     cuts = "-".join(f"{stage.last_layer}x{stage.num_replicas}" for stage in job.stages)
     key = ProfileKey.of(

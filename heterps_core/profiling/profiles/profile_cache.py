@@ -1,8 +1,6 @@
 """Profiles that were measured before, so that a nightly run measures only what changed.
 
-A profile holds as long as the model, the machine, the software, the batch size and the row indices are the same;
-all of them are in its key. Those of rented machines hold for every machine of their device type, until they expire.
-A file that cannot be read counts as missing: a cache must never stop a run.
+All that a profile depends on is in its key. A file that cannot be read counts as missing, and stops no run.
 """
 
 from __future__ import annotations
@@ -11,9 +9,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.json_codec import JsonDocument
@@ -44,12 +42,12 @@ class ProfileKey:
 
     @classmethod
     def of(
-        cls, request: ProfileRequest, graph: ModelGraph, machine: Machine, *, device_type: str
+        cls, request: ProfileRequest, graph: ModelGraph, machine: Machine | None, *, device_type: str
     ) -> ProfileKey:
-        """Return the key of what a request would measure on a machine."""
+        """Return the key of what a request would measure on a machine, or on any of a device type."""
         return cls(
             graph_fingerprint=graph.fingerprint(),
-            hardware_fingerprint=machine.fingerprint(),
+            hardware_fingerprint=machine.fingerprint() if machine else device_type,
             device_type=device_type,
             software=software_versions(),
             batch_size=request.batch_size,
@@ -76,18 +74,11 @@ class ProfileKey:
             device_type: The hardware.
             software: That it was measured with; None for what is installed here.
         """
-        versions = software or software_versions()
-        return cls(
-            graph_fingerprint=graph.without_table_sizes().fingerprint(),
-            hardware_fingerprint=device_type,
-            device_type=device_type,
-            # Builds of the same version for other hardware ("2.13.0+cpu") run the same code.
-            software={name: versions[name].partition("+")[0] for name in ("heterps", "torch")},
-            batch_size=request.batch_size,
-            num_threads=request.num_threads,
-            ids_source=request.ids_source,
-            optimizers=(request.dense_optimizer, request.embedding_optimizer),
-            precision=request.precision,
+        key = cls.of(request, graph.without_table_sizes(), None, device_type=device_type)
+        versions = software or key.software
+        # Builds of the same version for other hardware ("2.13.0+cpu") run the same code.
+        return replace(
+            key, software={name: versions[name].partition("+")[0] for name in ("heterps", "torch")}
         )
 
     def file_name(self) -> str:
@@ -107,42 +98,43 @@ class ProfileCache(Generic[Kept]):
     """A folder of profiles, one file each.
 
     Args:
-        directory: The folder; it need not be there yet.
+        directory: The folder; it need not be there yet. None keeps nothing.
         kind: Class of what is kept.
     """
 
-    def __init__(self, directory: Path, kind: type[Kept]) -> None:
+    def __init__(self, directory: Path | None, kind: type[Kept]) -> None:
         self._directory = directory
         self._kind = kind
 
     def get_or_measure(self, key: ProfileKey, measure: Callable[[], Kept]) -> Kept:
         """Return the profile of a key; measure and keep it where there is none that can be read."""
         found = self.get(key)
-        if found is not None:
-            return found
-        profile = measure()
-        self.keep(key, profile)
-        return profile
+        if found is None:
+            found = measure()
+            self.keep(key, found)
+        return found
 
     def get(self, key: ProfileKey) -> Kept | None:
         """Return the profile of a key, or None where there is none that can be read."""
-        return _read(self._directory / key.file_name(), self._kind)
+        if self._directory is None:
+            return None
+        path = self._directory / key.file_name()
+        try:
+            return self._kind.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, ConfigurationError) as error:
+            logger.warning(
+                "the cached profile %s counts as missing, because it cannot be used: %s", path, error
+            )
+            return None
 
     def keep(self, key: ProfileKey, profile: Kept) -> None:
         """Keep a profile in the place of an earlier one of its key; where that fails it is only not kept."""
+        if self._directory is None:
+            return
         path = self._directory / key.file_name()
         try:
             replace_json(path, profile.to_json())
         except OSError as error:
             logger.warning("the profile is not kept in %s: %s", path, error)
-
-
-def _read(path: Path, kind: type[Kept]) -> Kept | None:
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-        return kind.from_json(document)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, ConfigurationError) as error:
-        logger.warning("the cached profile %s counts as missing, because it cannot be used: %s", path, error)
-        return None

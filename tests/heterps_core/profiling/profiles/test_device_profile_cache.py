@@ -11,8 +11,7 @@ from heterps_core.profiling.machine import software_versions
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profiles import profile_cache
 from heterps_core.profiling.profiles.analytic_profile import estimate_profile
-from heterps_core.profiling.profiles.device_profile import DeviceProfile
-from heterps_core.profiling.profiles.device_profile_cache import DeviceProfileCache
+from heterps_core.profiling.profiles.device_profile import DeviceProfile, DeviceProfileCache
 from tests.heterps_core.profiling.builders import (
     BATCH_SIZE,
     DENSE,
@@ -116,7 +115,7 @@ def test_what_was_not_asked_for_is_not_kept(tmp_path):
 
 
 def test_a_charge_is_remembered(cache):
-    cache.charge(REQUEST, GRAPH, find(cache), run_id="r7")
+    cache.keep(REQUEST, GRAPH, replace(find(cache), charged_to="r7"))
 
     assert find(cache) == replace(measured(), charged_to="r7")
 

@@ -10,8 +10,7 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.profiling.measuring_process import measure_worker_costs
-from heterps_core.profiling.profiles.worker_costs import WorkerCosts
+from heterps_core.profiling.measuring_process import WorkerCosts, measure_worker_costs
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from tests.heterps_core.profiling.builders import make_stage_costs, make_worker_costs
 
