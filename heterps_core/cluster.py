@@ -1,8 +1,4 @@
-"""The machines of one run as a description: who they are, where they are, what they cost.
-
-Providers make it, training and reports read it, and it goes through JSON into the run directory, so
-that a node needs nothing but that file to know its neighbours. It starts and ends nothing.
-"""
+"""The machines of one run as a description, which is all that a node needs to know its neighbours."""
 
 from __future__ import annotations
 

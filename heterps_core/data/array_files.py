@@ -1,7 +1,6 @@
 """The three NumPy files of a prepared dataset: written in one streaming pass, then mapped into memory.
 
-dense.npy [N, D] float32, ids.npy [N, S] int32, labels.npy [N] uint8. The number of rows is known at the
-end only, so each header is written twice; NumPy pads it to the same length.
+dense.npy [N, D] float32, ids.npy [N, S] int32, labels.npy [N] uint8.
 """
 
 from __future__ import annotations

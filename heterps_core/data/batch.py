@@ -1,7 +1,6 @@
-"""A batch of clicks as torch tensors: what a model reads and a trainer sends to its first stage.
+"""A batch of clicks as torch tensors: B rows, D dense columns, S categorical slots.
 
 The only file of this folder that loads torch, so that data can be prepared without it.
-Shapes: B = rows of the batch, D = dense columns, S = categorical slots.
 """
 
 from __future__ import annotations

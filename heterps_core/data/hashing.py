@@ -1,8 +1,4 @@
-"""From texts to embedding rows by a hash of our own that never changes.
-
-A row index is part of every checkpoint: were the hash to change with a library's version, all learned
-embeddings would belong to other values. So it is written out here, in NumPy over Arrow's buffers, and
-held by golden values in the tests.
+"""From texts to embedding rows by a hash of our own that never changes: row indices are part of every checkpoint.
 
 The hash reads a text's UTF-8 bytes as little-endian 64-bit words (the last one padded with zeros):
 

@@ -1,7 +1,6 @@
-"""What a prepared dataset holds and what it was made from: the JSON file that makes it complete.
+"""What a prepared dataset holds and what it was made from: the JSON file that is written last and makes it complete.
 
-It is written last, so a folder without it is unfinished work, and it carries a fingerprint of the source
-files and parameters, so that the same work is never done twice and a changed source is always noticed.
+Its fingerprint of source files and parameters has no work done twice, and a changed source noticed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How numeric columns become dense model input: logarithm of counts, standardisation, missing values.
 
-The statistics come from the training rows alone and travel with the dataset, so that held-out rows
-and later requests are treated exactly as training rows were.
+Statistics come from the training rows alone, so that held-out rows and later requests are treated as these were.
 """
 
 from __future__ import annotations

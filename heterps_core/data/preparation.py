@@ -1,7 +1,6 @@
-"""Makes a table of clicks ready for training: hashed, split by time, laid out for fast random access.
+"""Makes a table of clicks ready for training: one streaming pass from text or Parquet to three NumPy files.
 
-Preparation is one streaming pass from text or Parquet to three NumPy files in time order. Rows are split by time and
-never at random: a random split shows the model the future and flatters it.
+Rows are split by time and never at random: a random split shows the model the future and flatters it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 
 from heterps_core.data.array_files import ARRAY_NAMES, map_array, standardise_in_place, write_arrays
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.features import MIN_SLOT_ROWS, FeatureSpec
+from heterps_core.data.features import MIN_SLOT_ROWS, FeatureSpec, buckets_for_rows
 from heterps_core.data.manifest import (
     MANIFEST_NAME,
     DatasetManifest,
@@ -32,7 +31,6 @@ from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.readers import Source, count_rows, list_source_files, read_rows
 from heterps_core.data.reading.row_batch import RowBatch
 from heterps_core.data.schema import DataSchema
-from heterps_core.data.table_size import buckets_for_rows
 from heterps_core.errors import ConfigurationError, DataError
 
 logger = logging.getLogger(__name__)

@@ -1,9 +1,4 @@
-"""Which column of a table is the label, which are numbers and which are categories.
-
-The default is the Criteo format. Any other table comes in by a small JSON file; JSON and not TOML,
-because the schema is also written into the manifest of a prepared dataset and the standard library
-writes JSON only.
-"""
+"""Which column of a table is the label, which are numbers and which are categories; by default the Criteo format."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +12,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from heterps_core.data.array_files import hash_batch
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
-from heterps_core.data.manifest import DatasetManifest
 from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.schema import DataSchema
 from heterps_core.embeddings.row_optimizers import RowWiseSGD
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.serving.raw_columns import Columns, dense_input, id_input
@@ -76,35 +78,6 @@ class ClickPredictor:
             return np.empty(0)
         return torch.cat(logits).numpy()
 
-    def prepared_logits(self, dataset: PreparedDataset, *, first: int, stop: int) -> npt.NDArray[np.float64]:
-        """Return logits [stop - first] of rows first..stop (half open, from the first training row).
-
-        Raises:
-            ConfigurationError: The rows were not prepared as those that the model was trained on.
-        """
-        if not self.reads_alike(dataset.manifest):
-            raise ConfigurationError(
-                f"rows must be prepared with the features and the numeric transform that the model was trained with, "
-                f"but {dataset.directory} {self._difference(dataset.manifest)}; prepare them again with those of the "
-                f"model"
-            )
-        return self.logits(dataset.dense[first:stop], dataset.ids[first:stop])
-
-    def reads_alike(self, manifest: DatasetManifest) -> bool:
-        """Tell whether prepared rows mean to this model what its training rows meant."""
-        return (manifest.features, manifest.numeric_transform) == (self.features, self.numeric_transform)
-
-    def _difference(self, manifest: DatasetManifest) -> str:
-        """Return the first thing in which a data set was prepared otherwise."""
-        own, other = self.features, manifest.features
-        if own.dense_names != other.dense_names:
-            return f"has the dense columns {', '.join(other.dense_names)}, not {', '.join(own.dense_names)}"
-        if own.slot_names != other.slot_names:
-            return f"has the slots {', '.join(other.slot_names)}, not {', '.join(own.slot_names)}"
-        if own.slot_rows != other.slot_rows:
-            return f"has tables of {other.total_rows} rows in all, not {own.total_rows}"
-        return "has another numeric transform"
-
 
 def _load_layers(model: str, features: FeatureSpec, weights: Mapping[str, Tensor]) -> list[nn.Module]:
     chain = build_chain(model, features, seed=0)
@@ -121,3 +94,67 @@ def _load_layers(model: str, features: FeatureSpec, weights: Mapping[str, Tensor
         else:
             layer.load_state_dict(own)
     return list(chain.eval().children())
+
+
+def held_out_labels(dataset: PreparedDataset) -> npt.NDArray[np.uint8]:
+    """Return the labels [N] of the rows that a data set holds out; of all its rows where it holds out none."""
+    return dataset.labels[_first_row(dataset) :]
+
+
+def held_out_logits(predictor: ClickPredictor, dataset: PreparedDataset) -> npt.NDArray[np.float64]:
+    """Return a model's logits [N] of the rows that a data set holds out; of all its rows where it holds out none.
+
+    Raises:
+        ConfigurationError: The data set has other columns than the model.
+        DataError: A source that must be read again is gone or has changed.
+    """
+    first = _first_row(dataset)
+    prepared = dataset.manifest
+    if (prepared.features, prepared.numeric_transform) == (predictor.features, predictor.numeric_transform):
+        return predictor.logits(dataset.dense[first:], dataset.ids[first:])
+    return _logits_of_sources(predictor, dataset, first)
+
+
+def _logits_of_sources(
+    predictor: ClickPredictor, dataset: PreparedDataset, first: int
+) -> npt.NDArray[np.float64]:
+    """Return logits of the rows from `first` on, read from the files that the data set was prepared from."""
+    _check_columns(predictor, dataset)
+    files = [Path(source.path) for source in dataset.manifest.sources]
+    logits: list[npt.NDArray[Any]] = []
+    position = 0
+    for batch in read_rows(files, dataset.manifest.schema):
+        rows = slice(max(0, first - position), None)
+        known = dataset.labels[position : position + len(batch.labels)]
+        if not np.array_equal(known, batch.labels):
+            raise _changed(dataset)
+        position += len(batch.labels)
+        if position > first:
+            dense_ND = predictor.numeric_transform.apply(batch.numbers)
+            ids_NS = hash_batch(batch, predictor.features.slot_rows)
+            logits.append(predictor.logits(dense_ND[rows], ids_NS[rows]))
+    if position != dataset.manifest.num_rows:
+        raise _changed(dataset)
+    return np.concatenate(logits)
+
+
+def _check_columns(predictor: ClickPredictor, dataset: PreparedDataset) -> None:
+    own, other = predictor.schema, dataset.manifest.schema
+    for kind in ("numeric_columns", "categorical_columns"):
+        needed, found = getattr(own, kind), getattr(other, kind)
+        if needed != found:
+            raise ConfigurationError(
+                f"rows must have the {kind} of the model, {', '.join(needed)}, to be predicted by it, "
+                f"got {', '.join(found) or 'none'}"
+            )
+
+
+def _first_row(dataset: PreparedDataset) -> int:
+    return dataset.num_train_rows if dataset.num_eval_rows else 0
+
+
+def _changed(dataset: PreparedDataset) -> DataError:
+    return DataError(
+        dataset.manifest.sources[-1].path,
+        f"must hold the rows that {dataset.directory} was prepared from, but has changed since; prepare them again",
+    )

@@ -1,8 +1,6 @@
 """Raw columns as a caller has them, made into a model's input as training made it from files.
 
-A caller's types are looser than a file's: numbers arrive as text, texts as numbers, columns of objects are mixed, and
-what is missing is None, NaN, an empty text or one of the schema's markers. Whatever can be read is read as the file
-reader would have read it; what cannot is refused with the name of its column.
+A caller's types are looser than a file's; what can be read is read as the file reader would have read it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Which files a source names, in which order, and which reader each of them takes.
-
-Everything downstream sees one stream of checked rows, whatever the files were. Their order is the order
-of time: the last rows are the ones held out.
-"""
+"""Which files a source names, in the order of time, and which reader each of them takes."""
 
 from __future__ import annotations
 
@@ -10,10 +6,10 @@ import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from heterps_core.data.reading.parquet_reader import check_parquet_columns, count_parquet_rows, read_parquet
+from heterps_core.data.reading.days import data_files_of, in_time_order
+from heterps_core.data.reading.parquet_reader import count_parquet_rows, read_parquet
 from heterps_core.data.reading.row_batch import RowBatch
-from heterps_core.data.reading.source_folders import data_files_of, in_time_order
-from heterps_core.data.reading.text_reader import GZIP_MAGIC, check_text_columns, count_text_rows, read_text
+from heterps_core.data.reading.text_reader import GZIP_MAGIC, count_text_rows, read_text
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
@@ -71,15 +67,12 @@ def read_rows(files: Sequence[Path], schema: DataSchema) -> Iterator[RowBatch]:
 
 
 def check_columns(file: Path, schema: DataSchema) -> None:
-    """Check that a file has the columns of a schema, by its first line or its footer alone.
+    """Check that a file has the columns of a schema, and that its first rows can be read.
 
     Raises:
-        DataError: It cannot be read, or lacks a column; with what was expected.
+        DataError: It cannot be read, lacks a column, or a row breaks the schema; with what was expected.
     """
-    if _is_parquet(file, schema):
-        check_parquet_columns(file, schema)
-    else:
-        check_text_columns(file, schema)
+    next(_read_file(file, schema), None)
 
 
 def count_rows(files: Sequence[Path], schema: DataSchema) -> int:

@@ -1,8 +1,4 @@
-"""The rules that every row of click data must meet, checked column by column and, to explain, row by row.
-
-The readers hand over Arrow batches; what leaves here is known to be good. The slow form of the same
-rules says what is wrong with one row, for the error message.
-"""
+"""The rules that every row of click data must meet, checked column by column; a slow form says what breaks them."""
 
 from __future__ import annotations
 

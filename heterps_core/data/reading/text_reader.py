@@ -1,8 +1,6 @@
-"""Reads CSV and TSV files, plain or gzip, with or without header.
+"""Reads CSV and TSV files, plain or gzip, by Arrow's threaded parser, which says little about a bad row.
 
-The fast path is Arrow's threaded parser, which says little about a bad row and nothing reliable about
-where it stands. So when it fails, the file is read once more, slowly and line by line, to tell the
-user the line and what was expected there.
+So when that fails, the file is read once more, line by line, to tell the line and what was expected there.
 """
 
 from __future__ import annotations
@@ -66,21 +64,6 @@ def read_text(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
         raise _find_bad_line(path, layout, schema, num_good_rows, cause=error) from error
     except OSError as error:
         raise _unreadable(path, error) from error
-
-
-def check_text_columns(path: Path, schema: DataSchema) -> None:
-    """Check by its first line that a text file has the columns of a schema.
-
-    Raises:
-        DataError: It cannot be read, lacks a column, or its first line breaks the schema.
-    """
-    layout = _find_layout(path, schema)
-    if layout.num_lines_before_rows > 0:
-        return
-    number, line = _first_line(path, schema)
-    problem = _line_problem(line, layout, schema)
-    if problem:
-        raise DataError(path, problem, line=number)
 
 
 def count_text_rows(path: Path, schema: DataSchema) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Generator, Hashable
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.simulate.shared_cores import SharedCores, Thread, Wait, Work
-from heterps_core.profiling.profiles.worker_costs import WorkerCosts
+from heterps_core.profiling.measuring_process import WorkerCosts
 from heterps_core.training.batch_feed import BATCHES_AHEAD
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.pipeline.pipeline_schedule import one_forward_one_backward

@@ -1,6 +1,6 @@
 import pytest
 
-from heterps_core.data.table_size import buckets_for_rows, outgrown_tables
+from heterps_core.data.features import buckets_for_rows, outgrown_tables
 
 
 @pytest.mark.parametrize(

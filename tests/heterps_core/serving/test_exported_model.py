@@ -102,9 +102,8 @@ def test_prepared_rows_give_the_probabilities_of_training(exported):
     folder, clicks, probabilities = exported
     dataset = PreparedDataset.open(clicks.with_name("prepared"))
 
-    logits = ClickPredictor(folder).prepared_logits(
-        dataset, first=dataset.num_train_rows, stop=dataset.manifest.num_rows
-    )
+    held_out = slice(dataset.num_train_rows, None)
+    logits = ClickPredictor(folder).logits(dataset.dense[held_out], dataset.ids[held_out])
 
     np.testing.assert_allclose(1 / (1 + np.exp(-logits)), probabilities, atol=1e-6)
 

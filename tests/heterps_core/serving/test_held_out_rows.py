@@ -12,8 +12,7 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, DataError
-from heterps_core.serving.exported_model import ClickPredictor
-from heterps_core.serving.held_out_rows import held_out_labels, held_out_logits
+from heterps_core.serving.exported_model import ClickPredictor, held_out_labels, held_out_logits
 from tests.heterps_core.serving.builders import fit_logistic, raw_columns, write_logistic
 
 NUM_ROWS = 1_000
@@ -81,26 +80,6 @@ def test_all_rows_count_where_none_are_held_out(tmp_path, stream, predictor):
     )
 
     assert len(held_out_logits(predictor, whole)) == len(held_out_labels(whole)) == NUM_ROWS
-
-
-def test_the_prepared_rows_of_another_model_are_refused_by_name(tmp_path, stream, predictor):
-    sizes = prepare_dataset(
-        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=60, out_dir=tmp_path / "sizes"
-    )
-    with pytest.raises(
-        ConfigurationError, match="has tables of 1560 rows in all, not 1300; prepare them again"
-    ):
-        predictor.prepared_logits(sizes, first=0, stop=1)
-
-    transform = prepare_dataset(
-        stream.path,
-        schema=CRITEO_SCHEMA,
-        buckets_per_slot=50,
-        eval_fraction=0.7,
-        out_dir=tmp_path / "transform",
-    )
-    with pytest.raises(ConfigurationError, match="has another numeric transform"):
-        predictor.prepared_logits(transform, first=0, stop=1)
 
 
 def test_files_that_have_changed_since_are_told(tmp_path, stream, predictor):

@@ -16,10 +16,8 @@ from heterps_core.hardware import Market
 from heterps_core.profiling.machine import software_versions
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profiles.analytic_profile import estimate_profile
-from heterps_core.profiling.profiles.device_profile import DeviceProfile
-from heterps_core.profiling.profiles.device_profile_cache import DeviceProfileCache
-from heterps_core.profiling.profiling_monitor import follow_profiling
-from heterps_core.profiling.profiling_node import PROFILE_JOB, measure_node, profile_key
+from heterps_core.profiling.profiles.device_profile import DeviceProfile, DeviceProfileCache
+from heterps_core.profiling.profiling_node import PROFILE_JOB, follow_profiling, measure_node, profile_key
 from heterps_core.training.node.node_life import EXIT, HEARTBEAT, node_key
 from heterps_core.training.storage.run_directory import CLUSTER, RunDirectory
 from infra.billing.caps import Caps
