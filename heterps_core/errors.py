@@ -36,13 +36,7 @@ class ConfigurationError(HeterpsError):
 
 
 class UnknownNameError(ConfigurationError):
-    """A name that stands in no registry.
-
-    Args:
-        family: What was looked up, in the singular, for instance "scheduler".
-        name: The name that was asked for.
-        known: All names that would have been right.
-    """
+    """A name that stands in no registry."""
 
     def __init__(self, family: str, name: str, known: Iterable[str]) -> None:
         known_names = sorted(known)
@@ -56,12 +50,7 @@ class UnknownNameError(ConfigurationError):
 
 
 class MalformedDocumentError(ConfigurationError):
-    """A JSON document, for instance a planning problem, that breaks its contract.
-
-    Args:
-        field: Path of the field, for instance "layers[3].compute_seconds.cpu".
-        problem: What is wrong with it.
-    """
+    """A JSON document, for instance a planning problem, that breaks its contract."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -74,13 +63,7 @@ class LedgerError(ConfigurationError):
 
 
 class DataError(HeterpsError):
-    """Training data that cannot be read.
-
-    Args:
-        path: The file.
-        problem: What is wrong, and what was expected.
-        line: Line number counted from 1, where one line is to blame.
-    """
+    """Training data that cannot be read."""
 
     exit_status = 2
 
@@ -93,12 +76,7 @@ class DataError(HeterpsError):
 
 
 class InfeasiblePlanError(HeterpsError):
-    """No plan meets all constraints.
-
-    Args:
-        constraint: Name of the constraint that cannot be met, for instance "throughput floor".
-        detail: By how far it is missed, and what would have to change.
-    """
+    """No plan meets all constraints."""
 
     exit_status = 3
 

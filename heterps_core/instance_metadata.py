@@ -50,11 +50,7 @@ class LeavingNotice:
 
 
 class InstanceMetadata:
-    """Asks the metadata service.
-
-    Args:
-        endpoint: Its address; None takes the variable's, or the link-local one.
-    """
+    """Asks the metadata service."""
 
     def __init__(self, endpoint: str | None = None) -> None:
         self._endpoint = (endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT).rstrip("/")

@@ -94,10 +94,6 @@ class PreparedDataset:
         """Return the order [num_train_rows] in which an epoch visits the training rows.
 
         The last order is kept, so asking again for the same epoch costs nothing.
-
-        Args:
-            epoch: Counted from 0.
-            seed: At least 0.
         """
         if (epoch, seed) != self._order_key:
             self._order = epoch_order(self.num_train_rows, epoch, seed)
@@ -143,11 +139,7 @@ class PreparedDataset:
         return np.sort(batch)[lo:stop].astype(np.int64)
 
     def train_batch(self, rows: npt.NDArray[np.int64]) -> ClickBatch:
-        """Return the given training rows as tensors.
-
-        Args:
-            rows: [B] row indices below `num_train_rows`, as from `batch_rows`.
-        """
+        """Return training rows as tensors, by their indices [B] below `num_train_rows`."""
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self.num_train_rows:
             raise ConfigurationError(
                 f"training rows must be in 0..{self.num_train_rows - 1}, got {rows.min()}..{rows.max()}"

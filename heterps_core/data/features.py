@@ -105,12 +105,7 @@ def buckets_for_rows(num_rows: int) -> int:
 
 
 def outgrown_tables(buckets_per_slot: int, *, num_rows: int) -> str | None:
-    """Return for people that data has outgrown its tables, and the way out; None where it has not.
-
-    Args:
-        buckets_per_slot: Rows of each table, which training goes on with.
-        num_rows: That are trained on.
-    """
+    """Return for people that data has outgrown its tables, and the way out; None where it has not."""
     wanted = buckets_for_rows(num_rows)
     if wanted < OUTGROWN * buckets_per_slot:
         return None

@@ -53,11 +53,6 @@ def rows_of_texts(texts: pa.StringArray, *, slot: int, num_rows: int) -> npt.NDA
     """Return the embedding row [n] of each text: 1 + hash mod (num_rows - 1), or row 0 where missing.
 
     Missing is what is null or empty. It has a row of its own, so the model learns what absence means.
-
-    Args:
-        texts: n texts.
-        slot: Number of the categorical column.
-        num_rows: Rows of the slot's table, at least 2.
     """
     if num_rows < MIN_SLOT_ROWS:
         raise ConfigurationError(f"a slot needs at least {MIN_SLOT_ROWS} rows, got {num_rows}")

@@ -69,9 +69,7 @@ def fit_numeric_transform(
 ) -> NumericTransform:
     """Return mean and population standard deviation of each column, missing values left out.
 
-    Args:
-        chunks: Training rows in pieces [n, D], logarithms taken already, NaN where missing.
-        is_count: Per column, whether the logarithm was taken.
+    Chunks [n, D] have their logarithms taken already, and NaN where missing.
 
     A column without any value gets mean 0, a constant one standard deviation 1.
     """

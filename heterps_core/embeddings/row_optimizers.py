@@ -25,10 +25,6 @@ def sum_repeated_rows(rows_N: Tensor, gradients_ND: Tensor) -> tuple[Tensor, Ten
 
     A sort and an embedding bag used as segment sum take half the time of `unique` and `index_add_`.
 
-    Args:
-        rows_N: Row indices [N], int64.
-        gradients_ND: Their gradients [N, D].
-
     Returns:
         Distinct rows [U] in ascending order and their summed gradients [U, D].
     """

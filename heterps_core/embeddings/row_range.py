@@ -59,13 +59,7 @@ def initial_rows(
 ) -> Tensor:
     """Draw initial rows from a normal distribution.
 
-    Args:
-        rows: The rows wanted.
-        table: Name of the table; tables of different names get different values.
-        dimension: Width of a row (D).
-        seed: Seed of the whole training run.
-        standard_deviation: Of every element.
-        out: Where to; by default a new tensor.
+    Tables of different names get different values; `dimension` is the width D of a row.
 
     Returns:
         Tensor [rows, D], float32, that depends on nothing but the arguments' values per row.

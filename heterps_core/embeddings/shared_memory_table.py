@@ -21,9 +21,6 @@ from heterps_core.transport.shared_memory_link import SharedMemoryLink
 class SharedMemoryTable(ShardedTable):
     """The shard of one replica, and its view of the others; made by all replicas in the same order.
 
-    Args:
-        link: Between the replicas of `group`.
-
     The others are those of `ShardedTable`.
     """
 

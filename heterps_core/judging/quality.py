@@ -61,10 +61,6 @@ def roc_auc(labels: npt.NDArray[Any], scores: FloatArray) -> float | None:
     Equal scores share the mean of their ranks, so a tie between a click and a non-click counts one
     half.
 
-    Args:
-        labels: [N] in {0, 1}.
-        scores: [N], finite; any increasing function of the click probability.
-
     Example:
         >>> roc_auc(np.array([0, 1, 0, 1]), np.array([0.1, 0.4, 0.4, 0.8]))
         0.875

@@ -95,14 +95,7 @@ class SlotEmbedding(nn.Module):
     ) -> ShardedTable:
         """Make the shard of this process.
 
-        Args:
-            name: Of the table.
-            optimizer: Of its rows.
-            seed: Of the training run.
-            group: The replicas of the stage; None for one process.
-            link: Between them where they sit on one machine and compute on the host.
-            device: Where the shard lies.
-            rows_group: The same replicas, for rows on the device; by default `group`.
+        With a `link` the replicas share one memory; `group` is None for one process.
         """
         table_class = (
             partial(ShardedTable, device=device, rows_group=rows_group)

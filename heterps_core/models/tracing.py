@@ -26,12 +26,7 @@ def trace_chain(
 ) -> ModelGraph:
     """Describe a chain of layers.
 
-    Args:
-        name: Name of the model.
-        chain: The layers, an embedding first; embeddings need no table.
-        dense_optimizer_values_per_parameter: Float32 values of optimizer state for each dense parameter, for
-            instance 2 for Adam.
-        row_optimizer: The optimizer of the embedding tables.
+    The chain starts with an embedding, and embeddings need no table; Adam has 2 values per dense parameter.
     """
     layers = []
     shape: tuple[int, ...] = (0,)

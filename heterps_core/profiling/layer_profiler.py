@@ -122,15 +122,7 @@ def measure(request: ProfileRequest) -> LayerProfile:
 
 
 class _LayerBench:
-    """One layer with its captured input, ready to run forward, backward and update.
-
-    Args:
-        layer: The layer; an embedding has its table.
-        batches: What an embedding reads, in turn.
-        activation: Output of the layer before; None at the start of a chain.
-        update: Applies the gradients of this layer alone; None where it has no parameters.
-        precision: In what dense layers multiply.
-    """
+    """One layer with its captured input, ready to run forward, backward and update."""
 
     def __init__(
         self,

@@ -88,11 +88,6 @@ def time_phases(
 ) -> dict[str, Timing]:
     """Run all phases in turns and time each by itself.
 
-    Args:
-        phases: In the order of a round; a phase may leave things behind for the next one.
-        limits: Repeats and time budget.
-        clock: Seconds from any origin, never going back.
-
     Returns:
         A timing for each named phase.
     """

@@ -84,9 +84,6 @@ class EnoughError(Exception):
 class StepTimer:
     """Told after each step, it notes what the parts of the step took.
 
-    Args:
-        runner: Of the worker.
-
     All workers agree behind the warm-up on how many steps are measured.
     """
 
@@ -155,12 +152,7 @@ def take_part(rank: int, folder: Path, job: TrainingJob) -> None:
 
 
 def measure_worker(job: TrainingJob, rank: int) -> WorkerSteps:
-    """Train for some seconds with all other workers, which call this too; what is learned is thrown away.
-
-    Args:
-        job: What to train.
-        rank: Of this worker.
-    """
+    """Train for some seconds with all other workers, which call this too; what is learned is thrown away."""
     firsts = np.cumsum([0, *job.replicas_per_stage]).tolist()
     layout = RankLayout(tuple(tuple(range(*ends)) for ends in pairwise(firsts)))
     stage, replica = layout.position(rank)

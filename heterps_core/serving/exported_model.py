@@ -35,9 +35,6 @@ class ClickPredictor:
     An id that was never seen gets the row that its hash gives; a missing value gets the row, or the mean, that
     missing values had in training. Columns that the model does not know are ignored.
 
-    Args:
-        folder: What `export_model` wrote.
-
     Raises:
         CheckpointError: A file is missing, or the weights are not those that the description was written for.
         ConfigurationError: The model's code cannot be imported.

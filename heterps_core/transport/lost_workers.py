@@ -10,13 +10,7 @@ SILENCE_LIMIT_S = 20.0
 
 
 class LostWorkerError(TrainingError):
-    """A neighbour died or does not answer.
-
-    Args:
-        rank, stage, replica: The neighbour.
-        limit_s: Longest wait for its answer.
-        has_ended: Its connection is closed; otherwise it is silent.
-    """
+    """A neighbour died or does not answer."""
 
     def __init__(self, *, rank: int, stage: int, replica: int, limit_s: float, has_ended: bool) -> None:
         observed = (

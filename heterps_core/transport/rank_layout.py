@@ -60,11 +60,6 @@ def layout_from_places(
 
     Replicas of a stage are numbered over the stage's nodes in the cluster's order, then by slot.
 
-    Args:
-        cluster: The nodes and the stage that each serves.
-        places: Of each rank.
-        replicas_per_stage: What the job asks for.
-
     Raises:
         ConfigurationError: The processes that came are not those that the job needs, or work by another job.
     """

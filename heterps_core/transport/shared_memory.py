@@ -19,11 +19,7 @@ SMALLEST_BUFFER_BYTES = 2**20
 
 
 class SharedBuffer:
-    """A memory file of one process as another, or itself, sees it; it only ever grows.
-
-    Args:
-        file: Descriptor of a file of at least `SMALLEST_BUFFER_BYTES`.
-    """
+    """A memory file of one process as another, or itself, sees it; it only ever grows."""
 
     def __init__(self, file: int) -> None:
         self._file = file

@@ -80,11 +80,6 @@ class SharedMemoryLink:
     ) -> SharedMemoryLink | None:
         """Connect the replicas of a stage, which must run on one machine.
 
-        Args:
-            group: The replicas, in order.
-            layout: Of all workers.
-            silence_limit_s: Longest wait for one message.
-
         Returns:
             None, on all of them, where one cannot: the system is not Linux, or forbids it. The log says why.
         """

@@ -38,8 +38,7 @@ class NodeWheel:
 def build_node_wheel(model: str = "") -> NodeWheel:
     """Pack the core into a wheel (PEP 427: a zip file with a METADATA, a WHEEL and a RECORD).
 
-    Args:
-        model: Name of the model that will be trained; the package of one's own (package.module:function) goes along.
+    The package of one's own model (package.module:function) goes along.
     """
     version = heterps_core.__version__
     info = f"heterps-{version}.dist-info"

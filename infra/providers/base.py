@@ -39,12 +39,7 @@ class InsufficientCapacityError(ProvisioningError):
 
 
 class QuotaExceededError(ProvisioningError):
-    """The account's quota does not allow the machines; a purchase that asks less of it may be had.
-
-    Args:
-        message: What the cloud answered, with a way out.
-        quotas: Names of the quotas, as far as they are known.
-    """
+    """The account's quota does not allow the machines; a purchase that asks less of it may be had."""
 
     def __init__(self, message: str, *, quotas: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -254,12 +249,6 @@ class Provider(ABC):
         self, run_id: str, *, ledger: Ledger, reason: EndReason, problem: str = NO_MACHINE
     ) -> tuple[str, ...]:
         """End all machines of a run and write each down, also one whose launch was not; may be called again.
-
-        Args:
-            run_id: Of the run.
-            ledger: Is brought up to date.
-            reason: Why the machines end.
-            problem: Why the launches failed that brought no machine.
 
         Returns:
             The provider's ids of the machines that this call ended.

@@ -37,11 +37,7 @@ CONSOLE = "console.log"
 
 
 class LocalProvider(Provider):
-    """Runs each node as a session of processes on this machine.
-
-    Args:
-        state_directory: Where leases are kept; one sweeper looks after one directory.
-    """
+    """Runs each node as a session of processes on this machine."""
 
     name: ClassVar[str] = "local"
     charges_money: ClassVar[bool] = False

@@ -65,11 +65,7 @@ class ProcessIdentity:
 
 
 class NodeProcesses:
-    """The processes of the nodes of one state directory.
-
-    Args:
-        state_directory: Absolute.
-    """
+    """The processes of the nodes of one state directory."""
 
     def __init__(self, state_directory: Path) -> None:
         self._state_directory = state_directory
@@ -78,12 +74,6 @@ class NodeProcesses:
         self, key: NodeKey, command: Sequence[str], *, environment: Mapping[str, str], console: Path
     ) -> ProcessIdentity:
         """Start a node as the leader of a session; it has the variables of this process too.
-
-        Args:
-            key: Of the node.
-            command: Program and arguments.
-            environment: Variables that the node has besides.
-            console: File that its output is added to.
 
         Raises:
             OSError: It cannot be started.
@@ -119,10 +109,6 @@ class NodeProcesses:
         """Ask the processes of nodes to end, and end those that stay.
 
         Processes are looked for again until none is left: one may have been started meanwhile.
-
-        Args:
-            keys: Of the nodes.
-            leaders: Their first processes, as far as they are known.
 
         Raises:
             ProvisioningError: A process is there after it was killed.

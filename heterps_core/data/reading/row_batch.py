@@ -57,12 +57,7 @@ def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: b
 
 
 def row_problem(row: Mapping[str, str | None], schema: DataSchema) -> str | None:
-    """Return which rule a row breaks, with the value and the way out; None if it is good.
-
-    Args:
-        row: Text of at least the label and the numeric columns, None for a null.
-        schema: Their meaning.
-    """
+    """Return which rule a row breaks, with the value and the way out; None if it is good."""
     label = row[schema.label_column]
     if label is None or label not in (*schema.label_positive, *schema.label_negative):
         return (

@@ -101,14 +101,6 @@ def write_click_days(
     The same seed and drift give the same rows for a day whichever days are written with it, so a later call goes on
     where an earlier one ended.
 
-    Args:
-        folder: Made if it is not there.
-        first_day: Of the days.
-        num_days: At least 1.
-        rows_per_day: At least 1.
-        seed: At least 0.
-        drift: Of the truth; by default a turn of 0.1 radians and 2 % of new ids a day.
-
     Raises:
         ConfigurationError: A number is out of its range.
         DataError: A file cannot be written.

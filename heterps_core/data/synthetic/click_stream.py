@@ -48,11 +48,6 @@ def write_click_stream(path: Path | str, *, num_rows: int, seed: int) -> ClickSt
     The same seed gives the same rows, and a longer stream begins with the shorter one. The file appears
     under its name when it is complete.
 
-    Args:
-        path: File to write; its folder is made if it is not there.
-        num_rows: At least 1.
-        seed: At least 0; decides the effects as well as the rows.
-
     Raises:
         DataError: The file cannot be written, for instance because the disk is full; nothing is left of it.
     """
@@ -118,10 +113,5 @@ def _write_draft(
 def best_reachable_quality(
     click_probabilities: FloatArray, labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 ) -> ClickQuality:
-    """Return the quality of the true probabilities [N] on labels [N]: no model does better but by luck.
-
-    Args:
-        click_probabilities: Of the same rows as the labels, in (0, 1).
-        labels: In {0, 1}.
-    """
+    """Return the quality of the true probabilities [N] on labels [N]: no model does better but by luck."""
     return measure_quality(labels, np.log(click_probabilities / (1.0 - click_probabilities)))

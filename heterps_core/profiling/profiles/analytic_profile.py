@@ -133,11 +133,6 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
     device type's published bandwidth. All-reduce is the exception on CPU types: a unit is a core, neighbours in a
     ring mostly share a host, and the measured loopback stands for them.
 
-    Args:
-        graph: The model that was measured.
-        measured: Its profile on this machine.
-        device_type: From `DEVICE_TYPES`.
-
     Raises:
         ConfigurationError: The profile is of another model, or is itself an estimate.
     """

@@ -105,11 +105,7 @@ FOLDER = "rented"
 
 
 class DeviceProfileCache:
-    """A folder of profiles that hold for a device type.
-
-    Args:
-        profiles_directory: Of the workspace.
-    """
+    """A folder of profiles that hold for a device type."""
 
     def __init__(self, profiles_directory: Path) -> None:
         self._cache = ProfileCache(profiles_directory / FOLDER, DeviceProfile)
@@ -119,11 +115,7 @@ class DeviceProfileCache:
     ) -> DeviceProfile | None:
         """Return what is known of a device type; None where nothing matches, or it has expired.
 
-        Args:
-            request: What is to be planned with; its data set does not matter.
-            graph: Of the same model.
-            device_type: In any market.
-            now: With a time zone.
+        Its data set does not matter, nor its market.
         """
         key = ProfileKey.of_device_type(
             without_dataset(request), graph, device_type=hardware_name(device_type)

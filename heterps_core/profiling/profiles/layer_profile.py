@@ -168,11 +168,7 @@ class LayerProfile(JsonDocument):
         return any(timing.is_estimated for timing in self.timings)
 
     def update_share(self, batch_size: int) -> float:
-        """Return the part of a dense update that one profiling batch bears: B_o / B.
-
-        Args:
-            batch_size: B, samples of a training batch.
-        """
+        """Return the part of a dense update that one profiling batch bears: B_o / B."""
         return self.batch_size / batch_size
 
     def compute_seconds(self, layer: int, *, batch_size: int) -> float:
@@ -186,10 +182,6 @@ class LayerProfile(JsonDocument):
         """Return alpha, the share of computation that shrinks with replicas.
 
         Times at half the batch stand for those of two replicas; see `parallel_fraction`.
-
-        Args:
-            batch_size: B, samples of a training batch.
-            layers: The layers of a stage; all by default.
         """
         share = self.update_share(batch_size)
         whole_ms = sum(timing.compute_ms(update_share=share) for timing in self.timings[layers])

@@ -62,12 +62,6 @@ def worker_costs_of(
 ) -> WorkerCosts:
     """Return what the workers of a job cost on this machine, measured or from the cache.
 
-    Args:
-        job: All of it runs here.
-        request: Of the same model and data; only names the measurement.
-        graph: Of the same model.
-        cache_directory: As for `profile_model`.
-
     Raises:
         HeterpsError: The measurement failed.
     """

@@ -68,11 +68,7 @@ class ProfileKey:
     ) -> ProfileKey:
         """Return the key of what a request measures on any machine of a device type, with tables of any size.
 
-        Args:
-            request: What is measured.
-            graph: Of the same model; tables grow every night, and a look-up takes as long.
-            device_type: The hardware.
-            software: That it was measured with; None for what is installed here.
+        Tables grow every night, and a look-up takes as long. `software` None: what is installed here.
         """
         key = cls.of(request, graph.without_table_sizes(), None, device_type=device_type)
         versions = software or key.software

@@ -89,10 +89,6 @@ def refusal(action: str, codes_and_messages: Mapping[str, Sequence[str]]) -> Pro
     A fleet's answer has an error for each pool that was looked at. One that no other pool changes (a missing right)
     decides. Else, where one pool lacked capacity, the request was good and another zone may have it; where quotas
     alone stood in the way, no zone has.
-
-    Args:
-        action: What was asked for.
-        codes_and_messages: At least one code, each with all its messages.
     """
     codes = set(codes_and_messages)
     for message in (message for messages in codes_and_messages.values() for message in messages):

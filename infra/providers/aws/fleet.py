@@ -82,11 +82,7 @@ def zones_for(
 ) -> dict[str, str]:
     """Return the subnets, by zone, that a group may be launched in.
 
-    Args:
-        group: Whose offers may be bound to a zone.
-        network: Where there are subnets.
-        zone: Of the run's machines so far; traffic between zones is slow and costs.
-        refused: Zones that had no capacity for the rest of the plan.
+    `zone` is that of the run's machines so far: traffic between zones is slow and costs.
 
     Raises:
         ProvisioningError: There is none.

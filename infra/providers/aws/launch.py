@@ -136,11 +136,7 @@ class RunLaunch:
     ) -> dict[str, Node]:
         """Have all groups in one zone, and return the nodes by id.
 
-        Args:
-            groups: Of the plan.
-            number: Of the attempt.
-            there: Live instances of the run, which are adopted.
-            refused: Zones to leave out.
+        Live instances of the run (`there`) are adopted; `refused` zones are left out.
 
         Raises:
             ZoneFullError: Another zone may do.

@@ -58,12 +58,7 @@ MBIT_PER_GBIT = 1_000
 
 
 class AwsPrices(LivePrices):
-    """Asks AWS; see `LivePrices`.
-
-    Args:
-        pricing: Client of the Pricing API.
-        ec2_of_region: Returns the EC2 client of a region.
-    """
+    """Asks AWS; see `LivePrices`."""
 
     cloud: ClassVar[str] = AWS
     on_demand_source: ClassVar[str] = "AWS Pricing API, Linux, on-demand"

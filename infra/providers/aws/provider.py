@@ -64,10 +64,7 @@ POLL_INTERVAL_S = 5
 class AwsEc2Provider(Provider):
     """Runs each node on an EC2 instance of one region.
 
-    Args:
-        client: boto3's EC2 client; its region is the provider's.
-        machines: What its machines are made from.
-        iam: boto3's IAM client; None makes no roles, and nodes have no rights.
+    Its region is that of boto3's EC2 client; without an IAM client it makes no roles, and nodes have no rights.
     """
 
     name: ClassVar[str] = AWS

@@ -164,11 +164,7 @@ TOLERANCE = timedelta(seconds=5)
 
 
 class Ec2Clock:
-    """Tells the time of the answers that a client has had, and counts on from the last one.
-
-    Args:
-        client: boto3's EC2 client.
-    """
+    """Tells the time of the answers that a client has had, and counts on from the last one."""
 
     def __init__(self, client: EC2Client) -> None:
         self._answered_at: datetime | None = None

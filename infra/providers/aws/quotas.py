@@ -47,13 +47,7 @@ def quotas_of(offers: Iterable[InstanceOffer]) -> tuple[str, ...]:
 
 
 def asks_less(plan: ProvisioningPlan, of: ProvisioningPlan, quotas: Iterable[str]) -> bool:
-    """Tell whether a plan asks fewer vCPUs than another, or none, of each of some quotas.
-
-    Args:
-        plan: May be launched where the other was refused.
-        of: The refused plan.
-        quotas: That refused it.
-    """
+    """Tell whether a plan asks fewer vCPUs than another, or none, of each of some quotas."""
     ours, theirs = _vcpus(plan), _vcpus(of)
     return all(ours[quota] == 0 or ours[quota] < theirs[quota] for quota in quotas)
 
