@@ -20,8 +20,7 @@ from heterps_core.training.storage.store import StorageUsage
 from infra.billing.bill import Bill, bill_for_run
 from infra.billing.budget import spent_usd, start_of_month
 from infra.billing.caps import Caps, Spent
-from infra.bootstrap.node_start import Bootstrap
-from infra.bootstrap.node_wheel import publish_node_wheel
+from infra.bootstrap.node_start import Bootstrap, publish_node_wheel
 from infra.instances import Instance
 from infra.ledger.ledger import EndReason, Ledger
 from infra.machines.failover import first_running_cluster

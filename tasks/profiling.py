@@ -24,7 +24,7 @@ from heterps_core.planning.problem.problem_builder import profiles_for_larger_ta
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profiles.device_profile import DeviceProfile, DeviceProfileCache
 from heterps_core.profiling.profiles.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
-from heterps_core.profiling.profiles.model_profiles import profile_model
+from heterps_core.profiling.profiles.profile_cache import profile_model
 from heterps_core.training.job import default_microbatches
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks

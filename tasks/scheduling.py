@@ -32,7 +32,7 @@ from heterps_core.planning.simulate.dry_run_workers import simulate_workers
 from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simulate_plan
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.machine import num_cores
-from heterps_core.profiling.profiles.model_profiles import worker_costs_of
+from heterps_core.profiling.profiles.profile_cache import worker_costs_of
 from heterps_core.training.job import TrainingConfig, TrainingJob, default_microbatches
 from tasks.planning.extra_costs import job_extra_costs
 from tasks.planning.planned_job import PlannedJob

@@ -38,7 +38,7 @@ from heterps_core.profiling.profiles.layer_profile import (
     LayerTiming,
 )
 from heterps_core.profiling.profiling_input import click_batches, first_rows
-from heterps_core.profiling.timing import Phase, RepeatLimits, Timing, time_phases
+from heterps_core.profiling.timing import Phase, Timing, time_phases
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.units import BYTES_PER_FLOAT32
 
@@ -54,7 +54,7 @@ def trace_model(request: ProfileRequest) -> ModelGraph:
     Raises:
         UnknownNameError, ConfigurationError: The model or an optimizer cannot be used; see `build_chain`.
     """
-    return _trace(request, _build(request))
+    return _trace(request, build_chain(request.model, request.features, seed=request.seed))
 
 
 def measure(request: ProfileRequest) -> LayerProfile:
@@ -68,7 +68,7 @@ def measure(request: ProfileRequest) -> LayerProfile:
     torch.manual_seed(request.seed)
     with tempfile.TemporaryDirectory(prefix="heterps-link-") as folder, second_process(Path(folder)) as store:
         whole_batches = [batch.to(device) for batch in click_batches(request)]
-        chain = _build(request)
+        chain = build_chain(request.model, request.features, seed=request.seed)
         graph = _trace(request, chain)
         chain.to(device)
         tables = _attach_tables(request, chain, device)
@@ -85,7 +85,7 @@ def measure(request: ProfileRequest) -> LayerProfile:
             Phase("step", _whole_step(request, chain, tables, whole_batches)),
             *(phase for bench in half for phase in bench.phases("half")),
         ],
-        RepeatLimits(budget_s=request.budget_s),
+        budget_s=request.budget_s,
         clock=clock_of(device),
     )
     machine = this_machine()
@@ -111,10 +111,7 @@ def measure(request: ProfileRequest) -> LayerProfile:
         ids_source=request.ids_source,
         timings=timings,
         half_batch_timings=_layer_timings(graph, half, times, "half", source),
-        exchange_link=links.exchange,
-        all_reduce_link=links.all_reduce,
-        boundary_link=links.boundary,
-        busy_message_seconds=links.busy_message_seconds,
+        **links,
         machine_speed=speed,
         sum_over_step=layers_ms / times["step"].median_ms,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -128,7 +125,6 @@ class _LayerBench:
         self,
         name: str,
         layer: nn.Module,
-        *,
         batches: Sequence[ClickBatch],
         activation: Tensor | None,
         update: Callable[[], object] | None,
@@ -161,17 +157,12 @@ class _LayerBench:
 
         Each distinct row of a look-up is asked for once. 0 where there is no embedding.
         """
-        if not (isinstance(self._layer, SlotEmbedding) and isinstance(self._layer.table, ShardedTable)):
+        layer = self._layer
+        if not isinstance(layer, SlotEmbedding):
             return 0.0
-        table = self._layer.table
-        counter = _DistinctRows(table)
-        self._layer.attach_table(counter)  # type: ignore[arg-type]
-        with torch.no_grad():
-            for batch in self._batches:
-                run_layers([self._layer], batch, self._activation)
-        self._layer.attach_table(table)
-        bytes_per_row = BYTES_PER_ROW_NUMBER + 2 * table.dimension * BYTES_PER_FLOAT32
-        return counter.num_distinct / len(self._batches) * bytes_per_row
+        num_distinct = sum(len(torch.unique(layer.row_numbers(batch))) for batch in self._batches)
+        bytes_per_row = BYTES_PER_ROW_NUMBER + 2 * layer.dimension * BYTES_PER_FLOAT32
+        return num_distinct / len(self._batches) * bytes_per_row
 
     def _prepare(self) -> None:
         self._round += 1
@@ -189,19 +180,6 @@ class _LayerBench:
         self._leaving.backward(self._gradient)  # type: ignore[no-untyped-call]
 
 
-class _DistinctRows:
-    """Stands in for a table and counts the distinct rows of look-ups."""
-
-    def __init__(self, table: ShardedTable) -> None:
-        self._table = table
-        self.num_distinct = 0
-
-    def lookup(self, rows_BS: Tensor, *columns: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Count, then look up."""
-        self.num_distinct += len(torch.unique(rows_BS))
-        return self._table.lookup(rows_BS, *columns, dtype=dtype)
-
-
 def _bench_layers(
     request: ProfileRequest,
     chain: nn.Sequential,
@@ -213,19 +191,10 @@ def _bench_layers(
     activation: Tensor | None = None
     for name, layer in chain.named_children():
         with torch.no_grad():
-            entering_layer = None if activation is None else activation.clone()
-            leaving = _run_layers([layer], batches[0], entering_layer, request.precision)
+            entering = None if activation is None else activation.clone()
+            leaving = _run_layers([layer], batches[0], entering, request.precision)
         update = _layer_update(request, layer, tables.get(name))
-        benches.append(
-            _LayerBench(
-                name,
-                layer,
-                batches=batches,
-                activation=activation,
-                update=update,
-                precision=request.precision,
-            )
-        )
+        benches.append(_LayerBench(name, layer, batches, activation, update, request.precision))
         # All layers but the first hand a gradient to the one before them.
         activation = leaving.requires_grad_()
     return benches
@@ -306,10 +275,6 @@ def _layer_timings(
     )
 
 
-def _build(request: ProfileRequest) -> nn.Sequential:
-    return build_chain(request.model, request.features, seed=request.seed)
-
-
 def _trace(request: ProfileRequest, chain: nn.Sequential) -> ModelGraph:
     return trace_chain(
         request.model,
@@ -333,10 +298,7 @@ def _attach_tables(
     return tables
 
 
-def _run(folder: Path) -> None:
-    request = ProfileRequest.from_json(json.loads((folder / REQUEST_NAME).read_text(encoding="utf-8")))
-    (folder / PROFILE_NAME).write_text(json.dumps(measure(request).to_json()), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    _run(Path(sys.argv[1]))
+    folder = Path(sys.argv[1])
+    asked = ProfileRequest.from_json(json.loads((folder / REQUEST_NAME).read_text(encoding="utf-8")))
+    (folder / PROFILE_NAME).write_text(json.dumps(measure(asked).to_json()), encoding="utf-8")

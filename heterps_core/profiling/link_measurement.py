@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,23 +37,6 @@ TIMEOUT = timedelta(seconds=60)
 _SECOND_PROCESS_EXIT_S = 10.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Links:
-    """What two processes of this machine can exchange."""
-
-    exchange: Link
-    """All-to-all, as for rows of embeddings."""
-
-    all_reduce: Link
-    """As for dense gradients."""
-
-    boundary: Link
-    """Send and receive, as between stages."""
-
-    busy_message_seconds: float
-    """Mean time of a small all-to-all between stretches of computing; see `_busy_message_seconds`."""
-
-
 @contextmanager
 def second_process(folder: Path) -> Iterator[Path]:
     """Start the second process and end it whatever happens; yields the store file to meet it with.
@@ -75,8 +58,11 @@ def second_process(folder: Path) -> Iterator[Path]:
         process.wait()
 
 
-def measure_links(store_file: Path, *, rank: int) -> Links:
+def measure_links(store_file: Path, *, rank: int) -> dict[str, Any]:
     """Measure together with the other process, which calls this with the other rank (0 or 1).
+
+    Returns:
+        The fields of a `LayerProfile` that tell of links.
 
     Raises:
         HeterpsError: The other process did not come.
@@ -93,24 +79,20 @@ def measure_links(store_file: Path, *, rank: int) -> Links:
             f"because they did not meet within {TIMEOUT.seconds} s: {error}"
         ) from error
     try:
-        return Links(
-            # Of the floats that a process sends, the half goes to itself.
-            exchange=_link(_exchange, bytes_on_the_wire=BYTES_PER_FLOAT32 / 2),
+        return {
+            # All-to-all: of the floats that a process sends, the half goes to itself.
+            "exchange_link": _link(_exchange, bytes_on_the_wire=BYTES_PER_FLOAT32 / 2),
             # A ring of two moves 2 * (2 - 1) / 2 of the floats.
-            all_reduce=_link(_all_reduce, bytes_on_the_wire=BYTES_PER_FLOAT32),
-            boundary=_link(_send_and_return, bytes_on_the_wire=2 * BYTES_PER_FLOAT32, num_messages=2),
-            busy_message_seconds=_busy_message_seconds(),
-        )
+            "all_reduce_link": _link(dist.all_reduce, bytes_on_the_wire=BYTES_PER_FLOAT32),
+            "boundary_link": _link(_send_and_return, bytes_on_the_wire=2 * BYTES_PER_FLOAT32, num_messages=2),
+            "busy_message_seconds": _busy_message_seconds(),
+        }
     finally:
         dist.destroy_process_group()
 
 
 def _exchange(floats: torch.Tensor) -> None:
     dist.all_to_all_single(torch.empty_like(floats), floats)
-
-
-def _all_reduce(floats: torch.Tensor) -> None:
-    dist.all_reduce(floats)
 
 
 def _send_and_return(floats: torch.Tensor) -> None:
@@ -123,7 +105,7 @@ def _send_and_return(floats: torch.Tensor) -> None:
 
 
 def _link(
-    operation: Callable[[torch.Tensor], None], *, bytes_on_the_wire: float, num_messages: int = 1
+    operation: Callable[[torch.Tensor], object], *, bytes_on_the_wire: float, num_messages: int = 1
 ) -> Link:
     """Fit time = messages * latency + bytes / bandwidth to a small and a large message.
 
@@ -142,7 +124,7 @@ def _link(
     )
 
 
-def _undisturbed_seconds(operation: Callable[[torch.Tensor], None], num_floats: int, repeats: int) -> float:
+def _undisturbed_seconds(operation: Callable[[torch.Tensor], object], num_floats: int, repeats: int) -> float:
     """Return the time that a tenth of the repeats keeps.
 
     Two processes and their gloo threads need two cores at the same moment: where another program takes one, a

@@ -6,7 +6,7 @@ import torch
 
 from heterps_core.compute_device import CPU, clock_of
 from heterps_core.profiling.profiles.layer_profile import MachineSpeed
-from heterps_core.profiling.timing import Phase, RepeatLimits, time_phases
+from heterps_core.profiling.timing import Phase, time_phases
 from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
 
 MATRIX_SIZE = {"cpu": 768, "cuda": 8192}
@@ -38,7 +38,8 @@ def measure_machine_speed(*, budget_s: float, device: torch.device = CPU) -> Mac
             Phase("copy", lambda: copy.copy_(original)),
             Phase("tiny", run_tiny_operations),
         ],
-        RepeatLimits(budget_s=budget_s, max_repeats=30),
+        budget_s=budget_s,
+        max_repeats=30,
         clock=clock_of(device),
     )
     return MachineSpeed(

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,7 +134,8 @@ def measure_in_fresh_process(request: ProfileRequest) -> LayerProfile:
     """
     document = _measured_document(
         "heterps_core.profiling.layer_profiler",
-        {REQUEST_NAME: request.to_json()},
+        REQUEST_NAME,
+        request,
         PROFILE_NAME,
         model=request.model,
         batch_size=request.batch_size,
@@ -152,7 +152,8 @@ def measure_worker_costs(job: TrainingJob) -> WorkerCosts:
     """
     document = _measured_document(
         "heterps_core.profiling.worker_profiler",
-        {JOB_NAME: job.to_json()},
+        JOB_NAME,
+        job,
         COSTS_NAME,
         model=job.model,
         batch_size=job.config.batch_size,
@@ -163,23 +164,28 @@ def measure_worker_costs(job: TrainingJob) -> WorkerCosts:
 
 def _measured_document(
     program: str,
-    documents: Mapping[str, Any],
+    asked_name: str,
+    asked: JsonDocument,
     result_name: str,
     *,
     model: str,
     batch_size: int,
     num_threads: int,
 ) -> Any:
-    """Run a program, a module, on a folder with documents, and return the document that it adds."""
+    """Run a module on a folder with what is asked, and return the document that it adds."""
     with tempfile.TemporaryDirectory(prefix="heterps-profile-") as path:
         folder = Path(path)
-        for name, document in documents.items():
-            (folder / name).write_text(json.dumps(document), encoding="utf-8")
-        command = [sys.executable, "-m", program, str(folder)]
+        (folder / asked_name).write_text(json.dumps(asked.to_json()), encoding="utf-8")
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(num_threads),
+            # A user's own model is found wherever this process finds it.
+            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+        }
         try:
             finished = subprocess.run(
-                command,
-                env=_environment(num_threads),
+                [sys.executable, "-m", program, str(folder)],
+                env=environment,
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,
@@ -194,12 +200,3 @@ def _measured_document(
             said = "\n".join(finished.stderr.strip().splitlines()[-_SHOWN_LINES:])
             raise HeterpsError(f"profiling {model!r} failed with exit status {finished.returncode}:\n{said}")
         return json.loads((folder / result_name).read_text(encoding="utf-8"))
-
-
-def _environment(num_threads: int) -> dict[str, str]:
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": str(num_threads),
-        # A user's own model is found wherever this process finds it.
-        "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-    }

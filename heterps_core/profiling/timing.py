@@ -5,16 +5,17 @@ All phases run in turns, round after round, so a slow second slows all alike, an
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from heterps_core.errors import ConfigurationError
+import numpy as np
+
 from heterps_core.units import MS_PER_S
 
-LOW_QUANTILE, HIGH_QUANTILE = 0.1, 0.9
-"""The spread that is shown: a tenth of the repeats lies below it, a tenth above."""
+MIN_REPEATS = 5
+NUM_WARMUP = 3
+"""Rounds that are run first and not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,38 +40,13 @@ class Timing:
             >>> Timing.from_repeats([1.0, 2.0, 3.0, 4.0, 15.0]).median_ms
             3.0
         """
-        ordered = sorted(times_ms)
-        return cls(
-            median_ms=statistics.median(ordered),
-            low_ms=_quantile(ordered, LOW_QUANTILE),
-            high_ms=_quantile(ordered, HIGH_QUANTILE),
-            num_repeats=len(ordered),
-        )
+        low_ms, median_ms, high_ms = np.quantile(times_ms, [0.1, 0.5, 0.9]).tolist()
+        return cls(median_ms=median_ms, low_ms=low_ms, high_ms=high_ms, num_repeats=len(times_ms))
 
     @classmethod
     def estimated(cls, time_ms: float) -> Timing:
         """Return a time that nobody measured: no spread, no repeats."""
         return cls(median_ms=time_ms, low_ms=time_ms, high_ms=time_ms, num_repeats=0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RepeatLimits:
-    """How often to repeat."""
-
-    budget_s: float
-    """No new round begins after this time, once there are `min_repeats`."""
-
-    min_repeats: int = 5
-    max_repeats: int = 200
-    num_warmup: int = 3
-    """Rounds that are run first and not counted; part of the budget."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_repeats <= self.max_repeats:
-            raise ConfigurationError(
-                f"repeats must satisfy 1 <= min_repeats <= max_repeats, "
-                f"got {self.min_repeats} and {self.max_repeats}"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +60,23 @@ class Phase:
 
 
 def time_phases(
-    phases: Sequence[Phase], limits: RepeatLimits, *, clock: Callable[[], float] = time.perf_counter
+    phases: Sequence[Phase],
+    *,
+    budget_s: float,
+    max_repeats: int = 200,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Run all phases in turns and time each by itself.
+    """Run all phases in turns and time each by itself; a phase may leave things behind for the next one.
+
+    No new round begins after `budget_s`, once there are `MIN_REPEATS`; the warm-up is part of the budget.
 
     Returns:
         A timing for each named phase.
     """
     times_ms: dict[str, list[float]] = {phase.name: [] for phase in phases if phase.name is not None}
-    stop_s = clock() + limits.budget_s
-    for round_index in range(limits.num_warmup + limits.max_repeats):
-        num_repeats = round_index - limits.num_warmup
-        if num_repeats >= limits.min_repeats and clock() >= stop_s:
+    stop_s = clock() + budget_s
+    for num_repeats in range(-NUM_WARMUP, max_repeats):
+        if num_repeats >= MIN_REPEATS and clock() >= stop_s:
             break
         for phase in phases:
             started_s = clock()
@@ -104,10 +85,3 @@ def time_phases(
             if phase.name is not None and num_repeats >= 0:
                 times_ms[phase.name].append((ended_s - started_s) * MS_PER_S)
     return {name: Timing.from_repeats(times) for name, times in times_ms.items()}
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])

@@ -217,14 +217,13 @@ def stage_costs(job: TrainingJob, stage: int, workers: Sequence[WorkerSteps]) ->
         num_weight_gradients=replicas[0].num_weight_gradients // num_microbatches,
         gradient_sum_seconds=typical("gradient_sum"),
         update_seconds=typical("update"),
-        reading_seconds=fmean(_reading_seconds(worker.steps) for worker in replicas),
+        # Of the thread that reads, and of messages over sockets.
+        reading_seconds=fmean(
+            (worker.steps[-1].other_threads - worker.steps[0].other_threads) / (len(worker.steps) - 1)
+            for worker in replicas
+        ),
         updates_together=replicas[0].updates_together,
     )
-
-
-def _reading_seconds(steps: Sequence[StepSeconds]) -> float:
-    """Return the core seconds of other threads in a step: of the one that reads, and of messages over sockets."""
-    return (steps[-1].other_threads - steps[0].other_threads) / (len(steps) - 1)
 
 
 def main() -> None:

@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
     """
     from heterps_core.compute_device import require_cuda
     from heterps_core.profiling.layer_profiler import trace_model
-    from heterps_core.profiling.profiles.model_profiles import profile_model
+    from heterps_core.profiling.profiles.profile_cache import profile_model
 
     request = _request(options)
     # Always measured again: a person who asks on the command line wants to see this machine as it is now.

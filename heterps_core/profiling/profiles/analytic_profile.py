@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DeviceKind, DeviceType
@@ -109,7 +110,7 @@ def slowdowns(graph: ModelGraph, measured: LayerProfile) -> dict[tuple[LayerKind
     for layer, timing in zip(graph.layers, measured.timings, strict=True):
         for phase, work in layer_work(layer, batch_size=measured.batch_size).items():
             key = (layer.kind, phase)
-            seconds = _phase(timing, phase).median_ms / MS_PER_S - work.launch_seconds(speed)
+            seconds = getattr(timing, phase).median_ms / MS_PER_S - work.launch_seconds(speed)
             measured_seconds[key] = measured_seconds.get(key, 0.0) + seconds
             limit_seconds[key] = limit_seconds.get(key, 0.0) + work.limit_seconds(speed)
     return {
@@ -173,7 +174,7 @@ def _estimated(
 ) -> tuple[LayerTiming, ...]:
     estimates = []
     for layer, timing in zip(graph.layers, timings, strict=True):
-        estimate = {
+        estimate: dict[str, Any] = {
             phase: Timing.estimated(
                 MS_PER_S
                 * (work.launch_seconds(speed) + factors[layer.kind, phase] * work.limit_seconds(speed))
@@ -184,15 +185,9 @@ def _estimated(
         estimates.append(
             replace(
                 timing,
-                forward=estimate["forward"],
-                backward=estimate["backward"],
-                update=estimate["update"],
+                **estimate,
                 is_estimated=True,
                 source=f"roofline of {device_type.name}'s published figures times {layer.kind} slowdown: {shown}",
             )
         )
     return tuple(estimates)
-
-
-def _phase(timing: LayerTiming, phase: str) -> Timing:
-    return {"forward": timing.forward, "backward": timing.backward, "update": timing.update}[phase]

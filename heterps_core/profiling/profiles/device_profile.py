@@ -22,6 +22,9 @@ VALID_FOR = timedelta(days=30)
 """Assumed: providers change processors' microcode, drivers and hosts without notice, and nobody says how often; a
 month of nights shares the cost of a measurement, and an old figure does not stay for ever."""
 
+FOLDER = "rented"
+"""Beside the profiles that were measured on the machine itself."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceProfile(JsonDocument):
@@ -98,10 +101,6 @@ def _measured_where_known(measured: LayerProfile, estimate: LayerProfile, name: 
         other if own.is_estimated else replace(own, exchanged_bytes=other.exchanged_bytes)
         for own, other in zip(getattr(measured, name), getattr(estimate, name), strict=True)
     )
-
-
-FOLDER = "rented"
-"""Beside the profiles that were measured on the machine itself."""
 
 
 class DeviceProfileCache:

@@ -24,8 +24,7 @@ from heterps_core.profiling.layer_profiler import trace_model
 from heterps_core.profiling.machine import this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.profiles.layer_profile import LayerProfile
-from heterps_core.profiling.profiles.model_profiles import profile_model
-from heterps_core.profiling.profiles.profile_cache import ProfileCache, ProfileKey
+from heterps_core.profiling.profiles.profile_cache import ProfileCache, ProfileKey, profile_model
 from heterps_core.profiling.profiling_input import NUM_BATCHES, click_batches, zipf_ids
 
 BATCH_SIZE = 64
