@@ -14,6 +14,14 @@ MISSING_ROW = 0
 MIN_SLOT_ROWS = 2
 """One row for a missing value and at least one for the values."""
 
+MIN_BUCKETS, MAX_BUCKETS = 1_024, 131_072
+
+ROWS_PER_BUCKET = 16
+"""A bucket that is hardly ever seen learns nothing."""
+
+OUTGROWN = 4
+"""Tables this many times smaller than new ones would be are worth a word; days differ by less."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeatureSpec(JsonDocument):
@@ -82,15 +90,6 @@ def _check_names(field: str, names: tuple[str, ...], count: int) -> None:
         raise ConfigurationError(f"{field} must hold one name per column, {count}, got {len(names)}")
     if len(set(names)) != count:
         raise ConfigurationError(f"{field} must differ from one another, got {', '.join(names)}")
-
-
-MIN_BUCKETS, MAX_BUCKETS = 1_024, 131_072
-
-ROWS_PER_BUCKET = 16
-"""A bucket that is hardly ever seen learns nothing."""
-
-OUTGROWN = 4
-"""Tables this many times smaller than new ones would be are worth a word; days differ by less."""
 
 
 def buckets_for_rows(num_rows: int) -> int:

@@ -16,7 +16,6 @@ from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_codec import JsonDocument, JsonForm
-from heterps_core.json_file import replace_json
 
 FORMAT_VERSION = 1
 """Raised whenever the same source would give other files, so that older caches are not reused."""
@@ -79,11 +78,6 @@ class DatasetManifest(JsonDocument):
     def train_click_rate(self) -> float:
         """Share of clicks among the training rows, in [0, 1]."""
         return self.num_train_clicks / self.num_train_rows
-
-
-def write_manifest(directory: Path, manifest: DatasetManifest) -> None:
-    """Write `manifest.json` in one step: it is there completely or not at all."""
-    replace_json(directory / MANIFEST_NAME, manifest.to_json(), indent=2)
 
 
 def read_manifest(directory: Path) -> DatasetManifest | None:

@@ -25,13 +25,13 @@ from heterps_core.data.manifest import (
     compute_fingerprint,
     describe_source,
     read_manifest,
-    write_manifest,
 )
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.readers import Source, count_rows, list_source_files, read_rows
 from heterps_core.data.reading.row_batch import RowBatch
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
+from heterps_core.json_file import replace_json
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +70,7 @@ def prepare_dataset(
         DataError: The source cannot be read (with file and line), or has too few rows.
         ConfigurationError: A parameter is out of range, or `out_dir` holds something else.
     """
-    _check_parameters(buckets_per_slot, eval_fraction)
-    _check_transform(numeric_transform, schema)
+    _check_parameters(buckets_per_slot, eval_fraction, numeric_transform, schema)
     out_dir = Path(out_dir).absolute()
     _check_replaceable(out_dir)
     files = list_source_files(source)
@@ -93,7 +92,9 @@ def prepare_dataset(
             return PreparedDataset(out_dir, present)
         partial = out_dir.with_name(f".{out_dir.name}.partial")
         try:
-            _start_empty(partial)
+            # What a killed preparation left there goes.
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
             manifest = _prepare_arrays(
                 partial,
                 files,
@@ -105,8 +106,10 @@ def prepare_dataset(
                 sources=sources,
                 fingerprint=fingerprint,
             )
-            write_manifest(partial, manifest)
-            _replace(out_dir, partial)
+            replace_json(partial / MANIFEST_NAME, manifest.to_json(), indent=2)
+            # Who has the old files mapped keeps them.
+            shutil.rmtree(out_dir, ignore_errors=True)
+            partial.rename(out_dir)
         except OSError as error:
             raise DataError(
                 out_dir, f"cannot write the prepared dataset: {error.strerror or error}"
@@ -154,8 +157,13 @@ def _prepare_arrays(
         num_eval_rows = num_rows - num_read_to_train
         eval_fraction = num_eval_rows / num_rows
     else:
-        num_eval_rows = _num_eval_rows(num_rows, eval_fraction)
-    _check_num_rows(num_rows, eval_fraction, files)
+        num_eval_rows = min(max(1, round(num_rows * eval_fraction)), num_rows - 1) if eval_fraction else 0
+    if num_rows > _MAX_ROWS:
+        raise DataError(files[0], f"a dataset can hold at most {_MAX_ROWS} rows, got {num_rows}")
+    if eval_fraction > 0.0 and num_rows < 2:
+        raise DataError(
+            files[0], f"at least 2 rows are needed to train on one and hold out another, got {num_rows}"
+        )
     num_train_rows = num_rows - num_eval_rows
     transform = standardise_in_place(directory, num_train_rows, is_count, numeric_transform)
     labels = map_array(directory, "labels")
@@ -173,35 +181,23 @@ def _prepare_arrays(
     )
 
 
-def _num_eval_rows(num_rows: int, eval_fraction: float) -> int:
-    """Return how many of the latest rows are held out."""
-    return 0 if eval_fraction == 0.0 else min(max(1, round(num_rows * eval_fraction)), num_rows - 1)
-
-
-def _check_num_rows(num_rows: int, eval_fraction: float, files: Sequence[Path]) -> None:
-    if num_rows > _MAX_ROWS:
-        raise DataError(files[0], f"a dataset can hold at most {_MAX_ROWS} rows, got {num_rows}")
-    if eval_fraction > 0.0 and num_rows < 2:
-        raise DataError(
-            files[0], f"at least 2 rows are needed to train on one and hold out another, got {num_rows}"
-        )
-
-
-def _check_transform(transform: NumericTransform | None, schema: DataSchema) -> None:
-    if transform is not None and transform.is_count != schema.count_flags:
-        raise ConfigurationError(
-            f"a numeric transform must be of the numeric columns of the {schema.name} data and treat the same ones "
-            f"as counts; fit a new one, and train from the start"
-        )
-
-
-def _check_parameters(buckets_per_slot: int | None, eval_fraction: float) -> None:
+def _check_parameters(
+    buckets_per_slot: int | None,
+    eval_fraction: float,
+    transform: NumericTransform | None,
+    schema: DataSchema,
+) -> None:
     if buckets_per_slot is not None and not MIN_SLOT_ROWS <= buckets_per_slot < 2**31:
         raise ConfigurationError(
             f"buckets_per_slot must be in {MIN_SLOT_ROWS}..{2**31 - 1}, got {buckets_per_slot}"
         )
     if not 0.0 <= eval_fraction < 1.0:
         raise ConfigurationError(f"eval_fraction must be in [0, 1), got {eval_fraction}")
+    if transform is not None and transform.is_count != schema.count_flags:
+        raise ConfigurationError(
+            f"a numeric transform must be of the numeric columns of the {schema.name} data and treat the same ones "
+            f"as counts; fit a new one, and train from the start"
+        )
 
 
 def _check_replaceable(out_dir: Path) -> None:
@@ -228,17 +224,3 @@ def _exclusive(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _start_empty(directory: Path) -> None:
-    """Make an empty folder; what a killed preparation left there goes."""
-    if directory.exists():
-        shutil.rmtree(directory)
-    directory.mkdir()
-
-
-def _replace(out_dir: Path, partial: Path) -> None:
-    """Put the finished folder in place; who has the old files mapped keeps them."""
-    if out_dir.exists():
-        shutil.rmtree(out_dir)
-    partial.rename(out_dir)

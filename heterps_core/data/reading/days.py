@@ -15,6 +15,14 @@ from pathlib import Path
 
 from heterps_core.errors import ConfigurationError, DataError
 
+PARTITION_PREFIX = "day="
+
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+_ONE_DAY = timedelta(days=1)
+
+logger = logging.getLogger(__name__)
+
 
 def is_data(path: Path) -> bool:
     """Tell whether a name is one of data; marks and unfinished files of other programs begin with "." or "_"."""
@@ -53,14 +61,6 @@ def _name_with_numbers(file: Path) -> list[tuple[int, str]]:
     """Return a sort key that compares runs of digits by value."""
     parts = re.split(r"(\d+)", str(file))
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
-
-
-PARTITION_PREFIX = "day="
-
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
-_ONE_DAY = timedelta(days=1)
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

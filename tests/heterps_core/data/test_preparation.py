@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from heterps_core.data import preparation
+from heterps_core.data.array_files import write_arrays
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.hashing import rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform
@@ -261,11 +262,11 @@ def test_one_row_is_too_few_to_hold_any_out(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
 def test_a_full_disk_is_an_error_with_its_reason(source, tmp_path, monkeypatch):
-    def start_full(directory):
-        directory.mkdir()
+    def write_to_full(directory, *others):
         (directory / "ids.npy").symlink_to("/dev/full")
+        return write_arrays(directory, *others)
 
-    monkeypatch.setattr("heterps_core.data.preparation._start_empty", start_full)
+    monkeypatch.setattr("heterps_core.data.preparation.write_arrays", write_to_full)
 
     with pytest.raises(DataError, match="cannot write the prepared dataset: No space left on device"):
         prepare(source, tmp_path / "out")
