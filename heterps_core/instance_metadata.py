@@ -1,13 +1,15 @@
-"""What a rented machine can ask about itself: EC2's instance metadata service, version 2.
+"""What a machine can ask about itself: EC2's instance metadata service, version 2, and its network interfaces.
 
-Each answer needs a session token (AWS, EC2 user guide, "Use the Instance Metadata Service"). The service's address
-can be set by AWS's own variable, which tests use.
+Each answer of the service needs a session token (AWS, EC2 user guide, "Use the Instance Metadata Service").
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import socket
+import struct
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -25,6 +27,9 @@ DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
 """AWS's own: true where nothing may ask the service."""
 
 _NOT_FOUND = 404
+
+_SIOCGIFADDR = 0x8915
+"""Of Linux's sockios.h."""
 
 
 def is_in_the_cloud() -> bool:
@@ -104,3 +109,23 @@ class InstanceMetadata:
         with self._opener.open(request, timeout=TIMEOUT_S) as response:
             content: bytes = response.read()
         return content.decode()
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface that has an IPv4 address as its first one, or None where none has.
+
+    Example:
+        >>> interface_of("127.0.0.1")
+        'lo'
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                # An interface without an address.
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None

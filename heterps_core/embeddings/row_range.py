@@ -14,6 +14,8 @@ from torch import Tensor
 
 from heterps_core.compute_device import CPU
 
+ROWS_PER_BLOCK = 65_536
+
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
@@ -43,9 +45,6 @@ def shard_rows(num_rows: int, num_shards: int, shard: int) -> RowRange:
     size = rows_per_shard(num_rows, num_shards)
     first = min(shard * size, num_rows)
     return RowRange(first, min(first + size, num_rows))
-
-
-ROWS_PER_BLOCK = 65_536
 
 
 def initial_rows(

@@ -42,8 +42,15 @@ from heterps_core.training.pipeline.stage_runner import StageRunner
 from heterps_core.training.start_model import begin
 from heterps_core.training.step_metrics import MetricWriter, ProcessReport, write_process_report
 from heterps_core.training.storage.run_directory import CLUSTER, JOB, RESULT, STEPS, RunDirectory
-from heterps_core.transport.lost_workers import SILENCE_LIMIT_S, LostWorkerError, is_loss_of_another
-from heterps_core.transport.rank_layout import RankLayout, WorkerPlace, fingerprint, layout_from_places
+from heterps_core.transport.rank_layout import (
+    SILENCE_LIMIT_S,
+    LostWorkerError,
+    RankLayout,
+    WorkerPlace,
+    fingerprint,
+    is_loss_of_another,
+    layout_from_places,
+)
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heterps_core.transport.local_sockets import connect_locally, receive_files
-from heterps_core.transport.lost_workers import LostWorkerError
-from heterps_core.transport.rank_layout import RankLayout
+from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
 from heterps_core.transport.shared_memory import (
     SMALLEST_BUFFER_BYTES,
     SharedBuffer,

@@ -57,11 +57,21 @@ class ProcessIdentity:
     def is_alive(self) -> bool:
         """Tell whether this very process exists and has not ended."""
         try:
-            process = psutil.Process(self.pid)
-            is_same = abs(process.create_time() - self.created_at_s) <= CREATE_TIME_TOLERANCE_S
-            return is_same and process.status() != psutil.STATUS_ZOMBIE
+            return self.owns_its_pid() and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
+
+    def owns_its_pid(self) -> bool:
+        """Tell whether no other process has its pid.
+
+        While a session has members, its number is given to no new process: only a process that has the pid and
+        another time of creation shows that the session is gone and the number used again.
+        """
+        try:
+            created_at_s = psutil.Process(self.pid).create_time()
+        except psutil.NoSuchProcess:
+            return True
+        return abs(created_at_s - self.created_at_s) <= CREATE_TIME_TOLERANCE_S
 
 
 class NodeProcesses:
@@ -140,7 +150,7 @@ class NodeProcesses:
     def _of(self, keys: Collection[NodeKey], leaders: Sequence[ProcessIdentity]) -> list[psutil.Process]:
         """Return the live processes that carry the tag of a node, or are in the session of its leader."""
         found = {process.pid: process for process, key in self.tagged() if key in keys}
-        sessions = {leader.pid for leader in leaders if _owns_its_pid(leader)}
+        sessions = {leader.pid for leader in leaders if leader.owns_its_pid()}
         for process in psutil.process_iter():
             if process.pid not in found and _session_of(process.pid) in sessions:
                 found[process.pid] = process
@@ -158,19 +168,6 @@ def _session_of(pid: int) -> int | None:
         return os.getsid(pid)
     except OSError:
         return None
-
-
-def _owns_its_pid(leader: ProcessIdentity) -> bool:
-    """Tell whether the session named by a leader's pid is still the leader's.
-
-    While a session has members, its number is given to no new process: only a process that has the pid
-    and another time of creation shows that the session is gone and the number used again.
-    """
-    try:
-        created_at_s = psutil.Process(leader.pid).create_time()
-    except psutil.NoSuchProcess:
-        return True
-    return abs(created_at_s - leader.created_at_s) <= CREATE_TIME_TOLERANCE_S
 
 
 def _is_zombie(process: psutil.Process) -> bool:

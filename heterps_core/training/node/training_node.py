@@ -20,7 +20,7 @@ from types import FrameType
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import HeterpsError
 from heterps_core.hardware import Market
-from heterps_core.network_interface import interface_of
+from heterps_core.instance_metadata import interface_of
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.node.data_slices import download_slices
 from heterps_core.training.node.host_memory import check_workers_fit

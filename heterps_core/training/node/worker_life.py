@@ -28,7 +28,7 @@ from heterps_core.training.node.failures import OutOfMemoryError, WorkerFailure,
 from heterps_core.training.node.host_memory import MemoryWatch, process_bytes
 from heterps_core.training.node.node_life import repeated
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.transport.lost_workers import SILENCE_LIMIT_S
+from heterps_core.transport.rank_layout import SILENCE_LIMIT_S
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from heterps_core.training.pipeline.stage_side import StageSide
-from heterps_core.transport.lost_workers import LostWorkerError
+from heterps_core.transport.rank_layout import LostWorkerError
 from heterps_core.transport.shared_memory import (
     SharedBuffer,
     aligned,

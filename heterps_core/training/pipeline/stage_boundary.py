@@ -20,7 +20,7 @@ from torch import Tensor
 
 from heterps_core.compute_device import CPU, HostCopy, host_buffer, to_device
 from heterps_core.training.pipeline.stage_side import StageSide
-from heterps_core.transport.lost_workers import LostWorkerError, lost_worker
+from heterps_core.transport.rank_layout import LostWorkerError, lost_worker
 
 
 @dataclass(frozen=True, slots=True)

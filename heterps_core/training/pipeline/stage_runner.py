@@ -44,8 +44,7 @@ from heterps_core.training.pipeline.stage_boundary import Receiving, StageBounda
 from heterps_core.training.pipeline.stage_exchange import RowSlice, batch_slices
 from heterps_core.training.pipeline.stage_layers import StageLayers
 from heterps_core.training.pipeline.stage_side import StageSide
-from heterps_core.transport.lost_workers import SILENCE_LIMIT_S, LostWorkerError, lost_worker
-from heterps_core.transport.rank_layout import RankLayout
+from heterps_core.transport.rank_layout import SILENCE_LIMIT_S, LostWorkerError, RankLayout, lost_worker
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 Boundary: TypeAlias = StageBoundary | SharedMemoryBoundary

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_ec2.type_defs import FilterTypeDef, ImageTypeDef, InstanceTypeDef
 
-
 LIVE_STATES = ("pending", "running", "stopping", "stopped")
 """Stopped instances cost their disks and may come back; only a terminated one is gone."""
 
@@ -32,6 +31,9 @@ DESCRIBE_TIMEOUT_S = 60.0
 """EC2 may not know for some seconds an instance that it has just launched."""
 
 DESCRIBE_POLL_S = 1.0
+
+TOLERANCE = timedelta(seconds=5)
+"""Answers carry whole seconds and take some time: a smaller difference is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,10 +159,6 @@ def _with_ids(client: EC2Client, instance_ids: Sequence[str]) -> Iterator[Instan
 def _described(client: EC2Client, filters: list[FilterTypeDef]) -> list[InstanceTypeDef]:
     pages = client.get_paginator("describe_instances").paginate(Filters=filters)
     return [i for page in pages for reservation in page["Reservations"] for i in reservation["Instances"]]
-
-
-TOLERANCE = timedelta(seconds=5)
-"""Answers carry whole seconds and take some time: a smaller difference is none."""
 
 
 class Ec2Clock:

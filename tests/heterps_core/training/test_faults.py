@@ -32,7 +32,7 @@ from heterps_core.training.node.failures import root_cause
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import TrainingRun
-from heterps_core.transport.lost_workers import SILENCE_LIMIT_S
+from heterps_core.transport.rank_layout import SILENCE_LIMIT_S
 from tests.heterps_core.training.node_processes import (
     CHECKPOINT_INTERVAL_STEPS,
     NUM_MICROBATCHES,

@@ -16,8 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from heterps_core.transport.lost_workers import LostWorkerError
-from heterps_core.transport.rank_layout import RankLayout
+from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
 from heterps_core.transport.shared_memory import SMALLEST_BUFFER_BYTES
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 from infra.loopback import free_loopback_port

@@ -26,8 +26,7 @@ from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
 from heterps_core.training.step_metrics import read_process_reports
 from heterps_core.training.storage.run_directory import RunDirectory
-from infra.bootstrap.node_start import Bootstrap
-from infra.bootstrap.node_wheel import publish_node_wheel
+from infra.bootstrap.node_start import Bootstrap, publish_node_wheel
 from infra.ledger.ledger import Ledger
 from infra.providers.aws.provider import AwsEc2Provider
 from tests.heterps_core.training.node_processes import TINY, make_job, prepare_clicks

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from heterps_core.training.storage.run_directory import RunDirectory
-from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT
-from infra.bootstrap.node_wheel import publish_node_wheel
+from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, publish_node_wheel
 from tests.heterps_core.training.node_processes import make_job, prepare_clicks
 from tests.heterps_core.training.reference import run_plainly
 from tests.s3_server import bucket_location

@@ -7,7 +7,7 @@ import pytest
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.training.storage.run_directory import RunDirectory
-from infra.bootstrap.node_wheel import build_node_wheel, publish_node_wheel
+from infra.bootstrap.node_start import build_node_wheel, publish_node_wheel
 
 
 def test_the_same_code_makes_the_same_wheel():

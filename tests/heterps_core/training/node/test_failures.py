@@ -8,7 +8,7 @@ from heterps_core.hardware import Market
 from heterps_core.training.monitor import follow_training
 from heterps_core.training.node.failures import WorkerFailure, root_cause, write_failure
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.transport.lost_workers import LostWorkerError
+from heterps_core.transport.rank_layout import LostWorkerError
 
 
 def failure(rank: int, failed_at_s: float, **others: object) -> WorkerFailure:

@@ -15,8 +15,7 @@ from heterps_core.training.pipeline.shared_memory_neighbours import connect_neig
 from heterps_core.training.pipeline.stage_exchange import replica_slice
 from heterps_core.training.pipeline.stage_side import StageSide
 from heterps_core.transport import local_sockets
-from heterps_core.transport.lost_workers import LostWorkerError
-from heterps_core.transport.rank_layout import RankLayout
+from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
 from heterps_core.transport.shared_memory import SMALLEST_BUFFER_BYTES
 from tests.worker_processes import run_in_processes
 
