@@ -7,6 +7,7 @@ unknown origin cannot be argued with.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from heterps_core.errors import UnknownNameError
 from heterps_core.hardware import (
@@ -66,13 +67,29 @@ _GPU_SOURCES = {
 }
 _EC2_CLOCK = "Amazon EC2 DescribeInstanceTypes, sustained clock speed"
 
+_T4 = DeviceType(
+    name="gpu-t4",
+    kind=DeviceKind.GPU,
+    peak_fp32_flops_per_s=8.1e12,
+    memory_bandwidth_bytes_per_s=320e9,
+    memory_bytes=16_384 * BYTES_PER_MIB,
+    network_bandwidth_bytes_per_s=5_000 * BYTES_PER_S_PER_MBIT_PER_S,
+    accelerator_name="t4",
+    instance_families=("g4dn", "n1-standard", "Standard_NCas_T4_v3"),
+    sources=_GPU_SOURCES
+    | {
+        "peak_fp32_flops_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 8.1 TFLOPS single precision",
+        "memory_bandwidth_bytes_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 320 GB/s",
+        "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: g4dn.xlarge",
+    },
+)
+
 DEVICE_TYPES: dict[str, DeviceType] = {
     each.name: each
     for each in (
         DeviceType(
             name="cpu-c5",
             kind=DeviceKind.CPU,
-            # 3.4e9 cycles/s x 2 AVX-512 FMA units x 16 floats x 2 operations. AVX-512 code clocks lower.
             peak_fp32_flops_per_s=217.6e9,
             memory_bandwidth_bytes_per_s=140.8e9 / 24,
             memory_bytes=4 * BYTES_PER_GIB,
@@ -92,7 +109,6 @@ DEVICE_TYPES: dict[str, DeviceType] = {
         DeviceType(
             name="cpu-c7i",
             kind=DeviceKind.CPU,
-            # 3.2e9 cycles/s x 2 AVX-512 FMA units x 16 floats x 2 operations. AVX-512 code clocks lower.
             peak_fp32_flops_per_s=204.8e9,
             memory_bandwidth_bytes_per_s=307.2e9 / 48,
             memory_bytes=4 * BYTES_PER_GIB,
@@ -112,7 +128,6 @@ DEVICE_TYPES: dict[str, DeviceType] = {
         DeviceType(
             name="cpu-c3",
             kind=DeviceKind.CPU,
-            # 3.0e9 cycles/s x 2 AVX-512 FMA units x 16 floats x 2 operations. AVX-512 code clocks lower.
             peak_fp32_flops_per_s=192e9,
             memory_bandwidth_bytes_per_s=307.2e9 / 48,
             memory_bytes=8 * BYTES_PER_GIB,
@@ -133,7 +148,6 @@ DEVICE_TYPES: dict[str, DeviceType] = {
         DeviceType(
             name="cpu-r6in",
             kind=DeviceKind.CPU,
-            # 3.5e9 cycles/s x 2 AVX-512 FMA units x 16 floats x 2 operations. AVX-512 code clocks lower.
             peak_fp32_flops_per_s=224e9,
             memory_bandwidth_bytes_per_s=204.8e9 / 32,
             memory_bytes=16 * BYTES_PER_GIB,
@@ -153,7 +167,6 @@ DEVICE_TYPES: dict[str, DeviceType] = {
         DeviceType(
             name="cpu-m7a",
             kind=DeviceKind.CPU,
-            # 3.7e9 cycles/s x 2 FMA pipes of 256 bit x 8 floats x 2 operations (Zen 4).
             peak_fp32_flops_per_s=118.4e9,
             memory_bandwidth_bytes_per_s=460.8e9 / 96,
             memory_bytes=4 * BYTES_PER_GIB,
@@ -171,38 +184,15 @@ DEVICE_TYPES: dict[str, DeviceType] = {
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: m7a.48xlarge",
             },
         ),
-        DeviceType(
-            name="gpu-t4",
-            kind=DeviceKind.GPU,
-            peak_fp32_flops_per_s=8.1e12,
-            memory_bandwidth_bytes_per_s=320e9,
-            memory_bytes=16_384 * BYTES_PER_MIB,
-            network_bandwidth_bytes_per_s=5_000 * BYTES_PER_S_PER_MBIT_PER_S,
-            vcpus_per_unit=0,
-            accelerator_name="t4",
-            instance_families=("g4dn", "n1-standard", "Standard_NCas_T4_v3"),
-            sources=_GPU_SOURCES
-            | {
-                "peak_fp32_flops_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 8.1 TFLOPS single precision",
-                "memory_bandwidth_bytes_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 320 GB/s",
-                "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: g4dn.xlarge",
-            },
-        ),
-        DeviceType(
+        _T4,
+        replace(
+            _T4,
             name="gpu-t4-20gbit",
-            kind=DeviceKind.GPU,
-            peak_fp32_flops_per_s=8.1e12,
-            memory_bandwidth_bytes_per_s=320e9,
-            memory_bytes=16_384 * BYTES_PER_MIB,
             # A dense tower on a T4 can eat four times what the network of the smallest host brings it.
             network_bandwidth_bytes_per_s=20_000 * BYTES_PER_S_PER_MBIT_PER_S,
-            vcpus_per_unit=0,
-            accelerator_name="t4",
             instance_families=("g4dn",),
-            sources=_GPU_SOURCES
-            | {
-                "peak_fp32_flops_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 8.1 TFLOPS single precision",
-                "memory_bandwidth_bytes_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 320 GB/s",
+            sources={
+                **_T4.sources,
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: g4dn.4xlarge; sizes with less are gpu-t4",
             },
         ),
@@ -213,7 +203,6 @@ DEVICE_TYPES: dict[str, DeviceType] = {
             memory_bandwidth_bytes_per_s=600e9,
             memory_bytes=22_888 * BYTES_PER_MIB,
             network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
-            vcpus_per_unit=0,
             accelerator_name="a10g",
             instance_families=("g5",),
             sources=_GPU_SOURCES
@@ -232,7 +221,6 @@ DEVICE_TYPES: dict[str, DeviceType] = {
             memory_bandwidth_bytes_per_s=300e9,
             memory_bytes=22_888 * BYTES_PER_MIB,
             network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
-            vcpus_per_unit=0,
             accelerator_name="l4",
             instance_families=("g6", "g2-standard"),
             equal_families=("gr6",),
@@ -250,7 +238,6 @@ DEVICE_TYPES: dict[str, DeviceType] = {
             memory_bandwidth_bytes_per_s=864e9,
             memory_bytes=45_776 * BYTES_PER_MIB,
             network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
-            vcpus_per_unit=0,
             accelerator_name="l40s",
             instance_families=("g6e",),
             sources=_GPU_SOURCES
@@ -267,7 +254,6 @@ DEVICE_TYPES: dict[str, DeviceType] = {
             memory_bandwidth_bytes_per_s=900e9,
             memory_bytes=16 * BYTES_PER_GIB,
             network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
-            vcpus_per_unit=0,
             accelerator_name="v100",
             instance_families=("p3", "n1-standard", "Standard_NCs_v3"),
             sources=_GPU_SOURCES
@@ -285,7 +271,6 @@ DEVICE_TYPES: dict[str, DeviceType] = {
             memory_bandwidth_bytes_per_s=1_555e9,
             memory_bytes=40_960 * BYTES_PER_MIB,
             network_bandwidth_bytes_per_s=400_000 / 8 * BYTES_PER_S_PER_MBIT_PER_S,
-            vcpus_per_unit=0,
             accelerator_name="a100",
             instance_families=("p4d",),
             sources=_GPU_SOURCES
@@ -302,7 +287,6 @@ DEVICE_TYPES: dict[str, DeviceType] = {
             memory_bandwidth_bytes_per_s=3_350e9,
             memory_bytes=81_920 * BYTES_PER_MIB,
             network_bandwidth_bytes_per_s=100_000 * BYTES_PER_S_PER_MBIT_PER_S,
-            vcpus_per_unit=0,
             accelerator_name="h100",
             instance_families=("p5",),
             sources=_GPU_SOURCES

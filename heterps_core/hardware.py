@@ -155,7 +155,7 @@ class DeviceType:
     kernel_launch_seconds: float = 5e-6
     """Fixed cost of one operation, however small its tensors."""
 
-    vcpus_per_unit: int
+    vcpus_per_unit: int = 0
     """CPU types: vCPUs of one physical core. GPU types: 0, because units are counted in cards."""
 
     accelerator_name: str | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,8 @@ from heterps_core.embeddings.row_kernels import kernels_for
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.errors import UnknownNameError
 from heterps_core.units import BYTES_PER_FLOAT32
+
+State: TypeAlias = dict[str, Tensor]
 
 
 def sum_repeated_rows(rows_N: Tensor, gradients_ND: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,27 +59,21 @@ class RowOptimizer(ABC):
         """Return the bytes of optimizer state that one row of that width needs."""
         return BYTES_PER_FLOAT32 * (dimension * len(cls.ELEMENT_STATE) + len(cls.ROW_STATE))
 
-    def new_state(self, num_rows: int, dimension: int, *, device: torch.device = CPU) -> dict[str, Tensor]:
+    def new_state(self, num_rows: int, dimension: int, *, device: torch.device = CPU) -> State:
         """Return fresh state for a shard of `num_rows` rows; every tensor has `num_rows` as first size."""
         wide = {name: torch.zeros(num_rows, dimension, device=device) for name in self.ELEMENT_STATE}
         return wide | {name: torch.zeros(num_rows, device=device) for name in self.ROW_STATE}
 
     @abstractmethod
     def update(
-        self,
-        weight_RD: Tensor,
-        state: dict[str, Tensor],
-        rows_U: Tensor,
-        gradients_UD: Tensor,
-        *,
-        learning_rate: float,
+        self, weight_RD: Tensor, state: State, rows_U: Tensor, gradients_UD: Tensor, *, learning_rate: float
     ) -> None:
         """Apply the summed gradients of distinct rows, in place."""
 
     def update_repeated(
         self,
         weight_RD: Tensor,
-        state: dict[str, Tensor],
+        state: State,
         parts: Sequence[tuple[Tensor, Tensor]],
         *,
         learning_rate: float,
@@ -125,13 +121,7 @@ class RowWiseSGD(RowOptimizer):
     KERNEL_RULE = "sgd"
 
     def update(
-        self,
-        weight_RD: Tensor,
-        state: dict[str, Tensor],
-        rows_U: Tensor,
-        gradients_UD: Tensor,
-        *,
-        learning_rate: float,
+        self, weight_RD: Tensor, state: State, rows_U: Tensor, gradients_UD: Tensor, *, learning_rate: float
     ) -> None:
         """Apply one step of SGD."""
         weight_RD.index_add_(0, rows_U, gradients_UD, alpha=-learning_rate)
@@ -153,18 +143,12 @@ class RowWiseAdagrad(RowOptimizer):
     KERNEL_CONSTANTS = (EPSILON,)
     ROW_STATE = ("accumulator",)
 
-    def new_state(self, num_rows: int, dimension: int, *, device: torch.device = CPU) -> dict[str, Tensor]:
+    def new_state(self, num_rows: int, dimension: int, *, device: torch.device = CPU) -> State:
         """Return accumulators [rows]."""
         return {"accumulator": torch.full((num_rows,), self.INITIAL_ACCUMULATOR, device=device)}
 
     def update(
-        self,
-        weight_RD: Tensor,
-        state: dict[str, Tensor],
-        rows_U: Tensor,
-        gradients_UD: Tensor,
-        *,
-        learning_rate: float,
+        self, weight_RD: Tensor, state: State, rows_U: Tensor, gradients_UD: Tensor, *, learning_rate: float
     ) -> None:
         """Apply one step of row-wise Adagrad."""
         accumulator = state["accumulator"]
@@ -193,13 +177,7 @@ class RowWiseAdam(RowOptimizer):
     ROW_STATE = ("square", "num_updates")
 
     def update(
-        self,
-        weight_RD: Tensor,
-        state: dict[str, Tensor],
-        rows_U: Tensor,
-        gradients_UD: Tensor,
-        *,
-        learning_rate: float,
+        self, weight_RD: Tensor, state: State, rows_U: Tensor, gradients_UD: Tensor, *, learning_rate: float
     ) -> None:
         """Apply one step of row-wise Adam."""
         counts_U = state["num_updates"].index_select(0, rows_U).add_(1)

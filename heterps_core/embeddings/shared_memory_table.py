@@ -9,11 +9,11 @@ Shapes: as in `sharded_table`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from heterps_core.embeddings.row_optimizers import RowOptimizer
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable, copy_rows
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
@@ -21,33 +21,14 @@ from heterps_core.transport.shared_memory_link import SharedMemoryLink
 class SharedMemoryTable(ShardedTable):
     """The shard of one replica, and its view of the others; made by all replicas in the same order.
 
-    The others are those of `ShardedTable`.
+    Beside the link between the replicas of its group it takes what `ShardedTable` takes.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        num_rows: int,
-        dimension: int,
-        optimizer: RowOptimizer,
-        seed: int,
-        initial_standard_deviation: float,
-        group: ProcessGroup | None,
-        link: SharedMemoryLink,
-    ) -> None:
+    def __init__(self, *, link: SharedMemoryLink, num_rows: int, dimension: int, **others: Any) -> None:
         self._link = link
         self._outbox = link.new_outbox()
         self._whole_RD = link.new_tensor(num_rows, dimension)
-        super().__init__(
-            name=name,
-            num_rows=num_rows,
-            dimension=dimension,
-            optimizer=optimizer,
-            seed=seed,
-            initial_standard_deviation=initial_standard_deviation,
-            group=group,
-        )
+        super().__init__(num_rows=num_rows, dimension=dimension, **others)
         link.wait_for_all()
 
     def apply_gradients(self, *, learning_rate: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 
 from torch import nn
 
@@ -39,11 +40,5 @@ def build(
     return nn.Sequential(layers)
 
 
-def build_16_layers(
-    features: FeatureSpec,
-    *,
-    hidden_widths: Sequence[int] = HIDDEN_WIDTHS_OF_16_LAYERS,
-    embedding_dim: int = EMBEDDING_DIMENSION,
-) -> nn.Sequential:
-    """Build the chain of the paper's depth for the given slots and dense features."""
-    return build(features, hidden_widths=hidden_widths, embedding_dim=embedding_dim)
+build_16_layers = partial(build, hidden_widths=HIDDEN_WIDTHS_OF_16_LAYERS)
+"""Builds the chain of the paper's depth for given slots and dense features."""

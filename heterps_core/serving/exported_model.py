@@ -23,7 +23,7 @@ from heterps_core.embeddings.row_optimizers import RowWiseSGD
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.serving.raw_columns import Columns, dense_input, id_input
+from heterps_core.serving.raw_columns import Columns, model_input
 from heterps_core.training.storage.exported_files import WEIGHTS, read_description
 
 ROWS_PER_BATCH = 8192
@@ -53,16 +53,13 @@ class ClickPredictor:
         Raises:
             DataError: A column that the model needs is missing, or a number cannot be read.
         """
-        logits = self.logits(
-            dense_input(columns, self.schema, self.numeric_transform),
-            id_input(columns, self.schema, self.features),
-        )
+        logits = self.logits(*model_input(columns, self.schema, self.numeric_transform, self.features))
         return torch.from_numpy(logits).sigmoid().numpy()
 
     def logits(
         self, dense_ND: npt.NDArray[np.float32], ids_NS: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.float64]:
-        """Return logits [N] of model input as `dense_input` and `id_input` make it, or as prepared."""
+        """Return logits [N] of model input as `model_input` makes it, or as prepared."""
         logits = []
         for first in range(0, len(ids_NS), ROWS_PER_BATCH):
             part = slice(first, first + ROWS_PER_BATCH)

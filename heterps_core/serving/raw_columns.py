@@ -27,47 +27,29 @@ Columns = Mapping[str, Sequence[Any]]
 """Raw values by column: lists, NumPy arrays, pandas Series or Arrow arrays of one length."""
 
 
-def dense_input(columns: Columns, schema: DataSchema, transform: NumericTransform) -> npt.NDArray[np.float32]:
-    """Return the model's dense input [N, D] of raw columns of N values each.
+def model_input(
+    columns: Columns, schema: DataSchema, transform: NumericTransform, features: FeatureSpec
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    """Return a model's dense input [N, D] and embedding rows [N, S] (0 where missing) of columns of N values each.
 
     Raises:
-        DataError: A column is missing, has another length, or holds what is no finite number.
+        DataError: A column is missing, has another length, or holds in the place of numbers what is no finite number.
     """
-    _check_columns(columns, schema)
-    raw_ND = np.empty((_num_rows(columns, schema), len(schema.numeric_columns)))
-    for position, name in enumerate(schema.numeric_columns):
-        raw_ND[:, position] = _numbers(name, columns[name], schema)
-    return transform.apply(raw_ND)
-
-
-def id_input(columns: Columns, schema: DataSchema, features: FeatureSpec) -> npt.NDArray[np.int32]:
-    """Return the embedding rows [N, S] of raw columns of N values each; row 0 where a value is missing.
-
-    Raises:
-        DataError: A column is missing, or has another length.
-    """
-    _check_columns(columns, schema)
-    ids_NS = np.empty((_num_rows(columns, schema), features.num_slots), dtype=np.int32)
-    for slot, name in enumerate(schema.categorical_columns):
-        texts = _texts(name, columns[name], schema)
-        ids_NS[:, slot] = rows_of_texts(texts, slot=slot, num_rows=features.slot_rows[slot])
-    return ids_NS
-
-
-def _check_columns(columns: Columns, schema: DataSchema) -> None:
     needed = (*schema.numeric_columns, *schema.categorical_columns)
     missing = [name for name in needed if name not in columns]
     if missing:
         raise DataError(SOURCE, f"must have the columns {', '.join(missing)}")
-    lengths = {len(columns[name]) for name in needed}
+    lengths = sorted({len(columns[name]) for name in needed})
     if len(lengths) > 1:
-        raise DataError(
-            SOURCE, f"must have columns of one length, got {', '.join(map(str, sorted(lengths)))}"
-        )
-
-
-def _num_rows(columns: Columns, schema: DataSchema) -> int:
-    return len(columns[schema.categorical_columns[0]])
+        raise DataError(SOURCE, f"must have columns of one length, got {', '.join(map(str, lengths))}")
+    raw_ND = np.empty((lengths[0], len(schema.numeric_columns)))
+    for position, name in enumerate(schema.numeric_columns):
+        raw_ND[:, position] = _numbers(name, columns[name], schema)
+    ids_NS = np.empty((lengths[0], features.num_slots), dtype=np.int32)
+    for slot, name in enumerate(schema.categorical_columns):
+        texts = _texts(name, columns[name], schema)
+        ids_NS[:, slot] = rows_of_texts(texts, slot=slot, num_rows=features.slot_rows[slot])
+    return transform.apply(raw_ND), ids_NS
 
 
 def _numbers(name: str, values: Sequence[Any], schema: DataSchema) -> npt.NDArray[np.float64]:

@@ -7,14 +7,16 @@ group's node ids in cluster.json, where a node finds itself by its instance id.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
-from heterps_core.plans.provisioning_plan import NodeRequest
+from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.providers.aws.errors import refusal
 from infra.providers.aws.queries import Network
 from infra.providers.aws.tags import MAX_OFFERS, as_tag_list, group_tags
@@ -22,6 +24,22 @@ from infra.providers.base import InsufficientCapacityError
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
+
+_STANDARD = "Standard (A, C, D, H, I, M, R, T, Z)"
+
+_OTHER_GROUPS = {
+    "f": "F",
+    "g": "G and VT",
+    "vt": "G and VT",
+    "p": "P",
+    "x": "X",
+    "inf": "Inf",
+    "trn": "Trn",
+    "dl": "DL",
+    "hpc": "HPC",
+    "u": "High Memory",
+}
+"""Letters before a family's generation -> the group in a quota's name; all others are standard."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,15 +69,6 @@ class FleetGroup:
     def __str__(self) -> str:
         names = " or ".join(dict.fromkeys(offer.instance_type.name for offer in self.offers))
         return f"{len(self.requests)} x {names} for stage {self.requests[0].stage}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FleetAnswer:
-    """What a fleet request brought."""
-
-    instance_ids: tuple[str, ...]
-    problem: ProvisioningError | None
-    """Why not all are there; EC2 may name refused pools beside machines that it did launch."""
 
 
 def fleet_groups(requests: Sequence[NodeRequest]) -> tuple[FleetGroup, ...]:
@@ -112,10 +121,11 @@ def request_fleet(
     attempt: int,
     repetition: int,
     owner_tags: dict[str, str],
-) -> FleetAnswer:
-    """Ask for all machines of a group in one zone; the answer says what was had.
+) -> tuple[tuple[str, ...], ProvisioningError | None]:
+    """Ask for all machines of a group in one zone; return the ids of those that were had, and why not all are there.
 
-    No maximum price: it raises interruptions, and the planner holds the ceiling already.
+    EC2 may name refused pools beside machines that it did launch. There is no maximum price: it raises interruptions,
+    and the planner holds the ceiling already.
     """
     count = len(group.requests)
     first = group.requests[0]
@@ -160,12 +170,43 @@ def request_fleet(
     for error in answer.get("Errors", []):
         codes.setdefault(error["ErrorCode"], []).append(error.get("ErrorMessage", ""))
     if len(ids) == count:
-        return FleetAnswer(instance_ids=ids, problem=None)
-    problem = (
+        return ids, None
+    return ids, (
         refusal(f"launch {group}", codes)
         if codes
         else InsufficientCapacityError(
             f"AWS launched {len(ids)} of {group} and gave no reason; try again later"
         )
     )
-    return FleetAnswer(instance_ids=ids, problem=problem)
+
+
+def quota_of(offer: InstanceOffer) -> str:
+    """Return the quota, as Service Quotas names it, that an offer's vCPUs count against.
+
+    EC2 counts vCPUs of running instances, by market and by group of families, in a whole region (AWS, EC2 user guide,
+    "Amazon EC2 service quotas"): what is exhausted in one zone is exhausted in all. For instance
+    "Running On-Demand G and VT instances" for a g4dn.xlarge on-demand.
+    """
+    letters = re.match(r"[a-z]*", offer.instance_type.family)
+    group = _OTHER_GROUPS.get(letters[0] if letters else "", _STANDARD)
+    if offer.market is Market.SPOT:
+        return f"All {group} Spot Instance Requests"
+    return f"Running On-Demand {group} instances"
+
+
+def quotas_of(offers: Iterable[InstanceOffer]) -> tuple[str, ...]:
+    """Return the quotas of several offers, each once, in their order."""
+    return tuple(dict.fromkeys(quota_of(offer) for offer in offers))
+
+
+def asks_less(plan: ProvisioningPlan, of: ProvisioningPlan, quotas: Iterable[str]) -> bool:
+    """Tell whether a plan asks fewer vCPUs than another, or none, of each of some quotas."""
+    ours, theirs = _vcpus(plan), _vcpus(of)
+    return all(ours[quota] == 0 or ours[quota] < theirs[quota] for quota in quotas)
+
+
+def _vcpus(plan: ProvisioningPlan) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for group in plan.groups:
+        counted[quota_of(group.offer)] += group.count * group.offer.instance_type.vcpus
+    return counted

@@ -16,7 +16,7 @@ from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import AWS
 from infra.ledger.ledger import Ledger
 from infra.providers.aws.errors import UnknownProfileError, explained
-from infra.providers.aws.fleet import FleetAnswer, FleetGroup, request_fleet, zones_for
+from infra.providers.aws.fleet import FleetGroup, quotas_of, request_fleet, zones_for
 from infra.providers.aws.instances import renew_lease_tags
 from infra.providers.aws.launch_template import make_security_group, make_template, template_data
 from infra.providers.aws.node_role import (
@@ -27,7 +27,6 @@ from infra.providers.aws.node_role import (
     roles_path,
 )
 from infra.providers.aws.queries import Network, describe_when_known, find_image, find_network, is_ended
-from infra.providers.aws.quotas import quotas_of
 from infra.providers.aws.tags import INTENDED_TAG, LEASE_TAG, group_of, owner_tags
 from infra.providers.base import InsufficientCapacityError, QuotaExceededError, node_of
 
@@ -222,9 +221,9 @@ class RunLaunch:
     ) -> list[InstanceTypeDef]:
         subnet_ids = zones_for(group, self._network, zone=zone, refused=refused)
         try:
-            answer = self._request(group, number=number, subnet_ids=subnet_ids)
-            if answer.problem is not None:
-                raise answer.problem
+            instance_ids, refused_by = self._request(group, number=number, subnet_ids=subnet_ids)
+            if refused_by is not None:
+                raise refused_by
         except InsufficientCapacityError as problem:
             others = set(self._network.subnet_ids) - {*refused, zone}
             if zone is None or group.offers[0].zone is not None or not others:
@@ -234,17 +233,19 @@ class RunLaunch:
             quotas = quotas_of(group.offers)
             raise QuotaExceededError(f"{problem}; quota: {' or '.join(quotas)}", quotas=quotas) from problem
         with explained(f"look at {group}"):
-            instances = describe_when_known(self.client, answer.instance_ids)
+            instances = describe_when_known(self.client, instance_ids)
             if self._has_old_lease:
-                renew_lease_tags(self.client, answer.instance_ids, until=self.lease_until)
+                renew_lease_tags(self.client, instance_ids, until=self.lease_until)
         return instances
 
-    def _request(self, group: FleetGroup, *, number: int, subnet_ids: dict[str, str]) -> FleetAnswer:
+    def _request(
+        self, group: FleetGroup, *, number: int, subnet_ids: dict[str, str]
+    ) -> tuple[tuple[str, ...], ProvisioningError | None]:
         """Ask for a group, again and again for a while where EC2 does not know the run's profile yet."""
         deadline_s = time.monotonic() + PROFILE_TIMEOUT_S
         for repetition in count():
             with explained(f"launch {group}"):
-                answer = request_fleet(
+                instance_ids, problem = request_fleet(
                     self.client,
                     group,
                     template_name=self.machines.name_for(self.run_id),
@@ -254,12 +255,12 @@ class RunLaunch:
                     repetition=repetition,
                     owner_tags=owner_tags(self.run_id, workspace=self.machines.workspace),
                 )
-            self.launched_ids.extend(answer.instance_ids)
-            is_early = isinstance(answer.problem, UnknownProfileError) and not answer.instance_ids
+            self.launched_ids.extend(instance_ids)
+            is_early = isinstance(problem, UnknownProfileError) and not instance_ids
             if not is_early or time.monotonic() > deadline_s:
                 break
             time.sleep(PROFILE_POLL_S)
-        return answer
+        return instance_ids, problem
 
     def _check_whole(self, group: FleetGroup, members: Sequence[InstanceTypeDef]) -> None:
         over = [instance["InstanceId"] for instance in members if is_ended(instance)]

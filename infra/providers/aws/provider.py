@@ -28,7 +28,7 @@ from infra.prices.live_prices import LivePrices
 from infra.prices.spot_charges import SpotRecord
 from infra.providers.aws.access_checks import access_checks
 from infra.providers.aws.errors import explained
-from infra.providers.aws.fleet import fleet_groups
+from infra.providers.aws.fleet import asks_less, fleet_groups
 from infra.providers.aws.instances import remove_leftovers, renew_lease_tags, terminate_all
 from infra.providers.aws.launch import DEFAULT_MACHINES, MachineSettings, RunLaunch, ZoneFullError
 from infra.providers.aws.launch_template import DISK_GB, delete_template, own_templates
@@ -43,7 +43,6 @@ from infra.providers.aws.node_role import (
 )
 from infra.providers.aws.prices import AwsPrices, spot_records
 from infra.providers.aws.queries import Ec2Clock, live_instances, network_nodes, remembered_instances
-from infra.providers.aws.quotas import asks_less
 from infra.providers.aws.tags import attempt_of, instance_of
 from infra.providers.base import Provider, check_run_id
 from infra.run_store import has_run_store

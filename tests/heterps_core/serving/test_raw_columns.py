@@ -16,7 +16,7 @@ from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
-from heterps_core.serving.raw_columns import dense_input, id_input
+from heterps_core.serving.raw_columns import model_input
 
 SCHEMA = DataSchema(
     name="small",
@@ -31,11 +31,13 @@ PLAIN = NumericTransform(is_count=(False,), means=(0.0,), standard_deviations=(1
 
 def dense(values, schema=SCHEMA):
     # A column of sites of the same length, as both are needed.
-    return dense_input({"age": values, "site": ["a"] * len(values)}, schema, PLAIN)[:, 0].tolist()
+    columns = {"age": values, "site": ["a"] * len(values)}
+    return model_input(columns, schema, PLAIN, FEATURES)[0][:, 0].tolist()
 
 
 def ids(values, schema=SCHEMA):
-    return id_input({"age": [0.0] * len(values), "site": values}, schema, FEATURES)[:, 0].tolist()
+    columns = {"age": [0.0] * len(values), "site": values}
+    return model_input(columns, schema, PLAIN, FEATURES)[1][:, 0].tolist()
 
 
 def read_as_a_file(tmp_path, texts, schema=SCHEMA):
@@ -142,6 +144,6 @@ def test_what_is_no_text_is_named():
 
 def test_columns_that_are_missing_or_of_other_lengths_are_told():
     with pytest.raises(DataError, match="must have the columns age"):
-        id_input({"site": ["a"]}, SCHEMA, FEATURES)
+        model_input({"site": ["a"]}, SCHEMA, PLAIN, FEATURES)
     with pytest.raises(DataError, match="must have columns of one length, got 1, 2"):
-        dense_input({"site": ["a"], "age": [1, 2]}, SCHEMA, PLAIN)
+        model_input({"site": ["a"], "age": [1, 2]}, SCHEMA, PLAIN, FEATURES)

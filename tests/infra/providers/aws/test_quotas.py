@@ -1,7 +1,7 @@
 import pytest
 
 from heterps_core.hardware import Market
-from infra.providers.aws.quotas import asks_less, quota_of
+from infra.providers.aws.fleet import asks_less, quota_of
 from tests.infra.builders import offer, plan
 
 STANDARD = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
