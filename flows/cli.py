@@ -45,10 +45,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("what is missing on this machine, and how to fix it", "flows.commands.doctor"),
     "sweep": ("end orphaned machines; for cron", "flows.commands.sweep"),
     "tidy": ("delete files of old runs and models that nothing needs; for cron", "flows.commands.tidy"),
-    "offers": (
-        "what is sold for each device type, where and for how much",
-        "flows.commands.planning.offers",
-    ),
     "profile": (
         "time each layer of a model here, and estimate other device types",
         "flows.commands.planning.profile",

@@ -83,12 +83,12 @@ def check_parameters(asked: TrainParameters) -> None:
             f"num_threads must be 1 where workers on {', '.join(cpu_types)} may be rented, since a plan counts one "
             f"core for each of them, got {asked.num_threads}; leave it out, or take GPU device types only"
         )
-    check_markets(provider=asked.provider, catalogue=asked.catalogue, region=asked.region)
+    check_markets(provider=asked.provider, region=asked.region)
     # Where prices are asked for before machines are rented, those of spot markets are among them.
     markets = [Market.ON_DEMAND] if rented_from.live_prices else [Market(each) for each in asked.markets]
     check_offers(
         in_markets(asked.device_types, markets),
-        catalogue=PriceCatalogue(price_files(workspace, asked.catalogue, listed=rented_from.price_file)),
+        catalogue=PriceCatalogue(price_files(workspace, listed=rented_from.price_file)),
         region=asked.region,
     )
     check_source(asked.data, schema_file=asked.schema_file, day=asked.day)

@@ -139,9 +139,6 @@ class PlannedParameters(ModelParameters):
     device_types: list[str] = Field(DEFAULT_DEVICE_TYPES, min_length=1)
     """What layers may be placed on, or what may be measured."""
 
-    catalogue: str | None = None
-    """File of prices to plan with instead of those of AWS, in SkyPilot's format."""
-
     region: str = REGION
     """Of the prices; machines are rented in us-east-1 only."""
 

@@ -101,7 +101,7 @@ def profile_devices(asked: ProfileParameters) -> str:
 
     refresh_before_renting(workspace, asked.provider, regions=[asked.region])
     listed = get_provider(asked.provider).price_file
-    prices = PriceCatalogue(price_files(workspace, asked.catalogue, listed=listed))
+    prices = PriceCatalogue(price_files(workspace, listed=listed))
     offers = find_offers(device_types, catalogue=prices, region=asked.region)
     problem = make_problem(
         profiled,

@@ -12,16 +12,15 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.device_types import DEVICE_TYPES
-from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNameError
+from heterps_core.errors import ProvisioningError, UnknownNameError
 from heterps_core.hardware import InstanceOffer
 from infra.billing.caps import Caps, check_caps
 from infra.prices.live_prices import LivePrices
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT
-from infra.prices.price_file import PriceFile, csv_rows
+from infra.prices.price_file import PriceFile
 from infra.prices.recheck import Recheck, recheck
 from infra.prices.refresh import Refresh, refresh
-from infra.prices.refreshed_prices import RefreshedPrices, newest_refreshed, write_refreshed
-from infra.prices.skypilot_catalogue import SkyPilotCatalogue
+from infra.prices.refreshed_prices import newest_refreshed, write_refreshed
 from infra.providers import PROVIDERS, get_provider
 from infra.workspace import Workspace
 from tasks.provisioning import Provisioning, within_caps
@@ -40,40 +39,10 @@ def price_folder(workspace: Workspace) -> Path:
     return workspace.root / "prices"
 
 
-def price_files(
-    workspace: Workspace, catalogue: str | None = None, *, listed: PriceFile = BUNDLED_SNAPSHOT
-) -> tuple[PriceFile, ...]:
-    """Return the price files of a run, later ones first in rank: one that is named, else a listed and the newest.
-
-    Args:
-        workspace: With the prices that were refreshed.
-        catalogue: A file that stands alone.
-        listed: That of the provider.
-
-    Raises:
-        ConfigurationError: The named file is not there, or its name does not say cloud and date.
-    """
-    if catalogue is not None:
-        return (named_price_file(Path(catalogue)),)
+def price_files(workspace: Workspace, *, listed: PriceFile = BUNDLED_SNAPSHOT) -> tuple[PriceFile, ...]:
+    """Return the price files of a run, later ones first in rank: the provider's, and the newest refresh."""
     newest = newest_refreshed(price_folder(workspace))
     return (listed,) if newest is None else (listed, newest)
-
-
-def named_price_file(path: Path, *, cloud: str | None = None, as_of: str | None = None) -> PriceFile:
-    """Return the reader for a price file, by what its header says.
-
-    Raises:
-        ConfigurationError: The file cannot be read, has another header, or its name does not say cloud and date.
-    """
-    header = next((set(row) for _, row in csv_rows(path)), set())
-    if {"price_as_of", "price_usd_per_hour"} <= header:
-        return RefreshedPrices(path=path)
-    if {"InstanceType", "Price"} <= header:
-        return SkyPilotCatalogue.at(path, cloud=cloud, as_of=as_of)
-    raise ConfigurationError(
-        f"a price file must have the columns of SkyPilot's catalogues or of refresh-prices, but the header of {path} "
-        f"is: {', '.join(sorted(header)) or 'empty'}"
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,7 +90,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
 
     refresh_before_renting(run.workspace, run.provider, regions=[asked.region])
     listed = get_provider(run.provider).price_file
-    prices = PriceCatalogue(price_files(run.workspace, asked.catalogue, listed=listed))
+    prices = PriceCatalogue(price_files(run.workspace, listed=listed))
     offers = find_offers(device_types, catalogue=prices, region=asked.region)
     offers = offers_that_hold_workers(
         device_types, offers, host_bytes_of_worker=host_bytes_of_worker(job.num_samples)

@@ -72,10 +72,6 @@ class PriceCatalogue:
         """The cloud of the first file, of which the others may tell newer prices."""
         return next((offer.cloud for offer in self._offers.values()), AWS)
 
-    def all_offers(self) -> list[InstanceOffer]:
-        """Return the offers of all clouds, regions and markets."""
-        return list(self._offers.values())
-
     def regions(self, cloud: str = AWS) -> tuple[str, ...]:
         """Return the regions of a cloud with a price, sorted."""
         return tuple(sorted({offer.region for offer in self._offers.values() if offer.cloud == cloud}))

@@ -1,7 +1,6 @@
 """What every reader of prices gives: offers, each with the time and the source of its price.
 
-A family of files: the bundled snapshot (`price_catalogue.py`), what `refresh-prices` wrote
-(`refreshed_prices.py`), and catalogues in SkyPilot's format for other clouds (`skypilot_catalogue.py`).
+Two kinds: the bundled snapshot (`price_catalogue.py`), and what `refresh-prices` wrote (`refreshed_prices.py`).
 """
 
 from __future__ import annotations
@@ -9,15 +8,12 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import InstanceOffer
-
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 class PriceFile(Protocol):
@@ -49,9 +45,3 @@ def csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
     reader = csv.DictReader(io.StringIO(text))
     for row in reader:
         yield reader.line_num, row
-
-
-def date_in_name(path: Path) -> str | None:
-    """Return the date in a file's name, for instance "2026-05-20"; None where there is none."""
-    found = _DATE.search(path.name)
-    return found[0] if found else None

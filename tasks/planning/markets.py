@@ -18,17 +18,17 @@ MAX_SPOT_LOSSES = 2
 """With so many interruptions in a run the rest of it is bought on-demand."""
 
 
-def check_markets(*, provider: str, catalogue: str | None, region: str) -> None:
+def check_markets(*, provider: str, region: str) -> None:
     """Check what is to be bought where, before any work.
 
     Raises:
-        ConfigurationError: Machines are rented that another cloud or region sells.
+        ConfigurationError: Machines are rented that another region sells.
     """
     rented_from = get_provider(provider)
-    if rented_from.charges_money and (catalogue is not None or region != rented_from.region):
+    if rented_from.charges_money and region != rented_from.region:
         raise ConfigurationError(
-            f"the provider {provider} rents in {rented_from.region} at its own prices, got the catalogue {catalogue} "
-            f"and the region {region}; plan with those by a provider that charges nothing, or leave them out"
+            f"the provider {provider} rents in {rented_from.region}, got the region {region}; plan with its prices "
+            f"by a provider that charges nothing, or leave it out"
         )
 
 

@@ -53,7 +53,6 @@ def test_values_have_the_type_of_their_parameter():
         ({"leave_out_costs": ["electricity"]}, UnknownNameError, "spot-risk"),
         ({"markets": ["auction"]}, UnknownNameError, "on-demand, spot"),
         ({"markets": []}, ConfigurationError, "at least 1"),
-        ({"catalogue": "no-such-prices.csv"}, ConfigurationError, "no-such-prices.csv"),
         ({"data": "no-such-file.tsv"}, DataError, "no-such-file.tsv"),
         ({"schema_file": "no-such-schema.json"}, ConfigurationError, "no-such-schema.json"),
         ({"provider": "aws"}, ConfigurationError, "HETERPS_RUN_STORE"),

@@ -1,11 +1,10 @@
-import gzip
 import logging
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from heterps_core.errors import BudgetExceededError, ConfigurationError, ProvisioningError
+from heterps_core.errors import BudgetExceededError, ProvisioningError
 from heterps_core.plans.scheduling_plan import Stage
 from infra.billing.caps import Caps
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
@@ -193,21 +192,3 @@ def test_prices_that_cannot_be_checked_again_stay_and_are_told(monkeypatch, capl
         assert recheck_prices.fn(bought(), provider="aws", caps=Caps()) == bought()
 
     assert "stays as planned: no credentials" in caplog.text
-
-
-def test_a_named_file_is_read_by_its_header(workspace, tmp_path):
-    header = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region\n"
-    sky = tmp_path / "gcp_2026-05-20.csv"
-    sky.write_text(f"{header}c3-standard-4,,,4,16,0.2,us-central1\n")
-    [file] = price_files(workspace, str(sky))
-    assert [offer.instance_type.name for offer in file.offers()] == ["c3-standard-4"]
-
-    own = write_refreshed(tmp_path / "prices", [offer()], at=datetime.now(UTC))
-    assert price_files(workspace, str(own.path)) == (own,)
-
-    for name, content in (("x.csv", b"a,b\n1,2\n"), ("y.csv.gz", gzip.compress(b""))):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(ConfigurationError, match="columns of SkyPilot's catalogues"):
-            price_files(workspace, str(tmp_path / name))
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        price_files(workspace, str(tmp_path / "none.csv"))
