@@ -37,7 +37,7 @@ _CAUSED_BY_USERS = frozenset(
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "status": ("what runs now, what it has cost, and what comes next", "flows.commands.status"),
     "runs": ("the last runs side by side: plan, end, cost, throughput, AUC", "flows.commands.runs"),
-    "cost": ("what runs cost: bills, months, and what the cloud charged", "flows.commands.cost"),
+    "cost": ("what runs cost: bills, and the sum of the month", "flows.commands.cost"),
     "explain": ("why a run had its plan", "flows.commands.planning.explain"),
     "stop": ("let a run write a checkpoint, then end its machines", "flows.commands.stop"),
     "champion": ("the model that serves: since when, how good, what it cost", "flows.commands.champion"),

@@ -1,11 +1,10 @@
-"""`heterps cost`: what runs cost, from the ledger, and held against what the cloud charged."""
+"""`heterps cost`: what runs cost, from the ledger."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 
 from flows.commands import RUN_HELP
 from heterps_core.text_table import Table
@@ -15,16 +14,14 @@ HELP = """\
 Show what runs cost: seconds of every instance times the price that was frozen when it was launched.
 
 Without RUN: one line a run, the newest last, and the sum of this month. With RUN: its bill line by line, all
-launches of it. With --export: our bill beside what the cloud charged, instance by instance, from an AWS cost and
-usage export (CSV, gzip or Parquet; the older report or CUR 2.0, with resource ids); with RUN, of that run alone.
+launches of it.
 
 examples:
   heterps cost
   heterps cost latest
   heterps cost 20261121-0430-1a2b3c4d --json
-  heterps cost --export cost-and-usage-00001.csv.gz
 
-exit status: 0; 2 where a run or a file is not known or cannot be read.
+exit status: 0; 2 where a run is not known, or the ledger cannot be read.
 """
 
 COLUMNS = {
@@ -40,7 +37,6 @@ COLUMNS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("run_id", nargs="?", metavar="RUN", help=f"{RUN_HELP} (default: all runs)")
-    parser.add_argument("--export", type=Path, metavar="FILE", help="what the cloud charged")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -50,12 +46,9 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         UnknownNameError: There is no such run in the ledger.
         ConfigurationError: The id is the beginning of several.
-        DataError: The export cannot be read.
     """
     workspace = Workspace.locate()
-    if options.export is not None:
-        _print_reconciliation(workspace, options.export, named=options.run_id, as_json=options.json)
-    elif options.run_id is not None:
+    if options.run_id is not None:
         _print_bill(workspace, options.run_id, as_json=options.json)
     else:
         _print_runs(workspace, as_json=options.json)
@@ -122,33 +115,3 @@ def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
     for provider, usd in months.items():
         charged = "" if get_provider(provider).charges_money else " at list prices; nothing is charged"
         print(f"  since {start_of_month(now):%Y-%m-%d}, provider {provider}: {usd:.6f} USD{charged}")
-
-
-def _print_reconciliation(workspace: Workspace, export: Path, *, named: str | None, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from infra.billing.cost_export import read_cost_export
-    from infra.billing.reconciliation import reconcile, reconciliation_as_text
-    from infra.ledger.ledger import Ledger
-    from infra.providers import get_provider
-    from tasks.clusters import providers_of_run, run_of_launch
-    from tasks.running.run_names import find_run
-
-    run_id = (
-        None if named is None else find_run(named, providers_of_run(workspace), family="run with machines")
-    )
-    entries = [
-        entry
-        for entry in Ledger(workspace.ledger_path).entries()
-        if get_provider(entry.provider).charges_money and run_id in (None, run_of_launch(entry.run_id))
-    ]
-    own_ids = {entry.provider_instance_id for entry in entries}
-    charged = [
-        item
-        for item in read_cost_export(export)
-        if run_id is None
-        or item.resource_id in own_ids
-        or (item.run_id is not None and run_of_launch(item.run_id) == run_id)
-    ]
-    found = reconcile(entries, charged, now=datetime.now(UTC))
-    print(json.dumps(asdict(found), indent=2, default=str) if as_json else reconciliation_as_text(found))

@@ -1,1 +1,1 @@
-"""What was spent and what may be: bills, caps, budget, waste, reconciliation."""
+"""What runs cost: bills, spending of a living run, caps, waste."""

@@ -63,57 +63,6 @@ def test_a_run_has_a_bill_for_each_launch(capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("two_runs")
-def test_what_the_cloud_charged_stands_beside_our_bill(capsys, monkeypatch, tmp_path):
-    export = tmp_path / "export.csv"
-    export.write_text(
-        "lineItem/LineItemType,lineItem/UsageStartDate,lineItem/UsageType,lineItem/ResourceId,"
-        "lineItem/UsageAmount,lineItem/UnblendedCost\n"
-        "Usage,2026-11-21T03:00:00Z,BoxUsage:c7i.large,i-newer,1.0,3.70\n"
-    )
-
-    status, out, _ = heterps(capsys, monkeypatch, "cost", "--export", str(export))
-
-    assert status == 0
-    assert "in both bills: 3.600000 USD ours, 3.700000 USD charged (+2.78%)" in out
-
-
-def test_of_one_run_only_its_own_lines_of_the_export_are_held_against_its_bill(
-    workspace, capsys, monkeypatch, tmp_path
-):
-    ledger, now = Ledger(workspace.ledger_path), datetime.now(UTC)
-    for launch_id in ("first", "second", "second.2"):
-        (request,) = plan(offer(price_usd_per_hour=0.36)).node_requests()
-        ledger.intend(launch_id, "aws", request, at=now)
-        ledger.launched(launch_id, request.node_id, provider_instance_id=f"i-{launch_id}", at=now)
-        ledger.ended(launch_id, request.node_id, reason=EndReason.RUN_ENDED, at=now + timedelta(hours=1))
-    export = tmp_path / "export.csv"
-    lines = [
-        ("BoxUsage:c7i.large", "i-first", "0.36", "first"),
-        ("EBS:VolumeUsage.gp3", "vol-first", "0.0044", "first"),
-        ("BoxUsage:c7i.large", "i-second", "0.36", "second"),
-        # Tags may be missing from an export; the id tells whose it is.
-        ("BoxUsage:c7i.large", "i-second.2", "0.40", ""),
-        ("EBS:VolumeUsage.gp3", "vol-second", "0.0055", "second.2"),
-        ("BoxUsage:c7i.large", "i-lost", "0.10", "second.3"),
-    ]
-    export.write_text(
-        "lineItem/LineItemType,lineItem/UsageStartDate,lineItem/UsageType,lineItem/ResourceId,"
-        "lineItem/UsageAmount,lineItem/UnblendedCost,resourceTags/user:heterps:run-id\n"
-        + "".join(
-            f"Usage,2026-11-21T03:00:00Z,{kind},{id_},1.0,{usd},{tag}\n" for kind, id_, usd, tag in lines
-        )
-    )
-
-    status, out, _ = heterps(capsys, monkeypatch, "cost", "second", "--export", str(export))
-
-    assert status == 0
-    assert "in both bills: 0.720000 USD ours, 0.760000 USD charged" in out
-    assert "charged, but in no ledger: i-lost, 0.100000 USD" in out
-    assert "besides instances: EBS:VolumeUsage.gp3 0.005500 USD" in out
-    assert "first" not in out
-
-
-@pytest.mark.usefixtures("two_runs")
 def test_what_failed_launches_cost_has_a_name_of_its_own(capsys, monkeypatch):
     document = json.loads(heterps(capsys, monkeypatch, "cost", "--json")[1])
     [bill] = json.loads(heterps(capsys, monkeypatch, "cost", "newer", "--json")[1])
