@@ -20,7 +20,7 @@ from prefect import flow
 from prefect.runtime import flow_run as current_flow_run
 
 from flows.parameter_model import takes
-from flows.service.clean_up import clean_up_after
+from flows.service.recovery import clean_up_after
 from flows.service.schedule import PROFILE_DEVICES
 from heterps_core.profiling.profiles.device_profile import hardware_name
 from heterps_core.training.job import default_batch_size

@@ -25,7 +25,7 @@ from flows.night.outcome import judge_and_record
 from flows.night.plan import end_with_plan, plan_night
 from flows.night.training import train_night
 from flows.parameter_model import takes
-from flows.service.clean_up import clean_up_after
+from flows.service.recovery import clean_up_after
 from flows.service.schedule import TRAIN_CTR
 from infra.workspace import Workspace
 from tasks.data import find_night_of, source_name

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT, bind_host
+from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT
 from flows.service.schedule import nightly_timezone
 from heterps_core.errors import ConfigurationError, HeterpsError
 from infra.checks.checks import Check, CheckState, machine_checks, package_checks
@@ -115,7 +115,7 @@ def _ports(workspace: Workspace) -> Iterator[Check]:
     for port in (PREFECT_PORT, MLFLOW_PORT):
         what = f"port of {port.purpose.removeprefix('the ')}"
         try:
-            port.check_is_free(bind_host())
+            port.check_is_free()
         except ConfigurationError as problem:
             found, _, way_out = str(problem).partition("; ")
             yield Check(what=what, state=CheckState.MISSING, found=found, fix=way_out or None)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flows.service.prefect_api import TIMEOUT_S, ask
+from flows.service.prefect_connection import TIMEOUT_S, ask
 from flows.service.schedule import NIGHTLY_TIME, TRAIN_CTR, nightly_timezone
 from heterps_core.errors import ConfigurationError
 from heterps_core.text_table import Table

@@ -26,7 +26,7 @@ from flows.parameter_checks import check_parameters
 from flows.parameters import TrainParameters
 from flows.profile_devices import profile_devices
 from flows.refresh_prices import refresh_prices
-from flows.service.prefect_api import wait_for_server
+from flows.service.prefect_connection import wait_for_server
 from flows.service.recovery import install_crash_automations, recover
 from flows.service.schedule import (
     NIGHTLY_CRON,

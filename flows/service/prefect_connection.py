@@ -1,4 +1,4 @@
-"""Which Prefect server this project talks to, as environment variables.
+"""Which Prefect server this project talks to, as environment variables, and questions to it over plain HTTP.
 
 One place decides, so that `make train-ctr`, the serving process, the sweeper and a bare `prefect`
 command in a shell meet the same server. Prefect itself is loaded only where it must be told.
@@ -7,13 +7,18 @@ command in a shell meet the same server. Prefect itself is loaded only where it 
 from __future__ import annotations
 
 import atexit
+import base64
+import json
 import logging
 import os
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from flows import PROJECT_LOGGERS
-from flows.service.prefect_api import TIMEOUT_S
 from flows.service.supervisor import Service, Supervisor
 from infra.checks.database_checks import prefect_database_check, require_usable
 from infra.loopback import LOOPBACK, free_loopback_port
@@ -24,6 +29,17 @@ LOGGERS_IN_FLOW_LOG = ",".join(PROJECT_LOGGERS)
 
 HEARTBEAT_SECONDS = 30
 """Least that Prefect allows; a run without a heartbeat for three of these is called crashed."""
+
+AUTH_VARIABLES = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
+"""Prefect's own: what a client sends as user:password, and what a server asks for, in whose shell it is the same."""
+
+TIMEOUT_S = 2.0
+"""For an answer of the server."""
+
+SERVER_TIMEOUT_S = 80.0
+"""A server that is started at the same time writes its tables at its first start; one that died is started again."""
+
+POLL_S = 0.2
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +94,7 @@ def _start_own_server(workspace: Workspace, settings: Mapping[str, str]) -> str:
     """Start a server that ends with this thread; return its API's address."""
     require_usable([prefect_database_check(workspace, is_thorough=False)])
     port = free_loopback_port()
-    server = prefect_server(
-        workspace, LOOPBACK, port, options=("--no-scheduler", "--no-late-runs", "--no-ui")
-    )
+    server = prefect_server(workspace, port, options=("--no-scheduler", "--no-late-runs", "--no-ui"))
     supervisor = Supervisor(
         environment={**os.environ, **settings}, report=logger.warning, ends_with_thread=True
     )
@@ -91,14 +105,40 @@ def _start_own_server(workspace: Workspace, settings: Mapping[str, str]) -> str:
     return f"http://{LOOPBACK}:{port}/api"
 
 
-def prefect_server(workspace: Workspace, host: str, port: int, *, options: Sequence[str] = ()) -> Service:
-    """Return a Prefect server that listens on an address of this machine."""
+def prefect_server(workspace: Workspace, port: int, *, options: Sequence[str] = ()) -> Service:
+    """Return a Prefect server that listens on loopback."""
+    start = ["-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", str(port)]
     return Service(
         name="Prefect server",
-        command=[
-            *(sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port)),
-            *options,
-        ],
-        is_ready=lambda: answers(f"http://{host}:{port}/api/health", timeout_s=TIMEOUT_S),
+        command=[sys.executable, *start, *options],
+        is_ready=lambda: answers(f"http://{LOOPBACK}:{port}/api/health", timeout_s=TIMEOUT_S),
         log_path=workspace.logs_directory / "prefect-server.log",
     )
+
+
+def ask(api_url: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    """Return the JSON that the server answers to a GET, or to a POST of `body`; None where it does not answer.
+
+    Example:
+        >>> ask("http://127.0.0.1:1/api", "/health") is None
+        True
+    """
+    headers = {"content-type": "application/json"}
+    if password := next(filter(None, map(os.environ.get, AUTH_VARIABLES)), None):
+        headers["authorization"] = f"Basic {base64.b64encode(password.encode()).decode()}"
+    data = None if body is None else json.dumps(body).encode()
+    # A proxy from the environment must never stand between this machine and its own loopback.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        request = urllib.request.Request(f"{api_url}{path}", data=data, headers=headers)
+        with opener.open(request, timeout=TIMEOUT_S) as response:
+            return json.load(response)
+    except (urllib.error.URLError, OSError, ValueError):
+        return None
+
+
+def wait_for_server(api_url: str, *, timeout_s: float = SERVER_TIMEOUT_S) -> None:
+    """Return once a server answers, or after `timeout_s`, when the next call says why it does not."""
+    deadline = time.monotonic() + timeout_s
+    while not answers(f"{api_url}/health", timeout_s=TIMEOUT_S) and time.monotonic() < deadline:
+        time.sleep(POLL_S)

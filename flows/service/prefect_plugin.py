@@ -16,7 +16,7 @@ from pathlib import PurePath
 
 from prefect.plugins import HookContext, SetupResult, register_hook
 
-from flows.service.prefect_api import wait_for_server
+from flows.service.prefect_connection import wait_for_server
 from flows.service.schedule import DEPLOYMENTS
 from infra.workspace import Workspace
 

@@ -1,4 +1,4 @@
-"""What a killed service leaves behind in Prefect, and what a serving process does about it when it begins.
+"""What a killed service or flow run leaves behind, and who ends it: a serving process when it begins, or a hook.
 
 Prefect's server keeps runs as they were: pending where their process never started, running where it was killed, and
 all nights that fell due meanwhile.
@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import psutil
 from prefect.automations import Automation
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.flows import Flow
 from prefect.states import Crashed, Scheduled
 
 from flows.service.prefect_connection import HEARTBEAT_SECONDS
 from flows.service.prefect_plugin import FLOW_RUN_VARIABLE
 from flows.service.schedule import DEPLOYMENTS
+from infra.workspace import Workspace
+from tasks.records.runs import clean_up_run
+from tasks.records.tracked_run import EndStatus
 
 HEARTBEAT_AUTOMATION = "crash runs without heartbeat"
 HEARTBEATS_MISSED = 3
@@ -102,6 +107,22 @@ def recover(*, is_alone: bool) -> None:
                 crashed: State[None] = Crashed(message="its process was killed with the service")
                 client.set_flow_run_state(flow_run_id, crashed, force=True)
                 logger.warning("%s was killed with the service", run["name"])
+
+
+def clean_up_after(status: EndStatus) -> Any:
+    """Return a hook of a flow that ends the machines of its run and closes the record with `status`."""
+
+    def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+        reason = f"{state.name}: {(state.message or 'no message').splitlines()[0]}"
+        clean_up_run(
+            Workspace.locate(),
+            str(flow_run.id),
+            resume_run_id=flow_run.parameters.get("resume_run_id"),
+            status=status,
+            reason=reason,
+        )
+
+    return clean_up
 
 
 def _runs_with_process() -> set[str]:

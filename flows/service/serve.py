@@ -9,32 +9,31 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
-import psutil
-
-from flows.service.addresses import choose_addresses, is_loopback
-from flows.service.prefect_api import TIMEOUT_S, ask
-from flows.service.prefect_connection import prefect_server
+from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT, choose_addresses
+from flows.service.prefect_connection import TIMEOUT_S, ask, prefect_server, project_environment
 from flows.service.schedule import NIGHTLY_TIME, SWEEP_ORPHANS, TRAIN_CTR, nightly_timezone
-from flows.service.service_environment import service_environment
-from flows.service.supervisor import POLL_S, Service, Supervisor, run_guarded
+from flows.service.supervisor import Service, Supervisor, end_leftovers
 from heterps_core.errors import ConfigurationError, HeterpsError
 from infra.checks.database_checks import database_checks, require_usable
-from infra.workspace import ServiceAddresses, Workspace, answers
+from infra.loopback import LOOPBACK
+from infra.workspace import HOME_VARIABLE, ServiceAddresses, Workspace, answers
 
-LEFTOVERS_END_WITHIN_S = 60.0
-"""What a killed supervisor left behind is ended in this time: 30 s for a run, 10 s for each server."""
+PASSWORD_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
+"""Prefect's own: user:password that its server asks for."""
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
 
 LOCK_FILE = "serve.lock"
-"""Held until the last process that serves a workspace is gone; the kernel lets go of it whatever kills the holder."""
+"""Held while a workspace is served; the kernel lets go of it whatever kills the holder."""
 
 ENVIRONMENT_HELP = """\
 environment:
@@ -43,10 +42,9 @@ environment:
   HETERPS_MLFLOW_PORT   port of the MLflow UI (default: 5000)
   HETERPS_TIMEZONE      time zone of the nightly run (default: UTC)
   HETERPS_NIGHTLY       parameters of the nightly run as JSON, such as {"data": "/clicks", "ready_by": "06:00"}
-  HETERPS_HOST          address that is served on (default: 127.0.0.1); others than loopback need a password
   HETERPS_TRACKING_URI  a team's MLflow server, which is then not started here
   PREFECT_SERVER_API_AUTH_STRING
-                        user:password that Prefect asks for, and MLflow where it is served on more than loopback
+                        user:password that Prefect asks for
 
 exit status: 0 after a stop; 2 where something is set wrong, taken or locked; 7 where a service does not stay up.
 """
@@ -65,8 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nightly_timezone()
         with _only_server(workspace):
             addresses = choose_addresses(workspace)
+            services = services_to_run(workspace, addresses)
+            if end_leftovers(services, environment={HOME_VARIABLE: str(workspace.root)}):
+                _say("ended the services that an earlier process, which was killed, had left")
+            PREFECT_PORT.check_is_free()
+            if workspace.has_own_tracking:
+                MLFLOW_PORT.check_is_free()
             require_usable(database_checks(workspace, is_thorough=False))
-            return _serve(workspace, addresses)
+            return _serve(workspace, addresses, services)
     except HeterpsError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
@@ -80,21 +84,13 @@ def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[
     """Return Prefect's server, the MLflow UI where runs are recorded here, and the serving process."""
     python = [sys.executable, "-m"]
     started = datetime.now(UTC)
-    host, _, prefect_port = addresses.prefect_url.removeprefix("http://").rpartition(":")
     mlflow_ui = Service(
         name="MLflow UI",
         command=[
-            *(
-                *python,
-                "flows.service.mlflow_ui",
-                "--host",
-                host,
-                "--port",
-                addresses.mlflow_url.rpartition(":")[2],
-            ),
-            *("--workers", "1", "--backend-store-uri", workspace.tracking_uri),
+            *(*python, "flows.service.mlflow_ui"),
+            *("--host", LOOPBACK, "--port", addresses.mlflow_url.rpartition(":")[2], "--workers", "1"),
+            *("--backend-store-uri", workspace.tracking_uri),
             *("--default-artifact-root", workspace.artifacts_directory.as_uri()),
-            *(() if is_loopback(host) else ("--app-name", "basic-auth")),
         ],
         is_ready=lambda: answers(f"{addresses.mlflow_url}/health", timeout_s=TIMEOUT_S),
         log_path=workspace.logs_directory / "mlflow-ui.log",
@@ -106,8 +102,24 @@ def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[
         log_path=workspace.logs_directory / "serving.log",
         stop_timeout_s=30.0,  # a run in mid-training tears its machines down first
     )
-    servers = [prefect_server(workspace, host, int(prefect_port))]
-    return (*servers, *([mlflow_ui] if workspace.has_own_tracking else []), serving_process)
+    server = prefect_server(workspace, int(addresses.prefect_url.rpartition(":")[2]))
+    return (server, *([mlflow_ui] if workspace.has_own_tracking else []), serving_process)
+
+
+def service_environment(workspace: Workspace, addresses: ServiceAddresses) -> dict[str, str]:
+    """Return the environment of all services, and of the flow runs that they start."""
+    origin = addresses.prefect_url
+    password = os.environ.get(PASSWORD_VARIABLE)
+    return {
+        **os.environ,
+        **project_environment(workspace),
+        "PREFECT_API_URL": addresses.prefect_api_url,
+        # Prefect answers any web page by default; only its own UI needs an answer here, by both names of loopback.
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{origin},{origin.replace(LOOPBACK, 'localhost')}",
+        "PREFECT_RUNNER_POLL_FREQUENCY": "2",
+        "PYTHONUNBUFFERED": "1",
+        **({"PREFECT_API_AUTH_STRING": password} if password else {}),
+    }
 
 
 def is_serving(addresses: ServiceAddresses, *, since: datetime) -> bool:
@@ -134,58 +146,49 @@ def welcome(workspace: Workspace, addresses: ServiceAddresses) -> str:
 
 @contextmanager
 def _only_server(workspace: Workspace) -> Iterator[None]:
-    """Let one process serve a workspace; wait for what a killed one left behind to end.
+    """Let one process serve a workspace.
 
     Raises:
         ConfigurationError: Another one serves it.
     """
-    deadline_s = time.monotonic() + LEFTOVERS_END_WITHIN_S
-    is_told = False
     with (workspace.root / LOCK_FILE).open("a") as lock:
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             running = workspace.recorded_services()
-            if time.monotonic() > deadline_s or (running and psutil.pid_exists(running.supervisor_pid)):
-                by = f" by process {running.supervisor_pid} at {running.prefect_url}" if running else ""
-                raise ConfigurationError(
-                    f"{workspace.root} is being served already{by}; end that first, or set HETERPS_HOME to another "
-                    f"folder"
-                )
-            if not is_told:
-                _say("an earlier process was killed; waiting for what it left to end ...")
-                is_told = True
-            time.sleep(POLL_S)
+            by = f" by process {running.supervisor_pid} at {running.prefect_url}" if running else ""
+            raise ConfigurationError(
+                f"{workspace.root} is being served already{by}; end that first, or set HETERPS_HOME to another folder"
+            ) from error
         yield
 
 
-def _serve(workspace: Workspace, addresses: ServiceAddresses) -> int:
+def _serve(workspace: Workspace, addresses: ServiceAddresses, services: Sequence[Service]) -> int:
     """Serve until a stop is requested; return the exit status.
 
     Raises:
         ConfigurationError, ServiceError: A service does not come up, or keeps dying.
     """
     supervisor = Supervisor(environment=service_environment(workspace, addresses), report=_say)
-
-    def serve() -> int:
-        started_s = time.monotonic()
-        try:
-            workspace.write_services(addresses)
-            _say(f"starting the services of {workspace.root} ...")
-            # Side by side: the serving process loads for seconds and then waits for the server.
-            supervisor.start(*services_to_run(workspace, addresses))
-            if not supervisor.stop_requested.is_set():
-                _say(f"up after {time.monotonic() - started_s:.1f} s\n\n{welcome(workspace, addresses)}\n")
-                supervisor.watch()
-            _say("stopping ...")
-        finally:
-            supervisor.stop()
-            workspace.forget_services()
-            _say("stopped; nothing is left running")
-        return 0
-
-    return run_guarded(supervisor, serve)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Under nohup SIGHUP is ignored, and stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: supervisor.stop_requested.set())
+    started_s = time.monotonic()
+    try:
+        workspace.write_services(addresses)
+        _say(f"starting the services of {workspace.root} ...")
+        # Side by side: the serving process loads for seconds and then waits for the server.
+        supervisor.start(*services)
+        if not supervisor.stop_requested.is_set():
+            _say(f"up after {time.monotonic() - started_s:.1f} s\n\n{welcome(workspace, addresses)}\n")
+            supervisor.watch()
+        _say("stopping ...")
+    finally:
+        supervisor.stop()
+        workspace.forget_services()
+        _say("stopped; nothing is left running")
+    return 0
 
 
 def _say(line: str) -> None:

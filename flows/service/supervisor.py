@@ -1,6 +1,6 @@
 """Keeps a few long-running processes up, and ends them all without leaving one behind.
 
-It knows nothing of what it runs. Linux only: `prctl` gives orphans to their nearest guarded ancestor.
+It knows nothing of what it runs. Linux only, for `prctl`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,7 +28,10 @@ POLL_S = 0.2
 SHOWN_LINES = 12
 """Of the log of a process that died."""
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+SERVICE_VARIABLE = "HETERPS_SERVICE"
+"""Tells a service, and what it starts, from other processes of a workspace: by this a later start finds them."""
+
+_PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
 
 
@@ -67,7 +69,7 @@ class Service:
 
     def error(self, what: str) -> ServiceError:
         """Return an error that says what is wrong, with the last lines of the log."""
-        said = last_lines(self.log_path)
+        said = "\n".join(f"    {line}" for line in last_lines(self.log_path)) or "    (nothing was written)"
         return ServiceError(f"{self.name} {what}; its last lines in {self.log_path}:\n{said}")
 
 
@@ -117,7 +119,7 @@ class Supervisor:
             self._look_at_all()
 
     def stop(self) -> None:
-        """End all services in reverse order, with what they started in their sessions; may be called again."""
+        """End all services in reverse order, with what they started; may be called again."""
         self.stop_requested.set()
         for service in reversed(self._services):
             for process in service.processes:
@@ -127,13 +129,14 @@ class Supervisor:
 
     def _launch(self, service: Service) -> None:
         service.log_path.parent.mkdir(parents=True, exist_ok=True)
+        marker = {} if self.ends_with_thread else {SERVICE_VARIABLE: service.name}
         with service.log_path.open("ab") as log:
             process = subprocess.Popen(
                 list(service.command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=dict(self.environment),
+                env={**self.environment, **marker},
                 # Ctrl-C reaches this process alone, which then ends the others in order.
                 start_new_session=True,
                 preexec_fn=_end_with_parent if self.ends_with_thread else None,
@@ -159,7 +162,7 @@ class Supervisor:
         """Start a service again that was up, or died while it was started again; wait longer after every death."""
         if not service.is_up and status == ConfigurationError.exit_status:
             # It has said why, and will not come back by itself.
-            said = last_lines(service.log_path).splitlines()[-1].strip().removeprefix("error: ")
+            said = "".join(last_lines(service.log_path)[-1:]).strip().removeprefix("error: ")
             raise ConfigurationError(f"{service.name} must have settings that can be used: {said}")
         if not service.is_up and not service.deaths_s:
             raise service.error(f"must stay up, but ended with status {status} while starting")
@@ -176,49 +179,30 @@ class Supervisor:
             self._launch(service)
 
 
-def run_guarded(supervisor: Supervisor, work: Callable[[], int]) -> int:
-    """Run `work`, in which a supervisor starts services and stops them, in a child; return its exit status.
+def end_leftovers(services: Sequence[Service], *, environment: Mapping[str, str]) -> int:
+    """End what a supervisor that was killed has left of these services, in reverse order; return how many sessions.
 
-    Nothing is left when both processes are gone, and each ends the services if the other one is killed: the kernel
-    then sends the child SIGTERM, or gives the child's children to this process. SIGINT, SIGTERM and SIGHUP (unless
-    it is ignored, as under nohup) request a stop of the supervisor.
+    Args:
+        services: As they are about to be started.
+        environment: Variables by which processes of this workspace are told from those of another.
     """
-    child = 0
-
-    def stop(*_: object) -> None:
-        supervisor.stop_requested.set()
-        if child:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGTERM)
-
-    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signal_number) is not signal.SIG_IGN:
-            signal.signal(signal_number, stop)
-    child = os.fork()
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    if not child:
-        os.setsid()
-        _end_with_parent()
-        try:
-            return work()
-        finally:
-            _end_below()
-    if supervisor.stop_requested.is_set():
-        stop()
-    _, status = os.waitpid(child, 0)
-    _end_below()
-    status = os.waitstatus_to_exitcode(status)
-    return status if status >= 0 else 128 - status
-
-
-def _end_below() -> None:
-    """End what is still below this process, the newest first: it inherits what they leave in other sessions."""
-    while children := [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]:
-        end_session(os.getsid(children[-1].pid), patience_s=10.0)
+    num_ended = 0
+    for service in reversed(services):
+        wanted = {**environment, SERVICE_VARIABLE: service.name}
+        # The service's own session before those of what it has started.
+        sessions: dict[int, None] = {}
+        for process in sorted(psutil.process_iter(), key=lambda each: each.create_time()):
+            with suppress(psutil.Error, OSError):
+                if wanted.items() <= process.environ().items():
+                    sessions[os.getsid(process.pid)] = None
+        for leader in sessions:
+            end_session(leader, patience_s=service.stop_timeout_s)
+        num_ended += len(sessions)
+    return num_ended
 
 
 def end_session(leader: int, *, patience_s: float) -> None:
-    """End what is below this process in a session, and its leader when nothing else is left of it.
+    """End the processes of a session, and its leader when nothing else is left of it.
 
     In this order, as a serving process that is told to end kills its flow runs at once (asyncio does, when its loop
     closes), and they could neither end their machines nor tell the server.
@@ -227,16 +211,19 @@ def end_session(leader: int, *, patience_s: float) -> None:
         leader: Process that leads the session; it may have ended.
         patience_s: Time to end well, after which all are killed: a run in mid-training ends its machines first.
     """
+    below: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        below = psutil.Process(leader).children(recursive=True)
     deadline = time.monotonic() + patience_s
     asked: set[int] = set()
     while True:
         members = []
-        for process in psutil.Process().children(recursive=True):
+        for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
                     members.append(process)
         if not members:
-            return
+            break
         for process in members:
             with suppress(psutil.Error):
                 if time.monotonic() > deadline:
@@ -245,17 +232,16 @@ def end_session(leader: int, *, patience_s: float) -> None:
                     asked.add(process.pid)
                     process.terminate()
         time.sleep(POLL_S)
+    # In sessions of their own, such as the nodes of a run that had to be killed.
+    for process in below:
+        with suppress(psutil.Error):
+            process.kill()
 
 
 def _end_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def last_lines(path: Path) -> str:
-    """Return the end of a log, indented, or a note that there is none."""
-    try:
-        with path.open(errors="replace") as log:
-            lines = deque(log, maxlen=SHOWN_LINES)
-    except OSError:
-        lines = deque()
-    return "".join(f"    {line.rstrip()}\n" for line in lines).rstrip() or "    (nothing was written)"
+def last_lines(path: Path) -> list[str]:
+    """Return the end of a log; nothing where there is none."""
+    return path.read_text(errors="replace").splitlines()[-SHOWN_LINES:] if path.exists() else []

@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from flows.service.serve import services_to_run
-from flows.service.service_environment import service_environment
+from flows.service.serve import service_environment, services_to_run
 from infra.loopback import free_loopback_port
 from infra.workspace import ServiceAddresses, Workspace
 from tasks.judging.nights import MOST_NIGHTS

@@ -12,8 +12,7 @@ SERVICES = {
     "prefect server": 1,
     "mlflow server": 1,
     "flows.service.deployments": 1,
-    # The supervisor, and the process that guards it.
-    "flows.service.serve": 2,
+    "flows.service.serve": 1,
 }
 """Processes of a served workspace in which nothing runs."""
 

@@ -189,14 +189,16 @@ def test_a_value_outside_the_form_is_refused_by_the_server(service):
         service.command("deployment", "run", "train-ctr", "--param", "epochs=0")
 
 
-def test_killing_the_supervisor_leaves_nothing_and_the_next_one_starts(service):
+def test_what_a_killed_supervisor_leaves_is_ended_by_the_next_one(service):
     service.process.kill()
     service.process.wait(10)
     service.restart()
 
     service.wait_until_up()
 
-    assert "was killed; waiting for what it left to end" in service.output.read_text()
+    assert (
+        "ended the services that an earlier process, which was killed, had left" in service.output.read_text()
+    )
     servers = [
         process for process in service.processes() if process.cmdline()[1:4] == ["-m", "prefect", "server"]
     ]

@@ -24,7 +24,7 @@ def doctor(tmp_path, monkeypatch, capsys):
     for probe in probes:
         probe.close()
     monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
-    for name in ("HETERPS_HOST", "HETERPS_TIMEZONE", "MLFLOW_TRACKING_URI", "HETERPS_TRACKING_URI"):
+    for name in ("HETERPS_TIMEZONE", "MLFLOW_TRACKING_URI", "HETERPS_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
 
     def run(*arguments):
@@ -76,7 +76,6 @@ def test_a_taken_port_is_missing_with_its_holder_and_its_variable(doctor, monkey
     [
         ("HETERPS_TIMEZONE", "Mars/Olympus", "nightly zone"),
         ("HETERPS_MLFLOW_PORT", "http", "port of MLflow UI"),
-        ("HETERPS_HOST", "0.0.0.0", "port of Prefect server"),
     ],
 )
 def test_what_is_set_wrong_is_missing(doctor, monkeypatch, variable, value, what):

@@ -6,15 +6,14 @@ from contextlib import closing
 import pytest
 
 from flows.service.addresses import choose_addresses
-from flows.service.serve import LOCK_FILE, main, services_to_run
-from flows.service.service_environment import service_environment
+from flows.service.serve import LOCK_FILE, main, service_environment, services_to_run
 from heterps_core.errors import ConfigurationError
 from infra.workspace import ServiceAddresses, Workspace
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
-    for name in ("HETERPS_HOST", "HETERPS_TRACKING_URI", "HETERPS_TIMEZONE"):
+    for name in ("HETERPS_TRACKING_URI", "HETERPS_TIMEZONE"):
         monkeypatch.delenv(name, raising=False)
     # Ports that are free on most machines: nothing is bound but for a moment.
     monkeypatch.setenv("HETERPS_PREFECT_PORT", "42173")
@@ -96,19 +95,6 @@ def test_a_teams_mlflow_is_not_started_a_second_time(tmp_path, monkeypatch):
     assert own == ["Prefect server", "MLflow UI", "serving process"]
 
 
-def test_mlflow_asks_for_a_password_only_where_others_reach_it(tmp_path):
-    workspace = Workspace(root=tmp_path)
-
-    def command(host):
-        addresses = ServiceAddresses(
-            prefect_url=f"http://{host}:4200", mlflow_url=f"http://{host}:5000", supervisor_pid=1
-        )
-        return services_to_run(workspace, addresses)[1].command
-
-    assert "basic-auth" not in command("127.0.0.1")
-    assert command("198.51.100.1")[-2:] == ["--app-name", "basic-auth"]
-
-
 def test_help_is_shown_and_nothing_started(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
@@ -117,19 +103,10 @@ def test_help_is_shown_and_nothing_started(capsys):
     assert "HETERPS_PREFECT_PORT" in capsys.readouterr().out
 
 
-def test_a_password_reaches_the_servers_and_those_who_ask_them(tmp_path, monkeypatch):
-    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "team:long-enough-secret")
+def test_a_password_reaches_the_server_and_those_who_ask_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "team:secret")
     workspace = Workspace(root=tmp_path)
-    others = ServiceAddresses(
-        prefect_url="http://198.51.100.1:4200", mlflow_url="http://198.51.100.1:5000", supervisor_pid=1
-    )
 
-    environment = service_environment(workspace, others)
+    environment = service_environment(workspace, choose_addresses(workspace))
 
-    assert environment["PREFECT_API_AUTH_STRING"] == "team:long-enough-secret"
-    assert environment["MLFLOW_AUTH_ADMIN_USERNAME"] == "team"
-    assert environment["MLFLOW_AUTH_ADMIN_PASSWORD"] == "long-enough-secret"
-    assert environment["MLFLOW_SERVER_ALLOWED_HOSTS"] == "198.51.100.1:5000"
-    assert environment["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] == "http://198.51.100.1:5000"
-    # On loopback MLflow is reached by tunnels too, under whatever port they have.
-    assert "MLFLOW_SERVER_ALLOWED_HOSTS" not in service_environment(workspace, choose_addresses(workspace))
+    assert environment["PREFECT_API_AUTH_STRING"] == environment["PREFECT_SERVER_API_AUTH_STRING"]

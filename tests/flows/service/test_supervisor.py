@@ -1,17 +1,19 @@
 import os
-import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import psutil
 import pytest
 
 from flows.service.supervisor import (
     MAX_RESTARTS,
+    SERVICE_VARIABLE,
     Service,
     ServiceError,
     Supervisor,
+    end_leftovers,
     last_lines,
 )
 from heterps_core.errors import ConfigurationError
@@ -140,61 +142,73 @@ run.wait()
     assert mark.read_text() == "machines ended"
 
 
-GUARDED = """
-import os, sys, time
-from pathlib import Path
-from flows.service.supervisor import Service, Supervisor, run_guarded
-
-supervisor = Supervisor(environment=dict(os.environ), report=print)
-services = [
-    Service(name=f"thing {{number}}", command=[sys.executable, "-c", {program!r}], is_ready=lambda: True,
-            log_path=Path({log!r}))
-    for number in range(2)
-]
-
-def work():
-    supervisor.start(*services)
-    print("up", flush=True)
-    try:
-        supervisor.watch()
-    finally:
-        supervisor.stop()
-    return 5
-
-sys.exit(run_guarded(supervisor, work))
-"""
-
-
 @pytest.fixture
-def guarded(tmp_path):
-    """A guarding process, its child with the supervisor, and what is below that."""
-    program = GUARDED.format(program=WITH_ORPHAN, log=str(tmp_path / "thing.log"))
-    guard = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert guard.stdout.readline() == "up\n"
-    # Of each of two services one orphan, and one in a session of its own.
-    wait_for(lambda: [words_of(each)[-1:] for each in descendants(guard)].count([SLEEP]) == 4)
-    [child] = psutil.Process(guard.pid).children()
-    yield guard, child, descendants(guard)
-    guard.communicate(timeout=15)
+def killed_supervisor(tmp_path):
+    """Two services whose supervisor was killed, each with an orphan and a process in a session of its own."""
+    program = f"""
+import os, time
+from pathlib import Path
+from tests.flows.service.test_supervisor import WITH_ORPHAN, two_services
+from flows.service.supervisor import Supervisor
+Supervisor(environment=dict(os.environ), report=print).start(*two_services(Path({str(tmp_path)!r})))
+print("up", flush=True)
+time.sleep(60)
+"""
+    environment = {"TESTED_IN": str(tmp_path)}
+    killed = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    )
+    assert killed.stdout.readline() == "up\n"
+    wait_for(lambda: [words_of(each)[-1:] for each in of_environment(environment)].count([SLEEP]) == 4)
+    killed.kill()
+    killed.communicate()
+    yield environment
+    for process in of_environment(environment):
+        process.kill()
 
 
-def test_a_stop_ends_orphans_and_other_sessions_too(guarded):
-    guard, _, below = guarded
-
-    guard.send_signal(signal.SIGTERM)
-
-    assert guard.wait(15) == 5
-    assert not any(is_living(process) for process in below)
+def two_services(tmp_path):
+    made = [make_service(tmp_path, WITH_ORPHAN) for _ in range(2)]
+    for number, service in enumerate(made):
+        service.name = f"thing {number}"
+    return made
 
 
-@pytest.mark.parametrize("killed", ["guard", "child"])
-def test_whichever_process_is_killed_nothing_is_left(guarded, killed):
-    guard, child, below = guarded
+def of_environment(environment):
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if environment.items() <= process.environ().items() and is_living(process):
+                found.append(process)
+    return found
 
-    (guard if killed == "guard" else child).kill()
 
-    wait_for(lambda: not any(is_living(process) for process in below), timeout_s=15.0)
-    assert guard.wait(15) == (-9 if killed == "guard" else 128 + 9)
+def test_what_a_killed_supervisor_has_left_is_ended_by_the_next_one(tmp_path, killed_supervisor):
+    other = subprocess.Popen(
+        [sys.executable, "-c", SLEEP],
+        env={**os.environ, **killed_supervisor, SERVICE_VARIABLE: "another thing"},
+        start_new_session=True,
+    )
+
+    assert end_leftovers(two_services(tmp_path), environment=killed_supervisor)
+
+    assert [process.pid for process in of_environment(killed_supervisor)] == [other.pid]
+    assert not end_leftovers(two_services(tmp_path), environment=killed_supervisor)
+    other.kill()
+    other.wait()
+
+
+def test_stopping_ends_orphans_and_other_sessions_too(tmp_path, supervisor):
+    before = set(own_children())
+    supervisor.environment = {**os.environ, "TESTED_IN": str(tmp_path)}
+    supervisor.start(*two_services(tmp_path))
+    below = {"TESTED_IN": str(tmp_path)}
+    wait_for(lambda: [words_of(each)[-1:] for each in of_environment(below)].count([SLEEP]) == 4)
+
+    supervisor.stop()
+
+    wait_for(lambda: not of_environment(below))
+    assert set(own_children()) <= before
 
 
 def test_what_ends_with_its_thread_is_not_left_by_a_killed_process(tmp_path):
@@ -279,4 +293,4 @@ def test_what_keeps_dying_is_given_up(tmp_path, supervisor, monkeypatch):
 
 
 def test_last_lines_of_a_log_that_is_not_there(tmp_path):
-    assert "nothing was written" in last_lines(tmp_path / "none.log")
+    assert last_lines(tmp_path / "none.log") == []
