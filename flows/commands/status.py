@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from infra.workspace import Workspace, answers
 
 if TYPE_CHECKING:
     from infra.ledger.ledger import LedgerEntry
-    from tasks.records.run_history import RunLine
 
 HELP = """\
 Show what runs now: services, flow runs, machines with their age and cost, caps and the month's spending, the
@@ -39,42 +38,11 @@ LIVE_STATES = ("PENDING", "RUNNING", "PAUSED", "CANCELLING")
 POLLED_WITHIN_S = 120.0
 """A process that serves deployments says so every few seconds; Prefect notes it less often."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
-    """A machine that the ledger calls living."""
-
-    run_id: str
-    node_id: str
-    provider: str
-    instance_type: str
-    market: str
-    age_s: float
-    usd: float
-    """So far, at the price frozen at its launch."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Status:
-    """All that is shown; None where it cannot be known now."""
-
-    workspace: str
-    services: dict[str, str]
-    """What each is: "up", "down" or more, by name."""
-
-    flow_runs: list[dict[str, Any]] | None
-    open_records: list[RunLine] | None
-    machines: list[Machine]
-    month_usd: dict[str, float]
-    """By provider."""
-
-    caps: dict[str, float | None] | None
-    """Of the nightly deployment."""
-
-    champion: str | None
-    next_night: str
-    num_waiting_records: int
-    num_refused_records: int
+MACHINE_COLUMNS = {
+    **dict.fromkeys(("run", "machine", "provider", "instance", "market"), ""),
+    "age": "s",
+    "USD so far": ".6f",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,59 +57,81 @@ def run(options: argparse.Namespace, *, now: datetime | None = None) -> None:
         ConfigurationError: The ledger cannot be read.
     """
     status = gather(Workspace.locate(), now=now or datetime.now(UTC))
-    print(json.dumps(asdict(status), indent=1) if options.json else as_text(status))
+    print(json.dumps(status, indent=1) if options.json else as_text(status))
 
 
-def gather(workspace: Workspace, *, now: datetime) -> Status:
-    """Ask everything that can be asked, each part by itself."""
-    from infra.ledger.ledger import Ledger
+def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
+    """Ask everything that can be asked, each part by itself; None stands for what cannot be known now."""
+    from infra.ledger.ledger import EntryState, Ledger
     from tasks.records import mlflow_store
 
     api_url = _api_url(workspace)
-    deployment = None if api_url is None else ask(api_url, f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}")
-    entries = Ledger(workspace.ledger_path).entries() if workspace.ledger_path.exists() else []
+    deployment = api_url and ask(api_url, f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}")
+    entries = Ledger(workspace.ledger_path).entries() if workspace.ledger_path.exists() else ()
     outbox = mlflow_store.outbox(workspace)
-    return Status(
-        workspace=str(workspace.root),
-        services=_services(workspace, api_url, deployment, now=now),
-        flow_runs=None if api_url is None else _flow_runs(api_url),
-        open_records=_open_records(workspace),
-        machines=_machines(entries, now=now),
-        month_usd=_month_usd(entries, now=now),
-        caps=None if deployment is None else {cap: deployment["parameters"].get(cap) for cap in CAPS},
-        champion=_champion(workspace),
-        next_night=_next_night(api_url),
-        num_waiting_records=len(outbox.waiting()),
-        num_refused_records=outbox.num_refused(),
-    )
+    return {
+        "workspace": str(workspace.root),
+        "services": _services(workspace, api_url, deployment, now=now),
+        "flow_runs": api_url and _flow_runs(api_url),
+        "open_records": _open_records(workspace),
+        "machines": [
+            {
+                "run_id": entry.run_id,
+                "node_id": entry.node_id,
+                "provider": entry.provider,
+                "instance_type": entry.instance_type,
+                "market": entry.market,
+                "age_s": (now - entry.launched_at).total_seconds(),
+                "usd": _usd([entry], now=now),
+            }
+            for entry in entries
+            if entry.state is EntryState.LAUNCHED and entry.launched_at is not None
+        ],
+        "month_usd": {
+            provider: _usd([each for each in entries if each.provider == provider], now=now, is_of_month=True)
+            for provider in sorted({entry.provider for entry in entries})
+        },
+        "caps": deployment and {cap: deployment["parameters"].get(cap) for cap in CAPS},
+        "champion": _champion(workspace),
+        "next_night": _next_night(api_url),
+        "num_waiting_records": len(outbox.waiting()),
+        "num_refused_records": outbox.num_refused(),
+    }
 
 
-def as_text(status: Status) -> str:
+def as_text(status: dict[str, Any]) -> str:
     """Return the status for a terminal."""
-    lines = [f"Workspace {status.workspace}", "", "Services"]
-    lines += [f"  {name:<16}{state}" for name, state in status.services.items()]
-    lines += ["", "Flow runs", *_flow_run_lines(status), "", "Machines", *_machine_lines(status), ""]
+    lines = [f"Workspace {status['workspace']}", "", "Services"]
+    lines += [f"  {name:<16}{state}" for name, state in status["services"].items()]
+    lines += [
+        "",
+        "Flow runs",
+        *_flow_run_lines(status),
+        "",
+        "Machines",
+        *_machine_lines(status["machines"]),
+        "",
+    ]
     month = ", ".join(
         f"{usd:.6f} USD {'at list prices (local, not charged)' if name == 'local' else f'({name})'}"
-        for name, usd in status.month_usd.items()
+        for name, usd in status["month_usd"].items()
     )
-    waiting = status.num_waiting_records
-    lines += [
-        f"  {'month so far':<16}{month or '0 USD'}",
-        f"  {'nightly caps':<16}{_caps_text(status.caps)}",
-        f"  {'champion':<16}{status.champion or 'none yet'}",
-        f"  {'next night':<16}{status.next_night}",
-        f"  {'records':<16}"
-        + (f"{waiting} wait for MLflow to answer" if waiting else "all delivered to MLflow")
-        + (f", {status.num_refused_records} were refused by it" if status.num_refused_records else ""),
-    ]
-    return "\n".join(lines)
+    waiting, refused = status["num_waiting_records"], status["num_refused_records"]
+    records = f"{waiting} wait for MLflow to answer" if waiting else "all delivered to MLflow"
+    rows = {
+        "month so far": month or "0 USD",
+        "nightly caps": _caps_text(status["caps"]),
+        "champion": status["champion"] or "none yet",
+        "next night": status["next_night"],
+        "records": records + (f", {refused} were refused by it" if refused else ""),
+    }
+    return "\n".join([*lines, *(f"  {name:<16}{text}" for name, text in rows.items())])
 
 
 def _api_url(workspace: Workspace) -> str | None:
     """Return the API of a server that answers, the user's own or that of `make serve`."""
     services = workspace.recorded_services()
-    named = os.environ.get("PREFECT_API_URL") or (services.prefect_api_url if services else None)
+    named = os.environ.get("PREFECT_API_URL") or (services and services.prefect_api_url)
     return named if named and answers(f"{named}/health", timeout_s=TIMEOUT_S) else None
 
 
@@ -150,8 +140,7 @@ def _services(workspace: Workspace, api_url: str | None, deployment: Any, *, now
     mlflow_url = services.mlflow_url if workspace.has_own_tracking and services else workspace.tracking_uri
     is_mlflow_up = mlflow_url.startswith("http") and answers(f"{mlflow_url}/health", timeout_s=TIMEOUT_S)
     polled = deployment and deployment.get("last_polled")
-    age_s = (now - datetime.fromisoformat(polled)).total_seconds() if polled else None
-    is_served = age_s is not None and age_s < POLLED_WITHIN_S
+    is_served = polled and (now - datetime.fromisoformat(polled)).total_seconds() < POLLED_WITHIN_S
     return {
         "Prefect server": f"up       {api_url}" if api_url else "down     start it: make serve",
         "MLflow UI": f"up       {mlflow_url}" if is_mlflow_up else "down     start it: make serve",
@@ -171,40 +160,13 @@ def _flow_runs(api_url: str) -> list[dict[str, Any]] | None:
     ]
 
 
-def _open_records(workspace: Workspace) -> list[RunLine] | None:
+def _open_records(workspace: Workspace) -> list[dict[str, Any]] | None:
     from tasks.records.run_history import running_lines
 
     try:
-        return running_lines(workspace)
+        return [asdict(line) for line in running_lines(workspace)]
     except ConfigurationError:
         return None
-
-
-def _machines(entries: Sequence[LedgerEntry], *, now: datetime) -> list[Machine]:
-    from infra.ledger.ledger import EntryState
-
-    return [
-        Machine(
-            run_id=entry.run_id,
-            node_id=entry.node_id,
-            provider=entry.provider,
-            instance_type=entry.instance_type,
-            market=entry.market,
-            age_s=(now - entry.launched_at).total_seconds(),
-            usd=_usd([entry], now=now),
-        )
-        for entry in entries
-        if entry.state is EntryState.LAUNCHED and entry.launched_at is not None
-    ]
-
-
-def _month_usd(entries: Sequence[LedgerEntry], *, now: datetime) -> dict[str, float]:
-    by_provider: dict[str, list[LedgerEntry]] = {}
-    for entry in entries:
-        by_provider.setdefault(entry.provider, []).append(entry)
-    return {
-        provider: _usd(by_provider[provider], now=now, is_of_month=True) for provider in sorted(by_provider)
-    }
 
 
 def _usd(entries: Sequence[LedgerEntry], *, now: datetime, is_of_month: bool = False) -> float:
@@ -246,31 +208,27 @@ def _next_night(api_url: str | None) -> str:
     return f"none is scheduled; {NIGHTLY_TIME} {nightly_timezone()} once make serve runs"
 
 
-def _flow_run_lines(status: Status) -> list[str]:
+def _flow_run_lines(status: dict[str, Any]) -> list[str]:
     lines = [
         f"  {run['name']:<28}{run['state']:<12}since {(run['started'] or '-')[:19]}"
-        for run in status.flow_runs or []
+        for run in status["flow_runs"] or []
     ]
-    for line in status.open_records or []:
-        lines.append(f"  {line.run_id:<28}{line.model}, since {line.started_at[:19]}")
-        if line.end_reason:
-            lines.append(f"  {'':<28}{line.end_reason}")
-    if status.flow_runs is None:
+    for record in status["open_records"] or []:
+        lines.append(f"  {record['run_id']:<28}{record['model']}, since {record['started_at'][:19]}")
+        if record["end_reason"]:
+            lines.append(f"  {'':<28}{record['end_reason']}")
+    if status["flow_runs"] is None:
         lines.append("  not known from Prefect, whose server does not answer")
-    if status.open_records is None:
+    if status["open_records"] is None:
         lines.append("  not known from MLflow, whose store does not answer")
     return lines or ["  none"]
 
 
-def _machine_lines(status: Status) -> list[str]:
-    if not status.machines:
+def _machine_lines(machines: Sequence[dict[str, Any]]) -> list[str]:
+    if not machines:
         return ["  none"]
-    words = dict.fromkeys(("run", "machine", "provider", "instance", "market"), "")
-    rows: list[list[str | float | None]] = [
-        [m.run_id, m.node_id, m.provider, m.instance_type, m.market, _age(m.age_s), m.usd]
-        for m in status.machines
-    ]
-    return Table(columns={**words, "age": "s", "USD so far": ".6f"}, rows=rows).lines()
+    rows = [[_age(value) if name == "age_s" else value for name, value in each.items()] for each in machines]
+    return Table(columns=MACHINE_COLUMNS, rows=rows).lines()
 
 
 def _age(seconds: float) -> str:
