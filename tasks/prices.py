@@ -16,8 +16,7 @@ from heterps_core.errors import ProvisioningError, UnknownNameError
 from heterps_core.hardware import InstanceOffer
 from infra.billing.caps import Caps, check_caps
 from infra.prices.live_prices import LivePrices
-from infra.prices.price_catalogue import BUNDLED_SNAPSHOT
-from infra.prices.price_file import PriceFile
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceFile
 from infra.prices.recheck import Recheck, recheck
 from infra.prices.refresh import Refresh, refresh
 from infra.prices.refreshed_prices import newest_refreshed, write_refreshed

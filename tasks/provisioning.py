@@ -24,8 +24,7 @@ from heterps_core.units import SECONDS_PER_HOUR
 from infra.billing.caps import Caps, check_caps
 from infra.bootstrap.node_start import DEFAULT_LIFETIME_S
 from infra.prices.interruptions import with_interruptions
-from infra.prices.price_age import age_text, warn_of_old_prices
-from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, age_text, warn_of_old_prices
 from infra.providers import get_provider
 from infra.providers.base import REGION
 from tasks.planning.bucket_costs import planned_bucket_usd

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -74,13 +73,12 @@ def all_checks(workspace: Workspace, *, provider: str, region: str | None) -> It
 
     yield from database_checks(workspace)
     yield from _ports(workspace)
-    yield _browser()
     if "MLFLOW_TRACKING_URI" in os.environ and TRACKING_VARIABLE not in os.environ:
         yield Check(
-            what="MLFLOW_TRACKING_URI",
-            state=CheckState.NOTE,
-            found="is set, and not used: runs are recorded in the workspace",
-            fix=f"export {TRACKING_VARIABLE}=$MLFLOW_TRACKING_URI   (to record them there)",
+            "MLFLOW_TRACKING_URI",
+            CheckState.NOTE,
+            "is set, and not used: runs are recorded in the workspace",
+            f"export {TRACKING_VARIABLE}=$MLFLOW_TRACKING_URI   (to record them there)",
         )
     yield from provider_of(workspace, provider, region=region).checks()
 
@@ -98,19 +96,16 @@ def as_text(checks: list[Check]) -> str:
 
 def _time_zone() -> Check:
     try:
-        return Check(what="nightly zone", state=CheckState.OK, found=nightly_timezone())
+        return Check("nightly zone", CheckState.OK, nightly_timezone())
     except ConfigurationError as problem:
         return Check(
-            what="nightly zone",
-            state=CheckState.MISSING,
-            found=str(problem),
-            fix="export HETERPS_TIMEZONE=Europe/Berlin",
+            "nightly zone", CheckState.MISSING, str(problem), "export HETERPS_TIMEZONE=Europe/Berlin"
         )
 
 
 def _ports(workspace: Workspace) -> Iterator[Check]:
     if workspace.running_services() is not None:
-        yield Check(what="ports", state=CheckState.OK, found="this workspace is being served")
+        yield Check("ports", CheckState.OK, "this workspace is being served")
         return
     for port in (PREFECT_PORT, MLFLOW_PORT):
         what = f"port of {port.purpose.removeprefix('the ')}"
@@ -118,18 +113,6 @@ def _ports(workspace: Workspace) -> Iterator[Check]:
             port.check_is_free()
         except ConfigurationError as problem:
             found, _, way_out = str(problem).partition("; ")
-            yield Check(what=what, state=CheckState.MISSING, found=found, fix=way_out or None)
+            yield Check(what, CheckState.MISSING, found, way_out or None)
         else:
-            yield Check(what=what, state=CheckState.OK, found=f"{port.number} is free")
-
-
-def _browser() -> Check:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        return Check(
-            what="chromium",
-            state=CheckState.NOTE,
-            found="none: only tests of pages need it",
-            fix="apt-get install chromium",
-        )
-    return Check(what="chromium", state=CheckState.OK, found=browser)
+            yield Check(what, CheckState.OK, f"{port.number} is free")

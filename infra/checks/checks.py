@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import platform
 import re
 import shutil
 import sys
@@ -21,7 +22,7 @@ import psutil
 from infra.workspace import HOME_VARIABLE, Workspace
 
 GIB = 2**30
-LEAST_PYTHON = (3, 11)
+TESTED_PYTHON = (3, 11)
 MOST_NAMES = 4
 """Of packages in one line."""
 
@@ -48,7 +49,7 @@ class CheckState(StrEnum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One thing that was looked at."""
 
@@ -61,19 +62,32 @@ class Check:
 
 def machine_checks(workspace: Workspace) -> Iterator[Check]:
     """Look at Python, the compiler, cores, memory, disk and clock."""
-    yield _python()
-    yield _compiler()
-    yield _enough(
-        "processor cores", float(os.cpu_count() or 1), least=2.0, unit="", fix="use a larger machine"
+    is_tested = sys.version_info[:2] == TESTED_PYTHON
+    yield Check(
+        "Python",
+        CheckState.OK if is_tested else CheckState.MISSING,
+        f"{platform.python_version()} ({sys.executable})" + ("" if is_tested else ", but 3.11 is needed"),
+        None if is_tested else "make clean && make setup PYTHON=python3.11",
     )
-    yield _enough(
-        "memory",
-        psutil.virtual_memory().total / GIB,
-        least=LEAST_MEMORY_GIB,
-        unit=" GiB",
-        fix="use a larger machine, or a smaller --batch-size",
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    yield Check(
+        "C++ compiler",
+        CheckState.OK if compiler else CheckState.NOTE,
+        compiler or "none: torch looks rows up and updates them, which is slower",
+        None if compiler else "apt-get install g++",
     )
-    yield _shared_memory()
+    larger = "use a larger machine"
+    yield _enough("processor cores", float(os.cpu_count() or 1), "", least=2.0, fix=larger)
+    memory_gib = psutil.virtual_memory().total / GIB
+    fix = f"{larger}, or a smaller --batch-size"
+    yield _enough("memory", memory_gib, " GiB", least=LEAST_MEMORY_GIB, fix=fix)
+    shared = Path("/dev/shm")
+    fix = "in a container: --shm-size 1g; else: mount -o remount,size=1G /dev/shm"
+    if shared.is_dir():
+        free_gib = shutil.disk_usage(shared).free / GIB
+        yield _enough("/dev/shm", free_gib, " GiB free", least=LEAST_SHM_GIB, fix=fix)
+    else:
+        yield Check("/dev/shm", CheckState.NOTE, "none: stages talk through sockets", fix)
     yield from _workspace_checks(workspace)
     yield _clock(workspace)
 
@@ -85,12 +99,8 @@ def package_checks(lock_file: Path) -> Iterator[Check]:
     try:
         lines = lock_file.read_text().splitlines()
     except OSError:
-        yield Check(
-            what=what,
-            state=CheckState.NOTE,
-            found=f"no lock file at {lock_file} to compare with",
-            fix="run it in the project's folder",
-        )
+        found = f"no lock file at {lock_file} to compare with"
+        yield Check(what, CheckState.NOTE, found, "run it in the project's folder")
         return
     wanted = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", "\n".join(lines), re.MULTILINE))
     absent, other = [], []
@@ -104,56 +114,11 @@ def package_checks(lock_file: Path) -> Iterator[Check]:
         if had != version:
             other.append(f"{name} {had} instead of {version}")
     if absent:
-        yield Check(what=what, state=CheckState.MISSING, found=f"not installed: {_some(absent)}", fix=fix)
+        yield Check(what, CheckState.MISSING, f"not installed: {_some(absent)}", fix)
     if other:
-        yield Check(
-            what=what, state=CheckState.NOTE, found=f"not the tested versions: {_some(other)}", fix=fix
-        )
+        yield Check(what, CheckState.NOTE, f"not the tested versions: {_some(other)}", fix)
     if not absent and not other:
-        yield Check(what=what, state=CheckState.OK, found=f"all {len(wanted)} of {lock_file.name}")
-
-
-def _python() -> Check:
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info[:2] < LEAST_PYTHON:
-        return Check(
-            what="Python",
-            state=CheckState.MISSING,
-            found=f"{version}, but 3.11 or newer is needed",
-            fix="make clean && make setup PYTHON=python3.11",
-        )
-    if sys.version_info[:2] > LEAST_PYTHON:
-        return Check(
-            what="Python",
-            state=CheckState.NOTE,
-            found=f"{version}; tested with 3.11",
-            fix="make clean && make setup PYTHON=python3.11",
-        )
-    return Check(what="Python", state=CheckState.OK, found=f"{version} ({sys.executable})")
-
-
-def _compiler() -> Check:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        return Check(
-            what="C++ compiler",
-            state=CheckState.NOTE,
-            found="none: torch looks rows up and updates them, which is slower",
-            fix="apt-get install g++",
-        )
-    return Check(what="C++ compiler", state=CheckState.OK, found=compiler)
-
-
-def _shared_memory() -> Check:
-    path = Path("/dev/shm")
-    fix = "in a container: --shm-size 1g; else: mount -o remount,size=1G /dev/shm"
-    if not path.is_dir():
-        return Check(
-            what="/dev/shm", state=CheckState.NOTE, found="none: stages talk through sockets", fix=fix
-        )
-    return _enough(
-        "/dev/shm", shutil.disk_usage(path).free / GIB, least=LEAST_SHM_GIB, unit=" GiB free", fix=fix
-    )
+        yield Check(what, CheckState.OK, f"all {len(wanted)} of {lock_file.name}")
 
 
 def _workspace_checks(workspace: Workspace) -> Iterator[Check]:
@@ -161,23 +126,19 @@ def _workspace_checks(workspace: Workspace) -> Iterator[Check]:
     fix = f"set {HOME_VARIABLE} to another folder"
     is_new = "" if there == workspace.root else ", not made yet"
     if not os.access(there, os.W_OK | os.X_OK):
-        found = f"{workspace.root} cannot be written"
-        yield Check(what="workspace", state=CheckState.MISSING, found=found, fix=fix)
+        yield Check("workspace", CheckState.MISSING, f"{workspace.root} cannot be written", fix)
     else:
-        yield Check(what="workspace", state=CheckState.OK, found=f"{workspace.root}{is_new}")
+        yield Check("workspace", CheckState.OK, f"{workspace.root}{is_new}")
     usage = shutil.disk_usage(there)
     # What a user may have, which is less than what is not used.
     share = 1 - usage.free / usage.total
     text = f"{usage.free / GIB:.1f} GiB free, {share:.0%} used"
     if usage.free < LEAST_DISK_GIB * GIB or share > FULL_SHARE:
-        yield Check(
-            what="disk",
-            state=CheckState.MISSING if usage.free < LEAST_DISK_GIB * GIB else CheckState.NOTE,
-            found=f"{text}; at least {LEAST_DISK_GIB:.0f} GiB are needed",
-            fix=f"heterps tidy --keep-days 7, or {fix}",
-        )
+        state = CheckState.MISSING if usage.free < LEAST_DISK_GIB * GIB else CheckState.NOTE
+        found = f"{text}; at least {LEAST_DISK_GIB:.0f} GiB are needed"
+        yield Check("disk", state, found, f"heterps tidy --keep-days 7, or {fix}")
     else:
-        yield Check(what="disk", state=CheckState.OK, found=text)
+        yield Check("disk", CheckState.OK, text)
 
 
 def _clock(workspace: Workspace) -> Check:
@@ -189,20 +150,16 @@ def _clock(workspace: Workspace) -> Check:
     )
     zone = time.strftime("%Z (%z)")
     if newest > now + CLOCK_SLACK_S:
-        return Check(
-            what="clock",
-            state=CheckState.MISSING,
-            found=f"{newest - now:,.0f} s behind what was written already: leases and bills would be wrong",
-            fix="timedatectl set-ntp true",
-        )
-    return Check(what="clock", state=CheckState.OK, found=f"{time.strftime('%Y-%m-%d %H:%M')} {zone}")
+        found = f"{newest - now:,.0f} s behind what was written already: leases and bills would be wrong"
+        return Check("clock", CheckState.MISSING, found, "timedatectl set-ntp true")
+    return Check("clock", CheckState.OK, f"{time.strftime('%Y-%m-%d %H:%M')} {zone}")
 
 
-def _enough(what: str, amount: float, *, least: float, unit: str, fix: str) -> Check:
+def _enough(what: str, amount: float, unit: str, *, least: float, fix: str) -> Check:
     if amount < least:
         found = f"{amount:.3g}{unit}, at least {least:.3g} are wanted"
-        return Check(what=what, state=CheckState.NOTE, found=found, fix=fix)
-    return Check(what=what, state=CheckState.OK, found=f"{amount:.3g}{unit}")
+        return Check(what, CheckState.NOTE, found, fix)
+    return Check(what, CheckState.OK, f"{amount:.3g}{unit}")
 
 
 def _some(names: list[str]) -> str:

@@ -96,7 +96,7 @@ def _check(
     damage_fix: str | None = None,
 ) -> Check:
     if not path.exists():
-        return Check(what=what, state=CheckState.OK, found="none yet; made at first use")
+        return Check(what, CheckState.OK, "none yet; made at first use")
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=_LOCK_TIMEOUT_S)) as database:
             row = database.execute(query).fetchone()
@@ -107,35 +107,23 @@ def _check(
     except sqlite3.DatabaseError as error:
         if "no such table" in str(error) and damage_fix is None:
             # Its making was interrupted, which the next start makes up for.
-            return Check(what=what, state=CheckState.OK, found="no tables yet; made at first use")
-        is_locked = "locked" in str(error)
-        return Check(
-            what=what,
-            state=CheckState.MISSING,
-            found=f"{path}: {error}",
-            fix=f"fuser -v {path}   (who holds it)"
-            if is_locked
-            else damage_fix or f"put a copy back, or move it away: {path}",
-        )
+            return Check(what, CheckState.OK, "no tables yet; made at first use")
+        fix = damage_fix or f"put a copy back, or move it away: {path}"
+        if "locked" in str(error):
+            fix = f"fuser -v {path}   (who holds it)"
+        return Check(what, CheckState.MISSING, f"{path}: {error}", fix)
     revision = str(row[0]) if row else "none"
     if health != "ok":
-        return Check(
-            what=what,
-            state=CheckState.MISSING,
-            found=f"{path} is damaged: {health}",
-            fix=damage_fix or f"sqlite3 {path} .recover | sqlite3 {path}.recovered",
-        )
+        fix = damage_fix or f"sqlite3 {path} .recover | sqlite3 {path}.recovered"
+        return Check(what, CheckState.MISSING, f"{path} is damaged: {health}", fix)
     if revision not in known:
-        return Check(
-            what=what,
-            state=CheckState.MISSING,
-            found=f"{path} has tables of revision {revision}, which the installed code does not know",
-            fix="make setup   (a newer version wrote it), or set HETERPS_HOME to another folder",
-        )
+        found = f"{path} has tables of revision {revision}, which the installed code does not know"
+        fix = "make setup   (a newer version wrote it), or set HETERPS_HOME to another folder"
+        return Check(what, CheckState.MISSING, found, fix)
     if newest is not None and revision not in newest:
         found = f"tables of revision {revision}, older than the installed code"
-        return Check(what=what, state=CheckState.NOTE, found=found, fix=upgrade)
-    return Check(what=what, state=CheckState.OK, found=f"opens, whole, tables of revision {revision}")
+        return Check(what, CheckState.NOTE, found, upgrade)
+    return Check(what, CheckState.OK, f"opens, whole, tables of revision {revision}")
 
 
 def _package_folder(name: str) -> Path:

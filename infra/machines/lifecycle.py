@@ -20,12 +20,12 @@ from types import FrameType
 from heterps_core.cluster import Cluster
 from heterps_core.errors import ProvisioningError
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.node.node_life import CLUSTER_TIMEOUT_S
+from heterps_core.training.storage.run_directory import LEASES, RunDirectory
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.billing.caps import NOTHING_SPENT, Caps, Spent, check_caps
 from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import EndReason, Ledger
-from infra.machines.node_lifetime import READY_TIMEOUT_S, node_lifetime_s, renew_lease_in
 from infra.providers.base import Provider
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,12 @@ TERMINATE_ATTEMPTS = 3
 TERMINATE_PAUSE_S = 1.0
 RENEWALS_PER_LEASE = 3
 """Two renewals in a row may fail before a lease ends."""
+
+LIFETIME_PER_PLANNED = 2.0
+"""A run that takes twice as long as planned is not the run that was planned."""
+
+READY_TIMEOUT_S = 300.0
+"""An EC2 instance runs within about a minute; five leave room for a slow day."""
 
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -138,6 +144,31 @@ def terminate_run(provider: Provider, run_id: str, *, ledger: Ledger) -> tuple[s
     )
 
 
+def node_lifetime_s(*, longest_s: int, planned_s: float, price_usd_per_hour: float, caps: Caps) -> int:
+    """Return after how many seconds a node ends itself at the latest: min(longest, 2 x planned, cap / price).
+
+    The fourth layer of teardown needs neither the flow nor a sweeper nor a cloud: the bootstrap script sets the
+    machine's own shutdown by it, and ends it sooner where its lease no longer changes.
+    Twice the plan is at least what a fleet is waited for at its start, however short the plan.
+
+    Args:
+        longest_s: Whatever the plan.
+        planned_s: Of the whole run, with start and end.
+        price_usd_per_hour: Of all machines, with their disks and addresses; above 0.
+        caps: Of the run and of the month; one that is not set is no limit.
+
+    Example:
+        Planned for 20 minutes at 3 USD an hour under a cap of 1.5 USD: the least of 6 h, 40 min and 30 min.
+    """
+    by_plan_s = max(LIFETIME_PER_PLANNED * planned_s, READY_TIMEOUT_S + CLUSTER_TIMEOUT_S)
+    by_caps_s = [
+        cap / price_usd_per_hour * SECONDS_PER_HOUR
+        for cap in (caps.max_usd_per_run, caps.max_usd_per_month)
+        if cap is not None
+    ]
+    return max(1, int(min(longest_s, by_plan_s, *by_caps_s)))
+
+
 def _payable_s(price_usd_per_hour: float, spent: Spent, caps: Caps) -> float:
     """Return how long a fleet can be waited for before it has spent a cap; its spending is not yet watched then."""
     left = [
@@ -163,9 +194,13 @@ def _lease_renewed(provider: Provider, run_id: str, run: RunDirectory) -> Iterat
     """
     ended = threading.Event()
 
+    def write_lease(until: datetime) -> None:
+        # That the text is another one is what renews it.
+        run.write_json(f"{LEASES}/{run_id}", {"until": until.isoformat()})
+
     def renew_each() -> None:
         while True:
-            tried("in the run directory", lambda until: renew_lease_in(run, run_id, until=until))
+            tried("in the run directory", write_lease)
             if ended.wait(provider.lease_s / RENEWALS_PER_LEASE):
                 return
             tried("on the machines", lambda until: provider.renew_lease(run_id, until=until))

@@ -47,22 +47,12 @@ class Sweep:
     notes: tuple[str, ...] = ()
     """What else was done: a damaged ledger set aside."""
 
-    @property
-    def left(self) -> tuple[str, ...]:
-        """One line for each thing that this sweep should have done and could not."""
-        machines = (str(m) for m in self.machines if m.problem is not None or m.unbooked is not None)
-        return (*machines, *self.problems)
-
-    @property
-    def is_clean(self) -> bool:
-        """Every provider was swept, and nothing is left that should have ended or been written down."""
-        return not self.left
-
     def check_clean(self) -> None:
-        """Check that the sweep did all that it should have.
+        """Check that every provider was swept, and that all ended that should, and was written down.
 
         Raises:
-            ProvisioningError: It did not; names the machines that are left and the providers that did not answer.
+            ProvisioningError: Not so; names the machines that are left and the providers that did not answer.
         """
-        if not self.is_clean:
-            raise ProvisioningError("; ".join(self.left))
+        machines = (str(m) for m in self.machines if m.problem is not None or m.unbooked is not None)
+        if left := [*machines, *self.problems]:
+            raise ProvisioningError("; ".join(left))

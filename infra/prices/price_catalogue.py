@@ -6,22 +6,64 @@ with the run, so that a bill can be checked years later. The bundled snapshot is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import csv
+import gzip
+import io
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNameError
 from heterps_core.hardware import AWS, InstanceOffer, InstanceType, Market
-from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
-from infra.prices.price_file import PriceFile, csv_rows
+from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S, SECONDS_PER_HOUR
 
 SNAPSHOT_FOLDER = Path(__file__).parent / "snapshots"
 
 REFRESH_COMMAND = "prefect deployment run refresh-prices"
 
+OLD_AFTER = timedelta(days=7)
+"""Older prices are warned of: on-demand prices change a few times a year, spot prices within days."""
+
+HOURS_PER_DAY = 24
+
 OfferKey: TypeAlias = tuple[str, str, str | None, Market, str]
 """Cloud, region, zone, market and instance type."""
+
+logger = logging.getLogger(__name__)
+
+
+class PriceFile(Protocol):
+    """A file of prices."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+
+    def offers(self) -> Iterator[InstanceOffer]:
+        """Yield its offers, in the file's order.
+
+        Raises:
+            ConfigurationError: The file cannot be read, or a row is not as it should be.
+        """
+
+
+def csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Yield line number and columns of each row of a CSV file with a header, gzipped or not.
+
+    Raises:
+        ConfigurationError: The file is missing, damaged or no text.
+    """
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as problem:
+        raise ConfigurationError(f"the price file {path} cannot be read: {problem}") from problem
+    reader = csv.DictReader(io.StringIO(text))
+    for row in reader:
+        yield reader.line_num, row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +153,41 @@ class PriceCatalogue:
 def offer_key(offer: InstanceOffer) -> OfferKey:
     """Return what tells an offer from others, whatever its price."""
     return offer.cloud, offer.region, offer.zone, offer.market, offer.instance_type.name
+
+
+def age_text(offers: Iterable[InstanceOffer], *, now: datetime) -> str:
+    """Return how old the prices of offers are, for instance "prices 3 hours to 124 days old".
+
+    Args:
+        offers: At least one.
+        now: With a time zone.
+    """
+    ages = [offer.price_age(now) for offer in offers]
+    newest, oldest = _in_words(min(ages)), _in_words(max(ages))
+    return f"prices {oldest} old" if newest == oldest else f"prices {newest} to {oldest} old"
+
+
+def warn_of_old_prices(offers: Sequence[InstanceOffer], *, now: datetime) -> None:
+    """Log a warning with the way out where a price is older than `OLD_AFTER`."""
+    oldest = max(offers, key=lambda offer: offer.price_age(now))
+    age = oldest.price_age(now)
+    if age > OLD_AFTER:
+        logger.warning(
+            "the price of %s is %s old and may have changed (%s); get new ones with: %s",
+            oldest.instance_type.name,
+            _in_words(age),
+            oldest.price_source,
+            REFRESH_COMMAND,
+        )
+
+
+def _in_words(age: timedelta) -> str:
+    hours = age.total_seconds() / SECONDS_PER_HOUR
+    if hours < 1:
+        return "less than an hour"
+    if hours < 2 * HOURS_PER_DAY:
+        return f"{hours:.0f} hours"
+    return f"{hours / HOURS_PER_DAY:.0f} days"
 
 
 def _offer_of(row: Mapping[str, str], snapshot: Snapshot) -> InstanceOffer:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import InstanceOffer, InstanceType, Market
-from infra.prices.price_file import csv_rows
+from infra.prices.price_catalogue import csv_rows
 
 NAME_PATTERN = "prices_*.csv.gz"
 NAME_FORMAT = "prices_%Y-%m-%dT%H%M%S.%fZ.csv.gz"

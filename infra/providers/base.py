@@ -20,8 +20,7 @@ from infra.checks.checks import Check
 from infra.instances import Instance
 from infra.ledger.ledger import NO_MACHINE, EndReason, Ledger, LedgerEntry
 from infra.prices.live_prices import LivePrices
-from infra.prices.price_catalogue import BUNDLED_SNAPSHOT
-from infra.prices.price_file import PriceFile
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceFile
 from infra.prices.service_charges import usd_per_machine_hour
 from infra.prices.spot_charges import SpotRecord
 from infra.run_store import location_in_store

@@ -20,8 +20,7 @@ from heterps_core.units import MS_PER_S
 from infra.billing.bill import Bill
 from infra.billing.caps import Caps, check_caps
 from infra.ledger.ledger import Ledger
-from infra.machines.lifecycle import running_cluster
-from infra.machines.node_lifetime import READY_TIMEOUT_S
+from infra.machines.lifecycle import READY_TIMEOUT_S, running_cluster
 from infra.providers import get_provider, provider_of
 from infra.workspace import Workspace
 from tasks.clusters import next_launch_id, node_bootstrap

@@ -9,10 +9,12 @@ import pytest
 from heterps_core.errors import BudgetExceededError, ProvisioningError
 from infra.billing.caps import Caps
 from infra.ledger.ledger import Ledger
-from infra.machines.lifecycle import running_cluster, terminate_run
+from infra.machines.lifecycle import node_lifetime_s, running_cluster, terminate_run
 from infra.providers.local import LocalProvider
 from tests.infra.builders import bootstrap, plan
 from tests.waiting import wait_for
+
+SIX_HOURS_S = 6 * 3600
 
 SIX_HOURS_S = 6 * 3600
 
@@ -234,3 +236,26 @@ def test_disks_and_addresses_count_against_the_price_of_an_hour(ledger, tmp_path
         pass
 
     assert bool(ledger.entries()) is not is_refused
+
+
+@pytest.mark.parametrize(
+    ("planned_s", "caps", "lifetime_s"),
+    [
+        # By hand, at 3 USD an hour: twice 20 minutes; 1.5 USD are half an hour, 0.5 USD ten minutes.
+        (1200, Caps(), 2400),
+        (1200, Caps(max_usd_per_run=1.5), 1800),
+        (1200, Caps(max_usd_per_month=1.5, max_usd_per_run=30.0), 1800),
+        (1200, Caps(max_usd_per_run=0.5), 600),
+        (1200, Caps(max_usd_per_hour=0.5), 2400),
+        (5 * 3600, Caps(), SIX_HOURS_S),
+        # However short the plan: five minutes to run and ten to meet.
+        (10, Caps(), 900),
+        (10, Caps(max_usd_per_run=0.5), 600),
+    ],
+)
+def test_a_node_lives_six_hours_or_twice_its_plan_or_what_its_cap_pays_whichever_is_least(
+    planned_s, caps, lifetime_s
+):
+    found = node_lifetime_s(longest_s=SIX_HOURS_S, planned_s=planned_s, price_usd_per_hour=3.0, caps=caps)
+
+    assert found == lifetime_s
