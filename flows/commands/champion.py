@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from heterps_core.errors import CheckpointError
@@ -13,7 +12,7 @@ from heterps_core.text_table import Table
 from infra.workspace import Workspace
 
 if TYPE_CHECKING:
-    from tasks.judging.promotion_gates import ModelFigures, PromotionDecision
+    from tasks.judging.promotion_gates import PromotionDecision
     from tasks.records.model_registry import RegisteredVersion
 
 HELP = """\
@@ -44,29 +43,6 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Standing:
-    """A version with the decision on it and whether it is champion now."""
-
-    registered: RegisteredVersion
-    decision: PromotionDecision | None
-    is_champion: bool
-
-    @property
-    def outcome(self) -> str:
-        from tasks.records.champion import is_rolled_back
-        from tasks.records.mlflow_names import PROMOTED_TAG
-
-        if self.is_champion:
-            return "champion"
-        if is_rolled_back(self.registered):
-            return "rolled back"
-        if self.decision is not None and self.decision.passed_beside_champion:
-            return "back-filled"
-        promoted = self.registered.tags.get(PROMOTED_TAG)
-        return {"true": "promoted", "false": "kept out", None: "not decided"}[promoted]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
@@ -92,65 +68,78 @@ def run(options: argparse.Namespace) -> None:
 
     workspace = Workspace.locate()
     champion = model_registry.version_called(workspace, CHAMPION_ALIAS)
-    standings = [
-        _Standing(
-            registered=registered,
-            decision=decision_of(registered),
-            is_champion=champion is not None and registered.version == champion.version,
-        )
-        for registered in model_registry.registered_versions(workspace)
-    ]
     problem = None
     if champion is not None:
         try:
             model_registry.verified_folder(workspace, champion)
         except CheckpointError as error:
             problem = error
-    current = next((standing for standing in standings if standing.is_champion), None)
-    shown = standings[: options.last]
+    judged = [(version, decision_of(version)) for version in model_registry.registered_versions(workspace)]
+    current = next((each for each in judged if champion and each[0].version == champion.version), None)
+    outcomes = [_outcome(*each, is_champion=each is current) for each in judged]
     if options.json:
+        documents = [_as_json(*each, outcome) for each, outcome in zip(judged, outcomes, strict=True)]
+        serving = documents[judged.index(current)] if current else None
         document = {
-            "champion": None
-            if current is None
-            else {**_as_json(current), "files_are_whole": problem is None},
-            "versions": [_as_json(standing) for standing in shown],
+            "champion": serving and {**serving, "files_are_whole": problem is None},
+            "versions": documents[: options.last],
         }
         print(json.dumps(document, indent=2))
     else:
-        print("\n".join([*_champion_lines(current), *_decision_lines(shown)]), flush=True)
+        lines = _champion_lines(*current) if current else ["there is no champion yet"]
+        print("\n".join([*lines, *_decision_lines(judged[: options.last], outcomes)]), flush=True)
     if problem is not None:
         raise problem
 
 
-def _champion_lines(current: _Standing | None) -> list[str]:
-    if current is None:
-        return ["there is no champion yet"]
-    registered, decision = current.registered, current.decision
+def _outcome(registered: RegisteredVersion, decision: PromotionDecision | None, *, is_champion: bool) -> str:
+    from tasks.records.champion import is_rolled_back
+    from tasks.records.mlflow_names import PROMOTED_TAG
+
+    if is_champion:
+        return "champion"
+    if is_rolled_back(registered):
+        return "rolled back"
+    if decision is not None and decision.passed_beside_champion:
+        return "back-filled"
+    return {"true": "promoted", "false": "kept out", None: "not decided"}[registered.tags.get(PROMOTED_TAG)]
+
+
+def _champion_lines(registered: RegisteredVersion, decision: PromotionDecision | None) -> list[str]:
+    from tasks.records.champion import SINCE_TAG
+
+    since = registered.tags.get(SINCE_TAG, "a time that was not written down")
     day = f" on {registered.day}" if registered.day else ""
     lines = [
-        f"champion: version {registered.version} ({registered.model}), since {_since(registered)}",
+        f"champion: version {registered.version} ({registered.model}), since {since}",
         f"  trained by run {registered.run_id}{day}",
     ]
-    if decision is not None and decision.challenger is not None:
-        lines.append(f"  {_figures_text(decision.challenger)} on {decision.num_rows:,} rows it had not seen")
+    if decision is not None and (figures := decision.challenger) is not None:
+        usd = figures.usd_per_million_samples
+        lines.append(
+            f"  AUC {figures.auc:.4f}, log-loss {figures.log_loss:.4f}, predicted over observed clicks "
+            f"{figures.calibration_ratio:.3f}, {'-' if usd is None else f'{usd:.4f}'} USD per million samples on "
+            f"{decision.num_rows:,} rows it had not seen"
+        )
     if decision is not None:
         lines.append(f"  {decision.why}")
     return lines
 
 
-def _decision_lines(standings: Sequence[_Standing]) -> list[str]:
-    if not standings:
+def _decision_lines(
+    judged: Sequence[tuple[RegisteredVersion, PromotionDecision | None]], outcomes: Sequence[str]
+) -> list[str]:
+    if not judged:
         return []
     rows = []
-    for standing in standings:
-        registered, decision = standing.registered, standing.decision
+    for (registered, decision), outcome in zip(judged, outcomes, strict=False):
         auc = decision.auc_difference if decision else None
         figures = decision.challenger if decision else None
         rows.append(
             [
                 registered.version,
                 registered.day,
-                standing.outcome,
+                outcome,
                 figures.auc if figures else None,
                 f"{auc.value:+.4f} ({auc.low:+.4f} to {auc.high:+.4f})" if auc else None,
                 figures.usd_per_million_samples if figures else None,
@@ -158,46 +147,26 @@ def _decision_lines(standings: Sequence[_Standing]) -> list[str]:
             ]
         )
     lines = ["", *Table(columns=COLUMNS, rows=rows).lines()]
-    decisions = [standing.decision for standing in standings if standing.decision]
-    if not decisions:
-        return lines
-    last = max(decisions, key=lambda decision: decision.decided_at)
-    return [*lines, f"  last decision: {last.why}"]
+    last = max((each for _, each in judged if each), key=lambda each: each.decided_at, default=None)
+    return [*lines, f"  last decision: {last.why}"] if last else lines
 
 
-def _as_json(standing: _Standing) -> dict[str, Any]:
+def _as_json(
+    registered: RegisteredVersion, decision: PromotionDecision | None, outcome: str
+) -> dict[str, Any]:
     from tasks.records.champion import ROLLED_BACK_TAG, SINCE_TAG
 
-    registered = standing.registered
     return {
         "version": registered.version,
         "run_id": registered.run_id,
         "model": registered.model,
         "day": registered.day,
         "registered_at": registered.registered_at.isoformat(timespec="seconds"),
-        "outcome": standing.outcome,
+        "outcome": outcome,
         "champion_since": registered.tags.get(SINCE_TAG),
         "rolled_back_at": registered.tags.get(ROLLED_BACK_TAG),
-        "decision": None if standing.decision is None else standing.decision.to_json(),
+        "decision": decision and decision.to_json(),
     }
-
-
-def _since(registered: RegisteredVersion) -> str:
-    from tasks.records.champion import SINCE_TAG
-
-    return registered.tags.get(SINCE_TAG, "a time that was not written down")
-
-
-def _figures_text(figures: ModelFigures) -> str:
-    return (
-        f"AUC {figures.auc:.4f}, log-loss {figures.log_loss:.4f}, predicted over observed clicks "
-        f"{figures.calibration_ratio:.3f}, {_usd_text(figures)} USD per million samples"
-    )
-
-
-def _usd_text(figures: ModelFigures | None) -> str:
-    usd = figures.usd_per_million_samples if figures else None
-    return "-" if usd is None else f"{usd:.4f}"
 
 
 def _positive(text: str) -> int:
