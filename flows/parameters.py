@@ -320,9 +320,6 @@ class PriceParameters(FlowParameters):
     regions: list[str] = Field([REGION], min_length=1)
     """Its regions."""
 
-    history_days: Annotated[int, of_unit("days", ge=1, le=90)] = 14
-    """Days of spot prices that are looked at for interruptions; EC2 keeps 90."""
-
     def check(self) -> None:
         """Check that the provider's prices can be asked for, and that it has the regions."""
         from tasks.prices import source_of

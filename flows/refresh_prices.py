@@ -34,9 +34,7 @@ def refresh_prices(asked: PriceParameters) -> str:
         The file that was written.
     """
     workspace = Workspace.locate().create()
-    written = refresh_prices_of(
-        workspace, source_of(asked.provider), regions=asked.regions, history_days=asked.history_days
-    )
+    written = refresh_prices_of(workspace, source_of(asked.provider), regions=asked.regions)
     for problem in written.refresh.problems:
         log_step("kept", problem)
     log_step("prices", written.summary)

@@ -25,8 +25,6 @@ from infra.workspace import Workspace
 from tasks.provisioning import Provisioning, within_caps
 from tasks.running.retries import REPEATABLE
 
-DEFAULT_HISTORY_DAYS = 14
-
 REFRESH_AFTER = timedelta(hours=6)
 """Before machines are rented, older prices are asked for again."""
 
@@ -60,7 +58,7 @@ class WrittenRefresh:
 
 @task(name="refresh prices", cache_policy=NO_CACHE, **REPEATABLE)
 def refresh_prices_of(
-    workspace: Workspace, prices: type[LivePrices], *, regions: Sequence[str], history_days: int
+    workspace: Workspace, prices: type[LivePrices], *, regions: Sequence[str]
 ) -> WrittenRefresh:
     """Ask a cloud for the prices of all device types in some regions, and write them down.
 
@@ -75,7 +73,6 @@ def refresh_prices_of(
         () if newest is None else tuple(newest.offers()),
         regions=regions,
         families=families,
-        history=timedelta(days=history_days),
         now=now,
     )
     for problem in result.problems:
@@ -113,7 +110,7 @@ def refresh_before_renting(workspace: Workspace, provider: str, *, regions: Sequ
         if min((offer.price_age(now) for offer in newest.offers()), default=REFRESH_AFTER) < REFRESH_AFTER:
             return
     try:
-        refresh_prices_of(workspace, prices, regions=regions, history_days=DEFAULT_HISTORY_DAYS)
+        refresh_prices_of(workspace, prices, regions=regions)
     except ProvisioningError as problem:
         logger.warning("%s", problem)
 

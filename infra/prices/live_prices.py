@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import ClassVar, Self
 
 from heterps_core.hardware import InstanceType
+
+LAST_CHANGE = timedelta(hours=1)
+"""How far back the spot history is asked for; the price in force at its start is always in the answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,12 +25,6 @@ class SpotHistory:
     def last_usd_per_hour(self) -> float:
         """The price that holds now."""
         return self.prices_usd_per_hour[-1]
-
-    def curve(self, until: datetime) -> tuple[list[float], list[float]]:
-        """Return the step curve up to a time: seconds from the first change, and the price from then on."""
-        moments = [*self.times, max(until, self.times[-1])]
-        seconds = [(moment - self.times[0]).total_seconds() for moment in moments]
-        return seconds, [*self.prices_usd_per_hour, self.last_usd_per_hour]
 
 
 class LivePrices(ABC):

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from infra.prices.live_prices import LivePrices
+from infra.prices.live_prices import LAST_CHANGE, LivePrices
 from infra.prices.refresh import utc_text
 
 MOVED_BY = 0.02
 """A price counts as moved beyond this share of it; spot prices move by less all the time."""
-
-LAST_CHANGE = timedelta(hours=1)
-"""How far back the spot history is asked for; the price in force at its start is always in the answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,14 +7,13 @@ is gone. Where it could not be asked, the offers that were known stay, with the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from heterps_core.errors import ProvisioningError
-from heterps_core.hardware import DeviceKind, InstanceOffer, InstanceType, Market
-from infra.prices.interruptions import InterruptionRate, default_rate, rate_of_counts
-from infra.prices.live_prices import LivePrices, SpotHistory
+from heterps_core.hardware import InstanceOffer, InstanceType, Market
+from infra.prices.live_prices import LAST_CHANGE, LivePrices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +39,6 @@ def refresh(
     *,
     regions: Iterable[str],
     families: Iterable[str],
-    history: timedelta,
     now: datetime,
 ) -> Refresh:
     """Ask for all prices of some regions.
@@ -50,7 +48,6 @@ def refresh(
         known: From earlier refreshes; their sizes are used where those cannot be asked for.
         regions: For instance "us-east-1".
         families: Instance families that somebody may want.
-        history: How far back spot prices are looked at for interruptions.
         now: The time of the new prices.
     """
     families = set(families)
@@ -65,93 +62,50 @@ def refresh(
         except ProvisioningError as problem:
             problems.append(str(problem))
             sizes = {o.instance_type.name: o.instance_type for o in known if o.region == region}
-        on_demand: Mapping[str, float] = {}
         try:
             on_demand = prices.on_demand(region)
-            new += _on_demand_offers(prices, region, on_demand, sizes, now=now)
             kept.pop((region, Market.ON_DEMAND), None)
+            new += [
+                _offer(prices, sizes[name], on_demand[name], region=region, now=now)
+                for name in sorted(on_demand.keys() & sizes.keys())
+            ]
         except ProvisioningError as problem:
             problems.append(str(problem))
         try:
-            histories = prices.spot(region, sorted(sizes), since=now - history) if sizes else {}
-            new += _spot_offers(prices, region, histories, sizes, on_demand, now=now)
+            histories = prices.spot(region, sorted(sizes), since=now - LAST_CHANGE) if sizes else {}
             kept.pop((region, Market.SPOT), None)
+            new += [
+                _offer(prices, sizes[name], history.last_usd_per_hour, region=region, now=now, spot_zone=zone)
+                for (name, zone), history in sorted(histories.items())
+                if name in sizes and history.last_usd_per_hour > 0
+            ]
         except ProvisioningError as problem:
             problems.append(str(problem))
     older = [offer for offers in kept.values() for offer in offers]
     return Refresh(offers=(*older, *new), num_new=len(new), problems=tuple(problems))
 
 
-def _on_demand_offers(
+def _offer(
     prices: LivePrices,
-    region: str,
-    usd_per_hour: Mapping[str, float],
-    sizes: Mapping[str, InstanceType],
+    size: InstanceType,
+    usd_per_hour: float,
     *,
-    now: datetime,
-) -> list[InstanceOffer]:
-    """Return offers for the instance types of which price and size are known."""
-    return [
-        InstanceOffer(
-            instance_type=sizes[name],
-            region=region,
-            zone=None,
-            market=Market.ON_DEMAND,
-            price_usd_per_hour=usd_per_hour[name],
-            price_as_of=utc_text(now),
-            price_source=prices.on_demand_source,
-            cloud=prices.cloud,
-        )
-        for name in sorted(usd_per_hour.keys() & sizes.keys())
-    ]
-
-
-def _spot_offers(
-    prices: LivePrices,
     region: str,
-    histories: Mapping[tuple[str, str], SpotHistory],
-    sizes: Mapping[str, InstanceType],
-    on_demand_usd_per_hour: Mapping[str, float],
-    *,
     now: datetime,
-) -> list[InstanceOffer]:
-    """Return offers at the last price of each pool, with the interruptions that are to be expected."""
-    offers = []
-    for (name, zone), history in sorted(histories.items()):
-        if name not in sizes or history.last_usd_per_hour <= 0:
-            continue
-        kind = DeviceKind.GPU if sizes[name].accelerator_count else DeviceKind.CPU
-        rate, source = default_rate(prices.cloud, kind)
-        seen = _seen_rate(history, on_demand_usd_per_hour.get(name), now=now)
-        if seen is not None and seen.per_hour > rate.per_hour:
-            rate, source = seen, f"counted in {prices.spot_source}: rose above on-demand {seen}"
-        offers.append(
-            InstanceOffer(
-                instance_type=sizes[name],
-                region=region,
-                zone=zone,
-                market=Market.SPOT,
-                price_usd_per_hour=history.last_usd_per_hour,
-                price_as_of=utc_text(now),
-                price_source=prices.spot_source,
-                cloud=prices.cloud,
-                interruptions_per_hour=rate.per_hour,
-                interruptions_source=source,
-            )
-        )
-    return offers
+    spot_zone: str | None = None,
+) -> InstanceOffer:
+    return InstanceOffer(
+        instance_type=size,
+        region=region,
+        zone=spot_zone,
+        market=Market.SPOT if spot_zone else Market.ON_DEMAND,
+        price_usd_per_hour=usd_per_hour,
+        price_as_of=utc_text(now),
+        price_source=prices.spot_source if spot_zone else prices.on_demand_source,
+        cloud=prices.cloud,
+    )
 
 
 def utc_text(moment: datetime) -> str:
     """Return a time as prices carry it."""
     return moment.astimezone(UTC).isoformat(timespec="seconds")
-
-
-def _seen_rate(history: SpotHistory, on_demand: float | None, *, now: datetime) -> InterruptionRate | None:
-    """Return how often the price rose above on-demand; None where it was never below."""
-    times_s, prices = history.curve(now)
-    below = [int(price <= on_demand) for price in prices] if on_demand else []
-    if not any(below):
-        return None
-    rate = rate_of_counts(times_s, below)
-    return rate if rate.instance_hours > 0 else None

@@ -10,10 +10,11 @@ import csv
 import gzip
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any, get_type_hints
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import InstanceOffer, InstanceType, Market
@@ -25,8 +26,22 @@ NAME_FORMAT = "prices_%Y-%m-%dT%H%M%S.%fZ.csv.gz"
 
 KEPT_FILES = 100
 
-_TYPE_COLUMNS = tuple(InstanceType.__dataclass_fields__)
-_OFFER_COLUMNS = tuple(name for name in InstanceOffer.__dataclass_fields__ if name != "instance_type")
+_READERS: dict[Any, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    str: str,
+    Market: Market,
+    str | None: lambda text: text or None,
+}
+
+
+def _columns(kind: type[Any]) -> dict[str, Callable[[str], Any]]:
+    """Return what reads each field of a dataclass that is one value."""
+    hints = get_type_hints(kind)
+    return {name: _READERS[hints[name]] for name in kind.__dataclass_fields__ if hints[name] in _READERS}
+
+
+_TYPE_COLUMNS, _OFFER_COLUMNS = _columns(InstanceType), _columns(InstanceOffer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,22 +100,6 @@ def write_refreshed(folder: Path, offers: Iterable[InstanceOffer], *, at: dateti
 
 def _offer_of(row: Mapping[str, str]) -> InstanceOffer:
     return InstanceOffer(
-        instance_type=InstanceType(
-            name=row["name"],
-            vcpus=int(row["vcpus"]),
-            memory_bytes=int(row["memory_bytes"]),
-            accelerator_name=row["accelerator_name"] or None,
-            accelerator_count=int(row["accelerator_count"]),
-            accelerator_memory_bytes_each=int(row["accelerator_memory_bytes_each"]),
-            network_bandwidth_bytes_per_s=float(row["network_bandwidth_bytes_per_s"]),
-        ),
-        region=row["region"],
-        zone=row["zone"] or None,
-        market=Market(row["market"]),
-        price_usd_per_hour=float(row["price_usd_per_hour"]),
-        price_as_of=row["price_as_of"],
-        price_source=row["price_source"],
-        cloud=row["cloud"],
-        interruptions_per_hour=float(row["interruptions_per_hour"]),
-        interruptions_source=row["interruptions_source"],
+        instance_type=InstanceType(**{name: read(row[name]) for name, read in _TYPE_COLUMNS.items()}),
+        **{name: read(row[name]) for name, read in _OFFER_COLUMNS.items()},
     )

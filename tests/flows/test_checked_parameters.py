@@ -184,11 +184,6 @@ OTHERS = [
     (compare_schedulers, {"output": "FILE:days"}, "output must be a file"),
     (refresh_prices, {"regions": []}, "regions must be a list, length at least 1, each text"),
     (refresh_prices, {"regions": ["us-east-1", "us-east1"]}, "Did you mean 'us-east-1'"),
-    (
-        refresh_prices,
-        {"history_days": 0},
-        "history_days must be a whole number of days, at least 1 and at most 90",
-    ),
     (backfill_ctr, {"settings": {"epochs": "two"}}, "epochs of train-ctr in settings must be a whole number"),
     (backfill_ctr, {"settings": {"region": "mars"}}, "'mars' is not a known region"),
     (backfill_ctr, {"settings": {"model": f"{MODELS}bild"}}, "cannot be imported"),

@@ -62,7 +62,7 @@ def test_the_bundled_prices_stand_alone_until_a_refresh_ranks_above_them(workspa
     assert price_files(workspace) == (BUNDLED_SNAPSHOT,)
     answer(aws, on_demand_usd="0.07")
 
-    written = refresh_prices_of.fn(workspace, AwsPrices, regions=[REGION], history_days=7)
+    written = refresh_prices_of.fn(workspace, AwsPrices, regions=[REGION])
 
     assert written.summary.startswith("3 new prices; ")
     catalogue = PriceCatalogue(price_files(workspace))
@@ -81,7 +81,7 @@ def test_not_one_price_is_an_error_and_leaves_no_file(workspace, aws):
         stub.add_client_error(method, "UnauthorizedOperation", "no")
 
     with pytest.raises(ProvisioningError, match=r"not one price could be refreshed.*stay in use"):
-        refresh_prices_of.fn(workspace, AwsPrices, regions=[REGION], history_days=7)
+        refresh_prices_of.fn(workspace, AwsPrices, regions=[REGION])
 
     assert not price_folder(workspace).exists()
 

@@ -1,11 +1,12 @@
 import gzip
+import itertools
 import json
 from dataclasses import replace
 
 import pytest
 
 from heterps_core.hardware import DeviceKind, Market
-from infra.prices.interruptions import COUNTED, default_rate, pooled_rate, rate_of_counts, with_interruptions
+from infra.prices.interruptions import COUNTED, with_interruptions
 from tests.infra.builders import offer
 from tests.paths import PROJECT
 
@@ -27,18 +28,10 @@ def test_a_rate_that_is_known_is_kept():
 
 
 def test_what_no_trace_is_like_is_taken_from_all_of_them():
-    rate, source = default_rate("azure", DeviceKind.GPU)
+    [assumed] = with_interruptions([replace(offer(market=Market.SPOT), cloud="azure")])
 
-    assert rate.per_hour == pytest.approx((221 + 415 + 3) / (369.3 + 1_971.3 + 180.4))
-    assert "none is of this kind" in source
-
-
-def test_every_instance_that_a_step_falls_by_is_an_interruption():
-    # By hand: 4 instances for an hour, 1 for an hour, 2 for an hour; 3 lost, then 1 got, then 2 lost.
-    rate = rate_of_counts([0.0, 3_600.0, 7_200.0, 10_800.0], [4, 1, 2, 0])
-
-    assert rate.num_interruptions == 5
-    assert rate.instance_hours == pytest.approx(7.0)
+    assert assumed.interruptions_per_hour == pytest.approx((221 + 415 + 3) / (369.3 + 1_971.3 + 180.4))
+    assert "none is of this kind" in assumed.interruptions_source
 
 
 @pytest.mark.skipif(not PREEMPTIONS.exists(), reason="the recorded traces are not on this machine")
@@ -51,15 +44,12 @@ def test_every_instance_that_a_step_falls_by_is_an_interruption():
     ],
 )
 def test_the_assumed_rates_are_those_of_the_traces(pool, folders):
-    rates = []
+    falls, instance_hours = 0, 0.0
     for folder in folders:
         for path in sorted((PREEMPTIONS / folder).glob("*.json.gz")):
             document = json.loads(gzip.decompress(path.read_bytes()))
-            gap_s = document["metadata"]["gap_seconds"]
             counts = document["data"]
-            rates.append(rate_of_counts([tick * float(gap_s) for tick in range(len(counts))], counts))
+            falls += sum(max(0, before - after) for before, after in itertools.pairwise(counts))
+            instance_hours += sum(counts[:-1]) * document["metadata"]["gap_seconds"] / 3_600
 
-    counted, bundled = pooled_rate(rates), COUNTED[pool]
-
-    assert counted.num_interruptions == bundled.num_interruptions
-    assert counted.instance_hours == pytest.approx(bundled.instance_hours, abs=0.1)
+    assert (falls, pytest.approx(instance_hours, abs=0.1)) == COUNTED[pool]

@@ -4,7 +4,6 @@ from datetime import timedelta
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import Market
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
 from infra.prices.refresh import refresh
 from infra.prices.refreshed_prices import KEPT_FILES, newest_refreshed, write_refreshed
@@ -31,7 +30,7 @@ def answers(pricing, ec2, region, *, spot_usd="0.04"):
 
 
 def asked(prices, known=(), *, regions=(EAST,), now=NOW):
-    return refresh(prices, known, regions=regions, families=["c7i"], history=timedelta(days=7), now=now)
+    return refresh(prices, known, regions=regions, families=["c7i"], now=now)
 
 
 def test_all_prices_of_several_regions_are_of_this_refresh():
@@ -82,33 +81,6 @@ def test_sizes_that_cannot_be_asked_for_are_those_known_before():
 
     assert [(o.instance_type.vcpus, o.price_usd_per_hour) for o in today.offers] == [(2, 0.08)]
     assert len(today.problems) == 1
-
-
-def test_a_price_that_often_rose_above_on_demand_is_more_than_the_assumed_rate():
-    prices, pricing, ec2 = stubbed_prices(EAST)
-    will_give_sizes(ec2[EAST], [instance_type("c7i.large", 2)])
-    will_give_products(pricing, [product("c7i.large", "0.09")], region=EAST)
-    # Above for one minute of every quarter of an hour, for a day: 96 losses in 22.4 hours.
-    swings = [
-        change("c7i.large", f"{EAST}a", usd, NOW - timedelta(hours=24) + timedelta(minutes=15 * n + after))
-        for n in range(96)
-        for after, usd in ((0, "0.05"), (14, "1.00"))
-    ]
-    will_give_spot_prices(ec2[EAST], swings, names=["c7i.large"])
-
-    [spot] = [offer for offer in asked(prices).offers if offer.market is Market.SPOT]
-
-    assert spot.interruptions_per_hour == pytest.approx(96 / (96 * 14 / 60))
-    assert "rose above on-demand" in spot.interruptions_source
-
-
-def test_a_calm_price_leaves_the_assumed_rate():
-    prices, pricing, ec2 = stubbed_prices(EAST)
-    answers(pricing, ec2, EAST)
-
-    [spot] = [offer for offer in asked(prices).offers if offer.market is Market.SPOT]
-
-    assert spot.interruptions_source.startswith("assumed")
 
 
 def test_a_refresh_goes_through_its_file_unchanged_and_the_newest_file_counts(tmp_path):

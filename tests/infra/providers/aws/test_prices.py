@@ -60,7 +60,7 @@ def test_spot_history_is_put_in_order_by_pool_over_pages():
 
     first = histories["c7i.large", "us-east-1a"]
     assert (first.prices_usd_per_hour, first.last_usd_per_hour) == ((0.040, 0.041), 0.041)
-    assert first.curve(NOW) == ([0.0, 8 * 3600.0, 9 * 3600.0], [0.040, 0.041, 0.041])
+    assert first.times == (NOW - timedelta(hours=9), NOW - timedelta(hours=1))
     assert histories["c7i.large", "us-east-1b"].last_usd_per_hour == 0.050
 
 
