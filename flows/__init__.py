@@ -12,5 +12,8 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 
 PROJECT_LOGGERS = ("heterps_core", "infra", "tasks")
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
+
 for _name in PROJECT_LOGGERS:
     logging.getLogger(_name).setLevel(logging.INFO)

@@ -14,11 +14,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
+from flows import INTERRUPTED
 from heterps_core import __version__
 from heterps_core.errors import HeterpsError
-
-_INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
 
 _CAUSED_BY_USERS = frozenset(
     {
@@ -72,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_status
     except KeyboardInterrupt:
         print("heterps: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has seen enough; what is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

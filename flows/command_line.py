@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
+from flows import INTERRUPTED
 from flows.parameter_model import FlowParameters
 from flows.service.prefect_connection import connect
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
@@ -26,9 +27,6 @@ ENDED_HINT = (
 )
 FULL_BYTES = 65_536
 """With less than this free no database takes another write: SQLite's pages have 4 KiB, and a write needs several."""
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
 
 
 def main(module: str, model: type[FlowParameters], arguments: Sequence[str] | None = None) -> int:

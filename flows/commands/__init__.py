@@ -1,4 +1,20 @@
 """What an operator asks at a shell: one module a command of `heterps`, with its HELP, `add_arguments` and `run`."""
 
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
 RUN_HELP = "a run's id, the beginning of one, or latest"
 """For the help of every command that takes a run; `tasks/running/run_names.py` finds it."""
+
+
+def whole_number(most: int) -> Callable[[str], int]:
+    """Return what reads an argument that is a number from 1 to `most`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {most:,}, got {text!r}")
+        return int(text)
+
+    return read

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from flows.commands import whole_number
 from heterps_core.errors import CheckpointError
 from heterps_core.text_table import Table
 from infra.workspace import Workspace
@@ -32,6 +33,7 @@ champion's files were changed or damaged.
 """
 
 DEFAULT_LAST = 7
+MOST_SHOWN = 1_000
 COLUMNS = {
     "version": "s",
     "day": "",
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "--last",
-        type=_positive,
+        type=whole_number(MOST_SHOWN),
         default=DEFAULT_LAST,
         metavar="N",
         help="versions to show (default: %(default)s)",
@@ -167,10 +169,3 @@ def _as_json(
         "rolled_back_at": registered.tags.get(ROLLED_BACK_TAG),
         "decision": decision and decision.to_json(),
     }
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number

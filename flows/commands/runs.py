@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import date
 from typing import TYPE_CHECKING
 
+from flows.commands import whole_number
 from heterps_core.text_table import Table
 from infra.workspace import Workspace
 
@@ -46,7 +47,11 @@ STATUSES = ("finished", "failed", "killed", "running")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "--last", type=_count, default=DEFAULT_LAST, metavar="N", help="how many (default: %(default)s)"
+        "--last",
+        type=whole_number(MOST_READ),
+        default=DEFAULT_LAST,
+        metavar="N",
+        help="how many (default: %(default)s)",
     )
     parser.add_argument("--model", metavar="NAME", help="only of this model")
     parser.add_argument("--status", choices=STATUSES, help="only those that ended so, or still run")
@@ -96,12 +101,6 @@ def _table(lines: list[RunLine]) -> list[str]:
         for line in lines
     ]
     return Table(columns=COLUMNS, rows=rows).lines()
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_READ:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {MOST_READ:,}, got {text!r}")
-    return int(text)
 
 
 def _day(text: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from flows.commands import whole_number
 from heterps_core.errors import HeterpsError
 from infra.workspace import Workspace
 
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "--keep-days",
-        type=_days,
+        type=whole_number(MOST_KEEP_DAYS),
         default=DEFAULT_KEEP_DAYS,
         metavar="N",
         help="keep what is younger (default: %(default)s)",
@@ -117,11 +118,3 @@ def _as_json(tidied: Tidied) -> dict[str, Any]:
 
 def _num_bytes(tidied: Tidied) -> int:
     return sum(removed.num_bytes for removed in tidied.removed)
-
-
-def _days(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_KEEP_DAYS:
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number of days from 1 to {MOST_KEEP_DAYS:,}, got {text!r}"
-        )
-    return int(text)

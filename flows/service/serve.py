@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+from flows import INTERRUPTED
 from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT, choose_addresses
 from flows.service.prefect_connection import TIMEOUT_S, ask, prefect_server, project_environment
 from flows.service.schedule import NIGHTLY_TIME, SWEEP_ORPHANS, TRAIN_CTR, nightly_timezone
@@ -28,9 +29,6 @@ from infra.workspace import HOME_VARIABLE, ServiceAddresses, Workspace, answers
 
 PASSWORD_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
 """Prefect's own: user:password that its server asks for."""
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
 
 LOCK_FILE = "serve.lock"
 """Held while a workspace is served; the kernel lets go of it whatever kills the holder."""

@@ -36,15 +36,10 @@ def first_running_cluster(
     quota stood in the way, those are left out that ask as much of it. Each try has its own launch id, so that what a
     failed one cost stays in the bill.
 
-    Args:
-        provider: Where the machines come from.
+    Args besides those of `running_cluster`:
         plans: At least one.
         new_launch_id: Called before each try.
-        bootstrap: What the nodes are told.
-        ledger: Where each launch and end is written down.
-        caps: Refuse a plan before anything is launched.
         predicted_cost_usd: Of the whole run as it was planned; a more expensive purchase is charged in proportion.
-        spent: Tells what was spent before, launches that failed included.
 
     Raises:
         BudgetExceededError: A cap is exceeded by the purchase whose turn it is.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from heterps_core.training.node.node_life import BUCKET_HEARTBEAT_INTERVAL_S
 from heterps_core.training.storage.store import StorageUsage
@@ -21,8 +22,7 @@ REQUESTS_PER_LOOK = 2
 _AS_OF = "2026-07"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServiceRate:
+class ServiceRate(NamedTuple):
     """A list price."""
 
     unit: str
@@ -30,25 +30,15 @@ class ServiceRate:
     source: str
 
 
+_S3 = "aws.amazon.com/s3/pricing"
+
 RATES: Mapping[str, ServiceRate] = {
-    "disks": ServiceRate(
-        unit="GB-month", usd_per_unit=0.08, source="aws.amazon.com/ebs/pricing, gp3, us-east-1"
-    ),
-    "public addresses": ServiceRate(
-        unit="hour", usd_per_unit=0.005, source="aws.amazon.com/vpc/pricing, public IPv4"
-    ),
-    "requests that write or list": ServiceRate(
-        unit="1,000 requests", usd_per_unit=0.005, source="aws.amazon.com/s3/pricing, Standard, us-east-1"
-    ),
-    "requests that read": ServiceRate(
-        unit="1,000 requests", usd_per_unit=0.0004, source="aws.amazon.com/s3/pricing, Standard, us-east-1"
-    ),
-    "stored data": ServiceRate(
-        unit="GB-month", usd_per_unit=0.023, source="aws.amazon.com/s3/pricing, Standard, us-east-1"
-    ),
-    "traffic out of the region": ServiceRate(
-        unit="GB", usd_per_unit=0.09, source="aws.amazon.com/s3/pricing, data transfer out to the internet"
-    ),
+    "disks": ServiceRate("GB-month", 0.08, "aws.amazon.com/ebs/pricing, gp3, us-east-1"),
+    "public addresses": ServiceRate("hour", 0.005, "aws.amazon.com/vpc/pricing, public IPv4"),
+    "requests that write or list": ServiceRate("1,000 requests", 0.005, f"{_S3}, Standard, us-east-1"),
+    "requests that read": ServiceRate("1,000 requests", 0.0004, f"{_S3}, Standard, us-east-1"),
+    "stored data": ServiceRate("GB-month", 0.023, f"{_S3}, Standard, us-east-1"),
+    "traffic out of the region": ServiceRate("GB", 0.09, f"{_S3}, data transfer out to the internet"),
 }
 
 

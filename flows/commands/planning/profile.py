@@ -35,7 +35,7 @@ SCHEMA_VERSION = 1
 DEFAULT_BATCH_SIZE = 512
 
 CRITEO_SHAPE = FeatureSpec(num_dense=13, slot_rows=(100_000,) * 26)
-"""Columns of the Criteo click logs, with 100,000 rows in each table; used where no data set is given."""
+"""Columns of the Criteo click logs, with 100,000 rows in each table."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,12 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"estimate for this type too, may be repeated; one of: {', '.join(sorted(DEVICE_TYPES))}",
     )
     parser.add_argument(
-        "--dataset",
-        type=Path,
-        metavar="FOLDER",
-        help="a prepared data set for columns and row indices (default: the shape of the Criteo logs)",
-    )
-    parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
@@ -85,7 +79,7 @@ def run(options: argparse.Namespace) -> None:
     from heterps_core.profiling.layer_profiler import trace_model
     from heterps_core.profiling.profiles.profile_cache import profile_model
 
-    request = _request(options)
+    request = ProfileRequest(model=options.model, features=CRITEO_SHAPE, batch_size=options.batch_size)
     # Always measured again: a person who asks on the command line wants to see this machine as it is now.
     if options.device == "cuda":
         require_cuda()
@@ -140,21 +134,6 @@ def write_profiles(path: Path, profiles: Sequence[LayerProfile]) -> None:
         "profiles": {profile.device_type: profile.to_json() for profile in profiles},
     }
     write_json(path, document)
-
-
-def _request(options: argparse.Namespace) -> ProfileRequest:
-    if options.dataset is None:
-        return ProfileRequest(model=options.model, features=CRITEO_SHAPE, batch_size=options.batch_size)
-    from heterps_core.data.dataset import PreparedDataset
-
-    dataset = PreparedDataset.open(options.dataset)
-    return ProfileRequest(
-        model=options.model,
-        features=dataset.features,
-        batch_size=options.batch_size,
-        dataset=str(options.dataset.resolve()),
-        dataset_fingerprint=dataset.manifest.fingerprint,
-    )
 
 
 def _shown(phase: Timing) -> float | None:

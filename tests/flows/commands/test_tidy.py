@@ -123,7 +123,7 @@ def test_days_that_cannot_be_are_refused(heterps, workspace, capsys, keep_days):
     with pytest.raises(SystemExit, match="2"):
         heterps("tidy", "--keep-days", keep_days)
 
-    assert "must be a whole number of days from 1 to 36,500" in capsys.readouterr().err
+    assert "must be a whole number from 1 to 36,500" in capsys.readouterr().err
     assert has_checkpoint(workspace, OLD)
 
 
