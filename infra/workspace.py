@@ -108,8 +108,8 @@ class Workspace:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(
-                f"the workspace must be a folder that can be written, but {_root_cause(error)}; "
-                f"set {HOME_VARIABLE} to another folder"
+                f"the workspace must be a folder that can be written, but {error.filename or 'it'} is refused: "
+                f"{error.strerror or error}; set {HOME_VARIABLE} to another folder"
             ) from error
         if not os.access(self.root, os.W_OK):
             raise ConfigurationError(
@@ -277,8 +277,3 @@ def answers(url: str, *, timeout_s: float) -> bool:
             return 200 <= int(response.status) < 300
     except (urllib.error.URLError, OSError, ValueError):
         return False
-
-
-def _root_cause(error: OSError) -> str:
-    """Return what the operating system says, with the path."""
-    return f"{error.filename or 'it'} is refused: {error.strerror or error}"

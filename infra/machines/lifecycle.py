@@ -232,7 +232,8 @@ def _ending_signals_raise() -> Iterator[None]:
     def leave(signum: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + signum)
 
-    with _handlers(leave, _default_signals()):
+    ours = tuple(number for number in _ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL)
+    with _handlers(leave, ours):
         yield
 
 
@@ -254,10 +255,6 @@ def _ending_signals_wait() -> Iterator[None]:
     finally:
         if noted:
             signal.raise_signal(noted[0])
-
-
-def _default_signals() -> tuple[signal.Signals, ...]:
-    return tuple(number for number in _ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL)
 
 
 @contextmanager

@@ -59,41 +59,32 @@ def recheck(prices: LivePrices, offers: Iterable[InstanceOffer], *, now: datetim
     """Ask for the prices of offers again: each type on-demand, and all pools of a region on spot at once."""
     found: dict[InstanceOffer, InstanceOffer] = {}
     problems: list[str] = []
-    on_spot: dict[str, list[InstanceOffer]] = defaultdict(list)
-    on_demand: dict[tuple[str, str], list[InstanceOffer]] = defaultdict(list)
+    questions: dict[tuple[str, Market, str], list[InstanceOffer]] = defaultdict(list)
     for offer in offers:
-        if offer.market is Market.SPOT:
-            on_spot[offer.region].append(offer)
-        else:
-            on_demand[offer.region, offer.instance_type.name].append(offer)
-    for (region, name), same in on_demand.items():
+        name = "" if offer.market is Market.SPOT else offer.instance_type.name
+        questions[offer.region, offer.market, name].append(offer)
+    for (region, market, name), same in questions.items():
+        usd_per_hour: dict[tuple[str, str | None], float]
         try:
-            answer = prices.on_demand(region, instance_type=name)
+            if market is Market.SPOT:
+                names = sorted({offer.instance_type.name for offer in same})
+                histories = prices.spot(region, names, since=now - LAST_CHANGE)
+                usd_per_hour = {pool: history.last_usd_per_hour for pool, history in histories.items()}
+            else:
+                on_demand = prices.on_demand(region, instance_type=name)
+                usd_per_hour = {(each, None): usd for each, usd in on_demand.items()}
         except ProvisioningError as problem:
             problems.append(str(problem))
             continue
         for offer in same:
-            if name in answer:
-                found[offer] = _priced(offer, answer[name], source=prices.on_demand_source, now=now)
-            else:
-                problems.append(f"{prices.cloud} names no on-demand price of {name} in {region}")
-    for region, pools in on_spot.items():
-        names = sorted({offer.instance_type.name for offer in pools})
-        try:
-            histories = prices.spot(region, names, since=now - LAST_CHANGE)
-        except ProvisioningError as problem:
-            problems.append(str(problem))
-            continue
-        for offer in pools:
-            history = histories.get((offer.instance_type.name, offer.zone or ""))
-            if history is None:
-                problems.append(
-                    f"{prices.cloud} names no spot price of {offer.instance_type.name} in {offer.place}"
+            pool = (offer.instance_type.name, offer.zone if market is Market.SPOT else None)
+            if pool in usd_per_hour:
+                found[offer] = replace(
+                    offer,
+                    price_usd_per_hour=usd_per_hour[pool],
+                    price_as_of=utc_text(now),
+                    price_source=prices.spot_source if market is Market.SPOT else prices.on_demand_source,
                 )
             else:
-                found[offer] = _priced(offer, history.last_usd_per_hour, source=prices.spot_source, now=now)
+                problems.append(f"{prices.cloud} names no {market} price of {pool[0]} in {offer.place}")
     return Recheck(offers=found, problems=tuple(problems))
-
-
-def _priced(offer: InstanceOffer, usd_per_hour: float, *, source: str, now: datetime) -> InstanceOffer:
-    return replace(offer, price_usd_per_hour=usd_per_hour, price_as_of=utc_text(now), price_source=source)
