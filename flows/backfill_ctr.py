@@ -7,7 +7,6 @@ the champion of the day before; days that are done are skipped.
 from __future__ import annotations
 
 import sys
-from datetime import date
 
 from flows.parameters import BackfillParameters
 
@@ -23,7 +22,7 @@ from flows.parameter_checks import days_of
 from flows.parameter_model import takes
 from flows.service.schedule import BACKFILL_CTR
 from flows.train_ctr import train_ctr
-from heterps_core.errors import HeterpsError, LiveFleetError, TrainingError
+from heterps_core.errors import HeterpsError
 from tasks.running.progress import log_step
 
 
@@ -37,26 +36,14 @@ def backfill_ctr(asked: BackfillParameters) -> list[str]:
     """
     days = days_of(asked)
     run_ids: list[str] = []
-    failures: dict[date, HeterpsError] = {}
     for number, day in enumerate(days, start=1):
         log_step("back-fill", f"{day}, day {number} of {len(days)}")
         try:
             run_ids.append(train_ctr(**asked.settings, data=asked.data, day=str(day)))
-        except HeterpsError as error:
-            # While another fleet is alive, every other day would be refused too.
-            if not asked.go_on or isinstance(error, LiveFleetError):
-                left = len(days) - number
-                log_step(
-                    "back-fill",
-                    f"ends at {day}, {left} days before its end; run it again to go on from there",
-                )
-                raise
-            failures[day] = error
-            log_step("back-fill", f"{day} failed: {error}")
-    if failures:
-        reasons = "; ".join(f"{day}: {error}" for day, error in failures.items())
-        raise TrainingError(
-            f"all {len(days)} days must be trained, but {len(failures)} failed; run the back-fill again for them: "
-            f"{reasons}"
-        )
+        except HeterpsError:
+            left = len(days) - number
+            log_step(
+                "back-fill", f"ends at {day}, {left} days before its end; run it again to go on from there"
+            )
+            raise
     return run_ids

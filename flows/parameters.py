@@ -257,10 +257,6 @@ class BackfillParameters(FlowParameters):
     settings: dict[str, Any] = Field({})
     """Other parameters of train-ctr by name, such as {"epochs": 2, "again": true}."""
 
-    go_on: bool = False
-    """Go on with the next day where one fails; otherwise the first failure ends the back-fill. That another run has
-    machines alive ends it in any case."""
-
     def check(self) -> None:
         """Check the days, and the settings as those of train-ctr."""
         from flows.parameter_checks import check_backfill

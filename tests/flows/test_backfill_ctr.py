@@ -11,7 +11,7 @@ from flows.command_line import main, parser_for
 from flows.parameter_checks import days_of
 from flows.parameters import BackfillParameters
 from heterps_core.data.synthetic.click_days import write_click_days
-from heterps_core.errors import ConfigurationError, DataError, TrainingError, UnknownNameError
+from heterps_core.errors import ConfigurationError, DataError, UnknownNameError
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +54,6 @@ def test_the_first_failure_ends_it(trained, days):
         backfill("2026-11-01", "2026-11-03", days)
 
     assert [parameters["day"] for parameters in trained] == ["2026-11-01", "2026-11-02"]
-
-
-def test_it_goes_on_where_told_and_names_what_failed_at_the_end(trained, days):
-    with pytest.raises(
-        TrainingError, match=r"all 3 days must be trained, but 1 failed; .*: 2026-11-02: day 2026"
-    ):
-        backfill("2026-11-01", "2026-11-03", days, go_on=True)
-
-    assert [parameters["day"] for parameters in trained] == ["2026-11-01", "2026-11-02", "2026-11-03"]
 
 
 def test_a_range_of_days_may_pass_the_end_of_a_month(days):

@@ -17,7 +17,7 @@ the truth itself reaches, and no model does better but by luck. The same seed go
 
 examples:
   heterps make-days clicks --first-day 2026-11-01 --num-days 8
-  heterps make-days clicks --first-day 2026-11-01 --num-days 31 --rows-per-day 100000 --drift 0.2
+  heterps make-days clicks --first-day 2026-11-01 --num-days 31 --rows-per-day 100000
   python -m flows.train_ctr --data clicks --day 2026-11-01
   python -m flows.backfill_ctr --data clicks --first-day 2026-11-02 --last-day 2026-11-07
 
@@ -41,21 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"rows of each day (default: {DEFAULT_ROWS_PER_DAY:,})",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides all rows (default: 0)")
-    parser.add_argument(
-        "--drift",
-        type=float,
-        default=0.1,
-        metavar="RADIANS",
-        help="how far the truth turns a day; effects of days n apart correlate by cos(n RADIANS); 0 keeps it "
-        "(default: 0.1)",
-    )
-    parser.add_argument(
-        "--new-ids",
-        type=float,
-        default=0.02,
-        metavar="SHARE",
-        help="share of the ids that are new each day, in columns of 100 ids and more (default: 0.02)",
-    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -65,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
         ConfigurationError: An argument is out of its range.
         DataError: A file cannot be written.
     """
-    from heterps_core.data.synthetic.click_days import Drift, write_click_days
+    from heterps_core.data.synthetic.click_days import write_click_days
 
     days = write_click_days(
         options.folder,
@@ -73,7 +58,6 @@ def run(options: argparse.Namespace) -> None:
         num_days=options.num_days,
         rows_per_day=options.rows_per_day,
         seed=options.seed,
-        drift=Drift(radians_per_day=options.drift, new_id_share_per_day=options.new_ids),
     )
     qualities = [(each.day, each.best_reachable()) for each in days]
     rows = [(str(day), best.num_rows, best.auc, best.log_loss) for day, best in qualities]
