@@ -29,16 +29,15 @@ from heterps_core.planning.search.schedulers import SCHEDULERS
 from heterps_core.profiling.machine import num_cores
 from heterps_core.training.job import default_batch_size
 from infra.workspace import Workspace
-from tasks.comparison import Terms, compare, expected_seconds
+from tasks.comparison import Terms, compare, load_problems, problems_of_models, profiled_job
 from tasks.data import prepare_data
-from tasks.planning.compared_problems import load_problems, problems_of_models, profiled_job
 from tasks.planning.measured_plans import measured_table, search_measured
 from tasks.provisioning import find_offers
 from tasks.publishing import publish_comparison
 from tasks.recording import record_comparison
 from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL
 from tasks.records.runs import new_run_id, utc_now
-from tasks.reports.comparison_document import Origin, comparison_document
+from tasks.reports.comparison_document import comparison_document
 from tasks.reports.renderers import markdown, terminal_text
 from tasks.running.progress import log_block, log_step
 
@@ -80,22 +79,17 @@ def compare_schedulers(asked: CompareParameters) -> str:
         num_seeds=asked.seeds,
         max_seconds=asked.max_seconds_per_search,
     )
-    minutes = expected_seconds(problems, compared_methods, terms) / 60
-    log_step(
-        "searches",
-        f"{len(problems)} problems x {len(compared_methods)} methods x {asked.seeds} seeds: "
-        f"about {minutes:.1f} minutes",
-    )
+    log_step("searches", f"{len(problems)} problems x {len(compared_methods)} methods x {asked.seeds} seeds")
     comparison = compare(problems, compared_methods, terms, left_out=left_out)
 
-    origin = Origin(run_id=run_id, command=command_line(asked), finished_at=utc_now())
-    document = comparison_document(comparison, origin)
+    command = command_line(asked)
+    document = comparison_document(comparison, command=command, finished_at=utc_now())
     text = markdown(document)
     log_block(terminal_text(document))
     if asked.output is not None:
         _write_markdown(Path(asked.output), text)
     publish_comparison(text)
-    tracked = record_comparison(workspace, comparison, origin, text=text)
+    tracked = record_comparison(workspace, comparison, run_id=run_id, command=command, text=text)
     services = workspace.running_services()
     log_step("record", tracked.address(services.mlflow_url if services else DEFAULT_MLFLOW_URL))
     return run_id

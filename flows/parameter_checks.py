@@ -24,8 +24,8 @@ from infra.providers import get_provider
 from infra.providers.base import REGION
 from infra.workspace import Workspace
 from tasks.clusters import check_provider
+from tasks.comparison import load_problems
 from tasks.data import check_source, check_source_columns, schema_of
-from tasks.planning.compared_problems import load_problems
 from tasks.planning.deadline import parse_time_of_day
 from tasks.planning.markets import check_markets
 from tasks.prices import price_files

@@ -39,16 +39,16 @@ from tasks.planning.device_profiles import (
     with_costs,
 )
 from tasks.planning.measurement_decision import decide_measurements, measuring_plan
-from tasks.planning.planned_job import planned_job
 from tasks.prices import price_files, refresh_before_renting
-from tasks.profiling import profile_layers
+from tasks.profiling import planned_job, profile_layers
 from tasks.provisioning import find_offers
+from tasks.records.mlflow_names import KIND_PROFILING
 from tasks.records.runs import new_run_id, utc_now
 from tasks.reports.bills import bill_text
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.live_fleet import check_no_other_fleet
 from tasks.running.progress import log_block, log_step
-from tasks.running.run_lifecycle import close_run, open_profiling
+from tasks.running.run_lifecycle import close_run, open_other_run
 from tasks.scheduling import make_problem
 
 
@@ -73,7 +73,9 @@ def profile_devices(asked: ProfileParameters) -> str:
     # By this folder a hook finds the run of a flow run, also where its nodes meet elsewhere.
     workspace.run_directory(run_id).mkdir(parents=True)
     log_step("run", run_id)
-    tracked = open_profiling(workspace, run_id=run_id, tags={"heterps.provider": asked.provider})
+    tracked = open_other_run(
+        workspace, kind=KIND_PROFILING, run_id=run_id, tags={"heterps.provider": asked.provider}
+    )
 
     clicks = prepare_data(
         workspace, data=asked.data, schema_file=asked.schema_file, night=find_night_of(asked.data, None)

@@ -11,28 +11,34 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from heterps_core.errors import ConfigurationError, HeterpsError
+from heterps_core.hardware import InstanceOffer
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.planning.search.search_result import SearchResult
-from tasks.planning.compared_problems import ComparedProblem, reason_in_one_line
+from heterps_core.training.job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT
+from infra.workspace import Workspace
+from tasks.data import PreparedClicks
+from tasks.profiling import PlannedJob, ProfiledModel, planned_job, profile_layers
 from tasks.running.progress import log_step
-from tasks.scheduling import search_plan
+from tasks.scheduling import make_problem, search_plan
 
 WARM_UP_EVALUATIONS = 256
-"""Of each method before the clock runs: the first search of a process loads parts of torch, and its pace says how
-long the comparison will take."""
+"""Of each method before the clock runs, as the first search of a process loads parts of torch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ComparedSearch:
-    """What one method found for one problem with one seed."""
+class ComparedProblem:
+    """A problem that the methods are compared on."""
 
-    method: str
-    seed: int
-    result: SearchResult | None
-    remark: str = ""
-    """Why there is no result, or what is different about it."""
+    name: str
+    """Of the model, or the file as it was given."""
+
+    problem: SchedulingProblem
+    estimated_device_types: tuple[str, ...] = ()
+    """Whose times are a roofline and not a measurement; not known of a file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +46,12 @@ class MethodSummary:
     """What one method found for one problem over all seeds."""
 
     method: str
-    searches: tuple[ComparedSearch, ...]
+    num_seeds: int
+    results: tuple[SearchResult, ...]
+    """Of the seeds that led to a plan, in their order."""
 
-    @property
-    def results(self) -> list[SearchResult]:
-        """Of the seeds that led to a plan, in their order."""
-        return [search.result for search in self.searches if search.result is not None]
+    remark: str = ""
+    """Why there are no more results, or what is different about them."""
 
     @property
     def typical(self) -> SearchResult | None:
@@ -63,11 +69,6 @@ class MethodSummary:
     def largest_gap(self) -> float:
         """Of the seeds that led to a plan."""
         return max(result.plan.optimality_gap for result in self.results)
-
-    @property
-    def remark(self) -> str:
-        """The remarks of all seeds, each once."""
-        return "; ".join(dict.fromkeys(search.remark for search in self.searches if search.remark))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,30 +98,81 @@ class Terms:
     """Of one search with its proof, in wall time; a method that takes longer gets fewer evaluations."""
 
 
-def expected_seconds(problems: Sequence[ComparedProblem], methods: Sequence[str], terms: Terms) -> float:
-    """Warm every method up on the first problem, and estimate from its pace how long all searches will take.
+def load_problems(files: Sequence[str]) -> list[ComparedProblem]:
+    """Read problem files.
 
-    A search is taken to be slower in proportion to the layers, and one beyond the time limit to be stopped once.
+    Raises:
+        ConfigurationError: A file cannot be read or is no problem; the message names the file and the field.
     """
-    first = problems[0].problem
-    budget = min(terms.budget_evaluations, WARM_UP_EVALUATIONS)
-    total = 0.0
-    for method in methods:
-        for _ in range(2):  # the first one loads libraries
-            started = time.perf_counter()
-            found = _search(first, method, seed=0, budget_evaluations=budget, max_seconds=terms.max_seconds)
-            elapsed = time.perf_counter() - started
-        pace = 0.0
-        if isinstance(found, SearchResult) and found.plan.num_evaluations == budget:
-            pace = found.search_seconds / budget
-        for compared in problems:
-            scale = compared.problem.num_layers / first.num_layers
-            seconds = elapsed + (terms.budget_evaluations - budget) * pace * scale
-            if seconds > terms.max_seconds:
-                total += terms.max_seconds
-                seconds = elapsed + _lowered_budget(method, terms) * pace * scale
-            total += min(seconds, terms.max_seconds) * terms.num_seeds
-    return total
+    problems = []
+    for file in dict.fromkeys(files):
+        try:
+            problems.append(ComparedProblem(name=file, problem=SchedulingProblem.load(Path(file))))
+        except ConfigurationError as error:
+            raise ConfigurationError(str(error) if file in str(error) else f"{file}: {error}") from error
+    return problems
+
+
+def problems_of_models(
+    workspace: Workspace,
+    models: Sequence[str],
+    clicks: PreparedClicks,
+    offers: Sequence[InstanceOffer],
+    *,
+    device_types: Sequence[str],
+    throughput_floor_samples_per_s: float,
+) -> tuple[list[ComparedProblem], dict[str, str]]:
+    """Make the problem of a night's job for each model; return them, and what cannot be made with the reason."""
+    problems: list[ComparedProblem] = []
+    left_out: dict[str, str] = {}
+    for model in dict.fromkeys(models):
+        try:
+            job, profiled = profiled_job(workspace, model, clicks, device_types)
+            problem = make_problem(
+                profiled,
+                offers,
+                job,
+                device_types=device_types,
+                num_epochs=1,
+                throughput_floor_samples_per_s=throughput_floor_samples_per_s,
+            )
+        except HeterpsError as error:
+            left_out[model] = reason_in_one_line(error)
+            log_step("left out", f"{model}: {left_out[model]}")
+            continue
+        log_step("profile", profiled.summary)
+        problems.append(
+            ComparedProblem(
+                name=model,
+                problem=problem,
+                estimated_device_types=profiled.estimated_device_types,
+            )
+        )
+    return problems, left_out
+
+
+def profiled_job(
+    workspace: Workspace, model: str, clicks: PreparedClicks, device_types: Sequence[str]
+) -> tuple[PlannedJob, ProfiledModel]:
+    """Return a night's job, and the model's layers measured here and estimated for device types."""
+    job = planned_job(
+        clicks.open(),
+        is_dry_run=True,
+        batch_size=None,
+        planned_samples=NIGHT_SAMPLES,
+        planned_rows_per_slot=PRODUCTION_ROWS_PER_SLOT,
+    )
+    profiled = profile_layers(
+        workspace, clicks, job, model=model, batch_size=job.batch_size, device_types=device_types
+    )
+    return job, profiled
+
+
+def reason_in_one_line(error: Exception) -> str:
+    """Return an error without the way out that it ends with, which is not for what is only compared."""
+    if not isinstance(error, HeterpsError):
+        return f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
+    return " ".join(str(error).partition(";")[0].split())
 
 
 def compare(
@@ -131,12 +183,16 @@ def compare(
     left_out: Mapping[str, str],
 ) -> Comparison:
     """Search with every method for every problem and seed, one after the other."""
+    for method in methods:
+        budget = min(terms.budget_evaluations, WARM_UP_EVALUATIONS)
+        _search(problems[0].problem, method, seed=0, budget_evaluations=budget, terms=terms)
     started = time.perf_counter()
     summaries = {}
     for compared in problems:
         found = [compare_method(compared.problem, method, terms) for method in methods]
         summaries[compared.name] = tuple(sorted(found, key=_rank))
-        log_step("compared", f"{compared.name}: {_standing(summaries[compared.name])}")
+        num_found = sum(bool(summary.results) for summary in found)
+        log_step("compared", f"{compared.name}: {num_found} of {len(found)} methods found a plan")
     return Comparison(
         problems=tuple(problems),
         left_out=left_out,
@@ -150,44 +206,44 @@ def compare(
 def compare_method(problem: SchedulingProblem, method: str, terms: Terms) -> MethodSummary:
     """Search with one method and all seeds.
 
-    Where a search is stopped at the time limit, all seeds get the lowered budget of `_lowered_budget`, and the remark
-    says so; where that is stopped too, the method is given up.
+    Where a search is stopped at the time limit, all seeds get a tenth of the budget, or the method's own default
+    where that is less, and the remark says so; where that is stopped too, the method is given up.
     """
-    budget, remark = terms.budget_evaluations, ""
-    searches: list[ComparedSearch] = []
-    while len(searches) < terms.num_seeds:
-        seed = len(searches)
-        found = _search(problem, method, seed=seed, budget_evaluations=budget, max_seconds=terms.max_seconds)
+    budget = terms.budget_evaluations
+    results: list[SearchResult] = []
+    remarks: list[str] = []
+    seed = 0
+    while seed < terms.num_seeds:
+        found = _search(problem, method, seed=seed, budget_evaluations=budget, terms=terms)
+        seed += 1
         if isinstance(found, SearchResult):
-            searches.append(ComparedSearch(method=method, seed=seed, result=found, remark=remark))
+            results.append(found)
         elif not isinstance(found, TimeoutError):
-            reason = reason_in_one_line(found)
-            searches.append(ComparedSearch(method=method, seed=seed, result=None, remark=reason))
+            remarks.append(reason_in_one_line(found))
         elif budget == terms.budget_evaluations > 1:
-            budget = _lowered_budget(method, terms)
-            remark = (
+            budget = min(get_scheduler(method).default_budget_evaluations, max(1, budget // 10))
+            remarks = [
                 f"{terms.budget_evaluations:,} took more than {terms.max_seconds:g} s; {budget:,} instead"
-            )
-            searches.clear()
-        else:
-            reason = f"{budget:,} evaluations took more than {terms.max_seconds:g} s"
-            searches = [
-                ComparedSearch(method=method, seed=seed, result=None, remark=reason)
-                for seed in range(terms.num_seeds)
             ]
-    return MethodSummary(method=method, searches=tuple(searches))
-
-
-def _lowered_budget(method: str, terms: Terms) -> int:
-    """Return a tenth of the budget, or the method's own default where that is less."""
-    return min(get_scheduler(method).default_budget_evaluations, max(1, terms.budget_evaluations // 10))
+            results.clear()
+            seed = 0
+        else:
+            results.clear()
+            remarks = [f"{budget:,} evaluations took more than {terms.max_seconds:g} s"]
+            break
+    return MethodSummary(
+        method=method,
+        num_seeds=terms.num_seeds,
+        results=tuple(results),
+        remark="; ".join(dict.fromkeys(remarks)),
+    )
 
 
 def _search(
-    problem: SchedulingProblem, method: str, *, seed: int, budget_evaluations: int, max_seconds: float
+    problem: SchedulingProblem, method: str, *, seed: int, budget_evaluations: int, terms: Terms
 ) -> SearchResult | Exception:
     """Return what a search found, or why it found nothing; a TimeoutError where it was stopped."""
-    limited = search_plan.with_options(timeout_seconds=max_seconds)
+    limited = search_plan.with_options(timeout_seconds=terms.max_seconds)
     state = limited(
         problem, scheduler=method, budget_evaluations=budget_evaluations, seed=seed, return_state=True
     )
@@ -202,11 +258,3 @@ def _rank(summary: MethodSummary) -> tuple[float, float, str]:
         return math.inf, math.inf, summary.method
     # The same plan summed in another order differs in the last digits.
     return float(f"{typical.plan.cost_usd:.9g}"), summary.median_seconds, summary.method
-
-
-def _standing(summaries: Sequence[MethodSummary]) -> str:
-    found = [summary for summary in summaries if summary.typical is not None]
-    if not found:
-        return "no method found a plan"
-    best = found[0]
-    return f"{best.method} first, {len(found)} of {len(summaries)} methods found a plan"

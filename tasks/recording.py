@@ -14,24 +14,21 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
 from heterps_core.training.storage.run_directory import STEPS, RunDirectory
 from infra.workspace import Workspace
-from tasks.comparison import Comparison, MethodSummary
+from tasks.comparison import Comparison
 from tasks.data import PreparedClicks
 from tasks.learning import speed_tag
-from tasks.planning.compared_problems import ComparedProblem
 from tasks.records import model_registry, tracking
-from tasks.records.mlflow_names import CHALLENGER_ALIAS, NOTE_TAG, RUN_ID_TAG
+from tasks.records.mlflow_names import CHALLENGER_ALIAS, KIND_COMPARISON, NOTE_TAG
 from tasks.records.mlflow_store import deliver_waiting
 from tasks.records.mlflow_views import experiment_tags, run_name, run_note
 from tasks.records.tracked_run import RunSettings, TrackedRun
-from tasks.reports.comparison_document import Origin
-from tasks.reports.comparison_figure import gap_figure
 from tasks.reports.document import Picture
 from tasks.reports.plan_figures import stages_picture
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.reports.stage_outcomes import stage_series
 from tasks.running.kept_explanation import explanation_markdown
 from tasks.running.progress import log_step
-from tasks.running.run_lifecycle import close_run, open_compared_search, open_comparison
+from tasks.running.run_lifecycle import close_run, open_other_run
 
 START_TO_FIRST_STEP = "overhead/start_to_first_step_s"
 
@@ -111,18 +108,14 @@ def record_overhead(
 
 @task(name="record comparison", cache_policy=NO_CACHE)
 def record_comparison(
-    workspace: Workspace, comparison: Comparison, origin: Origin, *, text: str
+    workspace: Workspace, comparison: Comparison, *, run_id: str, command: str, text: str
 ) -> TrackedRun:
-    """Write a comparison to MLflow: a parent run with tables and picture, a child for each method and problem.
-
-    All of it is written when the searches are over, so that one which is killed leaves no run open.
-    """
-    parent = open_comparison(workspace, run_id=origin.run_id, tags={"heterps.command": origin.command})
-    tracking.record_text(workspace, parent, "comparison.md", text)
-    tracking.record_figure(workspace, parent, "gap_by_method.png", gap_figure(comparison))
+    """Write a comparison to MLflow, with its tables and problems; once it is over: a kill leaves no run open."""
+    run = open_other_run(workspace, kind=KIND_COMPARISON, run_id=run_id, tags={"heterps.command": command})
+    tracking.record_text(workspace, run, "comparison.md", text)
     tracking.record_metrics(
         workspace,
-        parent,
+        run,
         {
             "comparison/seconds": comparison.seconds,
             "comparison/problems": float(len(comparison.problems)),
@@ -131,11 +124,9 @@ def record_comparison(
         },
     )
     for number, compared in enumerate(comparison.problems):
-        tracking.record_document(workspace, parent, f"problems/{number}.json", compared.problem.to_json())
-        for summary in comparison.summaries[compared.name]:
-            _record_summary(workspace, parent, origin, compared, summary)
-    close_run(workspace, parent, status="FINISHED", reason="completed")
-    return parent
+        tracking.record_document(workspace, run, f"problems/{number}.json", compared.problem.to_json())
+    close_run(workspace, run, status="FINISHED", reason="completed")
+    return run
 
 
 @task(name="register model", cache_policy=NO_CACHE)
@@ -205,43 +196,3 @@ def _settings(report: PlanReport, scheduler: str) -> RunSettings:
         batch_size=report.problem.batch_size,
         seed=plan.seed,
     )
-
-
-def _record_summary(
-    workspace: Workspace,
-    parent: TrackedRun,
-    origin: Origin,
-    compared: ComparedProblem,
-    summary: MethodSummary,
-) -> None:
-    """Write one method on one problem: the search of median cost under the stable names, all seeds as series."""
-    typical = summary.typical
-    settings = RunSettings.of_plan(
-        () if typical is None else typical.plan.stages,
-        method=summary.method,
-        model=compared.name,
-        market=compared.market,
-        batch_size=compared.problem.batch_size,
-        seed=0 if typical is None else typical.plan.seed,
-    )
-    child = open_compared_search(workspace, parent, settings, tags={RUN_ID_TAG: origin.run_id})
-    seeds = len(summary.searches)
-    tracking.record_metrics(
-        workspace, child, {"search/plans_found": float(len(summary.results)), "search/seeds": float(seeds)}
-    )
-    if typical is not None:
-        tracking.record_metrics(workspace, child, tracking.plan_metrics(typical))
-        tracking.record_metrics(workspace, child, {"search/largest_gap": summary.largest_gap})
-        found = [(search.seed, search.result) for search in summary.searches if search.result is not None]
-        tracking.record_series(
-            workspace,
-            child,
-            {
-                "search/cost_usd_by_seed": [(seed, result.plan.cost_usd) for seed, result in found],
-                "search/gap_by_seed": [(seed, result.plan.optimality_gap) for seed, result in found],
-                "search/seconds_by_seed": [(seed, result.search_seconds) for seed, result in found],
-            },
-        )
-        tracking.record_document(workspace, child, "plan.json", typical.plan.to_json())
-    # A method without a plan has done its work too: the comparison wants to know.
-    close_run(workspace, child, status="FINISHED", reason=summary.remark or "completed")

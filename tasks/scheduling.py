@@ -35,8 +35,7 @@ from heterps_core.profiling.machine import num_cores
 from heterps_core.profiling.profiles.profile_cache import worker_costs_of
 from heterps_core.training.job import TrainingConfig, TrainingJob, default_microbatches
 from tasks.planning.extra_costs import job_extra_costs
-from tasks.planning.planned_job import PlannedJob
-from tasks.profiling import ProfiledModel
+from tasks.profiling import PlannedJob, ProfiledModel
 
 PROVING_SCHEDULER = "exact"
 COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")

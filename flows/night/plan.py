@@ -15,9 +15,8 @@ from infra.providers import get_provider
 from tasks.learning import Learning, learn_from_runs
 from tasks.planning.deadline import Deadline, deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.markets import device_types_to_buy
-from tasks.planning.planned_job import PlannedJob, planned_job
 from tasks.prices import price_files, refresh_before_renting
-from tasks.profiling import ProfiledModel, profile_layers
+from tasks.profiling import PlannedJob, ProfiledModel, planned_job, profile_layers
 from tasks.provisioning import check_lifetime, find_offers, provision
 from tasks.publishing import publish_plan
 from tasks.recording import record_plan

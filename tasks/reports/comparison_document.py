@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.text_table import Table, Value
-from tasks.comparison import Comparison, MethodSummary
-from tasks.planning.compared_problems import ComparedProblem
+from tasks.comparison import ComparedProblem, Comparison, MethodSummary
 from tasks.reports.document import Document, Facts, Section
 
 COLUMNS = {
@@ -23,16 +21,7 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """Where a comparison comes from, so that it can be made again."""
-
-    run_id: str
-    command: str
-    finished_at: datetime
-
-
-def comparison_document(comparison: Comparison, origin: Origin) -> Document:
+def comparison_document(comparison: Comparison, *, command: str, finished_at: datetime) -> Document:
     """Return the tables of all problems with what is needed to make them again."""
     versions = {**software_versions(), "optuna": version("optuna")}
     sections = [
@@ -61,7 +50,7 @@ def comparison_document(comparison: Comparison, origin: Origin) -> Document:
     )
     return Document(
         title="Comparison of the search methods",
-        summary=f"`{origin.command}`, {origin.finished_at:%Y-%m-%d}, on {this_machine()}; "
+        summary=f"`{command}`, {finished_at:%Y-%m-%d}, on {this_machine()}; "
         + ", ".join(f"{name} {number}" for name, number in versions.items())
         + f". {terms}",
         sections=sections,
@@ -90,7 +79,7 @@ def _facts(comparison: Comparison, compared: ComparedProblem) -> list[str]:
 
 
 def _row(summary: MethodSummary) -> list[Value]:
-    plans = f"{len(summary.results)}/{len(summary.searches)}"
+    plans = f"{len(summary.results)}/{summary.num_seeds}"
     typical = summary.typical
     if typical is None:
         return [summary.method, *[None] * 5, plans, summary.remark]

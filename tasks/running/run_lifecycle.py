@@ -15,13 +15,12 @@ from infra.workspace import Workspace
 from tasks.records.mlflow_names import (
     COMPARISON_EXPERIMENT,
     END_REASON_TAG,
+    EXPERIMENT,
     HOST_TAG,
     KIND_COMPARISON,
     KIND_PROFILING,
-    KIND_SEARCH,
     KIND_TAG,
     KIND_TRAINING,
-    PARENT_TAG,
     PROCESS_TAG,
     RUN_ID_TAG,
 )
@@ -33,8 +32,8 @@ from tasks.records.mlflow_store import (
     search_runs,
     store_must_answer,
 )
-from tasks.records.tracked_run import EndStatus, RunSettings, TrackedRun
-from tasks.records.tracking import record_metrics, record_settings
+from tasks.records.tracked_run import EndStatus, TrackedRun
+from tasks.records.tracking import record_metrics
 
 
 def open_run(workspace: Workspace, *, run_id: str, run_name: str, tags: Mapping[str, str]) -> TrackedRun:
@@ -59,36 +58,15 @@ def open_run(workspace: Workspace, *, run_id: str, run_name: str, tags: Mapping[
     return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment, run_id=run_id)
 
 
-def open_profiling(workspace: Workspace, *, run_id: str, tags: Mapping[str, str]) -> TrackedRun:
-    """Open the run of a measurement on rented machines, beside those that are trained with it."""
+def open_other_run(workspace: Workspace, *, kind: str, run_id: str, tags: Mapping[str, str]) -> TrackedRun:
+    """Open the run of a measurement on rented machines, or of a comparison, which has an experiment of its own."""
     client = client_of(workspace)
-    experiment = experiment_id(client, workspace)
-    notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: KIND_PROFILING}
-    run = client.create_run(experiment, run_name=f"profiling {run_id}", tags=notes)
-    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment)
-
-
-def open_comparison(workspace: Workspace, *, run_id: str, tags: Mapping[str, str]) -> TrackedRun:
-    """Open the parent run of a comparison of search methods, in an experiment of its own."""
-    client = client_of(workspace)
-    experiment = experiment_id(client, workspace, COMPARISON_EXPERIMENT)
-    notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: KIND_COMPARISON}
-    run = client.create_run(experiment, run_name=f"comparison {run_id}", tags=notes)
-    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment)
-
-
-def open_compared_search(
-    workspace: Workspace, parent: TrackedRun, settings: RunSettings, *, tags: Mapping[str, str]
-) -> TrackedRun:
-    """Open the child run of one method on one problem, and write its parameters."""
-    child = client_of(workspace).create_run(
-        parent.experiment_id,
-        run_name=f"{settings.model} {settings.method}",
-        tags={**tags, PARENT_TAG: parent.mlflow_run_id, KIND_TAG: KIND_SEARCH},
+    experiment = experiment_id(
+        client, workspace, COMPARISON_EXPERIMENT if kind == KIND_COMPARISON else EXPERIMENT
     )
-    tracked = TrackedRun(mlflow_run_id=child.info.run_id, experiment_id=parent.experiment_id)
-    record_settings(workspace, tracked, settings)
-    return tracked
+    notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: kind}
+    run = client.create_run(experiment, run_name=f"{kind} {run_id}", tags=notes)
+    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment)
 
 
 def close_run(workspace: Workspace, run: TrackedRun, *, status: EndStatus, reason: str) -> None:

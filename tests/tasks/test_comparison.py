@@ -3,19 +3,25 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tasks.comparison import ComparedSearch, Comparison, MethodSummary
-from tasks.planning.compared_problems import ComparedProblem
-from tasks.reports.comparison_document import Origin, comparison_document
-from tasks.reports.comparison_figure import gap_figure
+from heterps_core.errors import ConfigurationError, InfeasiblePlanError
+from tasks.comparison import (
+    ComparedProblem,
+    Comparison,
+    MethodSummary,
+    Terms,
+    compare_method,
+    load_problems,
+    reason_in_one_line,
+)
+from tasks.reports.comparison_document import comparison_document
 from tasks.reports.renderers import markdown, terminal_text
 from tests.tasks.builders import make_problem, make_result
 
 PROBLEM = make_problem()
-ORIGIN = Origin(
-    run_id="x",
-    command="python -m flows.compare_schedulers",
-    finished_at=datetime(2026, 11, 21, tzinfo=UTC),
-)
+ORIGIN = {
+    "command": "python -m flows.compare_schedulers",
+    "finished_at": datetime(2026, 11, 21, tzinfo=UTC),
+}
 COST_USD = make_result(PROBLEM).plan.cost_usd
 
 
@@ -23,17 +29,11 @@ def found(method, seed, gap):
     """A search that ended at a cost of the bound times 1 + gap, with the bound at the cost of the usual plan."""
     result = make_result(PROBLEM, scheduler=method)
     plan = replace(result.plan, cost_usd=COST_USD * (1 + gap), optimality_gap=gap, seed=seed)
-    return ComparedSearch(
-        method=method, seed=seed, result=replace(result, plan=plan, search_seconds=1.0 + seed)
-    )
+    return replace(result, plan=plan, search_seconds=1.0 + seed)
 
 
-def missed(method, seed, reason):
-    return ComparedSearch(method=method, seed=seed, result=None, remark=reason)
-
-
-def summary(method, *searches):
-    return MethodSummary(method=method, searches=searches)
+def summary(method, *results, num_seeds=2, remark=""):
+    return MethodSummary(method=method, num_seeds=num_seeds, results=results, remark=remark)
 
 
 @pytest.fixture
@@ -47,11 +47,11 @@ def comparison():
         summaries={
             "tiny": (
                 summary("genetic", found("genetic", 0, 0.0), found("genetic", 1, 0.0)),
-                summary("reinforce", found("reinforce", 0, 0.5), missed("reinforce", 1, "met no | plan")),
+                summary("reinforce", found("reinforce", 0, 0.5), remark="met no | plan"),
             ),
             "folder/hard.json": (
                 summary("reinforce", found("reinforce", 0, 1e-5), found("reinforce", 1, 1e-5)),
-                summary("genetic", missed("genetic", 0, "no plan"), missed("genetic", 1, "no plan")),
+                summary("genetic", remark="no plan"),
             ),
         },
         num_seeds=2,
@@ -62,7 +62,7 @@ def comparison():
 
 def test_the_typical_search_has_the_median_cost_and_the_gap_is_the_largest():
     three = summary("genetic", *(found("genetic", seed, gap) for seed, gap in enumerate([0.3, 0.1, 0.2])))
-    two = summary("genetic", *three.searches[:2])
+    two = summary("genetic", *three.results[:2])
 
     assert three.typical.plan.seed == 2
     assert two.typical.plan.seed == 1
@@ -70,15 +70,20 @@ def test_the_typical_search_has_the_median_cost_and_the_gap_is_the_largest():
     assert three.median_seconds == 2.0
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_method_without_a_plan_has_no_typical_search_and_says_each_reason_once():
-    none = summary("cpu-only", *(missed("cpu-only", seed, "no cpu") for seed in range(3)))
+    # By hand: 8 gpu units reach 9,091 samples/s.
+    problem = make_problem(throughput_floor_samples_per_s=9_500.0)
+    terms = Terms(budget_evaluations=10, num_seeds=3, max_seconds=60.0)
+
+    none = compare_method(problem, "gpu-only", terms)
 
     assert none.typical is None
-    assert none.remark == "no cpu"
+    assert none.remark.count("9090.91 samples/s") == 1
 
 
 def test_markdown_says_how_to_make_it_again_and_what_is_uncertain(comparison):
-    text = markdown(comparison_document(comparison, ORIGIN))
+    text = markdown(comparison_document(comparison, **ORIGIN))
 
     assert "`python -m flows.compare_schedulers`, 2026-11-21, on " in text
     assert "torch 2." in text
@@ -94,18 +99,25 @@ def test_markdown_says_how_to_make_it_again_and_what_is_uncertain(comparison):
 
 
 def test_the_terminal_shows_a_line_for_each_method_of_each_problem(comparison):
-    lines = terminal_text(comparison_document(comparison, ORIGIN)).splitlines()
+    lines = terminal_text(comparison_document(comparison, **ORIGIN)).splitlines()
 
     assert [line.split()[0] for line in lines if line.endswith(("2/2", "| plan", "no plan"))] == [
         *("genetic", "reinforce", "reinforce", "genetic")
     ]
 
 
-def test_the_figure_has_a_panel_for_each_problem_and_a_dot_for_each_plan(comparison):
-    panels = [axes for axes in gap_figure(comparison).axes if axes.get_visible()]
+def test_reasons_are_one_line_without_the_way_out():
+    missed_floor = InfeasiblePlanError("throughput floor", "10 samples/s, 99% below; raise max_units")
 
-    assert [axes.get_title(loc="left") for axes in panels] == ["tiny", "hard.json"]
-    dots = [[list(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"] for axes in panels]
-    # The method that always found a plan stands first.
-    assert dots == [[[0.5], [0.0, 0.0]], [[1e-5, 1e-5]]]
-    assert [text.get_text() for text in panels[1].texts] == ["no plan"]
+    assert reason_in_one_line(missed_floor) == "no plan meets the throughput floor: 10 samples/s, 99% below"
+    assert reason_in_one_line(ValueError("a\nb")) == "failed: ValueError: a b"
+
+
+def test_a_problem_file_that_cannot_be_used_is_named(tmp_path):
+    path = tmp_path / "problem.json"
+    path.write_text("{}")
+
+    with pytest.raises(ConfigurationError, match=r"problem\.json: schema_version: is missing"):
+        load_problems([str(path)])
+    with pytest.raises(ConfigurationError, match=r"cannot read .*none\.json"):
+        load_problems([str(tmp_path / "none.json")])

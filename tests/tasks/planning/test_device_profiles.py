@@ -36,7 +36,7 @@ from tasks.planning.device_profiles import (
 from tasks.planning.measurement_decision import measuring_plan
 from tasks.profiling import ProfiledModel, charge_measurements, measured_device_types
 from tasks.records import mlflow_store
-from tasks.records.mlflow_names import PROCESS_TAG
+from tasks.records.mlflow_names import KIND_PROFILING, PROCESS_TAG
 from tasks.running import run_lifecycle
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 from tests.infra.builders import offer
@@ -341,8 +341,8 @@ def test_a_damaged_measurement_counts_as_missing(workspace):
 
 
 def test_the_record_of_a_measurement_whose_process_died_is_found_as_those_of_trainings_are(workspace):
-    alive = run_lifecycle.open_profiling(workspace, run_id="alive", tags={})
-    dead = run_lifecycle.open_profiling(workspace, run_id="dead", tags={})
+    alive = run_lifecycle.open_other_run(workspace, kind=KIND_PROFILING, run_id="alive", tags={})
+    dead = run_lifecycle.open_other_run(workspace, kind=KIND_PROFILING, run_id="dead", tags={})
     client = mlflow_store.client_of(workspace)
     client.set_tag(dead.mlflow_run_id, PROCESS_TAG, "1 1.00")
 

@@ -5,10 +5,8 @@ import pytest
 from mlflow import MlflowClient
 
 from infra.workspace import Workspace
-from tasks.records.mlflow_names import HOST_TAG, PROCESS_TAG, RUN_ID_TAG
-from tasks.records.tracked_run import RunSettings
+from tasks.records.mlflow_names import HOST_TAG, KIND_COMPARISON, PROCESS_TAG, RUN_ID_TAG
 from tasks.running import run_lifecycle
-from tests.tasks.builders import make_problem, make_result
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +22,6 @@ def client(workspace):
 
 def open_run(workspace, run_id):
     return run_lifecycle.open_run(workspace, run_id=run_id, run_name=run_id, tags={"git.commit": "0" * 7})
-
-
-def settings(result):
-    return RunSettings.of_plan(
-        result.plan.stages, method="exact", model="tiny", market="on-demand", batch_size=100, seed=0
-    )
 
 
 def test_nothing_is_written_where_nothing_was_recorded(tmp_path):
@@ -65,11 +57,12 @@ def test_a_finished_run_is_never_called_dead(workspace, client):
 def test_children_and_comparisons_of_a_dead_process_are_closed_with_it(workspace, client):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    result = make_result(make_problem())
     training = open_run(workspace, "training-with-child")
-    comparison = run_lifecycle.open_comparison(workspace, run_id="comparison-with-child", tags={})
+    comparison = run_lifecycle.open_other_run(
+        workspace, kind=KIND_COMPARISON, run_id="comparison-with-child", tags={}
+    )
     for parent, run_id in ((training, "training-with-child"), (comparison, "comparison-with-child")):
-        run_lifecycle.open_compared_search(workspace, parent, settings(result), tags={RUN_ID_TAG: run_id})
+        client.create_run(parent.experiment_id, tags={RUN_ID_TAG: run_id})
         client.set_tag(parent.mlflow_run_id, PROCESS_TAG, f"{ended.pid} 1.00")
 
     dead = run_lifecycle.runs_without_process(workspace)
