@@ -8,7 +8,6 @@ plan is made.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +23,6 @@ from heterps_core.plans.scheduling_plan import Stage
 from infra.workspace import Workspace
 from tasks.records.mlflow_store import store_must_answer
 from tasks.records.past_runs import PastRun, past_trainings
-
-SPEED_TAG = "heterps.speed"
 
 MOST_RUNS = 90
 """About a season of nights: machines and software change, and what they were is no guide for ever."""
@@ -69,7 +66,7 @@ class Learning:
 def learn_from_runs(workspace: Workspace, *, run_id: str) -> Learning:
     """Read the speeds of past runs from the record; `run_id` itself, which may be resumed, is left out."""
     past = readable_past(workspace, most=MOST_RUNS)
-    speeds = [speed_of(run) for run in past if run.run_id != run_id]
+    speeds = [run.speed for run in past if run.run_id != run_id]
     return Learning(speeds=tuple(speed for speed in speeds if speed is not None))
 
 
@@ -81,20 +78,3 @@ def readable_past(workspace: Workspace, *, most: int) -> list[PastRun]:
     except ConfigurationError as error:
         logger.warning("past runs cannot be read now: %s", error)
         return []
-
-
-def speed_of(run: PastRun) -> RunSpeed | None:
-    """Return the speed of a past run, or None where it has none that can be used."""
-    text = run.tags.get(SPEED_TAG)
-    if text is None:
-        return None
-    try:
-        return RunSpeed.from_json(json.loads(text))
-    except (ValueError, ConfigurationError) as error:
-        logger.warning("nothing is learnt from run %s: %s", run.run_id, error)
-        return None
-
-
-def speed_tag(speed: RunSpeed) -> dict[str, str]:
-    """Return the tag from which later runs learn."""
-    return {SPEED_TAG: json.dumps(speed.to_json())}

@@ -10,15 +10,16 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from infra.workspace import Workspace
-from tasks.judging.nights import Night, last_nights
 from tasks.judging.promotion_gates import PromotionDecision
+from tasks.learning import readable_past
 from tasks.records import tracking
 from tasks.records.mlflow_names import NOTE_TAG
 from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL, compare_address, nights_address, plan_note
+from tasks.records.past_runs import PastRun
 from tasks.records.tracked_run import TrackedRun
 from tasks.reports.decision_document import decision_document, decision_metrics
 from tasks.reports.document import Document, Link, Links, Picture
-from tasks.reports.nights_document import nights_document
+from tasks.reports.nights_document import MOST_NIGHTS, nights_document
 from tasks.reports.renderers import html_page, markdown, terminal_text
 from tasks.reports.run_document import plan_document, run_document
 from tasks.reports.run_report import PlanReport, RunReport
@@ -55,7 +56,7 @@ def publish_report(
     Returns:
         The report for a terminal.
     """
-    nights = last_nights(workspace)
+    nights = readable_past(workspace, most=MOST_NIGHTS)
     links = links_of(workspace, report, nights=nights)
     document = run_document(report, picture=picture, decision=decision, links=links)
     what = "What the run cost, how fast and how good it was"
@@ -86,7 +87,7 @@ def publish_comparison(text: str) -> None:
     create_markdown_artifact(text, key="comparison", description="Every search method on every problem")
 
 
-def links_of(workspace: Workspace, report: PlanReport, *, nights: Sequence[Night] = ()) -> Links:
+def links_of(workspace: Workspace, report: PlanReport, *, nights: Sequence[PastRun] = ()) -> Links:
     """Return where a reader of a run may go on; addresses of services that run now, else the usual ones."""
     services = workspace.running_services()
     url = services.mlflow_url if services else DEFAULT_MLFLOW_URL

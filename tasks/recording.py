@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import datetime
 from pathlib import Path
@@ -16,9 +17,8 @@ from heterps_core.training.storage.run_directory import STEPS, RunDirectory
 from infra.workspace import Workspace
 from tasks.comparison import Comparison
 from tasks.data import PreparedClicks
-from tasks.learning import speed_tag
 from tasks.records import model_registry, tracking
-from tasks.records.mlflow_names import CHALLENGER_ALIAS, KIND_COMPARISON, NOTE_TAG
+from tasks.records.mlflow_names import CHALLENGER_ALIAS, KIND_COMPARISON, NOTE_TAG, SPEED_TAG
 from tasks.records.mlflow_store import deliver_waiting
 from tasks.records.mlflow_views import experiment_tags, run_name, run_note
 from tasks.records.tracked_run import RunSettings, TrackedRun
@@ -78,7 +78,7 @@ def record_run(workspace: Workspace, report: RunReport) -> None:
     )
     tags = {NOTE_TAG: run_note(report)}
     if report.speed is not None:
-        tags |= speed_tag(report.speed)
+        tags[SPEED_TAG] = json.dumps(report.speed.to_json())
     tracking.tag_run(workspace, run, tags)
     for bill in report.bills:
         tracking.record_document(workspace, run, f"bills/{bill.run_id}.json", bill.to_json())

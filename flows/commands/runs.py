@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from heterps_core.text_table import Table
 from infra.workspace import Workspace
 
 if TYPE_CHECKING:
-    from tasks.records.run_history import RunLine
+    from tasks.records.past_runs import PastRun
 
 HELP = """\
 Show the last runs, the newest last: what each was, how it ended, what it cost, and whether it was fast and good.
@@ -67,25 +66,29 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ConfigurationError: The record of runs does not answer.
     """
-    from tasks.records.run_history import run_lines
+    from tasks.records.mlflow_store import store_must_answer
+    from tasks.records.past_runs import past_trainings
 
     has_filter = options.model or options.status or options.day
+    workspace = Workspace.locate()
+    with store_must_answer(workspace):
+        past = past_trainings(workspace, most=MOST_READ if has_filter else options.last)
     lines = [
         line
-        for line in run_lines(Workspace.locate(), most=MOST_READ if has_filter else options.last)
+        for line in past
         if options.model in (None, line.model)
         and options.status in (None, line.status.lower())
         and options.day in (None, line.day)
     ][-options.last :]
     if options.json:
-        print(json.dumps([asdict(line) for line in lines], indent=1))
+        print(json.dumps([line.summary() for line in lines], indent=1))
     elif not lines:
         print("no run fits" if has_filter else "no run has been recorded yet")
     else:
         print("\n".join(_table(lines)))
 
 
-def _table(lines: list[RunLine]) -> list[str]:
+def _table(lines: list[PastRun]) -> list[str]:
     rows = [
         [
             line.run_id,

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -161,10 +160,10 @@ def _flow_runs(api_url: str) -> list[dict[str, Any]] | None:
 
 
 def _open_records(workspace: Workspace) -> list[dict[str, Any]] | None:
-    from tasks.records.run_history import running_lines
+    from tasks.records.past_runs import running_trainings
 
     try:
-        return [asdict(line) for line in running_lines(workspace)]
+        return [run.summary() for run in running_trainings(workspace)]
     except ConfigurationError:
         return None
 

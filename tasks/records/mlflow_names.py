@@ -26,6 +26,9 @@ START_TAG = "heterps.start_version"
 PROMOTED_TAG = "heterps.promoted"
 """"true" or "false": whether the model became champion, once that was decided; on the version and its run."""
 
+SPEED_TAG = "heterps.speed"
+"""Predicted and measured speed as JSON, from which later runs learn."""
+
 PROCESS_TAG = "heterps.process"
 """The process that opened a run, by its pid and its start time."""
 

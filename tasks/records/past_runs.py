@@ -3,30 +3,157 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+from heterps_core.errors import ConfigurationError
+from heterps_core.planning.calibration.run_speed import RunSpeed
 from infra.workspace import Workspace
-from tasks.records.mlflow_names import DAY_TAG, EXPERIMENT, KIND_TAG, KIND_TRAINING, RUN_ID_TAG
+from tasks.records.mlflow_names import (
+    DAY_TAG,
+    END_REASON_TAG,
+    EXPERIMENT,
+    KIND_TAG,
+    KIND_TRAINING,
+    MODEL_TAG,
+    PROMOTED_TAG,
+    RUN_ID_TAG,
+    SPEED_TAG,
+)
 from tasks.records.mlflow_store import client_of, has_records, read_rows, runs_of, store_must_answer
 from tasks.records.tracked_run import TrackedRun
+from tasks.running.run_lifecycle import process_is_gone
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PastRun:
-    """A training run as it stands in the record."""
+    """A training run as it stands in the record; its figures are None where it never came so far."""
 
     run_id: str
     tracked: TrackedRun
     name: str
     status: str
+    """FINISHED, FAILED, KILLED or RUNNING, as MLflow has it."""
+
     started_at: datetime
     tags: Mapping[str, str]
     parameters: Mapping[str, str]
     metrics: Mapping[str, float]
+
+    @property
+    def day(self) -> str | None:
+        """Of the data that it trained on, YYYY-MM-DD; None where its data has no days."""
+        return self.tags.get(DAY_TAG)
+
+    @property
+    def night(self) -> str:
+        """That day, or the day of its start where the data has none."""
+        return self.day or f"{self.started_at:%Y-%m-%d}"
+
+    @property
+    def model(self) -> str:
+        """Its name; parameters come with the plan, and the run's own name begins with it."""
+        return self.parameters.get("model") or self.tags.get(MODEL_TAG) or self.name.partition(" ")[0]
+
+    @property
+    def plan(self) -> str | None:
+        """For instance "4 x cpu-c7i + 1 x gpu-t4"."""
+        if "device_types" not in self.parameters:
+            return None
+        device_types, replicas = (self.parameters[name].split(" | ") for name in ("device_types", "replicas"))
+        return " + ".join(f"{count} x {kind}" for count, kind in zip(replicas, device_types, strict=True))
+
+    @property
+    def end_reason(self) -> str | None:
+        """Why it ended, or that its process is gone."""
+        is_gone = self.status == "RUNNING" and process_is_gone(self.tags)
+        reason = "its process is gone; the sweeper closes it" if is_gone else None
+        return self.tags.get(END_REASON_TAG) or reason
+
+    @property
+    def usd(self) -> float | None:
+        """Billed."""
+        return self.metrics.get("cost/billed_usd")
+
+    @property
+    def usd_per_million_samples(self) -> float | None:
+        """Billed for a million samples."""
+        return self.metrics.get("cost/billed_usd_per_million_samples")
+
+    @property
+    def throughput_samples_per_s(self) -> float | None:
+        """Of the median step, as in all that compares nights."""
+        return self.metrics.get("measured/undisturbed_throughput_samples_per_s")
+
+    @property
+    def auc(self) -> float | None:
+        """On held-out rows."""
+        return self.metrics.get("quality/auc")
+
+    @property
+    def best_reachable_auc(self) -> float | None:
+        """Of the true click probabilities."""
+        return self.metrics.get("quality/best_reachable_auc")
+
+    @property
+    def auc_gap(self) -> float | None:
+        """What is missing to the best reachable AUC."""
+        if self.auc is None or self.best_reachable_auc is None:
+            return None
+        return self.best_reachable_auc - self.auc
+
+    @property
+    def optimality_gap(self) -> float | None:
+        """Cost of the plan over the proven bound, less 1."""
+        return self.metrics.get("search/optimality_gap")
+
+    @property
+    def was_promoted(self) -> bool | None:
+        """None where there was no decision."""
+        promoted = self.tags.get(PROMOTED_TAG)
+        return None if promoted is None else promoted == "true"
+
+    @property
+    def speed(self) -> RunSpeed | None:
+        """Predicted and measured, from which later runs learn; None where it cannot be used."""
+        if SPEED_TAG not in self.tags:
+            return None
+        try:
+            return RunSpeed.from_json(json.loads(self.tags[SPEED_TAG]))
+        except (ValueError, ConfigurationError) as error:
+            logger.warning("nothing is learnt from run %s: %s", self.run_id, error)
+            return None
+
+    @property
+    def prediction_error(self) -> float | None:
+        """Measured throughput over what was expected, less 1; None where none was measured."""
+        speed = self.speed
+        if speed is None:
+            return None
+        return speed.predicted_step_seconds * speed.correction_factor / speed.measured_step_seconds - 1
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a person compares runs by, as plain JSON values."""
+        return {
+            "run_id": self.run_id,
+            "day": self.day,
+            "model": self.model,
+            "scheduler": self.parameters.get("method"),
+            "plan": self.plan,
+            "status": self.status,
+            "end_reason": self.end_reason,
+            "usd": self.usd,
+            "throughput_samples_per_s": self.throughput_samples_per_s,
+            "auc": self.auc,
+            "started_at": self.started_at.isoformat(),
+        }
 
 
 def past_trainings(workspace: Workspace, *, most: int, day: str | None = None) -> list[PastRun]:

@@ -25,7 +25,6 @@ from typing import Any
 
 from flows.service.schedule import BACKFILL_CTR, NIGHTLY_VARIABLE, SWEEP_ORPHANS, TRAIN_CTR
 from infra.ledger.ledger import EntryState, Ledger
-from tasks.judging.nights import night_of
 from tasks.records.mlflow_store import outbox
 from tasks.records.past_runs import past_trainings
 from tests.benchmarks.served_processes import kind_of, surplus
@@ -233,7 +232,7 @@ class KilledNights:
 
     def what_is_wrong(self) -> list[str]:
         """Return what stands that is not so."""
-        trained = Counter(night.day for night in map(night_of, self.records()) if night.status == "FINISHED")
+        trained = Counter(night.night for night in self.records() if night.status == "FINISHED")
         wanted = Counter(str(day_of(night)) for night in self.trained)
         wrong = [
             f"{day} was trained {trained[day]} times and not {wanted[day]} times"

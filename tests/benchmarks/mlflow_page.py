@@ -8,6 +8,7 @@ the next ones.
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
@@ -25,12 +26,12 @@ import numpy as np
 from flows.service.serve import service_environment, services_to_run
 from infra.loopback import free_loopback_port
 from infra.workspace import ServiceAddresses, Workspace
-from tasks.judging.nights import MOST_NIGHTS
-from tasks.learning import readable_past, speed_tag
+from tasks.learning import readable_past
 from tasks.records import tracking
-from tasks.records.mlflow_names import DAY_TAG, NOTE_TAG
+from tasks.records.mlflow_names import DAY_TAG, NOTE_TAG, SPEED_TAG
 from tasks.records.mlflow_views import compare_address, experiment_tags, nights_address, run_name, run_note
 from tasks.records.tracked_run import RunSettings, TrackedRun
+from tasks.reports.nights_document import MOST_NIGHTS
 from tasks.reports.run_report import PlanReport
 from tasks.reports.stage_outcomes import stage_series
 from tasks.running import run_lifecycle
@@ -137,7 +138,9 @@ def write_night(
     loss = [(step, 0.7 / (1 + step / 20)) for step in range(NUM_STEPS)]
     tracking.record_series(workspace, tracked, {"train/log_loss": loss, **stage_series(report.stages)})
     assert report.speed is not None
-    tracking.tag_run(workspace, tracked, {NOTE_TAG: run_note(report), **speed_tag(report.speed)})
+    tracking.tag_run(
+        workspace, tracked, {NOTE_TAG: run_note(report), SPEED_TAG: json.dumps(report.speed.to_json())}
+    )
     run_lifecycle.close_run(workspace, tracked, status="FINISHED", reason="completed")
 
 

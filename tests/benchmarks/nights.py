@@ -20,8 +20,7 @@ from typing import Any
 
 from infra.ledger.ledger import EntryState, Ledger
 from infra.workspace import HOME_VARIABLE, Workspace
-from tasks.judging.nights import Night, night_of
-from tasks.records.past_runs import past_trainings
+from tasks.records.past_runs import PastRun, past_trainings
 from tests.benchmarks.thirty_nights import ArrivingDays, Documented, day_of, documented_ending
 
 ROWS_PER_DAY = 20_000
@@ -48,13 +47,13 @@ def run(*, seed: int = 0, num_cases: int = 30, keep: Path | None = None) -> list
         folder = keep or Path(temporary)
         workspace = Workspace(root=folder / "home").create()
         endings = run_nights(folder, workspace, num_nights=num_cases, seed=seed)
-        recorded = [night_of(past) for past in past_trainings(workspace, most=10 * num_cases)]
+        recorded = past_trainings(workspace, most=10 * num_cases)
         machines = Ledger(workspace.ledger_path).entries()
     nights = [night for night in recorded if night.status == "FINISHED"]
     running = [night for night in recorded if night.status == "RUNNING"]
     alive = [machine for machine in machines if machine.state in (EntryState.INTENDED, EntryState.LAUNCHED)]
     print_nights(nights, endings)
-    trained = [night.day for night in nights]
+    trained = [night.night for night in nights]
     gaps = [night.auc_gap for night in nights if night.auc_gap is not None]
     figures = [
         figure("nights_that_ended_otherwise", len(unexpected(endings)), "nights"),
@@ -140,7 +139,7 @@ def unexpected(endings: Sequence[Ending]) -> list[Ending]:
     return found
 
 
-def print_nights(nights: Sequence[Night], endings: Sequence[Ending]) -> None:
+def print_nights(nights: Sequence[PastRun], endings: Sequence[Ending]) -> None:
     """Print a line for each trained day, and what ended otherwise than documented."""
     print(f"\n{'day':<12}{'AUC':>8}{'best':>8}{'promoted':>10}{'USD':>10}{'samples/s':>11}{'error':>8}")
     for night in nights:
@@ -152,7 +151,7 @@ def print_nights(nights: Sequence[Night], endings: Sequence[Ending]) -> None:
             f"{night.throughput_samples_per_s:>11,.0f}" if night.throughput_samples_per_s else f"{'-':>11}",
             f"{night.prediction_error:>+8.1%}" if night.prediction_error is not None else f"{'-':>8}",
         )
-        print(f"{night.day:<12}{''.join(cells)}")
+        print(f"{night.night:<12}{''.join(cells)}")
     for ending in unexpected(endings):
         print(f"not as documented: {ending}")
 

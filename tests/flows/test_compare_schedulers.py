@@ -107,7 +107,7 @@ def test_tables_and_record_say_what_the_searches_found(workspace, problem_files,
             row = tables[file][method]
             if (file, method) == (problem_files[1], "gpu-only"):
                 assert (row["plans"], row["USD per run"]) == ("0/2", "-")
-                assert "9090.91 samples/s" in row["remark"]
+                assert row["remark"].count("9090.91 samples/s") == 1  # each reason once
                 continue
             plan = get_scheduler(method).search(problem, budget_evaluations=BUDGET, seed=0).plan
             assert (row["plans"], row["remark"]) == ("2/2", "")

@@ -1,5 +1,6 @@
 """A planned and a finished run of the small problem, as the flow would hand them to its last steps."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 from heterps_core.judging.quality import ClickQuality
@@ -12,9 +13,10 @@ from heterps_core.training.training_run import TrainingRun
 from infra.billing.bill import Bill, BillLine
 from infra.billing.caps import Caps
 from tasks.judging.baseline import NoBaseline
-from tasks.judging.nights import Night
 from tasks.learning import Learning
 from tasks.provisioning import find_offers, provision
+from tasks.records.mlflow_names import PROMOTED_TAG, SPEED_TAG
+from tasks.records.past_runs import PastRun
 from tasks.records.tracked_run import TrackedRun
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.scheduling import Searches, explain_choice, simulate_choice
@@ -148,22 +150,28 @@ def make_speed(run_id, *, measured_seconds=0.025, hardware="machine", workers=(1
     )
 
 
-def make_night(index, **changes):
+def make_night(index, *, speed=None, **changes):
     """One of a series of nights that become a little better."""
     started_at = datetime(2026, 10, 1, 2, 30, tzinfo=UTC) + timedelta(days=index)
+    run_id = f"{started_at:%Y%m%d-%H%M}-{index:08d}"
     values = {
-        "run_id": f"{started_at:%Y%m%d-%H%M}-{index:08d}",
+        "run_id": run_id,
         "tracked": TrackedRun(mlflow_run_id=f"{index:032d}", experiment_id="1"),
-        "day": f"{started_at:%Y-%m-%d}",
-        "model": "ctrdnn",
+        "name": f"ctrdnn exact {run_id}",
         "status": "FINISHED",
-        "usd": 0.01 + 0.0001 * index,
-        "usd_per_million_samples": 2.5 - 0.01 * index,
-        "throughput_samples_per_s": 4_000.0 + 10 * index,
-        "auc": 0.74 + 0.0001 * index,
-        "best_reachable_auc": 0.75,
-        "optimality_gap": 0.0,
-        "was_promoted": index % 2 == 0,
-        "speed": make_speed(f"{started_at:%Y%m%d-%H%M}-{index:08d}"),
+        "started_at": started_at,
+        "tags": {
+            PROMOTED_TAG: str(index % 2 == 0).lower(),
+            SPEED_TAG: json.dumps((speed or make_speed(run_id)).to_json()),
+        },
+        "parameters": {"model": "ctrdnn"},
+        "metrics": {
+            "cost/billed_usd": 0.01 + 0.0001 * index,
+            "cost/billed_usd_per_million_samples": 2.5 - 0.01 * index,
+            "measured/undisturbed_throughput_samples_per_s": 4_000.0 + 10 * index,
+            "quality/auc": 0.74 + 0.0001 * index,
+            "quality/best_reachable_auc": 0.75,
+            "search/optimality_gap": 0.0,
+        },
     }
-    return Night(**{**values, **changes})
+    return PastRun(**{**values, **changes})

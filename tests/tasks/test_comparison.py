@@ -8,8 +8,6 @@ from tasks.comparison import (
     ComparedProblem,
     Comparison,
     MethodSummary,
-    Terms,
-    compare_method,
     load_problems,
     reason_in_one_line,
 )
@@ -68,18 +66,6 @@ def test_the_typical_search_has_the_median_cost_and_the_gap_is_the_largest():
     assert two.typical.plan.seed == 1
     assert three.largest_gap == 0.3
     assert three.median_seconds == 2.0
-
-
-@pytest.mark.usefixtures("prefect_server")
-def test_a_method_without_a_plan_has_no_typical_search_and_says_each_reason_once():
-    # By hand: 8 gpu units reach 9,091 samples/s.
-    problem = make_problem(throughput_floor_samples_per_s=9_500.0)
-    terms = Terms(budget_evaluations=10, num_seeds=3, max_seconds=60.0)
-
-    none = compare_method(problem, "gpu-only", terms)
-
-    assert none.typical is None
-    assert none.remark.count("9090.91 samples/s") == 1
 
 
 def test_markdown_says_how_to_make_it_again_and_what_is_uncertain(comparison):

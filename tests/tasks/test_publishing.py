@@ -7,10 +7,10 @@ from mlflow import MlflowClient
 
 from infra.workspace import Workspace
 from tasks import publishing
-from tasks.judging.nights import last_nights
-from tasks.learning import SPEED_TAG, learn_from_runs
+from tasks.learning import learn_from_runs, readable_past
 from tasks.publishing import publish_plan, publish_report
 from tasks.recording import record_plan, record_run
+from tasks.records.mlflow_names import SPEED_TAG
 from tasks.running import run_lifecycle
 from tests.paths import PROJECT
 from tests.tasks.report_builders import RUN_ID, make_plan_report, make_run_report
@@ -88,7 +88,7 @@ def test_the_next_run_learns_from_it_and_compares_itself_with_it(recorded):
     workspace, report, _ = recorded
 
     assert learn_from_runs.fn(workspace, run_id="next").speeds == (report.speed,)
-    first, second, *_ = last_nights(workspace)
+    first, second, *_ = readable_past(workspace, most=30)
     assert (first.usd, first.auc, first.status) == (pytest.approx(0.009), 0.7432, "FINISHED")
     assert (second.usd, second.speed) == (None, None)
 

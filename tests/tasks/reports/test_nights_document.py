@@ -2,24 +2,13 @@ import pytest
 
 from heterps_core.planning.calibration.correction import NO_CORRECTION
 from heterps_core.text_table import Table
-from tasks.judging.nights import best, cheapest
 from tasks.reports.document import Link, Links
-from tasks.reports.nights_document import nights_document
-from tasks.reports.nights_figures import nights_figure
+from tasks.reports.nights_document import nights_document, nights_figure
 from tasks.reports.renderers import html_page
 from tests.tasks.report_builders import make_night, make_speed
 
 LINKS = Links(links=[Link(text="here", address="http://127.0.0.1:5000")])
-FAILED = {
-    "status": "FAILED",
-    "usd": None,
-    "usd_per_million_samples": None,
-    "throughput_samples_per_s": None,
-    "auc": None,
-    "optimality_gap": None,
-    "was_promoted": None,
-    "speed": None,
-}
+FAILED = {"status": "FAILED", "tags": {}, "metrics": {}}
 
 
 def page_of(nights):
@@ -59,12 +48,12 @@ def test_a_night_that_failed_has_a_row_without_figures():
     assert {failed[name] for name in ("USD", "samples/s", "off by", "AUC", "champion")} == {"-"}
 
 
-@pytest.mark.parametrize("nights", [[make_night(0)], [make_night(0, **FAILED)], []])
-def test_the_best_and_the_cheapest_are_those_that_have_figures(nights):
-    finished = [night for night in nights if night.auc is not None]
+@pytest.mark.parametrize(("failed", "named"), [({}, True), (FAILED, False)])
+def test_the_best_and_the_cheapest_are_those_that_have_figures(failed, named):
+    facts = dict(page_of([make_night(0, **failed)]).facts)
 
-    assert best(nights) == (finished[0] if finished else None)
-    assert cheapest(nights) == (finished[0] if finished else None)
+    assert facts.get("Best AUC") == ("0.7400, 2026-10-01" if named else None)
+    assert facts.get("Cheapest") == ("2.5000 USD per million, 2026-10-01" if named else None)
 
 
 def test_figures_are_drawn_for_one_night_for_many_and_for_nights_without_figures():
@@ -95,5 +84,11 @@ def test_the_error_is_that_of_what_was_expected_and_of_the_cost_model_alone():
     speed = make_speed("20261001-0230-00000000")
     corrected = make_night(0, speed=type(speed).from_json({**speed.to_json(), "correction_factor": 1.25}))
 
-    assert corrected.prediction_error == pytest.approx(0.0)
-    assert corrected.uncorrected_error == pytest.approx(-0.2)
+    figure = nights_figure([corrected])
+
+    assert rows_of(page_of([corrected]))[0]["off by"] == "+0.0%"
+    drawn = {line.get_label(): line.get_ydata()[0] for line in figure.axes[3].lines[:2]}
+    assert drawn == {
+        "cost model alone": pytest.approx(-0.2),
+        "as predicted, corrected": pytest.approx(0.0),
+    }
