@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
+from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
 
 PRECISIONS = ("float32", "bfloat16")
 """In what dense layers multiply; parameters and what crosses between stages are float32 in both."""
@@ -75,6 +76,20 @@ def default_microbatches(batch_size: int, *, num_stages: int) -> int:
     while count > 1 and (batch_size % count or batch_size // count < LEAST_MICROBATCH_ROWS):
         count //= 2
     return count
+
+
+def delayed_microbatches(batch_size: int, *, num_stages: int) -> int:
+    """Return the number of micro-batches with which a pipeline with delayed updates does not wait for itself.
+
+    The least divisor of the batch that lets every stage be `WARMUP_PER_STAGE` ahead of the one behind it; all rows
+    where there are fewer.
+
+    Example:
+        >>> [delayed_microbatches(4096, num_stages=num_stages) for num_stages in (1, 2, 3, 4)]
+        [1, 4, 8, 16]
+    """
+    least = WARMUP_PER_STAGE * (num_stages - 1)
+    return next((m for m in range(max(least, 1), batch_size) if batch_size % m == 0), batch_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

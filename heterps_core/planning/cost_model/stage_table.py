@@ -289,16 +289,18 @@ def _stage_table(
             traffic = sums([layer.communication_seconds[name] for layer in problem.layers])
             communication_seconds[:, index] = (traffic + across) * terms[index].communication_scale
     communication_fraction = np.array([each.communication_fraction for each in terms])
-    exchanges = Exchanges(
-        fixed_seconds=sum_seconds + rows_seconds * (1 - communication_fraction),
-        shared_seconds=rows_seconds * communication_fraction,
-        single_replica_communicates=problem.single_replica_communicates,
-    )
+    exchanges = None
+    if is_trainers:
+        exchanges = Exchanges(
+            fixed_seconds=sum_seconds + rows_seconds * (1 - communication_fraction),
+            shared_seconds=rows_seconds * communication_fraction,
+            single_replica_communicates=problem.single_replica_communicates,
+        )
     has_lone_replicas = not is_trainers and not problem.single_replica_communicates
     return StageTable(
         compute_seconds=compute_seconds,
         communication_seconds=communication_seconds,
-        exchanges=exchanges if is_trainers else None,
+        exchanges=exchanges,
         single_communication_seconds=boundaries if has_lone_replicas else None,
         memory_replicas=memory_replicas,
         compute_parallel_fraction=np.array([each.compute_fraction for each in terms]),

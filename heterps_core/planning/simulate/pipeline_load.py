@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import LayerKind
 from heterps_core.planning.cost_model.evaluation import evaluate_stage
 from heterps_core.planning.cost_model.stage_cost import boundary_seconds
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.cost_model.step_model import exchange_seconds, step_terms
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 
 FORWARD_SHARE = 1 / 3
@@ -55,7 +57,7 @@ class StageLoad:
     push gradients after the backward pass (on the lanes out): the time of either."""
 
     all_reduce_seconds: float
-    """Of dense gradients, for a whole batch, on both lanes."""
+    """Of dense gradients, for a whole batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +67,8 @@ class PipelineLoad:
     batch_size: int
     num_microbatches: int
     stages: tuple[StageLoad, ...]
+    drains: bool = True
+    """At the end of each step, with exchanges beside the passes; otherwise updates are delayed, see `simulate`."""
 
 
 def pipeline_load(
@@ -75,9 +79,9 @@ def pipeline_load(
 ) -> PipelineLoad:
     """Take the times of a plan's stages apart.
 
-    CT of a stage, for one of its k replicas and a whole batch, is divided evenly among m micro-batches. DT is
-    divided among its parts in proportion to their shares of ODT: the two boundaries, the exchange of sharded
-    layers, and the all-reduce of the others.
+    CT of a stage, for one of its k replicas and a whole batch, is divided evenly among m micro-batches. By the
+    papers' step DT is divided among its parts in proportion to their shares of ODT: the two boundaries, the exchange
+    of sharded layers, and the all-reduce of the others. By the trainer's each has its own term (`step_model.py`).
 
     Args:
         num_microbatches: m, in 1..B.
@@ -95,11 +99,12 @@ def pipeline_load(
         batch_size=problem.batch_size,
         num_microbatches=num_microbatches,
         stages=tuple(_stage_load(problem, stage, num_microbatches=num_microbatches) for stage in stages),
+        drains=problem.step_model is StepModel.PAPERS,
     )
 
 
 def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: int) -> StageLoad:
-    evaluation = evaluate_stage(problem, stage)
+    evaluation = evaluate_stage(problem, stage, num_microbatches=num_microbatches)
     unit = problem.device_types[stage.device_type]
     layers = problem.layers[stage.first_layer : stage.last_layer + 1]
     is_first, is_last = stage.first_layer == 0, stage.last_layer == problem.num_layers - 1
@@ -119,10 +124,30 @@ def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
         sum(layer.communication_seconds[stage.device_type] for layer in layers if layer.is_sharded is sharded)
         for sharded in (True, False)
     )
-    if stage.num_replicas == 1 and not problem.single_replica_communicates:
-        exchange_odt = all_reduce_odt = 0.0
-    total_odt = input_odt + output_odt + exchange_odt + all_reduce_odt
-    scale = evaluation.communication_seconds / total_odt if total_odt else 0.0
+    terms = step_terms(problem, unit, num_microbatches)
+    if problem.step_model is StepModel.TRAINER:
+        by_k = partial(
+            exchange_seconds,
+            terms,
+            scale=problem.batch_size / problem.profile_batch_size,
+            num_replicas=stage.num_replicas,
+            single_replica_communicates=problem.single_replica_communicates,
+        )
+        # Rows are pulled and gradients pushed one after the other.
+        pull_seconds = by_k(sharded_seconds=exchange_odt, replicated_seconds=0.0) / 2
+        all_reduce_seconds = by_k(sharded_seconds=0.0, replicated_seconds=all_reduce_odt)
+        across_odt, across_seconds = (
+            input_odt + output_odt,
+            evaluation.communication_seconds - evaluation.exchange_seconds,
+        )
+    else:
+        if stage.num_replicas == 1 and not problem.single_replica_communicates:
+            exchange_odt = all_reduce_odt = 0.0
+        across_odt = input_odt + output_odt + exchange_odt + all_reduce_odt
+        across_seconds = evaluation.communication_seconds
+        scale = across_seconds / across_odt if across_odt else 0.0
+        pull_seconds, all_reduce_seconds = scale * exchange_odt, scale * all_reduce_odt
+    scale = across_seconds / across_odt if across_odt else 0.0
     compute_seconds = evaluation.compute_seconds / num_microbatches
     layer_seconds = sum(layer.compute_seconds[stage.device_type] for layer in layers)
     connected_seconds = sum(
@@ -131,7 +156,7 @@ def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
         if layer.kind == LayerKind.FULLY_CONNECTED
     )
     weight_share = connected_seconds / layer_seconds * WEIGHT_GRADIENT_SHARE if layer_seconds else 0.0
-    alpha, k = unit.compute_parallel_fraction, stage.num_replicas
+    alpha, k = terms.compute_fraction, stage.num_replicas
     return StageLoad(
         num_replicas=k,
         forward_seconds=FORWARD_SHARE * compute_seconds,
@@ -140,6 +165,6 @@ def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
         compute_row_share=(alpha / k) / (1 - alpha + alpha / k),
         input_seconds=scale * input_odt / num_microbatches,
         output_seconds=scale * output_odt / num_microbatches,
-        exchange_seconds=scale * exchange_odt / num_microbatches,
-        all_reduce_seconds=scale * all_reduce_odt,
+        exchange_seconds=pull_seconds / num_microbatches,
+        all_reduce_seconds=all_reduce_seconds,
     )

@@ -8,6 +8,10 @@ Weight gradients are put off as the trainer does: a worker without rows to work 
 its last backward pass of a step is done, then. They are taken to be divisible at will; a product of one layer and
 micro-batch that is not done when a message comes keeps the trainer a little longer.
 
+A pipeline either drains at the end of each step, with exchanges of rows on the links beside the passes, or it has the
+trainer's delayed updates: micro-batches of all steps follow one another, and a worker exchanges rows before a forward
+and after a backward pass, and sums gradients behind the last one of a batch, with nothing else beside.
+
 Ignored: that a switch between the machines may be narrower than their links, latency of messages, reading the
 batch, checkpoints. Buffers at a receiver are as large as the schedule needs.
 """
@@ -89,7 +93,7 @@ def simulate(
     num_steps: int = NUM_STEPS,
     slow_factors: Mapping[tuple[int, int], float] = NO_STRAGGLERS,
 ) -> SimulatedRun:
-    """Run a pipeline for some steps, each of which ends with the all-reduce, as the trainer does.
+    """Run a pipeline for some steps.
 
     Work grows with steps, micro-batches and stages as calls of NumPy, each over the replicas of a stage.
 
@@ -100,13 +104,17 @@ def simulate(
     return _Simulation(load, num_steps, slow_factors).run()
 
 
-def pass_order(*, num_microbatches: int, num_stages: int) -> Iterator[tuple[int, Action]]:
+def pass_order(
+    *, num_microbatches: int, num_stages: int, most_ahead: int | None = None
+) -> Iterator[tuple[int, Action]]:
     """Yield the passes of all stages so that each comes behind those whose results it needs.
 
     Each stage keeps its own 1F1B order.
     """
     orders = [
-        one_forward_one_backward(num_microbatches=num_microbatches, num_stages=num_stages, stage=stage)
+        one_forward_one_backward(
+            num_microbatches=num_microbatches, num_stages=num_stages, stage=stage, most_ahead=most_ahead
+        )
         for stage in range(num_stages)
     ]
     nexts = [next(order, None) for order in orders]
@@ -157,6 +165,14 @@ class _StageState:
         self.computing += done
         self.put_off_seconds = self.put_off_seconds - done
 
+    def meet(self, seconds: float) -> None:
+        """Let all replicas exchange something for so long, from when the last one is there."""
+        if seconds:
+            last = self.worker_free.max()
+            self.waiting_at_barrier += last - self.worker_free
+            self.waiting_for_link += seconds
+            self.worker_free = np.full_like(self.worker_free, last + seconds)
+
     def use(self) -> StageUse:
         parts = {
             name: float(getattr(self, name).mean())
@@ -187,30 +203,39 @@ class _Simulation:
         }
         self.states = [_StageState(stage.num_replicas) for stage in load.stages]
         self.sendings: dict[tuple[int, Action], _Sending] = {}
+        self.step_ends = np.zeros(num_steps)
 
     def run(self) -> SimulatedRun:
-        order = list(
-            pass_order(num_microbatches=self.load.num_microbatches, num_stages=len(self.load.stages))
-        )
-        step_ends = np.zeros(self.num_steps)
-        for step in range(self.num_steps):
-            for stage, action in order:
+        num_microbatches, num_stages = self.load.num_microbatches, len(self.load.stages)
+        if self.load.drains:
+            order = list(pass_order(num_microbatches=num_microbatches, num_stages=num_stages))
+            for step in range(self.num_steps):
+                for stage, action in order:
+                    self._pass(stage, action)
+                self.step_ends[step] = max(self._end_step(stage) for stage in range(num_stages))
+        else:
+            for stage, action in pass_order(
+                num_microbatches=self.num_steps * num_microbatches,
+                num_stages=num_stages,
+                most_ahead=num_microbatches,
+            ):
                 self._pass(stage, action)
-            step_ends[step] = max(self._end_step(stage) for stage in range(len(self.states)))
         return SimulatedRun(
             batch_size=self.load.batch_size,
-            step_end_seconds=step_ends,
+            step_end_seconds=self.step_ends,
             stages=tuple(state.use() for state in self.states),
         )
 
     def _pass(self, stage: int, action: Action) -> None:
         state = self.states[stage]
-        durations = self.durations[self.row_counts[action.microbatch]]
+        step, microbatch = divmod(action.microbatch, self.load.num_microbatches)
+        durations = self.durations[self.row_counts[microbatch]]
         is_forward = action.direction == "forward"
         exchange_seconds = self.load.stages[stage].exchange_seconds
-        if is_forward and exchange_seconds:
+        link_seconds = exchange_seconds if self.load.drains else 0.0
+        if is_forward and link_seconds:
             begin = max(state.lane_in_free.max(), state.updated_seconds)
-            state.lane_in_free = np.full_like(state.lane_in_free, begin + exchange_seconds)
+            state.lane_in_free = np.full_like(state.lane_in_free, begin + link_seconds)
         incoming = durations[stage].incoming[action.direction]
         data_ready: Floats | float = -np.inf
         if incoming is not None:
@@ -224,9 +249,15 @@ class _Simulation:
         waiting_for_data = np.minimum(np.maximum(data_ready - state.worker_free, 0.0), waiting)
         state.waiting_for_data += waiting_for_data
         state.waiting_for_link += waiting - waiting_for_data
+        state.worker_free = start
+        if is_forward and not self.load.drains:
+            state.meet(exchange_seconds)
         seconds = durations[stage].pass_seconds[action.direction]
         state.computing += seconds
-        state.worker_free = end = start + seconds
+        state.worker_free = end = state.worker_free + seconds
+        if not is_forward and not self.load.drains:
+            state.meet(exchange_seconds)
+            end = state.worker_free
         target = stage + 1 if is_forward else stage - 1
         if 0 <= target < len(self.states):
             outgoing = durations[target].incoming[action.direction]
@@ -234,13 +265,16 @@ class _Simulation:
             starts = np.maximum(state.lane_out_free, end)
             self.sendings[stage, action] = _Sending(starts, end)
             state.lane_out_free = starts + outgoing.sending_seconds
-        if not is_forward and exchange_seconds:
+        if not is_forward and link_seconds:
             begin = max(state.lane_out_free.max(), end.max())
-            state.lane_out_free = np.full_like(end, begin + exchange_seconds)
+            state.lane_out_free = np.full_like(end, begin + link_seconds)
         if not is_forward:
             state.put_off_seconds += durations[stage].weight_gradient_seconds
-            if action.microbatch == self.load.num_microbatches - 1:
+            if microbatch == self.load.num_microbatches - 1:
                 state.fill(state.put_off_seconds)
+                if not self.load.drains:
+                    state.meet(self.load.stages[stage].all_reduce_seconds)
+                    self.step_ends[step] = max(self.step_ends[step], state.worker_free.max())
 
     def _end_step(self, stage: int) -> float:
         """Wait until all is sent and sum the gradients; return when the stage's last replica is through."""

@@ -24,20 +24,27 @@ class Action(NamedTuple):
 
 
 def one_forward_one_backward(
-    *, num_microbatches: int, num_stages: int, stage: int, warmup_per_stage: int = WARMUP_PER_STAGE
+    *,
+    num_microbatches: int,
+    num_stages: int,
+    stage: int,
+    warmup_per_stage: int = WARMUP_PER_STAGE,
+    most_ahead: int | None = None,
 ) -> Iterator[Action]:
     """Yield the passes of a stage in the order in which they must run.
 
     After a warm-up of `warmup_per_stage` forward passes for each stage behind it a stage alternates, so that it
     holds the activations of `warmup_per_stage * (num_stages - 1 - stage) + 1` micro-batches at most (with 1:
-    PipeDream-Flush; Narayanan et al. 2021).
+    PipeDream-Flush; Narayanan et al. 2021). With delayed updates micro-batches of all steps follow one another, and
+    a stage is a batch ahead at the most (`most_ahead`).
 
     Example:
         >>> order = one_forward_one_backward(num_microbatches=3, num_stages=2, stage=0, warmup_per_stage=1)
         >>> [f"{action.direction[0]}{action.microbatch}" for action in order]
         ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
     """
-    num_warmup = min(num_microbatches, warmup_per_stage * (num_stages - 1 - stage))
+    limit = num_microbatches if most_ahead is None else min(num_microbatches, most_ahead)
+    num_warmup = min(limit, warmup_per_stage * (num_stages - 1 - stage))
     for microbatch in range(num_warmup):
         yield Action("forward", microbatch)
     for microbatch in range(num_microbatches):

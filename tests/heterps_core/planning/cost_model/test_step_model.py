@@ -76,7 +76,7 @@ def test_a_step_takes_as_long_as_its_slowest_stage_by_the_formula(seed, communic
     plans = list(all_plans(problem, 3))
     for index in random.choice(len(plans), 200, replace=False).tolist():
         stages = plans[index]
-        m = {1: 1, 2: 2, 3: 4, 4: 8}[len(stages)]
+        m = {1: 1, 2: 4, 3: 8, 4: 16}[len(stages)]
         expected = max(stage_seconds_by_hand(problem, stage, m) for stage in stages)
 
         found = evaluate(problem, stages)
@@ -160,12 +160,12 @@ def test_the_number_of_microbatches_divides_the_batch_and_rises_with_the_stages(
     problem = trainer_problem(0)
     odd = replace(problem, batch_size=45)
 
-    assert [num_microbatches_of(odd, stages) for stages in range(1, 5)] == [1, 3, 5, 9]
+    assert [num_microbatches_of(odd, stages) for stages in range(1, 5)] == [1, 5, 9, 15]
     assert [(group.num_microbatches, group.most_stages) for group in step_groups(odd)] == [
         (1, 1),
-        (3, 2),
-        (5, 3),
-        (9, 4),
+        (5, 2),
+        (9, 3),
+        (15, 4),
     ]
 
 

@@ -63,6 +63,14 @@ def simulate_by_events(
 
     def schedule(stage: int) -> list[list[tuple[str, int, int]]]:
         """Passes as (direction, step, micro-batch), in groups that end with a flush."""
+        if not load.drains:
+            endless = one_forward_one_backward(
+                num_microbatches=num_steps * num_microbatches,
+                num_stages=num_stages,
+                stage=stage,
+                most_ahead=num_microbatches,
+            )
+            return [[(d, *divmod(i, num_microbatches)) for d, i in endless]]
         order = list(
             one_forward_one_backward(num_microbatches=num_microbatches, num_stages=num_stages, stage=stage)
         )
@@ -100,18 +108,30 @@ def simulate_by_events(
                 free = queue.now
                 yield ("arrived", stage, replica, direction, step, microbatch)
                 put_off = max(0.0, put_off - (queue.now - free))
+                if direction == "forward" and own.exchange_seconds and not load.drains:
+                    yield from together("pull", stage, replica, step, microbatch)
+                    yield queue.now + own.exchange_seconds
                 rows = replica_slice(sizes[microbatch], own.num_replicas, replica).num_rows
                 seconds = own.forward_seconds if direction == "forward" else own.backward_seconds
                 factor = 1 + own.compute_row_share * (rows / mean_rows(stage) - 1)
                 factor *= slow_factors.get((stage, replica), 1.0)
                 yield queue.now + seconds * factor
+                if direction == "backward" and own.exchange_seconds and not load.drains:
+                    yield from together("push", stage, replica, step, microbatch)
+                    yield queue.now + own.exchange_seconds
                 queue.happen(("ran", stage, replica, direction, step, microbatch))
                 if direction == "backward":
                     put_off += own.weight_gradient_seconds * factor
                     if microbatch == num_microbatches - 1:
                         yield queue.now + put_off
                         put_off = 0.0
-            yield from end_group(stage, replica, group)
+                        if not load.drains:
+                            if own.all_reduce_seconds:
+                                yield from together("sum", stage, replica, step)
+                                yield queue.now + own.all_reduce_seconds
+                            step_ends[step] = max(step_ends[step], queue.now)
+            if load.drains:
+                yield from end_group(stage, replica, group)
 
     def lane_out(stage: int, replica: int) -> Process:
         own = load.stages[stage]
@@ -126,18 +146,18 @@ def simulate_by_events(
                             ("sending", stage, replica, peer_stage, peer, direction, step, microbatch), sent
                         )
                         yield sent
-                if direction == "backward" and own.exchange_seconds:
+                if direction == "backward" and own.exchange_seconds and load.drains:
                     yield from together("push", stage, replica, step, microbatch)
                     yield queue.now + own.exchange_seconds
             queue.happen(("all sent", stage, replica, group))
-            if own.all_reduce_seconds:
+            if own.all_reduce_seconds and load.drains:
                 yield ("ended", stage, replica, group)
 
     def lane_in(stage: int, replica: int) -> Process:
         own = load.stages[stage]
         for group, passes in enumerate(schedule(stage)):
             for direction, step, microbatch in passes:
-                if direction == "forward" and own.exchange_seconds:
+                if direction == "forward" and own.exchange_seconds and load.drains:
                     if group:
                         # Rows are not read before all replicas have updated them.
                         for other in replicas[stage]:
@@ -159,7 +179,7 @@ def simulate_by_events(
                         )
                         yield max(queue.now + seconds, sent)
                 queue.happen(("arrived", stage, replica, direction, step, microbatch))
-            if own.all_reduce_seconds:
+            if own.all_reduce_seconds and load.drains:
                 yield ("ended", stage, replica, group)
 
     def end_group(stage: int, replica: int, group: int) -> Process:

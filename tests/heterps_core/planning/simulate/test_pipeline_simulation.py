@@ -1,4 +1,5 @@
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,9 +64,11 @@ def step_seconds(run):
     return np.diff(run.step_end_seconds, prepend=0.0)
 
 
+@pytest.mark.parametrize("drains", [True, False])
 @pytest.mark.parametrize("seed", range(60))
-def test_agrees_with_single_events_from_a_heap(seed):
+def test_agrees_with_single_events_from_a_heap(seed, drains):
     load, options = draw_case(seed)
+    load = replace(load, drains=drains)
 
     found = simulate(load, **options).step_end_seconds
 
@@ -100,6 +103,14 @@ def test_weight_gradients_close_the_gaps_of_two_equal_stages():
 
     assert run.step_end_seconds == pytest.approx([13.0, 25.0, 37.0])
     assert [1 - stage.computing for stage in run.stages] == pytest.approx([0.0, 1 / 37])
+
+
+def test_delayed_updates_leave_no_gap_between_steps():
+    stages = [stage_load(**THIRDS, all_reduce_seconds=0.5), stage_load(**THIRDS), stage_load(**THIRDS)]
+
+    run = simulate(replace(pipeline(*stages, num_microbatches=8), drains=False), num_steps=6)
+
+    assert step_seconds(run)[2:-1] == pytest.approx([24.5] * 3)
 
 
 def test_too_few_micro_batches_leave_a_gap_that_weight_gradients_cannot_fill():
