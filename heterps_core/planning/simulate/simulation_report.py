@@ -1,4 +1,4 @@
-"""A plan's simulation as text for people and as JSON: speed and cost, each stage's time, and what limits the plan."""
+"""A plan's simulation as text for people and as JSON: speed, cost and each stage's time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 from heterps_core.planning.cost_model.stage_cost import is_within
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.simulate.pipeline_simulation import SimulatedRun
-from heterps_core.planning.simulate.plan_simulation import Limit, PlanSimulation, run_cost_usd
+from heterps_core.planning.simulate.plan_simulation import PlanSimulation, run_cost_usd
 from heterps_core.plans.scheduling_plan import SchedulingPlan
 from heterps_core.text_table import WIDTH, Table, labelled_lines
 from heterps_core.units import MS_PER_S, SECONDS_PER_HOUR
@@ -63,14 +62,16 @@ def simulation_to_json(problem: SchedulingProblem, simulation: PlanSimulation) -
             {**asdict(part.stage), **asdict(use)}
             for part, use in zip(simulation.evaluation.stages, simulation.run.stages, strict=True)
         ],
-        "limiting": {**asdict(simulation.limiting), "limit": simulation.limiting.limit.value},
     }
 
 
 def _heading(problem: SchedulingProblem, plan: SchedulingPlan, simulation: PlanSimulation) -> str:
+    count = simulation.load.num_microbatches
+    rows = problem.batch_size / count
+    size = f"{rows:,.0f}" if rows == int(rows) else f"about {rows:,.0f}"
     return (
-        f"Plan for {problem.model} by {plan.scheduler}, simulated: steps of "
-        f"{problem.batch_size:,.0f} rows in {_microbatches(problem, simulation.load.num_microbatches)}"
+        f"Plan for {problem.model} by {plan.scheduler}, simulated: steps of {problem.batch_size:,.0f} rows in "
+        f"{count:,} micro-batch{'' if count == 1 else 'es'} of {size} rows"
     )
 
 
@@ -97,7 +98,9 @@ def _speed_table(problem: SchedulingProblem, simulation: PlanSimulation) -> Tabl
             (
                 label,
                 problem.batch_size / step_seconds,
-                "" if label == "planned" else _change(problem.batch_size / step_seconds, planned),
+                ""
+                if label == "planned"
+                else f"{100 * (problem.batch_size / step_seconds / planned - 1):+.1f} %",
                 step_seconds * MS_PER_S,
                 problem.num_steps * step_seconds / SECONDS_PER_HOUR,
                 run_cost_usd(problem, simulation.evaluation, step_seconds=step_seconds),
@@ -111,7 +114,7 @@ def _stage_table(simulation: PlanSimulation) -> Table:
     shares = dict.fromkeys(("computing", "waits: for data", "link", "barrier"), "s")
     words = {"layers": "", "device type": ""}
     return Table(
-        columns={"stage": "d", **words, "replicas": "d", **shares, "": ""},
+        columns={"stage": "d", **words, "replicas": "d", **shares},
         rows=[
             (
                 index,
@@ -119,7 +122,6 @@ def _stage_table(simulation: PlanSimulation) -> Table:
                 part.stage.device_type,
                 part.stage.num_replicas,
                 *map(_percent, astuple(use)),
-                "<- waits least" if index == simulation.limiting.stage else "",
             )
             for index, (part, use) in enumerate(
                 zip(simulation.evaluation.stages, simulation.run.stages, strict=True)
@@ -132,7 +134,6 @@ def _remarks(
     problem: SchedulingProblem, plan: SchedulingPlan, simulation: PlanSimulation
 ) -> Iterator[tuple[str, str]]:
     """Yield labels and sentences."""
-    yield "limit", _limit_text(problem, simulation)
     floor = problem.throughput_floor_samples_per_s
     if floor:
         step_seconds = simulation.run.step_seconds
@@ -150,48 +151,6 @@ def _remarks(
         )
 
 
-def _limit_text(problem: SchedulingProblem, simulation: PlanSimulation) -> str:
-    limiting = simulation.limiting
-    stage = simulation.evaluation.stages[limiting.stage].stage
-    name = f"stage {limiting.stage} ({stage.num_replicas} x {stage.device_type})"
-    share = _percent(limiting.share)
-    run = simulation.undisturbed
-    match limiting.limit:
-        case Limit.STRAGGLERS:
-            slow = ", ".join(map(str, sorted({stage for stage, _ in simulation.slow_factors})))
-            return f"stragglers in stage {slow} take {share} of every step" + _relief(
-                simulation.run, limiting.relieved_samples_per_s, "without them it would be"
-            )
-        case Limit.COMPUTING:
-            return (
-                f"computing on {name}, {share} of its time: more replicas or fewer layers there make the plan "
-                f"faster"
-            )
-        case Limit.FILLING:
-            count = simulation.load.num_microbatches
-            return (
-                f"the pipeline fills and drains in every step: with {_microbatches(problem, count)} {name} waits "
-                f"{share} of its time for data"
-            ) + _relief(
-                run,
-                limiting.relieved_samples_per_s,
-                f"{_microbatches(problem, limiting.relieved_microbatches or count)} would give",
-            )
-        case Limit.LINK:
-            return f"{name} waits {share} of its time for its links" + _relief(
-                run, limiting.relieved_samples_per_s, "with links that take no time it would be"
-            )
-        case Limit.BARRIER:
-            return f"the replicas of {name} wait {share} of their time for the slowest of them"
-
-
-def _relief(run: SimulatedRun, relieved_samples_per_s: float | None, condition: str) -> str:
-    if relieved_samples_per_s is None:
-        return ""
-    change = _change(relieved_samples_per_s, run.throughput_samples_per_s)
-    return f"; {condition} {relieved_samples_per_s:,.1f} samples/s ({change})"
-
-
 def _cost_text(simulation: PlanSimulation) -> str:
     lines = [line.name for line in simulation.evaluation.cost_lines if line.cost_usd != 0]
     fixed = [name for name in lines if name in _FIXED_COSTS]
@@ -202,15 +161,5 @@ def _cost_text(simulation: PlanSimulation) -> str:
     return f"{price:,.4f} USD/hour; {', '.join(growing)} {grow} with the hours{stay}"
 
 
-def _microbatches(problem: SchedulingProblem, count: int) -> str:
-    rows = problem.batch_size / count
-    size = f"{rows:,.0f}" if rows == int(rows) else f"about {rows:,.0f}"
-    return f"{count:,} micro-batch{'' if count == 1 else 'es'} of {size} rows"
-
-
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _change(value: float, reference: float) -> str:
-    return f"{100 * (value / reference - 1):+.1f} %"
