@@ -63,8 +63,11 @@ def run(options: argparse.Namespace) -> None:
         HeterpsError: A file or an argument cannot be used, or the output cannot be written.
     """
     from heterps_core.planning.search.plan_file import load_problem_and_plan
-    from heterps_core.planning.simulate.plan_simulation import simulate_plan
-    from heterps_core.planning.simulate.simulation_report import simulation_text, simulation_to_json
+    from heterps_core.planning.simulate.plan_simulation import (
+        simulate_plan,
+        simulation_text,
+        simulation_to_json,
+    )
     from heterps_core.training.job import default_microbatches
 
     problem, plan = load_problem_and_plan(options.problem, options.plan)

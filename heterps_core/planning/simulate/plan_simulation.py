@@ -1,16 +1,29 @@
-"""A plan beside its simulation: what the closed form promises, and what the pipeline reaches."""
+"""A plan beside its simulation: what the closed form promises, and what the pipeline reaches; as text and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
 
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation, evaluate
 from heterps_core.planning.cost_model.objective import objective_of
+from heterps_core.planning.cost_model.stage_cost import is_within
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.simulate.pipeline_load import PipelineLoad, pipeline_load
 from heterps_core.planning.simulate.pipeline_simulation import NO_STRAGGLERS, SimulatedRun, simulate
-from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
+from heterps_core.text_table import WIDTH, Table, labelled_lines
+from heterps_core.units import MS_PER_S, SECONDS_PER_HOUR
+
+SCHEMA_VERSION = 1
+
+LEAST_SHOWN_DEVIATION = 1e-3
+"""Relative, between the throughput that the plan file promises and that of the problem."""
+
+_FIXED_COSTS = ("start-up and teardown", "transfer between zones", "search and profiling")
+"""Cost lines that a longer run does not raise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,3 +87,145 @@ def run_cost_usd(problem: SchedulingProblem, evaluation: PlanEvaluation, *, step
         transfer_usd / objective.usd_per_product,
     )
     return float(objective.cost_usd(product))
+
+
+def simulation_text(problem: SchedulingProblem, plan: SchedulingPlan, simulation: PlanSimulation) -> str:
+    """Return a simulation for a terminal of 100 columns."""
+    return "\n".join(
+        [
+            *textwrap.wrap(_heading(problem, plan, simulation), WIDTH),
+            "",
+            *_speed_table(problem, simulation).lines(indent=""),
+            "",
+            *_stage_table(simulation).lines(indent=""),
+            "",
+            *labelled_lines(_remarks(problem, plan, simulation), indent=""),
+        ]
+    )
+
+
+def simulation_to_json(problem: SchedulingProblem, simulation: PlanSimulation) -> dict[str, Any]:
+    """Return all figures as plain JSON values; shares lie in [0, 1]."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": problem.model,
+        "batch_size": problem.batch_size,
+        "num_microbatches": simulation.load.num_microbatches,
+        "slow_factors": [
+            {"stage": stage, "replica": replica, "factor": factor}
+            for (stage, replica), factor in sorted(simulation.slow_factors.items())
+        ],
+        **{
+            label.replace(" ", "_"): {
+                "throughput_samples_per_s": problem.batch_size / step_seconds,
+                "step_seconds": step_seconds,
+                "run_seconds": problem.num_steps * step_seconds,
+                "cost_usd": run_cost_usd(problem, simulation.evaluation, step_seconds=step_seconds),
+            }
+            for label, step_seconds in _step_seconds(problem, simulation)
+        },
+        "stages": [
+            {**asdict(part.stage), **asdict(use)}
+            for part, use in zip(simulation.evaluation.stages, simulation.run.stages, strict=True)
+        ],
+    }
+
+
+def _heading(problem: SchedulingProblem, plan: SchedulingPlan, simulation: PlanSimulation) -> str:
+    count = simulation.load.num_microbatches
+    rows = problem.batch_size / count
+    size = f"{rows:,.0f}" if rows == int(rows) else f"about {rows:,.0f}"
+    return (
+        f"Plan for {problem.model} by {plan.scheduler}, simulated: steps of {problem.batch_size:,.0f} rows in "
+        f"{count:,} micro-batch{'' if count == 1 else 'es'} of {size} rows"
+    )
+
+
+def _step_seconds(problem: SchedulingProblem, simulation: PlanSimulation) -> list[tuple[str, float]]:
+    planned = problem.batch_size / simulation.evaluation.throughput_samples_per_s
+    rows = [("planned", planned), ("simulated", simulation.undisturbed.step_seconds)]
+    if simulation.disturbed is not None:
+        rows.append(("with stragglers", simulation.disturbed.step_seconds))
+    return rows
+
+
+def _speed_table(problem: SchedulingProblem, simulation: PlanSimulation) -> Table:
+    planned = simulation.evaluation.throughput_samples_per_s
+    return Table(
+        columns={
+            "": "",
+            "samples/s": ",.1f",
+            "to planned": "s",
+            "step ms": ",.3f",
+            "hours": ",.3f",
+            "USD": ",.6f",
+        },
+        rows=[
+            (
+                label,
+                problem.batch_size / step_seconds,
+                ""
+                if label == "planned"
+                else f"{100 * (problem.batch_size / step_seconds / planned - 1):+.1f} %",
+                step_seconds * MS_PER_S,
+                problem.num_steps * step_seconds / SECONDS_PER_HOUR,
+                run_cost_usd(problem, simulation.evaluation, step_seconds=step_seconds),
+            )
+            for label, step_seconds in _step_seconds(problem, simulation)
+        ],
+    )
+
+
+def _stage_table(simulation: PlanSimulation) -> Table:
+    shares = dict.fromkeys(("computing", "waits: for data", "link", "barrier"), "s")
+    words = {"layers": "", "device type": ""}
+    return Table(
+        columns={"stage": "d", **words, "replicas": "d", **shares},
+        rows=[
+            (
+                index,
+                f"{part.stage.first_layer}..{part.stage.last_layer}",
+                part.stage.device_type,
+                part.stage.num_replicas,
+                *map(_percent, astuple(use)),
+            )
+            for index, (part, use) in enumerate(
+                zip(simulation.evaluation.stages, simulation.run.stages, strict=True)
+            )
+        ],
+    )
+
+
+def _remarks(
+    problem: SchedulingProblem, plan: SchedulingPlan, simulation: PlanSimulation
+) -> Iterator[tuple[str, str]]:
+    """Yield labels and sentences."""
+    floor = problem.throughput_floor_samples_per_s
+    if floor:
+        step_seconds = simulation.run.step_seconds
+        verdict = "kept"
+        if not is_within(step_seconds, problem.stage_seconds_limit):
+            verdict = f"missed by {_percent(1 - problem.stage_seconds_limit / step_seconds)}"
+        yield "floor", f"{floor:,.1f} samples/s: {verdict} in simulation"
+    yield "cost", _cost_text(simulation)
+    here = simulation.evaluation.throughput_samples_per_s
+    if abs(plan.throughput_samples_per_s / here - 1) > LEAST_SHOWN_DEVIATION:
+        yield (
+            "note",
+            f"the plan file promises {plan.throughput_samples_per_s:,.1f} samples/s: it was made for a problem "
+            f"with other times than this one",
+        )
+
+
+def _cost_text(simulation: PlanSimulation) -> str:
+    lines = [line.name for line in simulation.evaluation.cost_lines if line.cost_usd != 0]
+    fixed = [name for name in lines if name in _FIXED_COSTS]
+    growing = [name for name in lines if name not in _FIXED_COSTS]
+    stay = f"; {', '.join(fixed)} {'does' if len(fixed) == 1 else 'do'} not" if fixed else ""
+    grow = "grows" if len(growing) == 1 else "grow"
+    price = simulation.evaluation.price_usd_per_hour
+    return f"{price:,.4f} USD/hour; {', '.join(growing)} {grow} with the hours{stay}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
