@@ -156,11 +156,7 @@ def _sha256_by_file(start: StartModel) -> dict[str, str]:
 
 
 def _published(run: RunDirectory, path: Path, sha256: str) -> TensorManifest:
-    """Write the hashes of a file of the start model, and return what stands in it.
-
-    Raises:
-        CheckpointError: It is not the file of this hash.
-    """
+    """Write the hashes of a file of the start model, and return what stands in it, after checking its own."""
     whole, hasher = hashlib.sha256(), BlockHasher()
     with path.open("rb") as file:
         while content := memoryview(file.read(_READ_BYTES)):

@@ -197,20 +197,10 @@ def _extra_text(explanation: PlanExplanation, extra_usd: float) -> str:
 
 
 def _usd_text(usd: float) -> str:
-    """Return an amount with cents, or where it is small, with three digits that count.
-
-    Example:
-        >>> _usd_text(1234.5), _usd_text(0.01234)
-        ('1,234.50 USD', '0.0123 USD')
-    """
+    """Return an amount with cents, or where it is small, with three digits that count, as in 0.0123 USD."""
     return f"{usd:,.2f} USD" if abs(usd) >= 1 or usd == 0 else f"{usd:.3g} USD"
 
 
 def _percent_text(share: float) -> str:
-    """Return a difference as a share in percent with its sign, with a decimal where it is small.
-
-    Example:
-        >>> _percent_text(0.034), _percent_text(-0.285)
-        ('+3.4%', '-28%')
-    """
+    """Return a difference as a share in percent with its sign, with a decimal where it is small, as in +3.4%."""
     return f"{share:+.1%}" if abs(share) < 0.1 else f"{share:+,.0%}"

@@ -1,15 +1,11 @@
 """Which instances to buy so that every stage has its units, at the least price.
 
-Units are what a plan counts, instances are what is sold, in sizes of several units. Per stage this is a
-small covering problem, solved exactly. The planner is told the sizes from here too and solves the same covering
-problem inside its objective, so a plan costs what is then bought, and its lower bound holds for the purchase: the
-bound is over all plans charged with their cheapest covers, and no purchase is cheaper than those.
+Units are what a plan counts, instances are what is sold, in sizes of several units: a small covering problem for each
+stage, solved exactly. The planner solves the same one inside its objective, so a plan costs what is then bought, and
+its lower bound holds for the purchase.
 
-A plan stands in one zone: what crosses between two is charged by the byte, and a chain's activations are many
-bytes. Which zone is found by solving each.
-
-A device type says how it is bought, on-demand or on spot. A plan that is all on spot buys one machine on-demand: it
-keeps the rendezvous store, and losing that one ends the run.
+A plan stands in one zone, as what crosses between two is charged by the byte; each is solved. A plan that is all on
+spot buys one machine on-demand: it keeps the rendezvous store, and losing that one ends the run.
 """
 
 from __future__ import annotations
@@ -232,10 +228,7 @@ def _choose_in_zone(stages: Sequence[Stage], offers: Sequence[InstanceOffer]) ->
 def _with_one_on_demand(
     groups: Sequence[InstanceGroup], offers: Sequence[InstanceOffer]
 ) -> tuple[list[InstanceGroup], float]:
-    """Return groups of which at least one instance is on-demand, and what that adds in USD per hour.
-
-    Of a plan that is all on spot the instance is bought on-demand for which that adds least.
-    """
+    """Return groups with at least one instance on-demand, where that adds least, and what it adds in USD per hour."""
     if any(group.offer.market is Market.ON_DEMAND for group in groups):
         return list(groups), 0.0
     steady = {o.instance_type.name: o for o in offers if o.market is Market.ON_DEMAND}

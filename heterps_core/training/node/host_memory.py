@@ -30,13 +30,14 @@ _UNLIMITED_BYTES = 1 << 60
 
 def total_bytes() -> int | None:
     """Return the memory that this machine gives its processes, None where that is not known."""
-    return _least(_machine_bytes("MemTotal"), _group_numbers("limit"))
+    limit, _ = _group_bytes()
+    return _least(_machine_bytes("MemTotal"), limit)
 
 
 def available_bytes() -> int | None:
     """Return how much of it is free or can be freed, None where that is not known."""
-    limit, used, cached = (_group_numbers(name) for name in ("limit", "used", "cached"))
-    in_group = None if limit is None or used is None else max(limit - used + (cached or 0), 0)
+    limit, used = _group_bytes()
+    in_group = None if limit is None or used is None else max(limit - used, 0)
     return _least(_machine_bytes("MemAvailable"), in_group)
 
 
@@ -133,24 +134,19 @@ def _machine_bytes(field: str) -> int | None:
     return None if kibibytes is None else kibibytes * 1024
 
 
-def _group_numbers(what: str) -> int | None:
-    """Return a figure of the innermost control group with a limit: "limit", "used", or "cached", what it can free."""
+def _group_bytes() -> tuple[int | None, int | None]:
+    """Return the limit of the innermost control group that has one, and what it uses and cannot free."""
     for group in _groups():
         for limit_file, used_file, cached_key in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
             limit = _number(group / limit_file)
-            if limit is None or limit >= _UNLIMITED_BYTES:
-                continue
-            if what == "limit":
-                return limit
-            return (
-                _number(group / used_file)
-                if what == "used"
-                else _counters(group / "memory.stat").get(cached_key)
-            )
-    return None
+            if limit is not None and limit < _UNLIMITED_BYTES:
+                used = _number(group / used_file)
+                cached = _counters(group / "memory.stat").get(cached_key, 0)
+                return limit, None if used is None else used - cached
+    return None, None
 
 
 def _groups() -> list[Path]:

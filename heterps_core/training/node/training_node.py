@@ -119,11 +119,7 @@ def _is_loopback(cluster: Cluster) -> bool:
 
 
 def _run_workers(run: RunDirectory, cluster: Cluster, node: Node, job: TrainingJob) -> tuple[int, str]:
-    """Run torchrun to its end; returns its exit status and the end of its log.
-
-    Raises:
-        ConfigurationError: The workers do not fit into this machine's memory; none was started.
-    """
+    """Run torchrun to its end, where its workers fit into memory; returns its exit status and the end of its log."""
     if job.worker_bytes and not runs_here_as_dry_run():
         check_workers_fit(
             {f"stage {node.stage}": [job.worker_bytes[node.stage]] * node.num_workers},

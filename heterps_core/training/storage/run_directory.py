@@ -281,11 +281,7 @@ class RunDirectory:
         return {info.path.removeprefix(f"{self._root}/"): info.mtime_ns for info in infos}
 
     def _list(self, key: str, *, recursive: bool = False) -> list[fs.FileInfo]:
-        """Return what is below a folder; nothing where it is missing.
-
-        Arrow lists, and where that fails looks whether the folder is there. One that is made in between is an error
-        to it, so it is asked again.
-        """
+        """Return what is below a folder; nothing where it is missing."""
         selector = fs.FileSelector(f"{self._root}/{key}", allow_not_found=True, recursive=recursive)
         reads_left = _MAX_READS
         while True:
@@ -294,6 +290,7 @@ class RunDirectory:
             try:
                 return list(self._files.get_file_info(selector))
             except FileNotFoundError:
+                # A folder that is made between listing it and looking whether it is there is an error to Arrow.
                 if not reads_left:
                     raise
 

@@ -181,11 +181,7 @@ class _Copy:
 
 
 def _copies(name: str, part: TensorRows, stored: Sequence[StoredRows]) -> Iterator[tuple[str, _Copy]]:
-    """Yield what fills a tensor, with the names of files.
-
-    Raises:
-        CheckpointError: No such tensor with these sizes is stored.
-    """
+    """Yield what fills a tensor, with the names of files; raises where no tensor with these sizes is stored."""
     kind = (_DTYPE_NAMES[part.tensor.dtype], part.shape)
     for rows in stored:
         if (rows.dtype, rows.shape) != kind:

@@ -193,12 +193,7 @@ def _damaged(run: RunDirectory, key: str, how: str) -> DamagedFileError:
 
 
 def _whole_blocks(ranges: Iterable[tuple[int, int]], num_bytes: int) -> list[tuple[int, int]]:
-    """Return the blocks that hold some ranges, touching ones together.
-
-    Example:
-        >>> _whole_blocks([(5, 9), (65_536, 65_540), (200_000, 200_001)], 200_500)
-        [(0, 131072), (196608, 200500)]
-    """
+    """Return the blocks that hold some ranges, touching ones together."""
     whole = [
         (first // BLOCK_BYTES * BLOCK_BYTES, min(-(-stop // BLOCK_BYTES) * BLOCK_BYTES, num_bytes))
         for first, stop in ranges
