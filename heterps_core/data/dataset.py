@@ -106,16 +106,10 @@ class PreparedDataset:
     ) -> npt.NDArray[np.int64]:
         """Return the row indices of positions lo..hi (half open) of one global batch.
 
+        Epochs and batches count from 0; `hi` None stands for `batch_size`.
+
         The rows of a global batch are sorted before they are cut, so which rows a position holds does
         not depend on how many workers share the batch, and each slice reads the files forwards.
-
-        Args:
-            epoch: Counted from 0.
-            batch_index: Global batch of the epoch, from 0 to `num_batches(batch_size)` - 1.
-            batch_size: Rows of a global batch.
-            seed: At least 0.
-            lo: First position, at least 0.
-            hi: Position after the last, at most `batch_size`; None stands for `batch_size`.
 
         Raises:
             ConfigurationError: The batch or the positions lie outside.

@@ -37,10 +37,6 @@ def hash_texts(texts: pa.StringArray, *, slot: int) -> UInt64Array:
     """Return a 64-bit hash [n] of each text, salted by the slot so that slots collide independently.
 
     A null hashes like the empty text.
-
-    Args:
-        texts: n texts; of type string, in one chunk.
-        slot: Number of the categorical column, at least 0.
     """
     salt = mix(np.array([slot], dtype=np.uint64))[0]
     hashes = np.full(len(texts), salt)

@@ -123,13 +123,7 @@ def compute_fingerprint(
 ) -> str:
     """Return a hash of everything that decides what a prepared dataset holds.
 
-    Args:
-        sources: All files, those that are held out last.
-        schema: Of their columns.
-        buckets_per_slot: Rows of each table; None where they follow from the number of rows.
-        eval_fraction: Share of the rows that is held out, where no files are.
-        num_eval_sources: Files that are held out.
-        numeric_transform: That was not fitted on the rows.
+    Sources that are held out are the last; a numeric transform is given where none is fitted on the rows.
     """
     document = {
         "format_version": FORMAT_VERSION,

@@ -97,16 +97,7 @@ class RowKernels:
     ) -> None:
         """Sum the gradients of repeated rows and update each row once, in place.
 
-        Args:
-            rule: "sgd", "adagrad" or "adam"; `row_optimizers` has the formulas.
-            weight_RD: The table.
-            states: Optimizer state in the rule's order.
-            parts: Rows [B, S], int64, and their gradients [B, S * D], which may be columns of a wider tensor; all
-                float32 or all bfloat16. They are summed in float32.
-            learning_rate: Of this step.
-            constants: Of the rule, in its order.
-            shard: Of which rows of a larger table `weight_RD` is; `parts` have row indices of the larger one, and
-                those outside the shard are passed over.
+        Parts are as `RowOptimizer.update_repeated` takes them; states and constants are in the order of the rule.
 
         Raises:
             IndexError: A row is not in the table, and there is no larger one; nothing is updated then.

@@ -100,12 +100,10 @@ class ShardedTable:
     def exchange_row_numbers(self, rows_BS: Tensor, *, group: ProcessGroup | None = None) -> RowExchange:
         """Tell the owners which rows a look-up will ask for.
 
+        `group` are the same replicas, for messages that do not mix with those of look-ups; by default the table's.
+
         It may run ahead of the look-up, also on a thread of its own: nothing is read but row indices. Hand the
         result to `expect` right before the look-up.
-
-        Args:
-            rows_BS: As in `lookup`.
-            group: The same replicas, for messages that do not mix with those of look-ups; by default the table's.
 
         Raises:
             IndexError: A row is not in the table.

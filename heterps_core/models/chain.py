@@ -34,10 +34,7 @@ _RESHAPES = (
 def run_layers(layers: Iterable[nn.Module], batch: ClickBatch, activation: Tensor | None) -> Tensor:
     """Run consecutive layers of a chain.
 
-    Args:
-        layers: In order.
-        batch: What embeddings read; other layers never see it.
-        activation: Output of the layer before [B, W]; None at the start of the chain.
+    What enters is the output of the layer before [B, W], None at the start; only embeddings see the batch.
     """
     for layer in layers:
         activation = layer(batch, activation) if isinstance(layer, SlotEmbedding) else layer(activation)

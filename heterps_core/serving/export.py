@@ -30,12 +30,7 @@ from heterps_core.training.storage.run_directory import JOB, RunDirectory
 def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path, *, model: str) -> None:
     """Write the newest checkpoint of a run as an exported model.
 
-    Args:
-        run: Where the job and the checkpoint are.
-        manifest: Of the data set that it was trained on.
-        folder: Where to; made if missing.
-        model: That was trained, by the flow's own word: it is imported and called here, and rented machines could
-            have changed the name in the job.
+    `model` is the flow's own word: it is imported and called here, and rented machines could have changed the job's.
 
     Raises:
         CheckpointError: The run has no complete checkpoint, or the newest is damaged.

@@ -93,10 +93,6 @@ def map_aligned(file: int, num_bytes: int) -> memoryview:
 
     Left to itself the system joins pages of a file only where `shmem_enabled` says so, and maps it anywhere else.
 
-    Args:
-        file: Descriptor; it may be closed afterwards.
-        num_bytes: From the beginning of the file, more than 0.
-
     Raises:
         OSError: There is no such file, or no room for it.
     """

@@ -135,9 +135,7 @@ def partitions_of(source: str | Path) -> dict[date, tuple[Path, ...]]:
 def find_night(source: str | Path, day: date | None) -> Night | None:
     """Return what a night trains on and is judged on; None where the source is not cut into days.
 
-    Args:
-        source: As in `partitions_of`.
-        day: To train on; None for the latest whose next day is there too.
+    `day` None stands for the latest whose next day is there too.
 
     Raises:
         DataError: The day or the one after it is missing, or a folder of them holds no file.

@@ -34,10 +34,7 @@ class RowBatch:
 def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: bool) -> RowBatch | None:
     """Return the rows of an Arrow batch, or None if any of them breaks a rule.
 
-    Args:
-        record_batch: The columns `schema.used_columns`, in that order.
-        schema: Their meaning.
-        is_padded: Whether blanks around a text are dropped.
+    The columns are `schema.used_columns`, in that order; of padded ones the blanks around a text are dropped.
     """
     columns = iter(record_batch.columns)
     labels = _labels(_clean(next(columns), schema, is_padded=is_padded), schema)

@@ -112,10 +112,7 @@ def draw_value_effects(generator: np.random.Generator, size: int) -> FloatArray:
 class ClickTruth:
     """The hidden effects behind a stream, scaled to the click rate and to their shares of the variance.
 
-    Args:
-        effects: Unscaled.
-        texts: Of each slot's values [cardinality + 1], with a null at the end for "missing".
-        generator: Of the rows by which the effects are scaled.
+    `texts` [cardinality + 1] end with a null for "missing"; the generator draws the rows that effects are scaled by.
     """
 
     def __init__(

@@ -88,9 +88,7 @@ class LayerTiming:
     def compute_ms(self, *, update_share: float) -> float:
         """Return forward, backward and update time.
 
-        Args:
-            update_share: Part of a dense update that the batch bears, positive: profiling batches may be
-                micro-batches, and a dense layer is updated once a training batch.
+        A batch bears `update_share` of a dense update, which is done once a training batch.
         """
         update_ms = self.update.median_ms * (1.0 if self.is_sharded else update_share)
         return self.forward.median_ms + self.backward.median_ms + update_ms
@@ -193,13 +191,10 @@ class LayerProfile(JsonDocument):
     ) -> float:
         """Return beta, the share of communication that shrinks with replicas.
 
+        Boundary bytes cross in one direction; 0 for in-stage communication alone.
+
         The rows of embeddings and the activations at a stage's boundary belong to samples, so two replicas
         move half of them each; dense gradients belong to parameters, so every replica moves all of them.
-
-        Args:
-            batch_size: B, samples of a training batch.
-            boundary_bytes_per_sample: Bytes per sample that cross a boundary in one direction; 0 for in-stage
-                communication alone.
         """
         dense_seconds = self.update_share(batch_size) * sum(
             self.all_reduce_seconds(index) for index in range(len(self.timings))

@@ -73,8 +73,7 @@ def is_in_s3(run_directory: str) -> bool:
 def node_policy(run_directory: str) -> dict[str, Any]:
     """Return what the nodes of one run may do.
 
-    Args:
-        run_directory: For instance s3://bucket/heterps/night-1?region=us-east-1.
+    A run directory is for instance s3://bucket/heterps/night-1?region=us-east-1.
 
     Raises:
         ConfigurationError: It cannot stand in a policy.
