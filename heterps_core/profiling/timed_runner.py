@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from heterps_core.training.gradients.gradient_sum import GradientSum
 from heterps_core.training.gradients.weight_gradients import WeightGradients
-from heterps_core.training.pipeline.stage_layers import StageLayers
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 
 
@@ -41,12 +40,13 @@ class TimedRunner(StageRunner):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        layers: Any = _TimedLayers(self._run_layers)
+        layers: Any = CoreTimer(self._run_layers)
+        layers.weight_gradients = _TimedWeightGradients(self._run_layers.weight_gradients)
         self.forward: CoreTimer = layers
         self.weight_gradients: _TimedWeightGradients = layers.weight_gradients
         self._run_layers = layers
-        sums: Any = _TimedGradientSum(self._gradient_sum)
-        self.gradient_sum: CoreTimer = sums.over_replicas
+        self.gradient_sum = CoreTimer(self._gradient_sum.over_replicas)
+        sums: Any = SimpleNamespace(over_replicas=self.gradient_sum)
         self._gradient_sum = sums
         self.step = CoreTimer(super().train_step)
 
@@ -56,17 +56,6 @@ class TimedRunner(StageRunner):
         """Run a step as the trainer does."""
         losses: list[float] = self.step(microbatches, following=following)
         return losses
-
-
-class _TimedLayers(CoreTimer):
-    def __init__(self, layers: StageLayers) -> None:
-        super().__init__(layers)
-        self.weight_gradients = _TimedWeightGradients(layers.weight_gradients)
-
-
-class _TimedGradientSum:
-    def __init__(self, gradient_sum: GradientSum) -> None:
-        self.over_replicas = CoreTimer(gradient_sum.over_replicas)
 
 
 class _TimedWeightGradients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from datetime import timedelta
 from pathlib import Path
 
 from heterps_core.data.reading.days import parse_day
@@ -52,13 +53,16 @@ def run(options: argparse.Namespace) -> None:
     """
     from heterps_core.data.synthetic.click_days import write_click_days
 
+    first_day = parse_day(options.first_day)
     days = write_click_days(
         options.folder,
-        first_day=parse_day(options.first_day),
+        first_day=first_day,
         num_days=options.num_days,
         rows_per_day=options.rows_per_day,
         seed=options.seed,
     )
-    qualities = [(each.day, each.best_reachable()) for each in days]
+    qualities = [
+        (first_day + timedelta(days=number), each.best_reachable()) for number, each in enumerate(days)
+    ]
     rows = [(str(day), best.num_rows, best.auc, best.log_loss) for day, best in qualities]
     print("\n".join(Table(columns=COLUMNS, rows=rows).lines(indent="")))

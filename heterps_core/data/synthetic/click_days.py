@@ -18,9 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from heterps_core.data.reading.days import PARTITION_PREFIX
-from heterps_core.data.reading.readers import read_rows
-from heterps_core.data.schema import CRITEO_SCHEMA
-from heterps_core.data.synthetic.click_stream import ClickStream, best_reachable_quality, write_rows
+from heterps_core.data.synthetic.click_stream import ClickStream, write_rows
 from heterps_core.data.synthetic.click_truth import (
     CALIBRATION_STREAM,
     SLOT_CARDINALITIES,
@@ -31,7 +29,6 @@ from heterps_core.data.synthetic.click_truth import (
     value_texts,
 )
 from heterps_core.errors import ConfigurationError
-from heterps_core.judging.quality import ClickQuality
 
 DEFAULT_DRIFT = 0.1
 """Angle in radians by which the truth turns a day: a week later its effects correlate by 0.76 with those before."""
@@ -47,19 +44,6 @@ _LAST_DRAW, _DAY_ROWS, _NEW_IDS = (CALIBRATION_STREAM + number for number in (1,
 
 _GENERATION_BITS = 40
 """Above those of slot and value in the number that a value's text is made from."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClickDay:
-    """One written day."""
-
-    day: date
-    stream: ClickStream
-
-    def best_reachable(self) -> ClickQuality:
-        """Return what the truth itself reaches on the rows as written; reads them."""
-        labels = [batch.labels for batch in read_rows([self.stream.path], CRITEO_SCHEMA)]
-        return best_reachable_quality(self.stream.click_probabilities(), np.concatenate(labels))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +79,7 @@ def write_click_days(
     rows_per_day: int,
     seed: int,
     drift: Drift | None = None,
-) -> tuple[ClickDay, ...]:
+) -> tuple[ClickStream, ...]:
     """Write days of clicks as folder/day=YYYY-MM-DD/clicks.tsv.gz, with the true probabilities beside them.
 
     The same seed and drift give the same rows for a day whichever days are written with it, so a later call goes on
@@ -112,17 +96,16 @@ def write_click_days(
     ):
         if number < least:
             raise ConfigurationError(f"{name} must be at least {least}, got {number}")
-    written = []
-    for number in range(num_days):
-        day = first_day + timedelta(days=number)
-        stream = write_rows(
+    days = [first_day + timedelta(days=number) for number in range(num_days)]
+    return tuple(
+        write_rows(
             Path(folder) / f"{PARTITION_PREFIX}{day}" / "clicks.tsv.gz",
             truth_of_day(day, seed=seed, drift=drift or Drift()),
             num_rows=rows_per_day,
             entropy=(seed, _DAY_ROWS, day.toordinal()),
         )
-        written.append(ClickDay(day=day, stream=stream))
-    return tuple(written)
+        for day in days
+    )
 
 
 def truth_of_day(day: date, *, seed: int, drift: Drift) -> ClickTruth:

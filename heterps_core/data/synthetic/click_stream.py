@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
+from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_truth import ClickTruth, FloatArray
 from heterps_core.errors import ConfigurationError, DataError
@@ -40,6 +41,11 @@ class ClickStream:
         """Return the true click probability [num_rows] of each row, in file order."""
         probabilities: FloatArray = np.load(self.probabilities_path)
         return probabilities
+
+    def best_reachable(self) -> ClickQuality:
+        """Return what the truth itself reaches on the rows as written; reads them."""
+        labels = [batch.labels for batch in read_rows([self.path], CRITEO_SCHEMA)]
+        return best_reachable_quality(self.click_probabilities(), np.concatenate(labels))
 
 
 def write_click_stream(path: Path | str, *, num_rows: int, seed: int) -> ClickStream:

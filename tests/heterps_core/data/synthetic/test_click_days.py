@@ -35,21 +35,21 @@ def days(tmp_path_factory):
 
 def rows_of(day):
     """Return labels and the 39 raw fields of each row."""
-    lines = [line.split("\t") for line in gzip.decompress(day.stream.path.read_bytes()).decode().splitlines()]
+    lines = [line.split("\t") for line in gzip.decompress(day.path.read_bytes()).decode().splitlines()]
     return np.array([int(fields[0]) for fields in lines]), [fields[1:] for fields in lines]
 
 
 def test_days_are_partitions_that_a_night_finds(days):
-    found = partitions_of(days[0].stream.path.parent.parent)
+    found = partitions_of(days[0].path.parent.parent)
 
     assert list(found) == [FIRST_DAY + timedelta(days=number) for number in range(NUM_DAYS)]
-    assert found[FIRST_DAY] == (days[0].stream.path,)
+    assert found[FIRST_DAY] == (days[0].path,)
 
 
 def test_the_best_reachable_quality_of_a_day_is_that_of_its_probabilities(days):
     for day in days[:2]:
         labels, _ = rows_of(day)
-        probabilities = day.stream.click_probabilities()
+        probabilities = day.click_probabilities()
 
         best = day.best_reachable()
 
@@ -68,7 +68,7 @@ def test_every_day_is_as_easy_to_predict_as_another(days):
 def test_a_day_is_the_same_whichever_days_are_written_with_it(days, tmp_path):
     [alone] = write_click_days(
         tmp_path,
-        first_day=days[3].day,
+        first_day=FIRST_DAY + timedelta(days=3),
         num_days=1,
         rows_per_day=ROWS,
         seed=1,
@@ -76,7 +76,7 @@ def test_a_day_is_the_same_whichever_days_are_written_with_it(days, tmp_path):
     )
 
     assert rows_of(alone)[1] == rows_of(days[3])[1]
-    np.testing.assert_array_equal(alone.stream.click_probabilities(), days[3].stream.click_probabilities())
+    np.testing.assert_array_equal(alone.click_probabilities(), days[3].click_probabilities())
 
 
 def test_without_drift_the_truth_is_that_of_the_plain_stream(tmp_path):
