@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 from flows.backfill_ctr import backfill_ctr
 from flows.train_ctr import train_ctr
-from heterps_core.data.synthetic.click_days import Drift, write_click_days
+from heterps_core.data.synthetic.click_days import write_click_days
 from heterps_core.errors import ConfigurationError, DataError, ProvisioningError
 from infra.billing.caps import Caps
 from infra.ledger.ledger import Ledger
@@ -38,7 +38,7 @@ def days(tmp_path_factory):
         num_days=6,
         rows_per_day=4_000,
         seed=1,
-        drift=Drift(radians_per_day=0.05),
+        drift=0.05,
     )
     bad = folder / "day=2026-11-05" / "clicks.tsv.gz"
     bad.write_bytes(gzip.compress(gzip.decompress(bad.read_bytes())[:100_000] + b"\nnonsense\n"))

@@ -9,7 +9,6 @@ their own, as campaigns come and go.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -46,31 +45,6 @@ _GENERATION_BITS = 40
 """Above those of slot and value in the number that a value's text is made from."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Drift:
-    """How the truth changes from day to day.
-
-    Raises:
-        ConfigurationError: A number is out of its range.
-    """
-
-    radians_per_day: float = DEFAULT_DRIFT
-    """At least 0; 0 keeps all effects."""
-
-    new_id_share_per_day: float = DEFAULT_NEW_ID_SHARE
-    """In [0, 1]; 0 keeps all values."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.radians_per_day) and self.radians_per_day >= 0):
-            raise ConfigurationError(
-                f"the drift must be a number of radians of at least 0, got {self.radians_per_day}"
-            )
-        if not 0 <= self.new_id_share_per_day <= 1:
-            raise ConfigurationError(
-                f"the share of new ids must be in [0, 1], got {self.new_id_share_per_day}"
-            )
-
-
 def write_click_days(
     folder: Path | str,
     *,
@@ -78,7 +52,8 @@ def write_click_days(
     num_days: int,
     rows_per_day: int,
     seed: int,
-    drift: Drift | None = None,
+    drift: float = DEFAULT_DRIFT,
+    new_id_share: float = DEFAULT_NEW_ID_SHARE,
 ) -> tuple[ClickStream, ...]:
     """Write days of clicks as folder/day=YYYY-MM-DD/clicks.tsv.gz, with the true probabilities beside them.
 
@@ -100,7 +75,7 @@ def write_click_days(
     return tuple(
         write_rows(
             Path(folder) / f"{PARTITION_PREFIX}{day}" / "clicks.tsv.gz",
-            truth_of_day(day, seed=seed, drift=drift or Drift()),
+            truth_of_day(day, seed=seed, drift=drift, new_id_share=new_id_share),
             num_rows=rows_per_day,
             entropy=(seed, _DAY_ROWS, day.toordinal()),
         )
@@ -108,19 +83,19 @@ def write_click_days(
     )
 
 
-def truth_of_day(day: date, *, seed: int, drift: Drift) -> ClickTruth:
+def truth_of_day(day: date, *, seed: int, drift: float, new_id_share: float) -> ClickTruth:
     """Return what is behind the clicks of a day; without drift the truth of `write_click_stream`."""
     number = day.toordinal()
     effects = ClickEffects.draw(np.random.default_rng([seed, CALIBRATION_STREAM]))
-    if drift.radians_per_day:
+    if drift:
         last = ClickEffects.draw(np.random.default_rng([seed, _LAST_DRAW]))
-        effects = _turned(effects, last, angle=drift.radians_per_day * number)
+        effects = _turned(effects, last, angle=drift * number)
     values: list[FloatArray] = []
     texts: list[pa.StringArray] = []
     for slot, size in enumerate(SLOT_CARDINALITIES):
         slot_effects, numbers = effects.values[slot], np.arange(size)
-        if drift.new_id_share_per_day and size >= MIN_CHANGING_CARDINALITY:
-            generations = _generations(slot, size, number, seed=seed, share=drift.new_id_share_per_day)
+        if new_id_share and size >= MIN_CHANGING_CARDINALITY:
+            generations = _generations(slot, size, number, seed=seed, share=new_id_share)
             slot_effects = _replaced(slot_effects, slot, generations, seed=seed)
             numbers = numbers + (generations << _GENERATION_BITS)
         values.append(slot_effects)
