@@ -75,7 +75,7 @@ _T4 = DeviceType(
     memory_bytes=16_384 * BYTES_PER_MIB,
     network_bandwidth_bytes_per_s=5_000 * BYTES_PER_S_PER_MBIT_PER_S,
     accelerator_name="t4",
-    instance_families=("g4dn", "n1-standard", "Standard_NCas_T4_v3"),
+    instance_families=("g4dn",),
     sources=_GPU_SOURCES
     | {
         "peak_fp32_flops_per_s": "NVIDIA T4 Tensor Core GPU datasheet: 8.1 TFLOPS single precision",
@@ -123,26 +123,6 @@ DEVICE_TYPES: dict[str, DeviceType] = {
                 "memory_bandwidth_bytes_per_s": "8 channels DDR5-4800 = 307.2 GB/s a socket of 48 cores "
                 "(Intel 4th Gen Xeon Scalable product brief)",
                 "network_bandwidth_bytes_per_s": f"{_NETWORK_SOURCE}: c7i.48xlarge",
-            },
-        ),
-        DeviceType(
-            name="cpu-c3",
-            kind=DeviceKind.CPU,
-            peak_fp32_flops_per_s=192e9,
-            memory_bandwidth_bytes_per_s=307.2e9 / 48,
-            memory_bytes=8 * BYTES_PER_GIB,
-            network_bandwidth_bytes_per_s=100_000 / 88 * BYTES_PER_S_PER_MBIT_PER_S,
-            vcpus_per_unit=2,
-            instance_families=("c3-standard",),
-            sources=_CPU_SOURCES
-            | {
-                "peak_fp32_flops_per_s": "Google Compute Engine CPU platforms, all-core turbo 3.0 GHz x 2 FMA "
-                "units x 16 x 2 (Intel Sapphire Rapids, AVX-512)",
-                "memory_bandwidth_bytes_per_s": "8 channels DDR5-4800 = 307.2 GB/s a socket; assumed for 48 of "
-                "the socket's cores, as Google names none",
-                "memory_bytes": "Google Compute Engine, general-purpose machine family: C3 standard, 4 GB a vCPU",
-                "network_bandwidth_bytes_per_s": "Google Compute Engine, C3 default egress bandwidth divided by "
-                "cores, least over the sizes: c3-standard-176, 100 Gbit/s",
             },
         ),
         DeviceType(
@@ -222,7 +202,7 @@ DEVICE_TYPES: dict[str, DeviceType] = {
             memory_bytes=22_888 * BYTES_PER_MIB,
             network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
             accelerator_name="l4",
-            instance_families=("g6", "g2-standard"),
+            instance_families=("g6",),
             equal_families=("gr6",),
             sources=_GPU_SOURCES
             | {
@@ -255,7 +235,7 @@ DEVICE_TYPES: dict[str, DeviceType] = {
             memory_bytes=16 * BYTES_PER_GIB,
             network_bandwidth_bytes_per_s=2_500 * BYTES_PER_S_PER_MBIT_PER_S,
             accelerator_name="v100",
-            instance_families=("p3", "n1-standard", "Standard_NCs_v3"),
+            instance_families=("p3",),
             sources=_GPU_SOURCES
             | {
                 "peak_fp32_flops_per_s": "NVIDIA V100 Tensor Core GPU datasheet, SXM2: 15.7 TFLOPS",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -55,20 +54,15 @@ class InstanceType:
         """The name without its size.
 
         Example:
-            >>> [family_of(name) for name in ("g4dn.xlarge", "g2-standard-4", "Standard_NC64as_T4_v3")]
-            ['g4dn', 'g2-standard', 'Standard_NCas_T4_v3']
+            >>> [family_of(name) for name in ("g4dn.xlarge", "g2-standard-4")]
+            ['g4dn', 'g2-standard']
         """
         return family_of(self.name)
 
 
 def family_of(name: str) -> str:
-    """Return the name of an instance type without its size, as AWS, Azure and Google write it."""
-    if name.startswith("Standard_"):
-        # Azure puts the number of vCPUs after the letters of the family.
-        return re.sub(r"^(Standard_[A-Za-z]+)\d+(?:-\d+)?", r"\1", name)
-    if "." in name:
-        return name.split(".", 1)[0]
-    return name.rpartition("-")[0] or name
+    """Return the name of an instance type without its size, which stands behind a dot or the last hyphen."""
+    return name.partition(".")[0] if "." in name else name.rpartition("-")[0] or name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
