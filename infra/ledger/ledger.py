@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
@@ -74,7 +75,7 @@ class Ledger:
         self.path = path
         self._check_intent: Callable[[], None] = lambda: None
         make_ledger_file(path)
-        with transaction(self.path) as database:
+        with self._transaction() as database:
             database.execute("BEGIN IMMEDIATE")
             bring_up_to_date(database, path)
 
@@ -86,7 +87,7 @@ class Ledger:
 
     def check_writable(self) -> None:
         """Check that something can be written; raises LedgerError as every method does."""
-        with transaction(self.path) as database:
+        with self._transaction() as database:
             database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def last_attempt(self, run_id: str) -> int:
@@ -105,7 +106,7 @@ class Ledger:
         self._check_intent()
         entry = entry_of_request(run_id, provider, request, at=at, attempt=attempt)
         possible = {offer.instance_type.name for offer in (request.offer, *request.alternatives)}
-        with transaction(self.path) as database:
+        with self._transaction() as database:
             _insert(database, entry)
             had, state = database.execute(
                 "SELECT instance_type, state FROM machines WHERE run_id = ? AND attempt = ? AND node_id = ?",
@@ -134,10 +135,6 @@ class Ledger:
         """Write down that the machine exists since `at`.
 
         Args:
-            run_id: Of the machine.
-            node_id: Of the machine.
-            provider_instance_id: What the provider calls it.
-            at: When it was launched.
             offer: The one that was had, where it may be another than the first; its price is frozen.
         """
         had = {"instance_type": offer.instance_type.name, **offer.price} if offer is not None else {}
@@ -158,7 +155,7 @@ class Ledger:
         neither: a machine without a price cannot be charged. An entry that is over, of a machine that exists, is
         launched again.
         """
-        with transaction(self.path) as database:
+        with self._transaction() as database:
             database.execute("BEGIN IMMEDIATE")
             if entry := _find(database, "provider_instance_id = ?", instance.provider_instance_id):
                 if instance.is_ended or entry.state is not EntryState.ENDED:
@@ -218,7 +215,7 @@ class Ledger:
 
     def restore(self, entries: Iterable[LedgerEntry]) -> None:
         """Write down entries of another file as they are; a node that has an entry here keeps it."""
-        with transaction(self.path) as database:
+        with self._transaction() as database:
             for entry in entries:
                 _insert(database, entry)
 
@@ -226,7 +223,7 @@ class Ledger:
         """Return the entries of one run, or of all, by time and name."""
         condition, values = ("", ()) if run_id is None else ("WHERE run_id = ?", (run_id,))
         order = "ORDER BY intended_at, run_id, attempt, stage, node_id"
-        with transaction(self.path) as database:
+        with self._transaction() as database:
             rows = database.execute(f"{SELECT} {condition} {order}", values).fetchall()
         return tuple(entry_of_row(row) for row in rows)
 
@@ -236,7 +233,7 @@ class Ledger:
         # At most one attempt of a run is in these states: the one before is closed first.
         assignments = ", ".join(f"{column} = ?" for column in values)
         states = ", ".join("?" * len(came_from))
-        with transaction(self.path) as database:
+        with self._transaction() as database:
             moved = database.execute(
                 f"UPDATE machines SET {assignments} WHERE run_id = ? AND node_id = ? AND state IN ({states})",
                 (*values.values(), run_id, node_id, *came_from),
@@ -246,6 +243,11 @@ class Ledger:
                     f"each machine must have been written down before it is moved, but {self.path} knows no "
                     f"{node_id} of run {run_id}: it was lost meanwhile; heterps sweep rebuilds it from the tags"
                 )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with transaction(self.path) as database:
+            yield database
 
 
 def _insert(database: sqlite3.Connection, entry: LedgerEntry) -> None:
