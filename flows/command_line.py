@@ -34,8 +34,6 @@ def main(module: str, model: type[FlowParameters], arguments: Sequence[str] | No
 
     Args:
         module: That has the flow, under its own last name; loaded once the parameters are checked.
-        model: The flow's parameters.
-        arguments: Instead of those of the process.
     """
     parameters = vars(parser_for(model, program=f"python -m {module}").parse_args(arguments))
     try:

@@ -68,7 +68,6 @@ class FlowParameters(BaseModel):
         """Return the parameters with these values and defaults for the others; "2" is a number where one is asked.
 
         Args:
-            values: By name.
             place: Where they stand, for the message, such as " in HETERPS_NIGHTLY".
 
         Raises:

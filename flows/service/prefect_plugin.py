@@ -48,7 +48,6 @@ def is_prefect_command(argv: Sequence[str], original_argv: Sequence[str]) -> boo
 
     Args:
         argv: `sys.argv`; its first item is "-m" while `python -m` still imports the package.
-        original_argv: `sys.orig_argv`, the interpreter's own arguments.
     """
     if argv[0] == "-m":
         return "prefect" in original_argv[: len(original_argv) - len(argv) + 1]

@@ -183,7 +183,6 @@ def end_leftovers(services: Sequence[Service], *, environment: Mapping[str, str]
     """End what a supervisor that was killed has left of these services, in reverse order; return how many sessions.
 
     Args:
-        services: As they are about to be started.
         environment: Variables by which processes of this workspace are told from those of another.
     """
     num_ended = 0

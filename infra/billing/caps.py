@@ -49,7 +49,6 @@ def check_caps(
         predicted_cost_usd: Of the whole run, with the same.
         failed_launches_usd: By launches of the run that failed; the run is added to it.
         spent_this_month_usd: By all runs of the month so far; the run is added to it.
-        caps: What may be spent.
 
     Raises:
         BudgetExceededError: A cap is exceeded; the message says by how much.

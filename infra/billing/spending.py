@@ -51,8 +51,6 @@ class SpendingMeter:
 
     Args:
         provider: Of the machines; asked every `PROVIDER_INTERVAL_S`.
-        cluster: What was just launched.
-        entries: Reads the whole ledger.
         belongs: Tells of a launch id whether it is one of the run's.
         bucket_usd: What the run will pay for its bucket whatever its length; counts from the start.
         steady_s: A clock that is never set, in seconds.

@@ -24,7 +24,6 @@ def database_checks(workspace: Workspace, *, is_thorough: bool = True) -> Iterat
     """Look at the ledger and at the databases of MLflow and Prefect, where they are in this workspace.
 
     Args:
-        workspace: Whose databases.
         is_thorough: Read them whole, to see damage; takes seconds where there are gigabytes.
     """
     yield _check(

@@ -59,13 +59,8 @@ def running_cluster(
     """Launch a plan, yield the cluster when it is up, end it whatever happens.
 
     Args:
-        provider: Where the machines come from.
-        plan: What to launch.
         run_id: New for each launch; found again on every machine.
-        bootstrap: What the nodes are told.
-        ledger: Where each launch and end is written down.
         caps: Refuse the plan before anything is launched, and each further attempt to launch it.
-        predicted_cost_usd: Of the whole run.
         spent: Tells what was spent before, failed attempts included; asked before each machine is asked for.
 
     Raises:

@@ -34,7 +34,6 @@ def sweep_workspace(
     """Sweep the providers of a workspace; nothing that fails in one place keeps the others, or the machines, alive.
 
     Args:
-        workspace: Whose machines.
         names: Of the providers; None for those in use, which are all where the ledger cannot tell.
         region: Of a cloud, besides those that runs rent in and that the ledger names.
     """
@@ -99,8 +98,6 @@ def sweep(provider: Provider, *, now: datetime, ledger: Ledger | None) -> list[S
     that must end is ended first, each in an attempt of its own; only then is anything written down.
 
     Args:
-        provider: Whose machines to look at.
-        now: With a time zone.
         ledger: Is brought up to date; None where there is none that can be used.
 
     Raises:
@@ -141,8 +138,6 @@ def reason_to_end(instance: Instance, *, now: datetime, tags_grace_s: float) -> 
     """Return why a machine should be ended, or None where it should live.
 
     Args:
-        instance: As the provider shows it.
-        now: With a time zone.
         tags_grace_s: A machine whose lease cannot be read lives until it is so old: a provider may show a machine
             before what it carries. One that seems launched later than that from now has a wrong clock against it.
     """

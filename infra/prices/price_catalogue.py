@@ -127,11 +127,6 @@ class PriceCatalogue:
     ) -> tuple[InstanceOffer, ...]:
         """Return the offers of a region and market, sorted by name and zone.
 
-        Args:
-            region: For instance "us-east-1".
-            market: On-demand or spot.
-            cloud: For instance "aws".
-
         Raises:
             UnknownNameError: No file has a price in the region.
             ProvisioningError: The region is known, but not with prices of this market.
@@ -156,12 +151,7 @@ def offer_key(offer: InstanceOffer) -> OfferKey:
 
 
 def age_text(offers: Iterable[InstanceOffer], *, now: datetime) -> str:
-    """Return how old the prices of offers are, for instance "prices 3 hours to 124 days old".
-
-    Args:
-        offers: At least one.
-        now: With a time zone.
-    """
+    """Return how old the prices of offers are, for instance "prices 3 hours to 124 days old"."""
     ages = [offer.price_age(now) for offer in offers]
     newest, oldest = _in_words(min(ages)), _in_words(max(ages))
     return f"prices {oldest} old" if newest == oldest else f"prices {newest} to {oldest} old"

@@ -44,11 +44,7 @@ def refresh(
     """Ask for all prices of some regions.
 
     Args:
-        prices: Asks the cloud.
         known: From earlier refreshes; their sizes are used where those cannot be asked for.
-        regions: For instance "us-east-1".
-        families: Instance families that somebody may want.
-        now: The time of the new prices.
     """
     families = set(families)
     kept: dict[tuple[str, Market], list[InstanceOffer]] = defaultdict(list)

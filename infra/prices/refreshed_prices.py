@@ -71,11 +71,6 @@ def newest_refreshed(folder: Path) -> RefreshedPrices | None:
 def write_refreshed(folder: Path, offers: Iterable[InstanceOffer], *, at: datetime) -> RefreshedPrices:
     """Write offers into a new file named by its time, and remove the oldest beyond `KEPT_FILES`.
 
-    Args:
-        folder: Made where it is missing.
-        offers: With the time and source of each price.
-        at: With a time zone of UTC.
-
     Raises:
         ConfigurationError: The folder cannot be written.
     """

@@ -77,7 +77,6 @@ def service_lines(
 
     Args:
         instance_seconds: Of all instances; each has one disk, and at most one public address.
-        disk_gb_each: Of one disk.
         storage: What was asked of the bucket, and what it kept for how long.
     """
     hours = instance_seconds / SECONDS_PER_HOUR
