@@ -12,7 +12,6 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.reading.days import Night
 from heterps_core.training.job import default_batch_size
 from heterps_core.training.storage.run_directory import RunDirectory
-from infra.billing.caps import Caps
 from infra.providers import get_provider
 from infra.workspace import Workspace
 from tasks.clusters import directory_of_run
@@ -41,19 +40,9 @@ class OpenedRun:
     dataset: PreparedDataset
 
     @property
-    def provider(self) -> str:
-        """Of its machines."""
-        return self.asked.provider
-
-    @property
-    def caps(self) -> Caps:
-        """What it may spend."""
-        return self.asked.caps
-
-    @property
     def is_dry_run(self) -> bool:
         """Nothing is charged for it."""
-        return not get_provider(self.provider).charges_money
+        return not get_provider(self.asked.provider).charges_money
 
     @property
     def batch_size(self) -> int:
@@ -63,7 +52,7 @@ class OpenedRun:
     @property
     def directory(self) -> RunDirectory:
         """Where the flow's host and the nodes meet."""
-        return directory_of_run(self.workspace, self.provider, self.run_id)
+        return directory_of_run(self.workspace, self.asked.provider, self.run_id)
 
 
 def begin_run(
@@ -77,11 +66,8 @@ def begin_run(
     """Open the record of a run, choose what it begins with, and prepare its rows.
 
     Args:
-        workspace: Where the run is kept.
         asked: Its parameters; a run that is resumed keeps those that decide its model.
         night: Of `asked`; None where the data has no days, or the run is resumed.
-        run_id: Of the run.
-        is_resumed: It goes on from its newest checkpoint.
 
     Raises:
         ConfigurationError: There is no such run to resume, or the record of runs does not answer.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flows.night.opened_run import OpenedRun
-from flows.night.plan import NightPlan
+from flows.night.plan import NightPlan, compared
 from heterps_core.training.training_run import TrainingRun
 from tasks.clusters import bills_of_run
 from tasks.data import source_name
@@ -37,7 +37,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         day=run.asked.day,
     )
     # Not before the launch: what is compared, drawn and recorded takes seconds that the training need not wait for.
-    planned = plan.compared()
+    planned = compared(run, plan.report)
     report = RunReport.of(
         planned,
         this_machine=plan.profiled.local_profile.hardware_fingerprint,
@@ -46,7 +46,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         training=training,
         baseline=measure_baseline(run.clicks),
         best_reachable=run.clicks.best_reachable,
-        bills=bills_of_run(run.workspace, run.provider, run.run_id),
+        bills=bills_of_run(run.workspace, run.asked.provider, run.run_id),
     )
     picture = record_plan(run.workspace, planned, num_microbatches=plan.config.num_microbatches)
     record_run(run.workspace, report)

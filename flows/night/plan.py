@@ -45,17 +45,17 @@ class NightPlan:
     profiled: ProfiledModel
     learning: Learning
     config: TrainingConfig
-    budget_evaluations: int
 
-    def compared(self) -> PlanReport:
-        """Return the report with the plans of the other search methods, which takes seconds."""
-        searches = with_compared(
-            self.report.searches,
-            self.report.problem,
-            budget_evaluations=self.budget_evaluations,
-            seed=self.config.seed,
-        )
-        return replace(self.report, searches=searches)
+
+def compared(run: OpenedRun, report: PlanReport) -> PlanReport:
+    """Return a report with the plans of the other search methods, which takes seconds."""
+    searches = with_compared(
+        report.searches,
+        report.problem,
+        budget_evaluations=run.asked.budget_evaluations,
+        seed=run.asked.seed,
+    )
+    return replace(report, searches=searches)
 
 
 def plan_night(run: OpenedRun) -> NightPlan:
@@ -87,8 +87,8 @@ def plan_night(run: OpenedRun) -> NightPlan:
     )
     log_step("profile", profiled.summary)
 
-    refresh_before_renting(run.workspace, run.provider, regions=[asked.region])
-    listed = get_provider(run.provider).price_file
+    refresh_before_renting(run.workspace, run.asked.provider, regions=[asked.region])
+    listed = get_provider(run.asked.provider).price_file
     prices = PriceCatalogue(price_files(run.workspace, listed=listed))
     offers = find_offers(device_types, catalogue=prices, region=asked.region)
     offers = offers_that_hold_workers(
@@ -120,16 +120,16 @@ def plan_night(run: OpenedRun) -> NightPlan:
     floor = floor_text(deadline, asked.throughput_floor_samples_per_s)
     log_step("plan", plan_summary(chosen.plan) + floor + taken_text(searches, asked.scheduler))
     if not run.is_resumed:
-        check_lifetime(chosen.evaluation, provider=run.provider)
+        check_lifetime(chosen.evaluation, provider=run.asked.provider)
     explanation = explain_choice(problem, chosen)
     simulation = simulate_choice(problem, chosen)
 
     provisioning = provision(
         chosen.plan,
         offers,
-        provider=run.provider,
-        caps=run.caps,
-        spent_this_month_usd=spent_this_month_usd(run.workspace, run.provider),
+        provider=run.asked.provider,
+        caps=run.asked.caps,
+        spent_this_month_usd=spent_this_month_usd(run.workspace, run.asked.provider),
         price_files=[file.path for file in prices.files],
         state_bytes=sum(layer.state_bytes for layer in profiled.planned_graph.layers),
     )
@@ -163,13 +163,12 @@ def plan_night(run: OpenedRun) -> NightPlan:
         profiled=profiled,
         learning=learning,
         config=config,
-        budget_evaluations=asked.budget_evaluations,
     )
 
 
 def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
     """Record a plan, show it, and end the run there: what would be bought, for how much and why."""
-    report = plan.compared()
+    report = compared(run, plan.report)
     record_plan(run.workspace, report, num_microbatches=plan.config.num_microbatches)
     text = publish_plan(run.workspace, report)
     close_run(run.workspace, run.tracked, status="FINISHED", reason="plan only")

@@ -47,17 +47,17 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
         provisioning=provisioning,
         config=plan.config,
         start=run.start,
-        disk_bytes=get_provider(run.provider).disk_gb_each * 1e9,
+        disk_bytes=get_provider(run.asked.provider).disk_gb_each * 1e9,
     )
     with (
         rented_cluster(
             run.workspace,
-            run.provider,
+            run.asked.provider,
             provisioning,
             run_id=run.run_id,
             run_directory=run_directory,
             model=run.asked.sized_model,
-            caps=run.caps,
+            caps=run.asked.caps,
             traffic=plan_traffic(
                 plan.profiled.graph,
                 provisioning.launch_stages,
@@ -68,7 +68,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
         within_budget(
             run.workspace,
             cluster,
-            run.caps,
+            run.asked.caps,
             run_id=run.run_id,
             run_directory=run_directory,
             bucket_usd=provisioning.bucket_usd,
@@ -108,12 +108,12 @@ def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisionin
         return provisioning
     rechecked = recheck_prices(
         provisioning,
-        provider=run.provider,
-        caps=run.caps,
-        spent_this_month_usd=spent_this_month_usd(run.workspace, run.provider),
+        provider=run.asked.provider,
+        caps=run.asked.caps,
+        spent_this_month_usd=spent_this_month_usd(run.workspace, run.asked.provider),
     )
     log_step("prices", rechecked.summary)
-    if run.caps == Caps():
+    if run.asked.caps == Caps():
         log_step(
             "caps", "none is set: only the plan's own price limits this run; max_usd_per_run and _month would"
         )
@@ -122,5 +122,5 @@ def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisionin
 
 def _keep_storage_usage(run: OpenedRun, cluster: Cluster, of_nodes: StorageUsage) -> None:
     launched_at = datetime.fromisoformat(cluster.created_at)
-    of_flow = storage_of_flow(run.provider, run.directory, since=launched_at, now=utc_now())
+    of_flow = storage_of_flow(run.asked.provider, run.directory, since=launched_at, now=utc_now())
     keep_storage_usage(run.workspace, run.run_id, of_nodes + of_flow)
