@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import mlflow
 import pytest
 from mlflow import MlflowClient
 
@@ -67,8 +68,10 @@ def test_the_comparison_runs_by_its_bare_name(service):
     assert "Completed" in output, output + service.serving_log()
     client = MlflowClient(service.workspace.tracking_uri)
     experiment = client.get_experiment_by_name("compare-schedulers")
-    methods = {run.data.params.get("method") for run in client.search_runs([experiment.experiment_id])}
-    assert methods == {None, "exact", "cpu-only"}
+    [run] = client.search_runs([experiment.experiment_id])
+    assert run.data.metrics["comparison/problems"] == 1
+    tables = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/comparison.md")
+    assert all(f"| {method} |" in tables for method in ("exact", "cpu-only"))
 
 
 def test_nightly_runs_stand_in_the_server(service):
