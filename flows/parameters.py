@@ -14,16 +14,19 @@ from flows.parameter_model import FlowParameters, OneOf
 from heterps_core.hardware import Market
 from heterps_core.models import sized_model
 from heterps_core.planning.problem.extra_costs import COST_TERMS
+from heterps_core.planning.problem.scheduling_problem import StepModel
 from heterps_core.planning.search.schedulers import SCHEDULERS
 from heterps_core.profiling.profiles.device_profile import VALID_FOR
 from heterps_core.training.job import (
     CHAMPION,
+    DELAYED,
     DENSE_OPTIMIZERS,
     EMBEDDING_OPTIMIZERS,
     NIGHT_SAMPLES,
     PRECISIONS,
     PRODUCTION_ROWS_PER_SLOT,
     SCRATCH,
+    UPDATE_MODES,
     TrainingConfig,
 )
 from infra.billing.caps import Caps
@@ -94,6 +97,15 @@ class ModelParameters(FlowParameters):
 
     precision: Annotated[str, OneOf("precision", PRECISIONS)] = ENGINE["precision"]
     """In what dense layers multiply: float32 or bfloat16. Parameters are float32 in both."""
+
+    update_mode: Annotated[str, OneOf("update mode", UPDATE_MODES)] = ENGINE["update_mode"]
+    """When a pipeline applies the gradients of a batch: delayed, while the next one runs, or sync, before it begins,
+    for which it drains in every step."""
+
+    @property
+    def step_model(self) -> StepModel:
+        """The step that plans are made for: the trainer's, or the papers' where the pipeline drains."""
+        return StepModel.TRAINER if self.update_mode == DELAYED else StepModel.PAPERS
 
     @property
     def sized_model(self) -> str:

@@ -16,7 +16,7 @@ from heterps_core.models.worker_memory import reserved_bytes
 from heterps_core.planning.explain.explanation import PlanExplanation, default_detail, explain_plan
 from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.provisioning.offer_choice import (
     instance_sizes,
     interruptions_per_unit,
@@ -33,7 +33,7 @@ from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simul
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.machine import num_cores
 from heterps_core.profiling.profiles.profile_cache import worker_costs_of
-from heterps_core.training.job import TrainingConfig, TrainingJob, default_microbatches
+from heterps_core.training.job import DELAYED, TrainingConfig, TrainingJob
 from tasks.planning.extra_costs import job_extra_costs
 from tasks.profiling import PlannedJob, ProfiledModel
 
@@ -59,6 +59,7 @@ def make_problem(
     throughput_floor_samples_per_s: float,
     leave_out_costs: Sequence[str] = (),
     profiling_usd: float = 0.0,
+    step_model: StepModel = StepModel.TRAINER,
 ) -> SchedulingProblem:
     """Put profiles, offers, the job, the floor and what else is charged together.
 
@@ -81,6 +82,7 @@ def make_problem(
             extra_costs=job_extra_costs(
                 profiled.planned_graph, leave_out=leave_out_costs, profiling_usd=profiling_usd
             ),
+            step_model=step_model,
         )
         for zone in zones_of(offers)
     ]
@@ -96,6 +98,7 @@ def _problem_in_zone(
     num_epochs: int,
     throughput_floor_samples_per_s: float,
     extra_costs: ExtraCosts,
+    step_model: StepModel,
 ) -> SchedulingProblem:
     prices = unit_prices(offers)
     units = {
@@ -127,6 +130,7 @@ def _problem_in_zone(
         num_epochs=num_epochs,
         throughput_floor_samples_per_s=throughput_floor_samples_per_s,
         extra_costs=extra_costs,
+        step_model=step_model,
     )
 
 
@@ -235,12 +239,7 @@ def explain_choice(problem: SchedulingProblem, result: SearchResult) -> PlanExpl
 @task(name="simulate plan", cache_policy=NO_CACHE)
 def simulate_choice(problem: SchedulingProblem, result: SearchResult) -> PlanSimulation:
     """Run the plan's pipeline step by step, in the order in which the trainer would."""
-    stages = result.plan.stages
-    return simulate_plan(
-        problem,
-        stages,
-        num_microbatches=default_microbatches(problem.batch_size, num_stages=len(stages)),
-    )
+    return simulate_plan(problem, result.plan.stages)
 
 
 @task(name="predict dry run", cache_policy=NO_CACHE)
@@ -261,6 +260,7 @@ def predict_launch(
         batch_size=config.batch_size,
         num_microbatches=config.num_microbatches,
         num_cores=num_cores(),
+        drains=config.update_mode != DELAYED,
     )
     request = profiled.local_request
     if request is None or request.dataset is None:

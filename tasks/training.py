@@ -16,7 +16,13 @@ from tqdm import tqdm
 from heterps_core.cluster import Cluster
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import TrainingError
-from heterps_core.training.job import TrainingConfig, TrainingJob, default_microbatches
+from heterps_core.training.job import (
+    DELAYED,
+    TrainingConfig,
+    TrainingJob,
+    default_microbatches,
+    delayed_microbatches,
+)
 from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
 from heterps_core.training.node.data_slices import check_slices_fit
 from heterps_core.training.node.host_memory import check_workers_fit
@@ -69,6 +75,7 @@ def training_config(
     batch_size: int,
     epochs: int,
     num_stages: int,
+    update_mode: str,
     **others: Any,
 ) -> TrainingConfig:
     """Return the numbers of a run.
@@ -78,12 +85,16 @@ def training_config(
         batch_size: Samples of a step.
         epochs: Passes over it.
         num_stages: Of the plan.
+        update_mode: Name in `UPDATE_MODES`.
         others: Other fields of `TrainingConfig`; the seed at least.
     """
     steps = dataset.num_batches(batch_size) * epochs
+    is_delayed = update_mode == DELAYED
+    microbatches = delayed_microbatches if is_delayed else default_microbatches
     return TrainingConfig(
         batch_size=batch_size,
-        num_microbatches=default_microbatches(batch_size, num_stages=num_stages),
+        num_microbatches=microbatches(batch_size, num_stages=num_stages),
+        update_mode=update_mode,
         num_epochs=epochs,
         checkpoint_interval_steps=min(max(steps // 5, LEAST_CHECKPOINT_STEPS), MOST_CHECKPOINT_STEPS),
         **others,

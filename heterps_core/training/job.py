@@ -13,7 +13,7 @@ from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
 PRECISIONS = ("float32", "bfloat16")
 """In what dense layers multiply; parameters and what crosses between stages are float32 in both."""
 
-UPDATE_MODES = ("sync", "delayed")
+SYNC, DELAYED = UPDATE_MODES = ("sync", "delayed")
 """When a batch's gradients are applied: before the next batch begins, or while it runs (`stage_runner.py`)."""
 
 DENSE_OPTIMIZERS = ("adam", "sgd")

@@ -23,7 +23,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.embeddings.row_kernels import row_kernels
 from heterps_core.errors import HeterpsError
 from heterps_core.judging.quality import measure_quality
-from heterps_core.training.job import TrainingJob
+from heterps_core.training.job import DELAYED, TrainingJob
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.node.failures import WorkerFailure, root_cause, write_failure
 from heterps_core.training.node.host_memory import allocation_failure
@@ -212,7 +212,7 @@ class Worker:
             output_width=model.output_width,
             group=device_group,
             precision=job.config.precision,
-            delays_updates=job.config.update_mode == "delayed",
+            delays_updates=job.config.update_mode == DELAYED,
             link=link,
             neighbours=neighbours,
             device=device,

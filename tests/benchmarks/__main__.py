@@ -32,6 +32,7 @@ BENCHMARKS = {
     "prediction_learning": "tests.benchmarks.prediction_learning:run",
     "simulator": "tests.benchmarks.simulator:run",
     "training_speed": "tests.benchmarks.training_speed:run",
+    "update_modes": "tests.benchmarks.update_modes:run",
 }
 
 PACKAGES = ("heterps", "numpy", "torch", "optuna", "pyarrow", "torchrec", "fbgemm-gpu-cpu")

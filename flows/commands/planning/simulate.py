@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 HELP = """\
 Run a plan's pipeline in simulation, and print what it reaches beside what the planner's formula says.
 
-The formula takes the slowest stage for the whole pipeline. The simulation adds what that leaves out:
-steps that fill and drain, messages that are waited for, slow machines. The order of micro-batches is
-the trainer's; computing and messages overlap, as the formula has it. What a pass or a message costs
-beyond its rows is in neither, so many small micro-batches look better than they are.
+The formula takes the slowest stage for the whole pipeline. The simulation runs every pass and message,
+in the trainer's order, with slow machines where they are named. A problem with step_model "trainer" is
+run with delayed updates: steps follow one another without a gap, and the formula counts what a worker
+does one after the other. Without, the formula is the papers', and the simulation adds that steps fill
+and drain.
 
 examples:
   heterps plan problem.json --scheduler exact --output plan.json
@@ -53,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="passes there take FACTOR times as long, without REPLICA those of the whole stage; may be repeated, "
         "the later counts",
     )
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the figures here too")
 
 
@@ -68,21 +71,21 @@ def run(options: argparse.Namespace) -> None:
         simulation_text,
         simulation_to_json,
     )
-    from heterps_core.training.job import default_microbatches
 
     problem, plan = load_problem_and_plan(options.problem, options.plan)
-    num_microbatches = options.micro_batches
-    if num_microbatches is None:
-        num_microbatches = default_microbatches(problem.batch_size, num_stages=len(plan.stages))
     simulation = simulate_plan(
         problem,
         plan.stages,
-        num_microbatches=num_microbatches,
+        num_microbatches=options.micro_batches,
         slow_factors=slow_factors(options.straggler, plan.stages),
     )
+    document = simulation_to_json(problem, plan, simulation)
     if options.output is not None:
-        write_json(options.output, simulation_to_json(problem, simulation))
-    print(simulation_text(problem, plan, simulation))
+        write_json(options.output, document)
+    if options.json:
+        print(json.dumps(document))
+    else:
+        print(simulation_text(problem, plan, simulation))
 
 
 def slow_factors(texts: Sequence[str], stages: Sequence[Stage]) -> dict[tuple[int, int], float]:

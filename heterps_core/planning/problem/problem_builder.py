@@ -13,7 +13,12 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DeviceType
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.planning.problem.extra_costs import NO_EXTRA_COSTS, ExtraCosts, InstanceSize
-from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
+from heterps_core.planning.problem.scheduling_problem import (
+    LayerCosts,
+    SchedulingProblem,
+    StepModel,
+    UnitType,
+)
 from heterps_core.profiling.profiles.layer_profile import LayerProfile
 
 ROUND_TRIP_MESSAGES = 4
@@ -70,6 +75,7 @@ def build_problem(
     num_epochs: float,
     throughput_floor_samples_per_s: float,
     extra_costs: ExtraCosts = NO_EXTRA_COSTS,
+    step_model: StepModel = StepModel.PAPERS,
 ) -> SchedulingProblem:
     """Build the planning problem of a model.
 
@@ -81,6 +87,7 @@ def build_problem(
         num_epochs: E.
         throughput_floor_samples_per_s: 0 for no floor.
         extra_costs: What is charged besides the units' time.
+        step_model: What a step takes.
 
     Raises:
         ConfigurationError: Profiles are missing, are of another model, or have different batch sizes.
@@ -121,6 +128,7 @@ def build_problem(
         device_types=device_types,
         extra_costs=extra_costs,
         single_replica_communicates=False,
+        step_model=step_model,
     )
 
 

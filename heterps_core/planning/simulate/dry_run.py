@@ -47,6 +47,7 @@ def predict_dry_run(
     batch_size: int,
     num_microbatches: int,
     num_cores: int,
+    drains: bool = True,
 ) -> DryRunPrediction:
     r"""Predict the speed of a dry run, one worker with one core for each replica.
 
@@ -57,10 +58,10 @@ def predict_dry_run(
 
     with m micro-batches, k_s replicas and n cores. S_s is a sum, and not the cost model's maximum, because a
     worker on CPU computes and communicates one after the other. The first term is a pipeline that fills and
-    drains in every step, as the trainer's does; the second holds where workers share cores. Messages inside a
-    stage take the time that the profile found between workers that compute. Ignored: that replicas wait for the
-    slowest of them at every exchange, the latency at boundaries, and reading the batch. All three make the
-    measured throughput the lower one.
+    drains in every step; with delayed updates it does neither, and max_s S_s stands in its place. The second holds
+    where workers share cores. Messages inside a stage take the time that the profile found between workers that
+    compute. Ignored: that replicas wait for the slowest of them at every exchange, the latency at boundaries, and
+    reading the batch. All three make the measured throughput the lower one.
 
     Args:
         profile: Measured on this machine, with the micro-batch as its batch where possible.
@@ -68,6 +69,7 @@ def predict_dry_run(
         batch_size: B, samples of a step.
         num_microbatches: m, at least 1.
         num_cores: n, cores that the workers share, at least 1.
+        drains: The pipeline drains at the end of each step.
 
     Raises:
         ConfigurationError: The stages do not cover the chain, the profile is of another model, or a count is
@@ -81,12 +83,13 @@ def predict_dry_run(
     )
     evaluation = evaluate(problem, renamed)
     stage_seconds = [part.compute_seconds + part.communication_seconds for part in evaluation.stages]
-    filling_seconds = sum(stage_seconds) / num_microbatches
-    steady_seconds = max(stage_seconds) * (num_microbatches - 1) / num_microbatches
+    step_seconds = max(stage_seconds)
+    if drains:
+        step_seconds += (sum(stage_seconds) - step_seconds) / num_microbatches
     work_seconds = sum(part.stage.num_replicas * part.compute_seconds for part in evaluation.stages)
     return DryRunPrediction(
         evaluation=evaluation,
-        step_seconds=max(filling_seconds + steady_seconds, work_seconds / num_cores),
+        step_seconds=max(step_seconds, work_seconds / num_cores),
         batch_size=batch_size,
     )
 

@@ -10,18 +10,19 @@ Ignored: that a scheduler hands cores out in slices of milliseconds, and checkpo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Iterator
+from functools import partial
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.simulate.shared_cores import SharedCores, Thread, Wait, Work
 from heterps_core.profiling.measuring_process import WorkerCosts
 from heterps_core.training.batch_feed import BATCHES_AHEAD
-from heterps_core.training.job import TrainingJob
+from heterps_core.training.job import DELAYED, TrainingJob
 from heterps_core.training.pipeline.pipeline_schedule import one_forward_one_backward
 from heterps_core.training.pipeline.stage_exchange import routes_to_neighbour
 
-Message = tuple[int, str, int]
-"""Step, direction and micro-batch."""
+Message = tuple[str, int]
+"""Direction and micro-batch."""
 
 NUM_WARMUP_STEPS, NUM_STEPS = 3, 6
 """Steps until the feeds and stages have fallen into their rhythm, and those whose mean is taken."""
@@ -106,40 +107,50 @@ class _Worker:
             self.cores.happen(("read", self.stage, self.replica, step))
 
     def train(self) -> Thread:
-        for step in range(self.dry_run.num_steps):
-            yield Wait(("read", self.stage, self.replica, step))
-            self.cores.happen(("taken", self.stage, self.replica, step))
-            yield from self._passes(step)
-            while self.pending:
-                yield self.pending.popleft()
-            yield from self._meet(("gradients", step))
-            yield Work(self.costs.gradient_sum_seconds)
-            if self.costs.updates_together:
-                yield from self._meet(("rows", step))
-            yield Work(self.costs.update_seconds)
-            if self.costs.updates_together:
-                yield from self._meet(("updated", step))
-            if self.stage == self.num_stages - 1 and self.replica == 0:
-                self.dry_run.step_ends.append(self.cores.now_seconds)
-
-    def _passes(self, step: int) -> Thread:
-        costs = self.costs
-        order = one_forward_one_backward(
-            num_microbatches=self.dry_run.job.config.num_microbatches,
-            num_stages=self.num_stages,
-            stage=self.stage,
-        )
-        for direction, index in order:
+        config, costs = self.dry_run.job.config, self.costs
+        for direction, index in self._order():
+            step, microbatch = divmod(index, config.num_microbatches)
+            if direction == "forward" and microbatch == 0:
+                yield Wait(("read", self.stage, self.replica, step))
+                self.cores.happen(("taken", self.stage, self.replica, step))
             before, behind = self.stage - 1, self.stage + 1
             source, target = (before, behind) if direction == "forward" else (behind, before)
-            yield from self._receive(source, (step, direction, index))
+            yield from self._receive(source, (direction, index))
             if direction == "forward":
                 yield Work(costs.forward_seconds)
             else:
                 yield Work(costs.backward_seconds)
                 num_parts = max(costs.num_weight_gradients, 1)
                 self.pending.extend([Work(costs.weight_gradient_seconds / num_parts)] * num_parts)
-            self._send(target, (step, direction, index))
+            self._send(target, (direction, index))
+            if direction == "backward" and microbatch == config.num_microbatches - 1:
+                yield from self._end_step(step)
+
+    def _order(self) -> Iterator[tuple[str, int]]:
+        """Yield the passes of all steps, micro-batches counted through."""
+        config, num_steps = self.dry_run.job.config, self.dry_run.num_steps
+        order = partial(one_forward_one_backward, num_stages=self.num_stages, stage=self.stage)
+        if config.update_mode == DELAYED:
+            yield from order(
+                num_microbatches=num_steps * config.num_microbatches, most_ahead=config.num_microbatches
+            )
+            return
+        for step in range(num_steps):
+            for direction, index in order(num_microbatches=config.num_microbatches):
+                yield direction, step * config.num_microbatches + index
+
+    def _end_step(self, step: int) -> Thread:
+        while self.pending:
+            yield self.pending.popleft()
+        yield from self._meet(("gradients", step))
+        yield Work(self.costs.gradient_sum_seconds)
+        if self.costs.updates_together:
+            yield from self._meet(("rows", step))
+        yield Work(self.costs.update_seconds)
+        if self.costs.updates_together:
+            yield from self._meet(("updated", step))
+        if self.stage == self.num_stages - 1 and self.replica == 0:
+            self.dry_run.step_ends.append(self.cores.now_seconds)
 
     def _receive(self, source: int, message: Message) -> Thread:
         """Wait for all parts of a slice, and work out weight gradients meanwhile."""

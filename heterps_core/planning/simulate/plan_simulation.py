@@ -10,11 +10,12 @@ from typing import Any
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation, evaluate
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.stage_cost import is_within
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.simulate.pipeline_load import PipelineLoad, pipeline_load
 from heterps_core.planning.simulate.pipeline_simulation import NO_STRAGGLERS, SimulatedRun, simulate
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from heterps_core.text_table import WIDTH, Table, labelled_lines
+from heterps_core.training.job import default_microbatches, delayed_microbatches
 from heterps_core.units import MS_PER_S, SECONDS_PER_HOUR
 
 SCHEMA_VERSION = 1
@@ -51,14 +52,17 @@ def simulate_plan(
     problem: SchedulingProblem,
     stages: Sequence[Stage],
     *,
-    num_microbatches: int,
+    num_microbatches: int | None = None,
     slow_factors: Mapping[tuple[int, int], float] = NO_STRAGGLERS,
 ) -> PlanSimulation:
-    """Simulate a plan with and without its stragglers.
+    """Simulate a plan with and without its stragglers; by default with the trainer's number of micro-batches.
 
     Raises:
         ConfigurationError: The stages do not fit the problem, or the batch cannot be cut so.
     """
+    if num_microbatches is None:
+        of_step = {StepModel.TRAINER: delayed_microbatches, StepModel.PAPERS: default_microbatches}
+        num_microbatches = of_step[problem.step_model](problem.batch_size, num_stages=len(stages))
     load = pipeline_load(problem, stages, num_microbatches=num_microbatches)
     return PlanSimulation(
         evaluation=evaluate(problem, stages),
@@ -104,13 +108,20 @@ def simulation_text(problem: SchedulingProblem, plan: SchedulingPlan, simulation
     )
 
 
-def simulation_to_json(problem: SchedulingProblem, simulation: PlanSimulation) -> dict[str, Any]:
+def simulation_to_json(
+    problem: SchedulingProblem, plan: SchedulingPlan, simulation: PlanSimulation
+) -> dict[str, Any]:
     """Return all figures as plain JSON values; shares lie in [0, 1]."""
+    run = simulation.run
     return {
         "schema_version": SCHEMA_VERSION,
         "model": problem.model,
         "batch_size": problem.batch_size,
         "num_microbatches": simulation.load.num_microbatches,
+        "step_seconds": run.step_seconds,
+        "samples_per_s": run.throughput_samples_per_s,
+        "cost_usd": run_cost_usd(problem, simulation.evaluation, step_seconds=run.step_seconds),
+        "promised_cost_usd": plan.cost_usd,
         "slow_factors": [
             {"stage": stage, "replica": replica, "factor": factor}
             for (stage, replica), factor in sorted(simulation.slow_factors.items())
