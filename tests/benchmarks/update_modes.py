@@ -1,7 +1,8 @@
 """What delayed updates cost in quality: the same jobs trained with both update modes, by the trainer itself.
 
-Pipelines of two and of three stages train the synthetic stream from scratch, with one seed after another; the
-held-out rows are the same for both modes. `delayed` is the default where its AUC is within 0.0005 of that of `sync`.
+A pipeline of two stages trains the synthetic stream from scratch, with several seeds and in batches of several
+sizes, so in more or fewer steps; the held-out rows are the same. From as many steps on as its AUC is within 0.0005 of
+that of `sync`, `delayed` is the default (`STEPS_TO_DELAY`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from heterps_core.training.job import (
     UPDATE_MODES,
     TrainingConfig,
     TrainingJob,
-    default_batch_size,
     delayed_microbatches,
 )
 from heterps_core.training.monitor import submit_job
@@ -31,8 +31,8 @@ from tests.heterps_core.training.worker_parts import training_loop_of
 from tests.worker_processes import run_in_processes
 
 MODEL = "ctrdnn"
-FIRST_LAYERS = {"two_stages": (0, 3), "three_stages": (0, 1, 3)}
-NUM_LAYERS = 8
+STAGES = (Stage(0, 2, "cpu", 1), Stage(3, 7, "cpu", 1))
+BATCH_SIZES = (512, 256, 128, 64)
 NUM_CLICKS = 200_000
 BUCKETS_PER_SLOT = 40_000
 NUM_SEEDS = 5
@@ -49,26 +49,25 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
             buckets_per_slot=BUCKETS_PER_SLOT,
             out_dir=Path(folder) / "prepared",
         )
-        for name, first_layers in FIRST_LAYERS.items():
-            differences = {"auc": [], "log_loss": []}
-            print(f"{name}: layers from {first_layers}")
+        for batch_size in BATCH_SIZES:
+            num_steps = dataset.num_batches(batch_size)
+            differences: dict[str, list[float]] = {"auc": [], "log_loss": []}
+            print(f"batches of {batch_size}, {num_steps:,} steps")
             for number in range(seed, seed + NUM_SEEDS):
                 found = {
                     mode: quality(
-                        dataset, first_layers, mode, number, Path(folder) / f"{name}-{mode}-{number}"
+                        dataset, batch_size, mode, number, Path(folder) / f"{batch_size}-{mode}-{number}"
                     )
                     for mode in UPDATE_MODES
                 }
-                print(
-                    f"  seed {number}: "
-                    + ", ".join(f"{m} AUC {a:.5f} log-loss {b:.5f}" for m, (a, b) in found.items())
-                )
+                shown = (f"{mode} AUC {auc:.5f}, log-loss {loss:.5f}" for mode, (auc, loss) in found.items())
+                print(f"  seed {number}: {'; '.join(shown)}")
                 differences["auc"].append(found["delayed"][0] - found["sync"][0])
                 differences["log_loss"].append(found["delayed"][1] - found["sync"][1])
             for what, values in differences.items():
                 figures.append(
                     {
-                        "name": f"{name}_delayed_less_sync_{what}",
+                        "name": f"delayed_less_sync_{what}_{num_steps}_steps",
                         "value": round(statistics.fmean(values), 6),
                         "unit": "nats" if what == "log_loss" else "AUC",
                         "higher_is_better": what == "auc",
@@ -80,27 +79,24 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def quality(
-    dataset: PreparedDataset, first_layers: tuple[int, ...], update_mode: str, seed: int, folder: Path
+    dataset: PreparedDataset, batch_size: int, update_mode: str, seed: int, folder: Path
 ) -> tuple[float, float]:
     """Train one job and return its AUC and log-loss on the held-out rows."""
-    lasts = [*(first - 1 for first in first_layers[1:]), NUM_LAYERS - 1]
-    stages = tuple(Stage(first, last, "cpu", 1) for first, last in zip(first_layers, lasts, strict=True))
-    batch_size = default_batch_size(dataset.num_train_rows)
     job = TrainingJob(
         run_id=folder.name,
         model=MODEL,
         dataset=str(dataset.directory),
-        stages=stages,
+        stages=STAGES,
         config=TrainingConfig(
             batch_size=batch_size,
-            num_microbatches=delayed_microbatches(batch_size, num_stages=len(stages)),
+            num_microbatches=delayed_microbatches(batch_size, num_stages=len(STAGES)),
             num_epochs=1,
             seed=seed,
             update_mode=update_mode,
         ),
     )
     submit_job(RunDirectory(str(folder)), job)
-    [found] = [part for part in run_in_processes(train_part, len(stages), str(folder)) if part is not None]
+    [found] = [part for part in run_in_processes(train_part, len(STAGES), str(folder)) if part is not None]
     return found
 
 
