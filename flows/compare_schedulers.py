@@ -38,7 +38,7 @@ from tasks.recording import record_comparison
 from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL
 from tasks.records.runs import new_run_id, utc_now
 from tasks.reports.comparison_document import comparison_document
-from tasks.reports.renderers import markdown, terminal_text
+from tasks.reports.document import markdown, terminal_text
 from tasks.running.progress import log_block, log_step
 
 

@@ -27,10 +27,9 @@ from tasks.clusters import check_provider
 from tasks.comparison import load_problems
 from tasks.data import check_source, check_source_columns, schema_of
 from tasks.planning.deadline import parse_time_of_day
-from tasks.planning.markets import check_markets
 from tasks.prices import price_files
 from tasks.profiling import check_model, check_model_name
-from tasks.provisioning import check_offers
+from tasks.provisioning import check_markets, check_offers
 from tasks.records.runs import saved_parameters
 
 OWN_PARAMETERS = ("data", "day", "resume_run_id", "plan_only", "ready_by")

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 class ClickModel:
-    """A pyfunc of MLflow around the core's predictor.
-
-    Args:
-        folder: What `export_model` wrote.
-    """
+    """A pyfunc of MLflow around the core's predictor."""
 
     def __init__(self, folder: Path) -> None:
         from heterps_core.serving.exported_model import ClickPredictor
@@ -43,7 +39,6 @@ class ClickModel:
             model_input: The numeric and categorical columns of the schema, under their names, in any order and of any
                 type; others are ignored. Ids of more than 15 digits should be texts, as MLflow makes whole numbers
                 with missing ones among them floating.
-            params: None; MLflow passes it.
 
         Raises:
             DataError: A column is missing, or a numeric one holds what is no number.

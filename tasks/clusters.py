@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import LedgerError, ProvisioningError
 from heterps_core.json_codec import to_json
-from heterps_core.json_file import replace_json
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.provisioning.node_order import near_order
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
@@ -22,7 +19,7 @@ from infra.billing.budget import spent_usd, start_of_month
 from infra.billing.caps import Caps, Spent
 from infra.bootstrap.node_start import Bootstrap, publish_node_wheel
 from infra.instances import Instance
-from infra.ledger.ledger import EndReason, Ledger
+from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from infra.machines.failover import first_running_cluster
 from infra.machines.lifecycle import terminate_run
 from infra.machines.sweeper import providers_in_use, usable_ledger
@@ -226,9 +223,15 @@ def end_machines_of(workspace: Workspace, run_id: str) -> int:
 
 def providers_of_run(workspace: Workspace) -> dict[str, str]:
     """Return the provider of every run that the ledger knows, the newest run last."""
+    return {run_of_launch(entry.run_id): entry.provider for entry in ledger_entries(workspace)}
+
+
+def ledger_entries(workspace: Workspace, run_id: str | None = None) -> list[LedgerEntry]:
+    """Return the machines of all runs, or of all launches of one; none where nothing was ever launched."""
     if not workspace.ledger_path.exists():
-        return {}
-    return {run_of_launch(entry.run_id): entry.provider for entry in Ledger(workspace.ledger_path).entries()}
+        return []
+    entries = Ledger(workspace.ledger_path).entries()
+    return [entry for entry in entries if run_id in (None, run_of_launch(entry.run_id))]
 
 
 def machines_of_run(workspace: Workspace, run_id: str) -> tuple[Instance, ...]:
@@ -257,13 +260,7 @@ def keep_spot_records(workspace: Workspace, provider: Provider, run_id: str) -> 
 
     Where it does not answer, they stay billed at the price that was planned with, which is told.
     """
-    ledger = Ledger(workspace.ledger_path)
-    ended = [
-        entry
-        for launch_id in launch_ids_of(ledger, run_id)
-        for entry in ledger.entries(run_id=launch_id)
-        if entry.ended_at is not None
-    ]
+    ended = [entry for entry in ledger_entries(workspace, run_id) if entry.ended_at is not None]
     try:
         found = provider.spot_records(ended)
     except ProvisioningError as problem:
@@ -271,10 +268,9 @@ def keep_spot_records(workspace: Workspace, provider: Provider, run_id: str) -> 
             "spot machines of run %s are billed at the prices of their launch: %s", run_id, problem
         )
         return
-    if not found:
-        return
-    records = {**_spot_records_of(workspace, run_id), **found}
-    replace_json(workspace.run_directory(run_id) / SPOT_FILE, to_json(records))
+    if found:
+        records = {**_spot_records_of(workspace, run_id), **found}
+        local_folder(workspace, run_id).write_json(SPOT_FILE, to_json(records))
 
 
 def storage_of_flow(
@@ -305,7 +301,8 @@ def storage_of_flow(
 
 def keep_storage_usage(workspace: Workspace, run_id: str, usage: StorageUsage) -> None:
     """Write down what a launch asked of the bucket, for the bill; launches of a run add up."""
-    replace_json(_storage_path(workspace, run_id), to_json(_storage_of(workspace, run_id) + usage))
+    usage += _storage_of(workspace, run_id)
+    local_folder(workspace, run_id).write_json(STORAGE_FILE, to_json(usage))
 
 
 def bills_of_run(workspace: Workspace, provider: str, run_id: str) -> tuple[Bill, ...]:
@@ -329,20 +326,39 @@ def bills_of_run(workspace: Workspace, provider: str, run_id: str) -> tuple[Bill
     )
 
 
+def local_folder(workspace: Workspace, run_id: str) -> RunDirectory:
+    """Return a run's folder on this machine, wherever its nodes write."""
+    return RunDirectory(str(workspace.run_directory(run_id)))
+
+
 def _storage_of(workspace: Workspace, run_id: str) -> StorageUsage:
-    try:
-        return StorageUsage(**json.loads(_storage_path(workspace, run_id).read_text()))
-    except FileNotFoundError:
-        return StorageUsage()
+    return StorageUsage(**(local_folder(workspace, run_id).read_json(STORAGE_FILE) or {}))
 
 
 def _spot_records_of(workspace: Workspace, run_id: str) -> dict[str, SpotRecord]:
-    try:
-        document = json.loads((workspace.run_directory(run_id) / SPOT_FILE).read_text())
-    except FileNotFoundError:
-        return {}
+    document = local_folder(workspace, run_id).read_json(SPOT_FILE) or {}
     return {instance_id: SpotRecord.from_json(record) for instance_id, record in document.items()}
 
 
-def _storage_path(workspace: Workspace, run_id: str) -> Path:
-    return workspace.run_directory(run_id) / STORAGE_FILE
+def cost_metrics(workspace: Workspace, run_id: str) -> dict[str, float | None]:
+    """Return what the ledger knows that a run has cost so far; nothing for a run of another workspace.
+
+    A run that had no machine has cost 0, where its folder shows that it was begun here.
+    """
+    provider = providers_of_run(workspace).get(run_id)
+    if provider is not None:
+        usd = sum(bill.total_usd for bill in bills_of_run(workspace, provider, run_id))
+    elif workspace.run_directory(run_id).exists():
+        usd = 0.0
+    else:
+        return {}
+    return {"cost/billed_usd": usd, "night/usd": float(f"{usd:.4g}")}
+
+
+def runs_with_machines(workspace: Workspace) -> set[str]:
+    """Return the runs whose machines nobody has ended yet, as far as the ledger knows: their bills still grow."""
+    return {
+        run_of_launch(entry.run_id)
+        for entry in ledger_entries(workspace)
+        if entry.state is EntryState.LAUNCHED
+    }

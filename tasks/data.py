@@ -157,9 +157,6 @@ def prepare_data(
     """Read the source once, or reuse what an earlier run made of the same source.
 
     Args:
-        workspace: Where prepared rows are kept.
-        data: File, folder or pattern; None for the synthetic click stream.
-        schema_file: Schema file; None for the Criteo format.
         night: Which days of the source to train on and to hold out; None for all rows, the latest held out.
         buckets_per_slot: Rows of each table, of the model that is to go on; None to choose them by the rows.
         numeric_transform: Of the model that is to go on; None to fit it on the rows to train on.
@@ -170,42 +167,15 @@ def prepare_data(
     """
     if data is None:
         return _prepare_click_stream(workspace)
-    data_schema = schema_of(schema_file)
-    source = _source_path(data)
-    if night is not None:
-        return _prepare_night(
-            workspace,
-            night,
-            name=f"{_file_name(source.name)}-{_short_hash(f'{source} {schema_file}')}",
-            description=f"{data}, {night.day} judged on the day after ({data_schema.name} format)",
-            schema=data_schema,
-            buckets_per_slot=buckets_per_slot,
-            numeric_transform=numeric_transform,
+    schema, source = schema_of(schema_file), _source_path(data)
+    name = f"{_file_name(source.name)}-{_short_hash(f'{source} {schema_file}')}"
+    if night is None:
+        dataset = prepare_dataset(str(source), schema=schema, out_dir=workspace.data_directory / name)
+        return PreparedClicks(
+            directory=str(dataset.directory),
+            description=f"{data} ({schema.name} format)",
+            best_reachable=None,
         )
-    dataset = prepare_dataset(
-        str(source),
-        schema=data_schema,
-        out_dir=workspace.data_directory
-        / f"{_file_name(source.name)}-{_short_hash(f'{source} {schema_file}')}",
-    )
-    return PreparedClicks(
-        directory=str(dataset.directory),
-        description=f"{data} ({data_schema.name} format)",
-        best_reachable=None,
-    )
-
-
-def _prepare_night(
-    workspace: Workspace,
-    night: Night,
-    *,
-    name: str,
-    description: str,
-    schema: DataSchema,
-    buckets_per_slot: int | None,
-    numeric_transform: NumericTransform | None,
-) -> PreparedClicks:
-    """Prepare the rows of two days, in a folder of their own, so that no other night takes their place."""
     way = _short_hash(f"{buckets_per_slot} {numeric_transform}")
     with _damage_of(night):
         dataset = prepare_dataset(
@@ -214,6 +184,7 @@ def _prepare_night(
             buckets_per_slot=buckets_per_slot,
             eval_source=night.eval_files,
             numeric_transform=numeric_transform,
+            # A folder of its own, so that no other night takes its place.
             out_dir=workspace.data_directory / f"{name}-{night.day}-{way}",
         )
     _forget_old_nights(workspace, name, keep=dataset.directory)
@@ -223,7 +194,7 @@ def _prepare_night(
             log_step("tables", outgrown)
     return PreparedClicks(
         directory=str(dataset.directory),
-        description=description,
+        description=f"{data}, {night.day} judged on the day after ({schema.name} format)",
         best_reachable=_best_reachable(dataset, [probabilities_beside(file) for file in night.eval_files]),
         profiled_as=f"{name} in {night.day:%G-W%V}",
     )
@@ -265,11 +236,7 @@ def _prepare_click_stream(workspace: Workspace) -> PreparedClicks:
         stream = write_click_stream(draft, num_rows=CLICK_STREAM_ROWS, seed=CLICK_STREAM_SEED)
         stream.probabilities_path.replace(probabilities_path)
         stream.path.replace(path)
-    dataset = prepare_dataset(
-        str(path),
-        schema=CRITEO_SCHEMA,
-        out_dir=workspace.data_directory / name,
-    )
+    dataset = prepare_dataset(str(path), schema=CRITEO_SCHEMA, out_dir=workspace.data_directory / name)
     return PreparedClicks(
         directory=str(dataset.directory),
         description=f"synthetic click stream, {CLICK_STREAM_ROWS:,} rows, seed {CLICK_STREAM_SEED}",

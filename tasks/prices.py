@@ -22,8 +22,8 @@ from infra.prices.refresh import Refresh, refresh
 from infra.prices.refreshed_prices import newest_refreshed, write_refreshed
 from infra.providers import PROVIDERS, get_provider
 from infra.workspace import Workspace
+from tasks import REPEATABLE
 from tasks.provisioning import Provisioning, within_caps
-from tasks.running.retries import REPEATABLE
 
 REFRESH_AFTER = timedelta(hours=6)
 """Before machines are rented, older prices are asked for again."""

@@ -11,14 +11,9 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.data.dataset import PreparedDataset
 from infra.workspace import Workspace
 from tasks.judging.baseline import Baseline, NoBaseline
-from tasks.records.champion import (
-    PromotionDecision,
-    PromotionGates,
-    apply_decision,
-    champion_of,
-    judge_challenger,
-    opponent_of,
-)
+from tasks.judging.promotion_gates import PromotionDecision, PromotionGates
+from tasks.judging.promotion_judgement import judge_challenger
+from tasks.records.champion import apply_decision, champion_of, opponent_of
 from tasks.records.model_registry import DataKind, find_version, verified_folder
 
 
@@ -51,14 +46,7 @@ def promote_if_better(
     champion is of days: a trial shall not end what serves.
 
     Args:
-        workspace: Where models are registered.
-        run_id: That trained the model.
-        version: Of the model.
         day: That it was trained on; None where the data has no days.
-        dataset: Whose held-out rows decide.
-        usd_per_million_samples: What the training cost; None where nobody knows.
-        gates: What the model must show.
-        baseline: Of the same rows; a first champion must not be proven worse.
 
     Raises:
         CheckpointError: Files of a model are not those that were registered.

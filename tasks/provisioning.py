@@ -27,8 +27,7 @@ from infra.prices.interruptions import with_interruptions
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, age_text, warn_of_old_prices
 from infra.providers import get_provider
 from infra.providers.base import REGION
-from tasks.planning.bucket_costs import planned_bucket_usd
-from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS
+from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS, planned_bucket_usd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +67,7 @@ class Provisioning:
     def summary(self) -> str:
         """What is bought and launched, in one line."""
         bought = " + ".join(
-            f"{group.count} x {group.offer.instance_type.name}{_market_text(group.offer)}"
+            f"{group.count} x {group.offer.instance_type.name}{' on spot' * (group.offer.market is Market.SPOT)}"
             for group in self.cloud_plan.groups
         )
         bucket = f", and {self.bucket_usd:.2g} USD for its bucket" if self.bucket_usd else ""
@@ -108,6 +107,20 @@ def check_offers(device_types: Sequence[str], *, catalogue: PriceCatalogue, regi
         raise ConfigurationError(str(error)) from error
 
 
+def check_markets(*, provider: str, region: str) -> None:
+    """Check what is to be bought where, before any work.
+
+    Raises:
+        ConfigurationError: Machines are rented that another region sells.
+    """
+    rented_from = get_provider(provider)
+    if rented_from.charges_money and region != rented_from.region:
+        raise ConfigurationError(
+            f"the provider {provider} rents in {rented_from.region}, got the region {region}; plan with its prices "
+            f"by a provider that charges nothing, or leave it out"
+        )
+
+
 @task(name="find offers", cache_policy=NO_CACHE)
 def find_offers(
     device_types: Sequence[str], *, catalogue: PriceCatalogue | None = None, region: str = REGION
@@ -120,7 +133,6 @@ def find_offers(
     Args:
         device_types: Names; those that end with -spot are bought there.
         catalogue: The cloud of its first file counts; None for the bundled prices.
-        region: Of the cloud.
 
     Raises:
         UnknownNameError: A device type is in no table, or there are no prices for the region.
@@ -236,11 +248,6 @@ def within_caps(
 
     Args:
         plans: In the order in which they are tried; the first has been held against the caps already.
-        caps: What may be spent.
-        spent_this_month_usd: By all runs of the month so far.
-        bucket_usd: What the run will pay for its bucket.
-        hours: That the run takes.
-        billed_usd_per_hour: Tells what all machines of a plan are billed.
     """
     limits = [caps.max_usd_per_hour]
     if caps.max_usd_per_run is not None:
@@ -255,10 +262,6 @@ def within_caps(
     return [
         plan.within_price(limit - (billed_usd_per_hour(plan) - plan.price_usd_per_hour)) for plan in allowed
     ]
-
-
-def _market_text(offer: InstanceOffer) -> str:
-    return " on spot" if offer.market is Market.SPOT else ""
 
 
 def usd_for(price_usd_per_hour: float, seconds: float) -> float:

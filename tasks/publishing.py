@@ -10,20 +10,18 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from infra.workspace import Workspace
+from tasks import REPEATABLE
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.learning import readable_past
-from tasks.records import tracking
-from tasks.records.mlflow_names import NOTE_TAG
-from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL, compare_address, nights_address, plan_note
+from tasks.records.mlflow_store import client_of
+from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL, compare_address, nights_address
 from tasks.records.past_runs import PastRun
-from tasks.records.tracked_run import TrackedRun
+from tasks.records.tracking import TrackedRun, record_metrics
 from tasks.reports.decision_document import decision_document, decision_metrics
-from tasks.reports.document import Document, Link, Links, Picture
+from tasks.reports.document import Document, Link, Links, Picture, html_page, markdown, terminal_text
 from tasks.reports.nights_document import MOST_NIGHTS, nights_document
-from tasks.reports.renderers import html_page, markdown, terminal_text
 from tasks.reports.run_document import plan_document, run_document
 from tasks.reports.run_report import PlanReport, RunReport
-from tasks.running.retries import REPEATABLE
 
 PREFECT_FLOW_RUN = "runs/flow-run"
 
@@ -33,7 +31,6 @@ def publish_plan(workspace: Workspace, report: PlanReport) -> str:
     """Show the plan and why it was chosen, where nothing comes after it; return it for a terminal."""
     document = plan_document(report, links=links_of(workspace, report))
     _publish(workspace, report, document, name="report", description="The plan and what it promises")
-    tracking.tag_run(workspace, report.tracked, {NOTE_TAG: plan_note(report)})
     return terminal_text(document)
 
 
@@ -47,12 +44,6 @@ def publish_report(
 ) -> str:
     """Show what came of the run, and the last nights beside it; the run must have been recorded.
 
-    Args:
-        workspace: Where runs are recorded.
-        report: The run.
-        picture: Of its plan.
-        decision: Whether its model became champion; None where there was no decision.
-
     Returns:
         The report for a terminal.
     """
@@ -62,7 +53,7 @@ def publish_report(
     what = "What the run cost, how fast and how good it was"
     _publish(workspace, report, document, name="report", description=what)
     text = terminal_text(document)
-    tracking.record_text(workspace, report.tracked, "report.txt", text)
+    client_of(workspace).log_text(report.tracked.mlflow_run_id, text, "report.txt")
     if nights:
         compared = nights_document(
             nights, current_run_id=report.run_id, correction=report.correction, links=links
@@ -75,9 +66,10 @@ def publish_report(
 def publish_decision(workspace: Workspace, run: TrackedRun, decision: PromotionDecision) -> None:
     """Write a decision that was applied to the record, and show it on the flow run's page."""
     text = markdown(decision_document(decision))
-    tracking.record_metrics(workspace, run, decision_metrics(decision))
-    tracking.record_document(workspace, run, "promotion.json", decision.to_json())
-    tracking.record_text(workspace, run, "promotion.md", text)
+    record_metrics(workspace, run, decision_metrics(decision))
+    client = client_of(workspace)
+    client.log_dict(run.mlflow_run_id, decision.to_json(), "promotion.json")
+    client.log_text(run.mlflow_run_id, text, "promotion.md")
     create_markdown_artifact(text, key="promotion", description=decision.why)
 
 
@@ -112,5 +104,6 @@ def _publish(
     """Publish a document under a name in both places."""
     text = markdown(document)
     create_markdown_artifact(text, key=name, description=description)
-    tracking.record_text(workspace, report.tracked, f"{name}.html", html_page(document))
-    tracking.record_text(workspace, report.tracked, f"{name}.md", text)
+    client, run_id = client_of(workspace), report.tracked.mlflow_run_id
+    client.log_text(run_id, html_page(document), f"{name}.html")
+    client.log_text(run_id, text, f"{name}.md")

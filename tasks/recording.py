@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,20 +14,20 @@ from prefect.cache_policies import NO_CACHE
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
+from heterps_core.planning.explain.text import explanation_text
 from heterps_core.training.storage.run_directory import STEPS, RunDirectory
 from infra.workspace import Workspace
 from tasks.comparison import Comparison
 from tasks.data import PreparedClicks
 from tasks.records import model_registry, tracking
-from tasks.records.mlflow_names import CHALLENGER_ALIAS, KIND_COMPARISON, NOTE_TAG, SPEED_TAG
-from tasks.records.mlflow_store import deliver_waiting
-from tasks.records.mlflow_views import experiment_tags, run_name, run_note
-from tasks.records.tracked_run import RunSettings, TrackedRun
+from tasks.records.mlflow_names import CHALLENGER_ALIAS, KIND_COMPARISON, SPEED_TAG
+from tasks.records.mlflow_store import client_of, deliver_waiting
+from tasks.records.mlflow_views import experiment_tags, run_name
+from tasks.records.tracking import TrackedRun
 from tasks.reports.document import Picture
 from tasks.reports.plan_figures import stages_picture
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.reports.stage_outcomes import stage_series
-from tasks.running.kept_explanation import explanation_markdown
 from tasks.running.progress import log_step
 from tasks.running.run_lifecycle import close_run, open_other_run
 
@@ -44,24 +45,35 @@ def record_plan(workspace: Workspace, report: PlanReport, *, num_microbatches: i
 
     The chosen plan's figures stand on the parent run too, as the comparison page folds children away.
     """
-    run, chosen = report.tracked, report.chosen
-    tracking.tag_experiment(workspace, run, experiment_tags())
-    tracking.name_run(workspace, run, run_name(report))
+    run, chosen, client = report.tracked, report.chosen, client_of(workspace)
+    for tag, text in experiment_tags().items():
+        client.set_experiment_tag(run.experiment_id, tag, text)
+    client.update_run(run.mlflow_run_id, name=run_name(report))
     for name, result in report.searches.results.items():
         tracking.record_search(
             workspace, run, result, _settings(report, name), is_chosen=name == report.searches.taken
         )
     tracking.record_settings(workspace, run, _settings(report, report.searches.taken))
     tracking.record_metrics(workspace, run, {**tracking.plan_metrics(chosen), **report.plan_metrics()})
-    tracking.record_document(workspace, run, "plan.json", chosen.plan.to_json())
-    tracking.record_document(workspace, run, "problem.json", report.problem.to_json())
-    tracking.record_document(workspace, run, "explanation.json", report.explanation.to_json())
-    tracking.record_text(workspace, run, "explanation.md", explanation_markdown(report.explanation))
-    tracking.record_document(workspace, run, "provisioning.json", report.provisioning.cloud_plan.to_json())
+    documents = {
+        "plan": chosen.plan,
+        "problem": report.problem,
+        "explanation": report.explanation,
+        "provisioning": report.provisioning.cloud_plan,
+    }
+    for name, document in documents.items():
+        client.log_dict(run.mlflow_run_id, document.to_json(), f"{name}.json")
+    explanation = explanation_text(report.explanation)
+    client.log_text(
+        run.mlflow_run_id, f"# The plan, explained\n\n```\n{explanation}\n```\n", "explanation.md"
+    )
     for path in report.provisioning.price_files:
-        tracking.record_file(workspace, run, path)
+        client.log_artifact(run.mlflow_run_id, str(path))
     picture = stages_picture(report, num_microbatches=num_microbatches)
-    tracking.record_bytes(workspace, run, picture.name, picture.png)
+    with TemporaryDirectory(prefix="heterps-mlflow-") as folder:
+        file = Path(folder) / picture.name
+        file.write_bytes(picture.png)
+        client.log_artifact(run.mlflow_run_id, str(file))
     return picture
 
 
@@ -76,12 +88,11 @@ def record_run(workspace: Workspace, report: RunReport) -> None:
         run,
         {"train/log_loss": [(step.step, step.loss) for step in steps], **stage_series(report.stages)},
     )
-    tags = {NOTE_TAG: run_note(report)}
+    client = client_of(workspace)
     if report.speed is not None:
-        tags[SPEED_TAG] = json.dumps(report.speed.to_json())
-    tracking.tag_run(workspace, run, tags)
+        client.set_tag(run.mlflow_run_id, SPEED_TAG, json.dumps(report.speed.to_json()))
     for bill in report.bills:
-        tracking.record_document(workspace, run, f"bills/{bill.run_id}.json", bill.to_json())
+        client.log_dict(run.mlflow_run_id, bill.to_json(), f"bills/{bill.run_id}.json")
 
 
 def start_to_first_step_s(run: RunDirectory, *, started_at: datetime) -> float | None:
@@ -89,10 +100,6 @@ def start_to_first_step_s(run: RunDirectory, *, started_at: datetime) -> float |
 
     A worker writes its first step down at once, so the first file of steps is as old as that step, by the clock of
     the store. Files of a run that is resumed are older than the flow that resumes it.
-
-    Args:
-        run: Where the workers write.
-        started_at: Of the flow, with a time zone.
     """
     seconds = [stamp / 1e9 - started_at.timestamp() for stamp in run.stamps(STEPS).values()]
     return min((since for since in seconds if since > 0), default=None)
@@ -112,7 +119,8 @@ def record_comparison(
 ) -> TrackedRun:
     """Write a comparison to MLflow, with its tables and problems; once it is over: a kill leaves no run open."""
     run = open_other_run(workspace, kind=KIND_COMPARISON, run_id=run_id, tags={"heterps.command": command})
-    tracking.record_text(workspace, run, "comparison.md", text)
+    client = client_of(workspace)
+    client.log_text(run.mlflow_run_id, text, "comparison.md")
     tracking.record_metrics(
         workspace,
         run,
@@ -124,7 +132,7 @@ def record_comparison(
         },
     )
     for number, compared in enumerate(comparison.problems):
-        tracking.record_document(workspace, run, f"problems/{number}.json", compared.problem.to_json())
+        client.log_dict(run.mlflow_run_id, compared.problem.to_json(), f"problems/{number}.json")
     close_run(workspace, run, status="FINISHED", reason="completed")
     return run
 
@@ -144,10 +152,6 @@ def register_model(
     Where MLflow's store does not answer, it is waited for, as a registration cannot be kept for later.
 
     Args:
-        workspace: Where runs are recorded.
-        run_directory: Where the newest checkpoint is.
-        report: Of the run's plan.
-        clicks: What it was trained on.
         data: Name of their source.
         day: That the rows are of; None where the data is not cut into days.
 
@@ -170,25 +174,20 @@ def _wait_for_store(workspace: Workspace) -> None:
     """Return once the store has all that waited for it, or after `STORE_WAIT_S`, when the next call says why."""
     until_s = time.monotonic() + STORE_WAIT_S
     is_told = False
-    while not _has_everything(workspace) and time.monotonic() < until_s:
+    while time.monotonic() < until_s:
+        with suppress(ConfigurationError):
+            model_registry.version_called(workspace, CHALLENGER_ALIAS)
+            if deliver_waiting(workspace):
+                return
         if not is_told:
             log_step("register", f"waits for MLflow's store, at most {STORE_WAIT_S / 60:.0f} minutes")
             is_told = True
         time.sleep(STORE_POLL_S)
 
 
-def _has_everything(workspace: Workspace) -> bool:
-    """Tell whether the store answers and nothing waits for it any more."""
-    try:
-        model_registry.version_called(workspace, CHALLENGER_ALIAS)
-    except ConfigurationError:
-        return False
-    return deliver_waiting(workspace)
-
-
-def _settings(report: PlanReport, scheduler: str) -> RunSettings:
+def _settings(report: PlanReport, scheduler: str) -> dict[str, str]:
     plan = report.searches.results[scheduler].plan
-    return RunSettings.of_plan(
+    return tracking.run_settings(
         plan.stages,
         method=scheduler,
         model=report.model,

@@ -14,7 +14,6 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.hardware import InstanceOffer
 from heterps_core.models.worker_memory import reserved_bytes
 from heterps_core.planning.explain.explanation import PlanExplanation, default_detail, explain_plan
-from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.provisioning.offer_choice import (
@@ -71,67 +70,47 @@ def make_problem(
     """
     for name in device_types:
         instance_sizes(name, offers)
-    problems = [
-        _problem_in_zone(
-            profiled,
-            offers_in_zone(offers, zone),
-            job,
-            device_types=device_types,
-            num_epochs=num_epochs,
-            throughput_floor_samples_per_s=throughput_floor_samples_per_s,
-            extra_costs=job_extra_costs(
-                profiled.planned_graph, leave_out=leave_out_costs, profiling_usd=profiling_usd
-            ),
-            step_model=step_model,
-        )
-        for zone in zones_of(offers)
-    ]
-    return problems[0] if len(problems) == 1 else min(problems, key=lambda p: find_optimum(p).cost_usd)
-
-
-def _problem_in_zone(
-    profiled: ProfiledModel,
-    offers: Sequence[InstanceOffer],
-    job: PlannedJob,
-    *,
-    device_types: Sequence[str],
-    num_epochs: int,
-    throughput_floor_samples_per_s: float,
-    extra_costs: ExtraCosts,
-    step_model: StepModel,
-) -> SchedulingProblem:
-    prices = unit_prices(offers)
-    units = {
-        name: unit_type(
-            profiled.planned_graph,
-            profiled.profiles[name],
-            get_device_type(name),
-            batch_size=job.batch_size,
-            instances=instance_sizes(name, offers),
-            interruptions_per_hour=interruptions_per_unit(name, offers),
-            price_usd_per_hour=prices[name],
-            max_units=MAX_UNITS,
-            reserved_bytes=reserved_bytes(
-                get_device_type(name),
+    extra_costs = job_extra_costs(
+        profiled.planned_graph, leave_out=leave_out_costs, profiling_usd=profiling_usd
+    )
+    problems = []
+    for zone in zones_of(offers):
+        in_zone = offers_in_zone(offers, zone)
+        prices = unit_prices(in_zone)
+        units = {
+            name: unit_type(
                 profiled.planned_graph,
+                profiled.profiles[name],
+                get_device_type(name),
+                batch_size=job.batch_size,
+                instances=instance_sizes(name, in_zone),
+                interruptions_per_hour=interruptions_per_unit(name, in_zone),
+                price_usd_per_hour=prices[name],
+                max_units=MAX_UNITS,
+                reserved_bytes=reserved_bytes(
+                    get_device_type(name),
+                    profiled.planned_graph,
+                    batch_size=job.batch_size,
+                    num_samples=job.num_samples,
+                ),
+            )
+            for name in device_types
+            if name in prices
+        }
+        problems.append(
+            build_problem(
+                profiled.planned_graph,
+                profiled.profiles,
+                units,
                 batch_size=job.batch_size,
                 num_samples=job.num_samples,
-            ),
+                num_epochs=num_epochs,
+                throughput_floor_samples_per_s=throughput_floor_samples_per_s,
+                extra_costs=extra_costs,
+                step_model=step_model,
+            )
         )
-        for name in device_types
-        if name in prices
-    }
-    return build_problem(
-        profiled.planned_graph,
-        profiled.profiles,
-        units,
-        batch_size=job.batch_size,
-        num_samples=job.num_samples,
-        num_epochs=num_epochs,
-        throughput_floor_samples_per_s=throughput_floor_samples_per_s,
-        extra_costs=extra_costs,
-        step_model=step_model,
-    )
+    return problems[0] if len(problems) == 1 else min(problems, key=lambda p: find_optimum(p).cost_usd)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,13 +143,11 @@ def search_plan(
 
     That a method finds no plan is an answer and no failure of the task: cpu-only cannot reach every floor.
     """
-    method = get_scheduler(scheduler)
+    method, terms = get_scheduler(scheduler), {"budget_evaluations": budget_evaluations, "seed": seed}
     try:
         if policies is None:
-            return method.search(problem, budget_evaluations=budget_evaluations, seed=seed)
-        return method.search_from_last(
-            problem, policies=policies, budget_evaluations=budget_evaluations, seed=seed
-        )
+            return method.search(problem, **terms)
+        return method.search_from_last(problem, policies=policies, **terms)
     except InfeasiblePlanError as error:
         return error
 

@@ -10,10 +10,9 @@ from prefect.cache_policies import NO_CACHE
 from infra.machines.sweep_report import Sweep, SweptMachine
 from infra.machines.sweeper import sweep_workspace
 from infra.workspace import Workspace
-from tasks.clusters import live_run_ids, run_of_launch
+from tasks import REPEATABLE
+from tasks.clusters import cost_metrics, live_run_ids, run_of_launch, runs_with_machines
 from tasks.records.mlflow_store import deliver_waiting
-from tasks.records.run_costs import cost_metrics, runs_with_machines
-from tasks.running.retries import REPEATABLE
 from tasks.running.run_lifecycle import close_dead_run, runs_without_process
 
 

@@ -78,16 +78,7 @@ def training_config(
     update_mode: str,
     **others: Any,
 ) -> TrainingConfig:
-    """Return the numbers of a run.
-
-    Args:
-        dataset: What is trained on.
-        batch_size: Samples of a step.
-        epochs: Passes over it.
-        num_stages: Of the plan.
-        update_mode: Name in `UPDATE_MODES`.
-        others: Other fields of `TrainingConfig`; the seed at least.
-    """
+    """Return the numbers of a run."""
     steps = dataset.num_batches(batch_size) * epochs
     is_delayed = update_mode == DELAYED
     microbatches = delayed_microbatches if is_delayed else default_microbatches
@@ -115,13 +106,6 @@ def write_job(
     """Write the job into the run directory, before any node is launched, with the model that it begins with.
 
     Args:
-        run: The run directory.
-        run_id: Of the run.
-        model: Name or module:function.
-        dataset: What is trained on.
-        provisioning: What may be launched.
-        config: Numbers of the run.
-        start: What it begins with.
         disk_bytes: Of one rented machine; 0 where nodes are processes of this one.
 
     Raises:

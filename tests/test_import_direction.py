@@ -43,7 +43,6 @@ ONLY_IMPORTERS = {
     "mlflow": {
         "tasks/records/mlflow_store.py",
         "tasks/records/model_registry.py",
-        "tasks/records/past_runs.py",
         "tasks/records/buffered_client.py",
         "tasks/records/tracking.py",
     },

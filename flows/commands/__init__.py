@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 RUN_HELP = "a run's id, the beginning of one, or latest"
-"""For the help of every command that takes a run; `tasks/running/run_names.py` finds it."""
+"""For the help of every command that takes a run; `tasks/records/runs.py` finds it."""
 
 
 def whole_number(most: int) -> Callable[[str], int]:

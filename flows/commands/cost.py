@@ -56,8 +56,8 @@ def run(options: argparse.Namespace) -> None:
 
 def _print_bill(workspace: Workspace, named: str, *, as_json: bool) -> None:
     from tasks.clusters import bills_of_run, providers_of_run
+    from tasks.records.runs import find_run
     from tasks.reports.bills import bill_text
-    from tasks.running.run_names import find_run
 
     providers = providers_of_run(workspace)
     run_id = find_run(named, providers, family="run with machines")

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
         ProvisioningError: A machine could not be ended.
     """
     from tasks.clusters import directory_of_run, end_machines_of, machines_of_run, providers_of_run
-    from tasks.running.run_names import find_run
+    from tasks.records.runs import find_run
 
     workspace = Workspace.locate()
     providers = providers_of_run(workspace)

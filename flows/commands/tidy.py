@@ -71,8 +71,7 @@ def run(options: argparse.Namespace) -> None:
     is_trial = options.dry_run
     runs = tidy_runs(workspace, ended_before=before, is_trial=is_trial)
     versions = tidy_versions(workspace, registered_before=before, is_trial=is_trial)
-    left = {kept.name for kept in versions.kept}
-    copies = tidy_copies(workspace, versions=left, is_trial=is_trial)
+    copies = tidy_copies(workspace, versions=versions.kept, is_trial=is_trial)
     done = [runs, versions, *([copies] if copies.removed else [])]
     if options.json:
         document = {
@@ -89,14 +88,13 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _lines(tidied: Tidied, *, is_trial: bool) -> Iterator[str]:
-    names = [removed.name for removed in tidied.removed]
     yield (
-        f"{tidied.kind}: {'would remove' if is_trial else 'removed'} {_named(names)}, "
+        f"{tidied.kind}: {'would remove' if is_trial else 'removed'} {_named(list(tidied.removed))}, "
         f"{_num_bytes(tidied) / 1e6:,.1f} MB"
     )
     by_why: dict[str, list[str]] = {}
-    for kept in tidied.kept:
-        by_why.setdefault(kept.why, []).append(kept.name)
+    for name, why in tidied.kept.items():
+        by_why.setdefault(why, []).append(name)
     for why, kept_names in by_why.items():
         yield f"  kept {_named(kept_names)}: {why}"
 
@@ -108,13 +106,13 @@ def _named(names: Sequence[str]) -> str:
 def _as_json(tidied: Tidied) -> dict[str, Any]:
     return {
         "kind": tidied.kind,
-        "removed": [{"name": removed.name, "bytes": removed.num_bytes} for removed in tidied.removed],
+        "removed": [{"name": name, "bytes": num_bytes} for name, num_bytes in tidied.removed.items()],
         "removed_count": len(tidied.removed),
         "removed_bytes": _num_bytes(tidied),
-        "kept": [{"name": kept.name, "why": kept.why} for kept in tidied.kept],
+        "kept": [{"name": name, "why": why} for name, why in tidied.kept.items()],
         "problems": list(tidied.problems),
     }
 
 
 def _num_bytes(tidied: Tidied) -> int:
-    return sum(removed.num_bytes for removed in tidied.removed)
+    return sum(tidied.removed.values())

@@ -17,9 +17,9 @@ from infra.workspace import Workspace
 from tasks.clusters import directory_of_run
 from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, source_name
 from tasks.records.mlflow_names import START_TAG
+from tasks.records.mlflow_store import client_of
 from tasks.records.runs import check_not_finished, open_record, save_parameters
-from tasks.records.tracked_run import TrackedRun
-from tasks.records.tracking import tag_run
+from tasks.records.tracking import TrackedRun
 from tasks.running.progress import log_step
 from tasks.running.start import Start, start_of_run
 
@@ -103,7 +103,7 @@ def begin_run(
     if start.reason:
         log_step("start", start.reason)
     if start.model is not None:
-        tag_run(workspace, tracked, {START_TAG: start.model.version})
+        client_of(workspace).set_tag(tracked.mlflow_run_id, START_TAG, start.model.version)
     clicks = prepare_data(
         workspace,
         data=asked.data,

@@ -14,17 +14,15 @@ from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider
 from tasks.learning import Learning, learn_from_runs
 from tasks.planning.deadline import Deadline, deadline_for, explained_by, floor_text, floor_with
-from tasks.planning.markets import device_types_to_buy
 from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import PlannedJob, ProfiledModel, planned_job, profile_layers
 from tasks.provisioning import check_lifetime, find_offers, provision
 from tasks.publishing import publish_plan
 from tasks.recording import record_plan
-from tasks.records.runs import utc_now
-from tasks.reports.run_report import PlanReport
-from tasks.reports.summaries import plan_summary, taken_text
+from tasks.records.runs import keep_explanation, utc_now
+from tasks.reports.run_report import PlanReport, plan_summary, taken_text
 from tasks.running.budget import spent_this_month_usd
-from tasks.running.kept_explanation import keep_explanation
+from tasks.running.losses import device_types_to_buy
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run
 from tasks.scheduling import (

@@ -18,10 +18,9 @@ from tasks.prices import recheck_prices
 from tasks.profiling import charge_measurements
 from tasks.provisioning import Provisioning
 from tasks.records.runs import utc_now
-from tasks.reports.summaries import training_summary
+from tasks.reports.run_report import training_summary
 from tasks.running.budget import check_finished_within_budget, spent_this_month_usd, within_budget
-from tasks.running.interruptions import interruption_summary, note_interruptions
-from tasks.running.losses import note_loss
+from tasks.running.losses import interruption_summary, note_interruptions, note_loss
 from tasks.running.progress import log_step
 from tasks.training import check_trained_to_its_end, resume_summary, train, write_job
 

@@ -23,7 +23,7 @@ from flows.service.prefect_plugin import FLOW_RUN_VARIABLE
 from flows.service.schedule import DEPLOYMENTS
 from infra.workspace import Workspace
 from tasks.records.runs import clean_up_run
-from tasks.records.tracked_run import EndStatus
+from tasks.records.tracking import EndStatus
 
 HEARTBEAT_AUTOMATION = "crash runs without heartbeat"
 HEARTBEATS_MISSED = 3

@@ -141,10 +141,6 @@ def gates_against_champion(
     """Return what the gates find where there is a champion to compare with.
 
     Args:
-        gates: Bounds.
-        comparison: Of the two models on the same rows.
-        challenger: Its figures.
-        champion: Its figures.
         knows_newer_day: The challenger was trained on a later day than the champion; otherwise, also where the data
             has no days, it must be proven better.
     """
@@ -194,7 +190,6 @@ def gate_against_baseline(difference: Estimate | str, *, confidence: float) -> G
 
     Args:
         difference: AUC of the challenger less that of the logistic regression, or why there is none.
-        confidence: Of its interval.
     """
     if isinstance(difference, str):
         return GateVerdict(

@@ -73,14 +73,8 @@ def judge_challenger(
     one of a lesser kind of data.
 
     Args:
-        workspace: Where models are registered.
-        run_id: Of the flow run that trained the challenger.
-        version: Of the challenger.
-        eval_dataset: Rows of the day after those that it was trained on.
-        challenger_folder: Its exported model.
         champion: To judge against: the one of now, or of the day that is back-filled; None where there is none.
         challenger_usd_per_million_samples: What its training cost; not finite where nobody knows.
-        gates: What it must show.
         baseline_logits: [N] of the logistic regression on the same rows, or why there are none.
         stays_champion: Version that stays champion whatever the gates find, since it knows later days.
 
@@ -128,7 +122,14 @@ def judge_challenger(
         verdicts.append(
             gate_against_mean_rate(comparison.log_loss_difference, confidence=gates.promotion_confidence)
         )
-        verdicts.append(case.gate_of_baseline(challenger_logits, baseline_logits))
+        against_baseline = (
+            baseline_logits
+            if isinstance(baseline_logits, str)
+            else auc_difference(
+                case.labels, challenger_logits, baseline_logits, confidence=gates.promotion_confidence
+            )
+        )
+        verdicts.append(gate_against_baseline(against_baseline, confidence=gates.promotion_confidence))
         return case.decision(verdicts, challenger=challenger, comparison=comparison)
     kept = decision_of(find_version(workspace, champion.version))
     champion_usd = kept.challenger.usd_per_million_samples if kept and kept.challenger else None
@@ -151,16 +152,7 @@ def decision_of(registered: RegisteredVersion) -> PromotionDecision | None:
 
 
 class _Case:
-    """What stays the same while one challenger is judged.
-
-    Args:
-        registered: The challenger.
-        run_id: That trained it.
-        champion: Of now.
-        dataset: Whose rows decide.
-        gates: Bounds and confidence.
-        stays_champion: See `judge_challenger`.
-    """
+    """What stays the same while one challenger is judged; see `judge_challenger`."""
 
     def __init__(
         self,
@@ -173,11 +165,9 @@ class _Case:
     ) -> None:
         from heterps_core.serving.exported_model import held_out_labels
 
-        self._registered = registered
-        self._run_id = run_id
+        self._registered, self._run_id = registered, run_id
         self._champion_version = None if champion is None else champion.version
-        self._dataset = dataset
-        self._gates = gates
+        self._dataset, self._gates = dataset, gates
         self._stays_champion = stays_champion
         self.champion_counts_as_none = ""
         """Why, for people; empty where it counts, or there is none."""
@@ -205,14 +195,6 @@ class _Case:
     def compare(self, challenger: Logits, champion: Logits) -> PairedComparison:
         """Return differences with intervals of the gates' confidence."""
         return compare_models(self.labels, challenger, champion, confidence=self._gates.promotion_confidence)
-
-    def gate_of_baseline(self, challenger: Logits, baseline: Logits | str) -> GateVerdict:
-        """Return whether the challenger is no worse than the logistic regression, or that nobody can tell."""
-        confidence = self._gates.promotion_confidence
-        if isinstance(baseline, str):
-            return gate_against_baseline(baseline, confidence=confidence)
-        difference = auc_difference(self.labels, challenger, baseline, confidence=confidence)
-        return gate_against_baseline(difference, confidence=confidence)
 
     def decision(
         self,

@@ -73,11 +73,6 @@ def next_time_of_day(wanted: time, *, now: datetime, zone: ZoneInfo) -> datetime
 
     A time that is shown twice (the clocks go back) comes at its first showing that is still ahead. One that is
     skipped (the clocks go forward) comes at the moment of the change.
-
-    Args:
-        wanted: To the minute.
-        now: With a time zone.
-        zone: Whose clocks are meant.
     """
     now = now.astimezone(UTC)
     today = now.astimezone(zone).date()
@@ -102,13 +97,6 @@ def deadline_for(
     ready_by: str, *, now: datetime, zone: ZoneInfo, num_samples: float, num_epochs: int
 ) -> Deadline:
     """Return what a deadline asks of a plan.
-
-    Args:
-        ready_by: Time of day, the next one.
-        now: With a time zone.
-        zone: Of the time of day.
-        num_samples: Of one epoch.
-        num_epochs: At least 1.
 
     Raises:
         InfeasiblePlanError: So little time is left that no throughput would do.
@@ -136,12 +124,7 @@ def floor_with(deadline: Deadline | None, floor_samples_per_s: float) -> float:
 
 
 def floor_text(deadline: Deadline | None, floor_samples_per_s: float) -> str:
-    """Say where the floor of a plan comes from, to stand behind its summary; nothing where there is no deadline.
-
-    Args:
-        deadline: Of the night.
-        floor_samples_per_s: That was asked for beside it; the larger one holds.
-    """
+    """Say where the floor of a plan comes from, to stand behind its summary; nothing where there is no deadline."""
     if deadline is None:
         return ""
     if floor_samples_per_s > deadline.floor_samples_per_s:

@@ -27,8 +27,8 @@ from tasks.clusters import next_launch_id, node_bootstrap
 from tasks.planning.measurement_decision import MeasurementDecision
 from tasks.profiling import ProfiledModel
 from tasks.provisioning import usd_for
-from tasks.records import tracking
-from tasks.records.tracked_run import TrackedRun
+from tasks.records.mlflow_store import client_of
+from tasks.records.tracking import TrackedRun, record_metrics
 from tasks.running.live_fleet import only_fleet
 
 PROFILING_NODE = ("-m", "heterps_core.profiling.profiling_node")
@@ -186,7 +186,7 @@ def record_profiling(
 ) -> None:
     """Write decisions, profiles and bills to MLflow."""
     for decision in decisions:
-        tracking.record_metrics(
+        record_metrics(
             workspace,
             run,
             {
@@ -195,13 +195,14 @@ def record_profiling(
                 f"worth/{decision.device_type}/cost_usd": decision.cost_usd,
             },
         )
-    tracking.record_document(
-        workspace, run, "decisions.json", {"decisions": [each.to_json() for each in decisions]}
+    client = client_of(workspace)
+    client.log_dict(
+        run.mlflow_run_id, {"decisions": [each.to_json() for each in decisions]}, "decisions.json"
     )
     if devices is None:
         return
-    tracking.record_metrics(workspace, run, {"cost/billed_usd": devices.cost_usd})
-    for measured in devices.profiles:
-        tracking.record_document(workspace, run, f"profiles/{measured.device_type}.json", measured.to_json())
-    for bill in devices.bills:
-        tracking.record_document(workspace, run, f"bills/{bill.run_id}.json", bill.to_json())
+    record_metrics(workspace, run, {"cost/billed_usd": devices.cost_usd})
+    documents = {f"profiles/{measured.device_type}": measured.to_json() for measured in devices.profiles}
+    documents |= {f"bills/{bill.run_id}": bill.to_json() for bill in devices.bills}
+    for name, document in documents.items():
+        client.log_dict(run.mlflow_run_id, document, f"{name}.json")

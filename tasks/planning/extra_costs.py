@@ -6,6 +6,10 @@ from collections.abc import Sequence
 
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.planning.problem.extra_costs import ExtraCosts
+from heterps_core.training.step_metrics import BUCKET_REPORT_INTERVAL_S
+from heterps_core.training.storage.store import StorageUsage
+from heterps_core.units import SECONDS_PER_HOUR
+from infra.prices.service_charges import service_lines
 
 STARTUP_SECONDS = 120.0
 """Assumed, from launch to first step: an instance boots in half a minute to a minute, then the environment is
@@ -33,15 +37,18 @@ HOURS_PER_MONTH = 730.0
 BYTES_PER_GB = 1e9
 
 
+REQUESTS_PER_REPORT = 2
+
+BYTES_PER_WRITE = 10 * 1024**2
+
+BYTES_PER_READ = 16 * 1024**2
+"""As Arrow sends and the run directory asks for larger files, each part a request."""
+
+
 def job_extra_costs(graph: ModelGraph, *, leave_out: Sequence[str], profiling_usd: float = 0.0) -> ExtraCosts:
     """Return the extra costs of a job of this model, without the terms that are left out.
 
     Spot risk is charged where device types are on spot; on-demand machines have none.
-
-    Args:
-        graph: The model, with its tables.
-        leave_out: Names of terms.
-        profiling_usd: What was spent before on measuring device types.
 
     Raises:
         UnknownNameError: A term to leave out is not known.
@@ -57,3 +64,20 @@ def job_extra_costs(graph: ModelGraph, *, leave_out: Sequence[str], profiling_us
         checkpoint_seconds=CHECKPOINT_SECONDS,
         restart_seconds=RESTART_SECONDS,
     ).without(leave_out)
+
+
+def planned_usage(*, state_bytes: float, hours: float, leaves_region: bool) -> StorageUsage:
+    """Return requests and egress of a run."""
+    reports = REQUESTS_PER_REPORT * hours * SECONDS_PER_HOUR / BUCKET_REPORT_INTERVAL_S
+    return StorageUsage(
+        put_requests=round(reports + state_bytes / BYTES_PER_WRITE),
+        get_requests=round(state_bytes / BYTES_PER_READ),
+        egress_bytes=round(state_bytes) if leaves_region else 0,
+    )
+
+
+def planned_bucket_usd(*, state_bytes: float, hours: float, leaves_region: bool) -> float:
+    """Return what requests and egress of a run will cost; see `planned_usage`."""
+    usage = planned_usage(state_bytes=state_bytes, hours=hours, leaves_region=leaves_region)
+    lines = service_lines(instance_seconds=0.0, disk_gb_each=0.0, storage=usage)
+    return sum(line.usd for line in lines)

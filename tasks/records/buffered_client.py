@@ -11,14 +11,11 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tasks.records.record_outbox import Outbox, Write, first_line
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param, Run
 
@@ -42,12 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class BufferedMlflowClient:
-    """An `MlflowClient` that writes later what cannot be written now; its reads fail where the store does not answer.
-
-    Args:
-        connect: Makes the client; called at first use, as it may already meet the store.
-        outbox: Where writes wait.
-    """
+    """An `MlflowClient` that writes later what cannot be written now; reads fail where the store does not answer."""
 
     def __init__(self, connect: Callable[[], MlflowClient], outbox: Outbox) -> None:
         self._connect = connect
@@ -68,39 +60,40 @@ class BufferedMlflowClient:
             "tags": dict(tags or {}),
             "start_time": int(time.time() * 1_000),
         }
-        created = self._write(Write(call="create_run", run_id=stand_in, arguments=arguments))
+        created = self._write("create_run", stand_in, **arguments)
         return _run_that_waits(stand_in, arguments) if created is None else created
 
     def log_batch(self, run_id: str, metrics: Sequence[Metric] = (), params: Sequence[Param] = ()) -> None:
         """Write figures and parameters."""
-        arguments = {
-            "metrics": [[metric.key, metric.value, metric.timestamp, metric.step] for metric in metrics],
-            "params": [[param.key, param.value] for param in params],
-        }
-        self._write(Write(call="log_batch", run_id=run_id, arguments=arguments))
+        figures = [[metric.key, metric.value, metric.timestamp, metric.step] for metric in metrics]
+        self._write(
+            "log_batch", run_id, metrics=figures, params=[[param.key, param.value] for param in params]
+        )
 
     def set_tag(self, run_id: str, key: str, value: Any) -> None:
         """Write one tag."""
-        self._write(Write(call="set_tag", run_id=run_id, arguments={"key": key, "value": str(value)}))
+        self._write("set_tag", run_id, key=key, value=str(value))
+
+    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Write tags of a run."""
+        for name, value in tags.items():
+            self.set_tag(run_id, name, value)
 
     def set_experiment_tag(self, experiment_id: str, key: str, value: Any) -> None:
         """Write one tag of an experiment."""
-        arguments = {"key": key, "value": str(value)}
-        self._write(Write(call="set_experiment_tag", run_id=experiment_id, arguments=arguments))
+        self._write("set_experiment_tag", experiment_id, key=key, value=str(value))
 
     def update_run(self, run_id: str, status: str | None = None, name: str | None = None) -> None:
         """Give a run another status or name."""
-        self._write(Write(call="update_run", run_id=run_id, arguments={"status": status, "name": name}))
+        self._write("update_run", run_id, status=status, name=name)
 
     def set_terminated(self, run_id: str, status: str = "FINISHED") -> None:
         """End a run; its end is now, whenever that is delivered."""
-        arguments = {"status": status, "end_time": int(time.time() * 1_000)}
-        self._write(Write(call="set_terminated", run_id=run_id, arguments=arguments))
+        self._write("set_terminated", run_id, status=status, end_time=int(time.time() * 1_000))
 
     def log_text(self, run_id: str, text: str, artifact_file: str) -> None:
         """Keep a text with a run."""
-        arguments = {"text": text, "artifact_file": artifact_file}
-        self._write(Write(call="log_text", run_id=run_id, arguments=arguments))
+        self._write("log_text", run_id, text=text, artifact_file=artifact_file)
 
     def log_dict(self, run_id: str, dictionary: Mapping[str, Any], artifact_file: str) -> None:
         """Keep a JSON document with a run."""
@@ -108,28 +101,15 @@ class BufferedMlflowClient:
 
     def log_artifact(self, run_id: str, local_path: str, artifact_path: str | None = None) -> None:
         """Keep a copy of a file with a run."""
-        arguments = {"artifact_path": artifact_path}
-        self._write(Write(call="log_artifact", run_id=run_id, arguments=arguments, path=local_path))
-
-    def log_artifacts(self, run_id: str, local_dir: str, artifact_path: str | None = None) -> None:
-        """Keep a copy of a folder with a run."""
-        arguments = {"artifact_path": artifact_path}
-        self._write(Write(call="log_artifacts", run_id=run_id, arguments=arguments, path=local_dir))
-
-    def log_figure(self, run_id: str, figure: Figure, artifact_file: str) -> None:
-        """Keep a figure with a run."""
-        with TemporaryDirectory(prefix="heterps-figure-") as folder:
-            path = Path(folder) / Path(artifact_file).name
-            figure.savefig(path)
-            parent = Path(artifact_file).parent.as_posix()
-            self.log_artifact(run_id, str(path), None if parent == "." else parent)
+        self._write("log_artifact", run_id, local_path, artifact_path=artifact_path)
 
     def deliver(self) -> int:
         """Try to deliver what waits; return how many writes were done."""
         return 0 if self._outbox.is_empty else self._outbox.deliver(self._perform, is_passing=is_passing)
 
-    def _write(self, write: Write) -> Any:
+    def _write(self, call: str, run_id: str, path: str | None = None, /, **arguments: Any) -> Any:
         """Do a write, or keep it and return None."""
+        write = Write(call=call, run_id=run_id, path=path, arguments=arguments)
         if not self._outbox.is_empty and self._outbox.is_due:
             self.deliver()
         if self._outbox.is_empty:

@@ -19,27 +19,11 @@ from pathlib import Path
 
 from heterps_core.errors import CheckpointError, ConfigurationError, UnknownNameError
 from infra.workspace import Workspace
-from tasks.judging.promotion_gates import PromotionDecision, PromotionGates
-from tasks.judging.promotion_judgement import DECISION_TAG, decision_of, judge_challenger
+from tasks.judging.promotion_gates import PromotionDecision
+from tasks.judging.promotion_judgement import DECISION_TAG, decision_of
 from tasks.records import model_registry
 from tasks.records.mlflow_names import CHAMPION_ALIAS, PROMOTED_TAG
 from tasks.records.model_registry import DataKind, RegisteredVersion
-
-__all__ = [
-    "Champion",
-    "PromotionDecision",
-    "PromotionGates",
-    "RolledBack",
-    "apply_decision",
-    "champion_before",
-    "champion_lock",
-    "champion_of",
-    "champions_by_day",
-    "is_rolled_back",
-    "judge_challenger",
-    "opponent_of",
-    "roll_back",
-]
 
 SINCE_TAG = "heterps.champion_since"
 ROLLED_BACK_TAG = "heterps.rolled_back_at"
@@ -164,7 +148,7 @@ def _counts_as_champion(registered: RegisteredVersion) -> bool:
 
 
 def is_rolled_back(registered: RegisteredVersion) -> bool:
-    """Tell whether a version was preempted after it had last become champion."""
+    """Tell whether a version was rolled back after it had last become champion."""
     tags = registered.tags
     return ROLLED_BACK_TAG in tags and tags[ROLLED_BACK_TAG] >= tags.get(SINCE_TAG, "")
 
@@ -223,7 +207,6 @@ def roll_back(workspace: Workspace, *, to: str | None = None) -> RolledBack:
     """Make an earlier champion the champion again, after checking its files.
 
     Args:
-        workspace: Where models are registered.
         to: Version that was champion before; None for the one before the champion of now.
 
     Raises:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
 
 READ_TIMEOUT_S = 2.0
 """For a database that another process has locked, where a person waits."""
+
+MOST_RUNS = 50_000
+"""MLflow's limit of one search."""
 
 _LOCAL_SCHEMES = ("", "file")
 
@@ -163,14 +165,7 @@ def search_runs(client: BufferedMlflowClient, condition: str) -> list[Run]:
     ids = [experiment.experiment_id for experiment in experiments if experiment is not None]
     if not ids:
         return []
-    found: list[Run] = []
-    token: str | None = None
-    while True:
-        page = client.search_runs(ids, filter_string=condition, page_token=token)
-        found.extend(page)
-        token = page.token
-        if not token:
-            return found
+    return list(client.search_runs(ids, filter_string=condition, max_results=MOST_RUNS))
 
 
 def local_path(uri: str) -> Path | None:
@@ -181,21 +176,14 @@ def local_path(uri: str) -> Path | None:
 
 def stored_bytes(workspace: Workspace, uri: str) -> int:
     """Return the size of a folder that MLflow keeps; none where it is missing."""
-    path = local_path(uri)
-    if path is not None:
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     repository, name = _repository(workspace, uri)
     return _listed_bytes(repository, name)
 
 
 def delete_stored(workspace: Workspace, uri: str) -> None:
     """Delete a folder that MLflow keeps, here or as a server allows it; a missing one is no error."""
-    path = local_path(uri)
-    if path is None:
-        repository, name = _repository(workspace, uri)
-        repository.delete_artifacts(name)  # type: ignore[no-untyped-call]
-    elif path.exists():
-        shutil.rmtree(path)
+    repository, name = _repository(workspace, uri)
+    repository.delete_artifacts(name)  # type: ignore[no-untyped-call]
 
 
 def _repository(workspace: Workspace, uri: str) -> tuple[ArtifactRepository, str]:

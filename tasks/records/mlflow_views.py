@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from urllib.parse import quote, urlencode
 
 from tasks.records.mlflow_names import KIND_TAG, KIND_TRAINING, NOTE_TAG
-from tasks.records.tracked_run import TrackedRun
-from tasks.reports.run_report import PlanReport, RunReport
-from tasks.reports.summaries import gap_text, speed_text
+from tasks.records.tracking import TrackedRun
+from tasks.reports.run_report import PlanReport
 
 DEFAULT_MLFLOW_URL = "http://127.0.0.1:5000"
 NIGHTS_VIEW = "heterps-nights"
@@ -83,12 +82,7 @@ def nights_address(run: TrackedRun, mlflow_url: str) -> str:
 
 
 def compare_address(runs: Sequence[TrackedRun], mlflow_url: str) -> str:
-    """Return the page that compares runs of one experiment in charts and tables.
-
-    Args:
-        runs: At least one; the address grows with them.
-        mlflow_url: Of the UI.
-    """
+    """Return the page that compares runs of one experiment in charts and tables."""
     ids = quote(json.dumps([run.mlflow_run_id for run in runs]))
     experiments = quote(json.dumps([runs[0].experiment_id]))
     return f"{mlflow_url}/#/compare-runs?runs={ids}&experiments={experiments}"
@@ -101,30 +95,3 @@ def run_name(report: PlanReport) -> str:
     """
     stages = " + ".join(f"{stage.num_replicas} x {stage.device_type}" for stage in report.chosen.plan.stages)
     return f"{report.night} {report.model} {stages}"
-
-
-def plan_note(report: PlanReport) -> str:
-    """Return what MLflow shows above a run that ended with its plan."""
-    plan = report.chosen.plan
-    return (
-        f"**{plan.cost_usd:.6f} USD** planned at {plan.throughput_samples_per_s:,.0f} samples/s; {gap_text(plan)}. "
-        f"Nothing was launched. The whole report: `report.html` among the artifacts."
-    )
-
-
-def run_note(report: RunReport) -> str:
-    """Return what MLflow shows above a finished run: cost, speed, quality and plan."""
-    error, quality = report.prediction_error, report.quality
-    comparison = "" if error is None else f" ({error:+.0%} against the prediction)"
-    auc = "-" if quality.auc is None else f"{quality.auc:.4f}"
-    best = report.best_reachable.auc if report.best_reachable else None
-    missing = (
-        "" if best is None or quality.auc is None else f", {best - quality.auc:.4f} below the best reachable"
-    )
-    price = " at list prices, nothing is charged" if report.provisioning.is_dry_run else ""
-    return (
-        f"**{report.billed_usd:.6f} USD**{price}; "
-        f"**{speed_text(report.training.undisturbed_throughput_samples_per_s)} samples/s**{comparison}; "
-        f"**AUC {auc}**, log-loss {quality.log_loss:.4f}{missing}. "
-        f"The plan is {gap_text(report.chosen.plan)}. The whole report: `report.html` among the artifacts."
-    )

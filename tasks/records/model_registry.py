@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from heterps_core.errors import CheckpointError, ConfigurationError, UnknownNameError
 from heterps_core.training.storage.exported_files import exported_sha256
@@ -43,7 +43,7 @@ from tasks.records.mlflow_store import (
     outbox,
     read_rows,
 )
-from tasks.records.tracked_run import TrackedRun
+from tasks.records.tracking import TrackedRun
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -109,11 +109,6 @@ def register_model(
     The folder is read back first, so that what is registered is known to load.
 
     Args:
-        workspace: Where runs are recorded.
-        run: That trained the model, in the record.
-        folder: What `export_model` wrote.
-        run_id: Of the flow run.
-        model: Its name.
         data: Name of the source of its rows, as in the record.
         day: That it was trained on; None where the data is not cut into days.
 
@@ -236,10 +231,12 @@ def verified_folder(workspace: Workspace, registered: RegisteredVersion) -> Path
         CheckpointError: A file is missing, or they are not those that were registered.
         ConfigurationError: MLflow's store does not answer.
     """
+    from mlflow.models import Model
+
     root = _root_of(workspace, registered)
     if not (root / "MLmodel").is_file():
         raise _changed(registered, f"{root} holds no MLmodel")
-    flavor = _pyfunc_flavor(root)
+    flavor = Model.load(str(root)).flavors.get("python_function", {})
     if flavor.get("loader_module") != click_model.__name__:
         # MLflow imports what this names, so it must not be exchanged either.
         raise _changed(registered, f"MLmodel names the loader {flavor.get('loader_module')!r}")
@@ -347,13 +344,6 @@ def _root_of(workspace: Workspace, registered: RegisteredVersion) -> Path:
                 )
                 Path(fetched).rename(root)
         return root
-
-
-def _pyfunc_flavor(root: Path) -> Mapping[str, Any]:
-    from mlflow.models import Model
-
-    flavor: Mapping[str, Any] = Model.load(str(root)).flavors.get("python_function", {})
-    return flavor
 
 
 def _changed(registered: RegisteredVersion, found: str) -> CheckpointError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 
 from infra.workspace import Workspace
 from tasks.judging.promotion_judgement import decision_of
@@ -33,7 +32,7 @@ from tasks.records.mlflow_store import (
 )
 from tasks.records.model_registry import RegisteredVersion
 from tasks.records.record_outbox import first_line
-from tasks.running.tidying import Kept, Removed, Tidied
+from tasks.running.tidying import Tidied
 
 
 def tidy_versions(workspace: Workspace, *, registered_before: datetime, is_trial: bool = False) -> Tidied:
@@ -43,8 +42,6 @@ def tidy_versions(workspace: Workspace, *, registered_before: datetime, is_trial
     workspace are never deleted, nor is their version: a copy of a workspace still names those of the first.
 
     Args:
-        workspace: Whose registry.
-        registered_before: When a version must have been registered.
         is_trial: Delete nothing, and return what would be.
 
     Raises:
@@ -52,9 +49,9 @@ def tidy_versions(workspace: Workspace, *, registered_before: datetime, is_trial
     """
     kind = f"versions of {REGISTERED_MODEL}"
     if not model_registry.registered_versions(workspace):
-        return Tidied(kind=kind)
-    removed: list[Removed] = []
-    kept: list[Kept] = []
+        return Tidied(kind=kind, removed={})
+    removed: dict[str, int] = {}
+    kept: dict[str, str] = {}
     problems: list[str] = []
     with champion_lock(workspace), answering_client(workspace) as client:
         versions = model_registry.registered_versions(workspace)
@@ -66,7 +63,7 @@ def tidy_versions(workspace: Workspace, *, registered_before: datetime, is_trial
             uri = client.get_model_version_download_uri(REGISTERED_MODEL, name)
             why = needed.get(name) or _why_not_ours(workspace, uri)
             if why is not None:
-                kept.append(Kept(name=name, why=why))
+                kept[name] = why
                 continue
             has_files = registered.mlflow_run_id not in needed_runs
             try:
@@ -79,17 +76,17 @@ def tidy_versions(workspace: Workspace, *, registered_before: datetime, is_trial
                 # Of whatever kind a store has; the other versions are tidied all the same.
                 problems.append(f"version {name}: {first_line(problem)}")
                 continue
-            removed.append(Removed(name=name, num_bytes=num_bytes))
+            removed[name] = num_bytes
     return Tidied(kind=kind, removed=removed, kept=kept, problems=problems)
 
 
 def tidy_copies(workspace: Workspace, *, versions: Collection[str], is_trial: bool = False) -> Tidied:
     """Delete what was fetched into the workspace of other versions than those that are kept."""
-    removed = []
+    removed: dict[str, int] = {}
     for folder in sorted(model_registry.fetched_directory(workspace).glob("*-*")):
         if folder.name.partition("-")[0] in versions:
             continue
-        removed.append(Removed(name=folder.name, num_bytes=_bytes_below(folder)))
+        removed[folder.name] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         if not is_trial:
             shutil.rmtree(folder)
     return Tidied(kind="fetched copies of versions", removed=removed)
@@ -98,21 +95,19 @@ def tidy_copies(workspace: Workspace, *, versions: Collection[str], is_trial: bo
 def _needed(
     workspace: Workspace, versions: Sequence[RegisteredVersion], registered_before: datetime
 ) -> Mapping[str, str]:
-    """Return the versions that stay, each with the reason that is said; the first that holds.
-
-    Args:
-        workspace: Whose registry.
-        versions: All, the newest first.
-        registered_before: See `tidy_versions`.
-    """
+    """Return the versions that stay, each with the reason that is said; the first that holds."""
     by_name = {registered.version: registered for registered in versions}
     whys: dict[str, str] = {}
     aliases = model_registry.aliases_of(workspace)
     for name in aliases.values():
         called = sorted(alias for alias in aliases if aliases[alias] == name)
         whys[name] = f"is called {' and '.join(called)}"
-    for name in _started_from(workspace):
-        whys.setdefault(name, "a run that is under way began with it")
+    condition = f"attributes.status = 'RUNNING' AND tags.`{KIND_TAG}` = '{KIND_TRAINING}'"
+    with store_must_answer(workspace):
+        running = search_runs(client_of(workspace), condition)
+    for run in running:
+        if START_TAG in run.data.tags:
+            whys.setdefault(run.data.tags[START_TAG], "a run that is under way began with it")
     since = f"{registered_before:%Y-%m-%d %H:%M} UTC"
     rolled_back = [
         registered
@@ -130,20 +125,14 @@ def _needed(
     for registered in versions:
         if registered.registered_at >= registered_before:
             whys.setdefault(registered.version, f"was registered after {since}")
-    for registered in _last_old_champions(versions, registered_before):
+    # Of each model the old champion of the latest day, from which `champion_before` would go on.
+    old = [registered for registered in versions if registered.registered_at < registered_before]
+    for registered in {each.model: each for each in champions_by_day(old)}.values():
         whys.setdefault(registered.version, "a day after its own goes on from it, where it is trained again")
     for model in {registered.model for registered in versions}:
         newest = next(registered for registered in versions if registered.model == model)
         whys.setdefault(newest.version, f"is the newest of {model}")
     return whys
-
-
-def _started_from(workspace: Workspace) -> list[str]:
-    """Return the versions that runs under way began with."""
-    condition = f"attributes.status = 'RUNNING' AND tags.`{KIND_TAG}` = '{KIND_TRAINING}'"
-    with store_must_answer(workspace):
-        running = search_runs(client_of(workspace), condition)
-    return [run.data.tags[START_TAG] for run in running if START_TAG in run.data.tags]
 
 
 def _champions_before(
@@ -162,14 +151,6 @@ def _champions_before(
         current = earlier
 
 
-def _last_old_champions(
-    versions: Sequence[RegisteredVersion], registered_before: datetime
-) -> list[RegisteredVersion]:
-    """Return of each model the old champion of the latest day, from which `champion_before` would go on."""
-    old = [registered for registered in versions if registered.registered_at < registered_before]
-    return list({registered.model: registered for registered in champions_by_day(old)}.values())
-
-
 def _time_of(registered: RegisteredVersion, tag: str) -> datetime | None:
     text = registered.tags.get(tag)
     return None if text is None else datetime.fromisoformat(text)
@@ -180,7 +161,3 @@ def _why_not_ours(workspace: Workspace, uri: str) -> str | None:
     if path is None or path.resolve().is_relative_to(workspace.root.resolve()):
         return None
     return f"its files are not in this workspace: {path.parent}"
-
-
-def _bytes_below(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

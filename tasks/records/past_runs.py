@@ -7,8 +7,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
@@ -25,8 +23,8 @@ from tasks.records.mlflow_names import (
     RUN_ID_TAG,
     SPEED_TAG,
 )
-from tasks.records.mlflow_store import client_of, has_records, read_rows, runs_of, store_must_answer
-from tasks.records.tracked_run import TrackedRun
+from tasks.records.mlflow_store import client_of, has_records, read_rows, store_must_answer
+from tasks.records.tracking import TrackedRun
 from tasks.running.run_lifecycle import process_is_gone
 
 logger = logging.getLogger(__name__)
@@ -36,7 +34,6 @@ logger = logging.getLogger(__name__)
 class PastRun:
     """A training run as it stands in the record; its figures are None where it never came so far."""
 
-    run_id: str
     tracked: TrackedRun
     name: str
     status: str
@@ -46,6 +43,11 @@ class PastRun:
     tags: Mapping[str, str]
     parameters: Mapping[str, str]
     metrics: Mapping[str, float]
+
+    @property
+    def run_id(self) -> str:
+        """Of the flow run."""
+        return self.tracked.run_id
 
     @property
     def day(self) -> str | None:
@@ -160,7 +162,6 @@ def past_trainings(workspace: Workspace, *, most: int, day: str | None = None) -
     """Return the newest training runs, the newest last; none where nothing was ever recorded.
 
     Args:
-        workspace: Where runs are recorded.
         most: How many, at most 1,000.
         day: Of their data, YYYY-MM-DD; None for runs of any day and of none.
     """
@@ -179,8 +180,11 @@ def past_trainings(workspace: Workspace, *, most: int, day: str | None = None) -
     )
     return [
         PastRun(
-            run_id=run.data.tags[RUN_ID_TAG],
-            tracked=TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=run.info.experiment_id),
+            tracked=TrackedRun(
+                mlflow_run_id=run.info.run_id,
+                experiment_id=run.info.experiment_id,
+                run_id=run.data.tags[RUN_ID_TAG],
+            ),
             name=run.info.run_name or "",
             status=run.info.status,
             started_at=datetime.fromtimestamp(run.info.start_time / 1_000, UTC),
@@ -215,8 +219,11 @@ def running_trainings(workspace: Workspace) -> list[PastRun]:
         tags, parameters, metrics = map(json.loads, described)
         if tags.get(KIND_TAG) == KIND_TRAINING:
             run = PastRun(
-                run_id=tags[RUN_ID_TAG],
-                tracked=TrackedRun(mlflow_run_id=mlflow_run_id, experiment_id=str(experiment_id)),
+                tracked=TrackedRun(
+                    mlflow_run_id=mlflow_run_id,
+                    experiment_id=str(experiment_id),
+                    run_id=tags[RUN_ID_TAG],
+                ),
                 name=name or "",
                 status=status,
                 started_at=datetime.fromtimestamp(started_ms / 1_000, UTC),
@@ -226,25 +233,3 @@ def running_trainings(workspace: Workspace) -> list[PastRun]:
             )
             found.append(run)
     return found
-
-
-def recorded_text(workspace: Workspace, run_id: str, name: str) -> str | None:
-    """Return a text that was kept with a flow run, None where there is none.
-
-    Raises:
-        ConfigurationError: The store does not answer.
-    """
-    from mlflow.exceptions import MlflowException
-
-    if not has_records(workspace):
-        return None
-    client = client_of(workspace)
-    with store_must_answer(workspace):
-        runs = runs_of(client, run_id, KIND_TRAINING)
-    if not runs:
-        return None
-    with TemporaryDirectory(prefix="heterps-mlflow-") as folder:
-        try:
-            return Path(client.download_artifacts(runs[0].info.run_id, name, folder)).read_text()
-        except (MlflowException, OSError):
-            return None

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from heterps_core.json_file import replace_json
+
 RETRY_AFTER_S = 30.0
 """Between two attempts to reach a store that did not answer; each may take its time-out."""
 
@@ -48,11 +50,7 @@ class Write:
 
 
 class Outbox:
-    """Writes that wait, in one folder that several processes may use at once.
-
-    Args:
-        folder: Made with the first write that waits.
-    """
+    """Writes that wait, in one folder that several processes may use at once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,17 +101,16 @@ class Outbox:
                 lines.write(f"\n{json.dumps(asdict(write))}\n")
 
     def deliver(self, perform: Callable[[Write], object], *, is_passing: Callable[[Exception], bool]) -> int:
-        """Do the waiting writes in order until one meets a store that does not answer; return how many were done.
-
-        Args:
-            perform: Does one write.
-            is_passing: Tells whether an error says that the store does not answer, rather than that a write is wrong.
-        """
+        """Do the waiting writes in order until one meets a store that does not answer; return how many were done."""
         with self._locked():
             waiting, done = self.waiting(), 0
             for write in waiting:
                 problem = _attempt(perform, write)
-                if problem is not None and is_passing(problem) and not _is_too_old(write):
+                if (
+                    problem is not None
+                    and is_passing(problem)
+                    and time.time() - write.written_at <= GIVE_UP_AFTER_S
+                ):
                     self._tried.touch()
                     logger.info(
                         "%d records still wait for MLflow: %s", len(waiting) - done, first_line(problem)
@@ -140,12 +137,14 @@ class Outbox:
 
     def note_created(self, stand_in: str, run_id: str) -> None:
         """Write down which run was created for what stood for it."""
-        _replace_text(self._created, json.dumps({**self.created_runs(), stand_in: run_id}))
+        replace_json(self._created, {**self.created_runs(), stand_in: run_id})
 
     def _drop(self, waiting: Sequence[Write], done: int) -> None:
         left = waiting[done:]
         if left:
-            _replace_text(self._waiting, "".join(json.dumps(asdict(write)) + "\n" for write in left))
+            draft = self._waiting.with_suffix(".tmp")
+            draft.write_text("".join(json.dumps(asdict(write)) + "\n" for write in left))
+            draft.replace(self._waiting)
         else:
             self._waiting.unlink(missing_ok=True)
         for write in waiting[:done]:
@@ -180,16 +179,6 @@ def _attempt(perform: Callable[[Write], object], write: Write) -> Exception | No
     return None
 
 
-def _is_too_old(write: Write) -> bool:
-    return time.time() - write.written_at > GIVE_UP_AFTER_S
-
-
 def first_line(problem: Exception) -> str:
     """Return what an error says, in one line."""
     return (str(problem).splitlines() or [type(problem).__name__])[0][:200]
-
-
-def _replace_text(path: Path, text: str) -> None:
-    draft = path.with_suffix(".tmp")
-    draft.write_text(text)
-    draft.replace(path)

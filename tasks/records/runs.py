@@ -1,23 +1,24 @@
-"""What a run is called, with which parameters it was started, and how its record begins and ends."""
+"""What a run is called, which one a person means, what is kept beside it, and how its record begins and ends."""
 
 from __future__ import annotations
 
 import json
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.json_file import replace_json
+from heterps_core.planning.explain.text import explanation_text
 from infra.workspace import Workspace
-from tasks.clusters import end_machines_of
+from tasks.clusters import cost_metrics, end_machines_of, providers_of_run
 from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, END_REASON_TAG, KIND_TRAINING, MODEL_TAG
 from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.records.past_runs import past_trainings
-from tasks.records.run_costs import cost_metrics
-from tasks.records.tracked_run import EndStatus, TrackedRun
+from tasks.records.tracking import EndStatus, TrackedRun
+from tasks.reports.run_report import PlanReport, plan_summary
 from tasks.running.live_fleet import FleetHolder, last_fleet
 from tasks.running.run_lifecycle import close_dead_run, open_run
 
@@ -31,6 +32,14 @@ ID_CHARACTERS = 8
 """Of the flow run's id, from its end, which is its random part."""
 
 logger = logging.getLogger(__name__)
+
+
+LATEST = "latest"
+
+SHOWN = 5
+"""Ids that an error names, the newest."""
+
+EXPLANATION_FILE = "explanation.json"
 
 
 def new_run_id(flow_run_id: str | None, *, now: datetime) -> str:
@@ -106,12 +115,6 @@ def check_not_finished(workspace: Workspace, run_id: str) -> None:
 def finished_run(workspace: Workspace, *, day: str, data: str, model: str) -> str | None:
     """Return the newest run that has trained the same model on the same day to the end, None where none has.
 
-    Args:
-        workspace: Where runs are recorded.
-        day: YYYY-MM-DD.
-        data: Name of the source, as in the record.
-        model: Name of the model.
-
     Raises:
         ConfigurationError: The record of runs does not answer.
     """
@@ -185,3 +188,72 @@ def _forget_run_without_work(workspace: Workspace, run_id: str) -> None:
 def utc_now() -> datetime:
     """Return the time, with its zone."""
     return datetime.now(UTC)
+
+
+def known_runs(workspace: Workspace) -> list[str]:
+    """Return the ids of all runs that left a folder or an entry in the ledger, the newest last."""
+    folders = {path.name for path in workspace.runs_directory.glob("*") if path.is_dir()}
+    return sorted(folders | set(providers_of_run(workspace)))
+
+
+def find_run(named: str, known: Iterable[str], *, family: str = "run") -> str:
+    """Return the id of the run that is meant.
+
+    Raises:
+        UnknownNameError: No run begins like this; the newest are named.
+        ConfigurationError: Several runs begin like this.
+
+    Example:
+        >>> find_run("20261121", ["20261120-0430-1a2b3c4d", "20261121-0430-5e6f7a8b"])
+        '20261121-0430-5e6f7a8b'
+    """
+    ids = sorted(known)
+    if named in ids:
+        return named
+    if named == LATEST:
+        if not ids:
+            raise ConfigurationError(f"{LATEST} must be a {family}, but there is none yet")
+        return ids[-1]
+    fitting = [run_id for run_id in ids if named and run_id.startswith(named)]
+    if not fitting:
+        raise UnknownNameError(family, named, ids[-SHOWN:])
+    if len(fitting) > 1:
+        raise ConfigurationError(
+            f"the beginning of a run's id must fit one run, but {named!r} fits {len(fitting)}; "
+            f"write more of it: {', '.join(fitting[-SHOWN:])}"
+        )
+    return fitting[0]
+
+
+def keep_explanation(workspace: Workspace, report: PlanReport) -> None:
+    """Write down why a run's plan was chosen, in words and figures."""
+    plan = report.chosen.plan
+    document = {
+        "run_id": report.run_id,
+        "model": report.model,
+        "data": report.data,
+        "summary": plan_summary(plan),
+        "text": explanation_text(report.explanation),
+        "plan": plan.to_json(),
+        "explanation": report.explanation.to_json(),
+    }
+    replace_json(workspace.run_directory(report.run_id) / EXPLANATION_FILE, document)
+
+
+def read_explanation(workspace: Workspace, run_id: str) -> dict[str, Any]:
+    """Return what was kept beside a run: its `run_id`, `text` and more.
+
+    Raises:
+        ConfigurationError: It is not there, as the run ended before its plan; or it is damaged.
+    """
+    path = workspace.run_directory(run_id) / EXPLANATION_FILE
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"only a run that came to a plan can be explained, but run {run_id} left no explanation in {path}; "
+            f"heterps runs says how it ended"
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError(f"an explanation must be JSON, but {path} is damaged: {error}") from error
+    return document

@@ -1,4 +1,4 @@
-"""Writes into the record of a run in MLflow: parameters, figures, documents and tags.
+"""A run in MLflow by its ids, and what is written into its record: searches, parameters and figures.
 
 One parent run a flow run, one child a searcher, few parameters under the same keys in all of them, and
 metrics under stable names, so that the comparison page answers what a run cost, whether it was
@@ -10,21 +10,16 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from heterps_core.planning.search.search_result import SearchResult
+from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.units import SAMPLES_PER_MILLION, SECONDS_PER_HOUR
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import CHOSEN_TAG, KIND_SEARCH, KIND_TAG, PARENT_TAG, RUN_ID_TAG
 from tasks.records.mlflow_store import client_of
-from tasks.records.tracked_run import RunSettings, TrackedRun
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 METRICS_PER_REQUEST = 1_000
 """MLflow's limit of one log_batch."""
@@ -32,23 +27,64 @@ METRICS_PER_REQUEST = 1_000
 logger = logging.getLogger(__name__)
 
 
+EndStatus = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackedRun:
+    """An MLflow run by its ids."""
+
+    mlflow_run_id: str
+    experiment_id: str
+    run_id: str
+    """Of the flow run."""
+
+    def address(self, mlflow_url: str) -> str:
+        """Return the page of this run in an MLflow UI at `mlflow_url`."""
+        return f"{mlflow_url}/#/experiments/{self.experiment_id}/runs/{self.mlflow_run_id}"
+
+
+def run_settings(
+    stages: Sequence[Stage], *, method: str, model: str, market: str, batch_size: int, seed: int
+) -> dict[str, str]:
+    """Return the parameters that every run has, parent or child, so that columns line up.
+
+    `device_types` and `replicas` are in the order of the stages, for instance "cpu-c7i | gpu-t4" and "4 | 1".
+    """
+    return {
+        "method": method,
+        "model": model,
+        "device_types": " | ".join(stage.device_type for stage in stages),
+        "replicas": " | ".join(str(stage.num_replicas) for stage in stages),
+        "market": market,
+        "batch_size": str(batch_size),
+        "seed": str(seed),
+    }
+
+
 def record_search(
-    workspace: Workspace, parent: TrackedRun, result: SearchResult, settings: RunSettings, *, is_chosen: bool
+    workspace: Workspace,
+    parent: TrackedRun,
+    result: SearchResult,
+    settings: Mapping[str, str],
+    *,
+    is_chosen: bool,
 ) -> None:
     """Write one searcher's result as a child run."""
     client = client_of(workspace)
-    run_id = parent.run_id or client.get_run(parent.mlflow_run_id).data.tags[RUN_ID_TAG]
     child = client.create_run(
         parent.experiment_id,
-        run_name=f"search {settings.method}",
+        run_name=f"search {settings['method']}",
         tags={
             PARENT_TAG: parent.mlflow_run_id,
-            RUN_ID_TAG: run_id,
+            RUN_ID_TAG: parent.run_id,
             KIND_TAG: KIND_SEARCH,
             CHOSEN_TAG: str(is_chosen).lower(),
         },
     )
-    tracked = TrackedRun(mlflow_run_id=child.info.run_id, experiment_id=parent.experiment_id)
+    tracked = TrackedRun(
+        mlflow_run_id=child.info.run_id, experiment_id=parent.experiment_id, run_id=parent.run_id
+    )
     record_settings(workspace, tracked, settings)
     record_metrics(workspace, tracked, plan_metrics(result))
     record_series(
@@ -56,7 +92,7 @@ def record_search(
         tracked,
         {"search/best_cost_usd": [(point.num_evaluations, point.best_cost_usd) for point in result.history]},
     )
-    record_document(workspace, tracked, "plan.json", result.plan.to_json())
+    client.log_dict(tracked.mlflow_run_id, result.plan.to_json(), "plan.json")
     client.set_terminated(tracked.mlflow_run_id, "FINISHED")
 
 
@@ -77,12 +113,12 @@ def plan_metrics(result: SearchResult) -> dict[str, float]:
     }
 
 
-def record_settings(workspace: Workspace, run: TrackedRun, settings: RunSettings) -> None:
+def record_settings(workspace: Workspace, run: TrackedRun, settings: Mapping[str, str]) -> None:
     """Write the parameters; a run that is resumed keeps those it had."""
     from mlflow.entities import Param
     from mlflow.exceptions import MlflowException
 
-    parameters = [Param(name, str(value)) for name, value in asdict(settings).items()]
+    parameters = [Param(name, value) for name, value in settings.items()]
     try:
         client_of(workspace).log_batch(run.mlflow_run_id, params=parameters)
     except MlflowException as error:
@@ -112,50 +148,3 @@ def record_series(
     client = client_of(workspace)
     for start in range(0, len(metrics), METRICS_PER_REQUEST):
         client.log_batch(run.mlflow_run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
-
-
-def record_document(workspace: Workspace, run: TrackedRun, name: str, document: Mapping[str, Any]) -> None:
-    """Keep a JSON document with the run."""
-    client_of(workspace).log_dict(run.mlflow_run_id, dict(document), name)
-
-
-def record_text(workspace: Workspace, run: TrackedRun, name: str, text: str) -> None:
-    """Keep a text with the run."""
-    client_of(workspace).log_text(run.mlflow_run_id, text, name)
-
-
-def record_file(workspace: Workspace, run: TrackedRun, path: Path) -> None:
-    """Keep a copy of a file with the run."""
-    client_of(workspace).log_artifact(run.mlflow_run_id, str(path))
-
-
-def record_bytes(workspace: Workspace, run: TrackedRun, name: str, content: bytes) -> None:
-    """Keep a file with the run, for instance a picture that was drawn already."""
-    with TemporaryDirectory(prefix="heterps-mlflow-") as folder:
-        path = Path(folder) / name
-        path.write_bytes(content)
-        client_of(workspace).log_artifact(run.mlflow_run_id, str(path))
-
-
-def record_figure(workspace: Workspace, run: TrackedRun, name: str, figure: Figure) -> None:
-    """Keep a figure with the run."""
-    client_of(workspace).log_figure(run.mlflow_run_id, figure, name)
-
-
-def name_run(workspace: Workspace, run: TrackedRun, name: str) -> None:
-    """Call a run otherwise, once there is more to say of it than at its start."""
-    client_of(workspace).update_run(run.mlflow_run_id, name=name)
-
-
-def tag_run(workspace: Workspace, run: TrackedRun, tags: Mapping[str, str]) -> None:
-    """Write tags of a run."""
-    client = client_of(workspace)
-    for name, value in tags.items():
-        client.set_tag(run.mlflow_run_id, name, value)
-
-
-def tag_experiment(workspace: Workspace, run: TrackedRun, tags: Mapping[str, str]) -> None:
-    """Write tags of a run's experiment; may be done again with every run."""
-    client = client_of(workspace)
-    for name, value in tags.items():
-        client.set_experiment_tag(run.experiment_id, name, value)

@@ -8,8 +8,7 @@ from heterps_core.text_table import Table
 from infra.billing.bill import Bill, BillLine
 from infra.billing.waste import WasteLine
 from infra.prices.service_charges import ServiceLine
-from tasks.reports.document import Block, Facts
-from tasks.reports.renderers import terminal_lines
+from tasks.reports.document import Block, Facts, terminal_lines
 
 BILL_COLUMNS = {
     "stage": "d",

@@ -1,7 +1,7 @@
-"""What a report says: sections of paragraphs, facts, tables, pictures and links.
+"""What a report says: sections of paragraphs, facts, tables, pictures and links, built once from what it is about.
 
-A document is built once from what it is about; `tasks/reports/renderers.py` writes it for a terminal, as an HTML
-page and as Markdown.
+It is written for a terminal, as an HTML page of one file without scripts, which can be read from an artifact store,
+on a phone and by a screen reader, and as Markdown. A terminal and Markdown have no pictures.
 """
 
 from __future__ import annotations
@@ -9,14 +9,26 @@ from __future__ import annotations
 import base64
 import io
 import struct
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from heterps_core.text_table import Table
+import jinja2
+
+from heterps_core.text_table import WIDTH, Table, labelled_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+RULE = "-" * 78
+
+MOST_OF_ADDRESS = 2 * WIDTH
+"""Characters; a terminal leaves out longer ones, which compare many runs."""
+
+_TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,3 +117,73 @@ class Document:
     """What is asked first, each with its answer."""
 
     sections: Sequence[Section]
+
+
+def terminal_text(document: Document) -> str:
+    """Return a document for a terminal of 100 columns; only a wide table or an address takes more."""
+    parts = [
+        ["", RULE, document.title, RULE],
+        terminal_lines([document.summary, Facts(pairs=document.facts)]),
+    ]
+    parts += [[section.title, *terminal_lines(section.blocks)] for section in document.sections]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def terminal_lines(blocks: Iterable[Block]) -> list[str]:
+    """Return the lines of blocks, indented, with a blank line before each table that is not the first of them."""
+    lines: list[str] = []
+    for block in blocks:
+        lines += [""] if lines and isinstance(block, Table) else []
+        lines += _block_lines(block)
+    return lines
+
+
+def html_page(document: Document) -> str:
+    """Return a document as one HTML file; every text is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters["kind"] = lambda block: type(block).__name__
+    return environment.get_template("page.html").render(document=document)
+
+
+def markdown(document: Document) -> str:
+    """Return a document as Markdown."""
+    parts = [f"# {document.title}", document.summary, _block_markdown(Facts(pairs=document.facts))]
+    for section in document.sections:
+        parts += [f"## {section.title}", *map(_block_markdown, section.blocks)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _block_lines(block: Block) -> list[str]:
+    match block:
+        case str():
+            return textwrap.wrap(block, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        case Facts():
+            return labelled_lines(block.pairs)
+        case Table():
+            return [f"  {block.caption}", *block.lines()]
+        case Links():
+            short = (link for link in block.links if len(link.address) <= MOST_OF_ADDRESS)
+            return labelled_lines((link.text, link.address) for link in short)
+        case Lines() | Picture():
+            return []
+
+
+def _block_markdown(block: Block) -> str:
+    match block:
+        case str():
+            return block
+        case Facts():
+            return "\n".join(f"- **{name.removesuffix('?')}**: {text}" for name, text in block.pairs)
+        case Table():
+            return "\n".join([f"**{block.caption}**", "", *block.markdown()])
+        case Lines():
+            return f"```\n{block.text}\n```"
+        case Links():
+            return "\n".join(f"- [{link.text}]({link.address})" for link in block.links)
+        case Picture():
+            return ""

@@ -1,4 +1,4 @@
-"""The picture of a plan: its pipeline over time.
+"""The picture of a plan: its pipeline over one training step.
 
 Drawn with matplotlib's object interface and no display, so that any process may draw at any time.
 """
@@ -19,8 +19,6 @@ from heterps_core.units import MS_PER_S
 from tasks.reports.document import Picture
 from tasks.reports.run_report import PlanReport
 
-STAGES_PICTURE = "stages_over_time.png"
-
 DEVICE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 """Told apart by colour-blind readers too (Okabe and Ito 2008)."""
 
@@ -29,20 +27,21 @@ GREY = "#444444"
 
 
 def stages_picture(report: PlanReport, *, num_microbatches: int) -> Picture:
-    """Return one training step of the plan: a row per stage, a bar per pass."""
+    """Return the picture of one training step of a plan, with what it shows in words."""
     evaluation = report.chosen.evaluation
     stages = "; ".join(
         f"{part.stage.num_replicas} x {part.stage.device_type} take {part.seconds * MS_PER_S:.2f} ms a batch"
         for part in evaluation.stages
     )
+    figure = stages_figure(
+        report.problem,
+        evaluation,
+        num_microbatches=num_microbatches,
+        title=f"{report.problem.model}: plan of {report.searches.taken} over time",
+    )
     return Picture.of(
-        stages_figure(
-            report.problem,
-            evaluation,
-            num_microbatches=num_microbatches,
-            title=f"{report.problem.model}: plan of {report.searches.taken} over time",
-        ),
-        name=STAGES_PICTURE,
+        figure,
+        name="stages_over_time.png",
         caption="The planned stages within one training step",
         alt=f"Bars of forward and backward passes of {num_microbatches} micro-batches, a row for each stage: "
         f"{stages}.",
@@ -108,7 +107,10 @@ def stages_figure(
     passes = pipeline_passes(
         [stage.seconds for stage in evaluation.stages], num_microbatches=num_microbatches
     )
-    colours = device_colours(problem)
+    colours = {
+        name: DEVICE_COLOURS[index % len(DEVICE_COLOURS)]
+        for index, name in enumerate(problem.device_type_names)
+    }
     figure = Figure(figsize=(10.0, 1.9 + 0.75 * num_stages), dpi=120, layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -156,14 +158,6 @@ def stages_figure(
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), frameon=False, fontsize=9)
     return figure
-
-
-def device_colours(problem: SchedulingProblem) -> dict[str, str]:
-    """Return a colour for each device type of a problem, the same in every picture of it."""
-    return {
-        name: DEVICE_COLOURS[index % len(DEVICE_COLOURS)]
-        for index, name in enumerate(problem.device_type_names)
-    }
 
 
 def _stage_label(problem: SchedulingProblem, part: StageEvaluation) -> str:

@@ -14,11 +14,7 @@ from tasks.judging.promotion_gates import PromotionDecision
 from tasks.reports.bills import bill_blocks, waste_block
 from tasks.reports.decision_document import decision_tables, sentence
 from tasks.reports.document import Block, Document, Facts, Lines, Links, Picture, Section
-from tasks.reports.run_report import PlanReport, RunReport
-from tasks.reports.summaries import gap_text, speed_text, taken_text
-
-SAME_COST = 1e-6
-"""Relative; a plan that is cheaper by less is no reason for a warning."""
+from tasks.reports.run_report import PlanReport, RunReport, gap_text, speed_text, taken_text
 
 PURCHASE_COLUMNS = {
     "stage": "d",
@@ -104,14 +100,7 @@ def run_document(
     decision: PromotionDecision | None,
     links: Links,
 ) -> Document:
-    """Return the report of a finished run.
-
-    Args:
-        report: The run.
-        picture: Of its plan.
-        decision: Whether its model became champion; None where there was no decision.
-        links: Where to go on.
-    """
+    """Return the report of a finished run."""
     return Document(
         title=f"Run {report.run_id}: {report.model}",
         summary=f"{report.model} on {report.data}, {report.num_train_rows:,} rows to train on and the latest "
@@ -131,7 +120,7 @@ def run_document(
 
 
 def baseline_lines(report: RunReport) -> list[str]:
-    """Return what must be known of the logistic regression: that there is none, or that it saw a sample."""
+    """Return whether there is no logistic regression, or that it saw a sample."""
     if not isinstance(report.baseline, Baseline):
         return [f"There is no logistic regression to compare with: {report.baseline.why}."]
     if report.baseline.num_train_rows < report.num_train_rows:
@@ -199,18 +188,14 @@ def _plan_section(report: PlanReport, *more: Block) -> Section:
         facts.append(
             ("note", "times of device types that are not at hand are estimates from published figures")
         )
-    results = report.searches.results
-    best = min(results, key=lambda name: results[name].plan.cost_usd)
-    if plan.cost_usd > results[best].plan.cost_usd * (1 + SAME_COST):
-        saving = 1 - results[best].plan.cost_usd / plan.cost_usd
-        facts.append(("warning", f"{best} found a plan that is {saving:.1%} cheaper: --scheduler {best}"))
     return Section(title="Plan", blocks=[stages, Facts(pairs=facts), *more])
 
 
 def _why_section(report: PlanReport) -> Section:
+    text = explanation_text(report.explanation)
     blocks: list[Block] = [
         Facts(pairs=essential_facts(report.explanation)),
-        Lines(label="Why this plan", text=explanation_text(report.explanation)),
+        Lines(label="Why this plan", text=text),
     ]
     return Section(title="Why this plan", blocks=blocks)
 

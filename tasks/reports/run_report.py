@@ -14,6 +14,8 @@ from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction
 from heterps_core.planning.simulate.plan_simulation import PlanSimulation, run_cost_usd
+from heterps_core.plans.scheduling_plan import SchedulingPlan
+from heterps_core.text_table import NOT_KNOWN
 from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import SAMPLES_PER_MILLION
 from infra.billing.bill import Bill
@@ -21,8 +23,7 @@ from infra.billing.waste import WasteLine, waste_lines
 from tasks.judging.baseline import Baseline, NoBaseline
 from tasks.learning import Learning
 from tasks.provisioning import Provisioning
-from tasks.records.run_costs import four_digits
-from tasks.records.tracked_run import TrackedRun
+from tasks.records.tracking import TrackedRun
 from tasks.reports.stage_outcomes import (
     StageOutcome,
     measured_step_seconds,
@@ -107,14 +108,7 @@ class RunReport(PlanReport):
 
     @classmethod
     def of(cls, planned: PlanReport, *, this_machine: str, learning: Learning, **outcome: Any) -> RunReport:
-        """Return the report of a run that went as planned so far.
-
-        Args:
-            planned: Its plan.
-            this_machine: Fingerprint of the machine that makes a dry run of.
-            learning: From the runs before it.
-            outcome: The other fields that are added.
-        """
+        """Return the report of a run that went as planned so far."""
         stages = planned.provisioning.launch_stages
         is_dry_run = planned.provisioning.is_dry_run
         rented = " | ".join(dict.fromkeys(stage.device_type for stage in stages))
@@ -245,7 +239,7 @@ class RunReport(PlanReport):
             "night/auc_gap": best.auc - auc if best and best.auc and auc else None,
             "night/plan_gap": self.chosen.plan.optimality_gap,
         }
-        return {name: four_digits(value) for name, value in figures.items()}
+        return {name: None if value is None else float(f"{value:.4g}") for name, value in figures.items()}
 
     def metrics(self) -> dict[str, float | None]:
         """Return the figures of the whole run under their stable names, beside those of its plan."""
@@ -289,3 +283,46 @@ def explanation_metrics(explanation: PlanExplanation) -> dict[str, float | None]
         "explanation/runner_up_extra_usd": runner_up.extra_usd if runner_up else None,
         "explanation/ten_percent_more_usd": explanation.ten_percent_more.extra_usd,
     }
+
+
+def plan_summary(plan: SchedulingPlan) -> str:
+    """Return a plan in one line."""
+    stages = ", ".join(f"{stage.num_replicas} x {stage.device_type}" for stage in plan.stages)
+    gap = "optimal" if plan.optimality_gap == 0 else _gap_at_most(plan)
+    return f"{plan.scheduler}: {stages}; {plan.throughput_samples_per_s:,.0f} samples/s, {gap}"
+
+
+def taken_text(searches: Searches, asked: str) -> str:
+    """Return why a plan is not that of the method that was asked for; nothing where it is."""
+    if searches.taken == asked:
+        return ""
+    if asked in searches.without_plan:
+        return f"; {asked}, which was asked for, found no plan"
+    extra = searches.results[asked].plan.cost_usd / searches.chosen.plan.cost_usd - 1
+    return f"; the plan of {asked}, which was asked for, costs {extra:.2%} more"
+
+
+def training_summary(training: TrainingRun) -> str:
+    """Return what a training run did in one line."""
+    assert training.quality is not None
+    attempts = "" if training.num_attempts == 1 else f", {training.num_attempts} attempts"
+    return (
+        f"{len(training.steps):,} steps, {speed_text(training.throughput_samples_per_s)} samples/s, "
+        f"log-loss {training.quality.log_loss:.4f} on held-out rows{attempts}"
+    )
+
+
+def gap_text(plan: SchedulingPlan) -> str:
+    """Return what is proven of the plan's cost."""
+    if plan.optimality_gap == 0:
+        return "optimal: no plan for this problem is cheaper (gap 0)"
+    return f"{_gap_at_most(plan)} for this problem"
+
+
+def speed_text(samples_per_s: float | None) -> str:
+    """Return a speed; "-" where too few steps were trained to measure one."""
+    return NOT_KNOWN if samples_per_s is None else f"{samples_per_s:,.0f}"
+
+
+def _gap_at_most(plan: SchedulingPlan) -> str:
+    return f"at most {plan.optimality_gap:.2%} more expensive than the cheapest plan"

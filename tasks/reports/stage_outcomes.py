@@ -53,19 +53,6 @@ class StageOutcome:
         """Of the stage alone, had it never waited for another."""
         return None if self.measured_seconds is None else self.batch_size / self.measured_seconds
 
-    def metrics(self) -> dict[str, float | None]:
-        """Return the figures of the stage under their stable names, which are those of all stages."""
-        return {
-            "stage/predicted_step_seconds": self.predicted_seconds,
-            "stage/measured_step_seconds": self.measured_seconds,
-            "stage/predicted_throughput_samples_per_s": self.predicted_throughput_samples_per_s,
-            "stage/measured_throughput_samples_per_s": self.measured_throughput_samples_per_s,
-            "stage/predicted_usd": self.predicted_usd,
-            "stage/measured_usd": self.measured_usd,
-            "stage/billed_usd": self.billed_usd,
-            "stage/idle_share": self.idle_share,
-        }
-
 
 def stage_outcomes(
     stages: Sequence[Stage],
@@ -79,11 +66,8 @@ def stage_outcomes(
     """Return what came of each launched stage.
 
     Args:
-        stages: As launched.
         predicted: Of each stage, the seconds of its work for one training batch.
-        training: What was measured.
         bills: Of all launches; the last one's machines are those that trained.
-        batch_size: Samples of a step.
         predicted_step_seconds: Of the whole pipeline: what each stage's machines are paid for.
     """
     step_seconds = measured_step_seconds(training, batch_size=batch_size)
@@ -105,7 +89,9 @@ def stage_outcomes(
                 num_replicas=stage.num_replicas,
                 batch_size=batch_size,
                 predicted_seconds=seconds,
-                measured_seconds=_busy_seconds(step_seconds, idle_share),
+                measured_seconds=None
+                if step_seconds is None or idle_share is None or idle_share >= 1
+                else step_seconds * (1 - idle_share),
                 idle_share=idle_share,
                 predicted_usd=usd_for(price, predicted_step_seconds * len(training.steps)),
                 measured_usd=usd_for(price, training.trained_seconds),
@@ -122,7 +108,17 @@ def stage_series(stages: Sequence[StageOutcome]) -> dict[str, list[tuple[int, fl
     """
     series: dict[str, list[tuple[int, float]]] = {}
     for stage in stages:
-        for name, value in stage.metrics().items():
+        figures = {
+            "stage/predicted_step_seconds": stage.predicted_seconds,
+            "stage/measured_step_seconds": stage.measured_seconds,
+            "stage/predicted_throughput_samples_per_s": stage.predicted_throughput_samples_per_s,
+            "stage/measured_throughput_samples_per_s": stage.measured_throughput_samples_per_s,
+            "stage/predicted_usd": stage.predicted_usd,
+            "stage/measured_usd": stage.measured_usd,
+            "stage/billed_usd": stage.billed_usd,
+            "stage/idle_share": stage.idle_share,
+        }
+        for name, value in figures.items():
             if value is not None:
                 series.setdefault(name, []).append((stage.index, value))
     return series
@@ -143,9 +139,3 @@ def measured_step_seconds(training: TrainingRun, *, batch_size: int) -> float | 
     """Return the time of the median step; None where too few were trained."""
     throughput = training.undisturbed_throughput_samples_per_s
     return None if throughput is None else batch_size / throughput
-
-
-def _busy_seconds(step_seconds: float | None, idle_share: float | None) -> float | None:
-    if step_seconds is None or idle_share is None or idle_share >= 1:
-        return None
-    return step_seconds * (1 - idle_share)

@@ -49,14 +49,6 @@ def within_budget(
 ) -> Iterator[BudgetWatch]:
     """Hold the spending of a run against its caps while the block trains; see `infra.billing.spending`.
 
-    Args:
-        workspace: With the ledger.
-        cluster: What trains.
-        caps: What may be spent.
-        run_id: Whose launches count together.
-        run_directory: Where a stop is asked for.
-        bucket_usd: What the run will pay for its bucket.
-
     Raises:
         BudgetExceededError: The cap was reached and the machines were ended before a checkpoint was written.
     """

@@ -20,11 +20,11 @@ from datetime import UTC, datetime
 from heterps_core.errors import LiveFleetError
 from infra.bootstrap.node_start import DEFAULT_LIFETIME_S
 from infra.instances import Instance
-from infra.ledger.ledger import Ledger, LedgerEntry
+from infra.ledger.ledger import LedgerEntry
 from infra.machines.sweeper import reason_to_end, sweep_workspace
 from infra.providers import provider_of
 from infra.workspace import Workspace
-from tasks.clusters import run_of_launch
+from tasks.clusters import ledger_entries, run_of_launch
 
 SHOWN_MACHINES = 4
 
@@ -44,8 +44,6 @@ def only_fleet(workspace: Workspace, run_id: str, *, flow_run_id: str = "") -> I
     """Keep every other run of the workspace out while the block runs.
 
     Args:
-        workspace: Whose fleet.
-        run_id: Of the run that may have machines.
         flow_run_id: Of the flow run that answers for it; several may in turn, where it is resumed.
 
     Raises:
@@ -103,12 +101,10 @@ def check_no_other_fleet(workspace: Workspace, run_id: str) -> None:
 
 def _young_open_entries(workspace: Workspace) -> list[LedgerEntry]:
     """Return machines that the ledger does not know to be over; older ones have ended themselves."""
-    if not workspace.ledger_path.exists():
-        return []
     now = datetime.now(UTC)
     return [
         entry
-        for entry in Ledger(workspace.ledger_path).entries()
+        for entry in ledger_entries(workspace)
         if entry.is_open and (now - entry.intended_at).total_seconds() < DEFAULT_LIFETIME_S
     ]
 

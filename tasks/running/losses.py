@@ -1,23 +1,34 @@
-"""What becomes of a run that loses a machine or a worker without notice: it is noted, and the run goes on by itself.
+"""What becomes of a run that loses machines or workers: it is noted, and the run goes on by itself with others.
 
-The flow ends what is left of the fleet, plans again, and goes on with new machines from the newest complete
-checkpoint. What comes again the same way is not tried again, and each hour has a budget of tries: the record stands
-in the run's folder, so that a run that is resumed by a person or a schedule does not get another.
+Of a spot machine the notice comes two minutes ahead: the workers write a checkpoint and end
+(`heterps_core/training/node/leaving.py`). The flow ends what is left of the fleet, plans again for what can still be
+bought, and goes on from the newest complete checkpoint. What comes again the same way is not tried again, and each
+hour has a budget of tries: the record stands in the run's folder, so that a run that is resumed does not get
+another.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
 from heterps_core.cluster import Cluster
+from heterps_core.device_types import in_markets
 from heterps_core.errors import InterruptedTrainingError, TrainingError
+from heterps_core.hardware import Market
+from heterps_core.training.node.node_life import leaving_nodes
 from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import STOP, RunDirectory
+from heterps_core.training.training_run import TrainingRun
+from infra.ledger.ledger import EndReason
 from infra.workspace import Workspace
-from tasks.running.interruptions import note_interruptions
+from tasks.clusters import ledger_entries, local_folder
 
-LOSSES_FILE = "losses.json"
+LOSSES_FILE, INTERRUPTIONS_FILE = "losses.json", "interruptions.json"
+
+logger = logging.getLogger(__name__)
 
 MAX_TRIES_PER_HOUR = 3
 """Launches of a run in an hour that may be lost. A machine of a spot pool of CPUs lasts 1.7 h on average
@@ -25,6 +36,9 @@ MAX_TRIES_PER_HOUR = 3
 that something is wrong which new machines do not cure, and each costs a start-up and up to 200 steps again."""
 
 BUDGET_PERIOD = timedelta(hours=1)
+
+MAX_SPOT_LOSSES = 2
+"""With so many interruptions in a run the rest of it is bought on-demand."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +106,7 @@ def note_loss(
         checkpoint_step=checkpoint_step,
     )
     earlier = read_losses(workspace, run_id)
-    _folder(workspace, run_id).write_json(LOSSES_FILE, [asdict(each) for each in (*earlier, loss)])
+    local_folder(workspace, run_id).write_json(LOSSES_FILE, [asdict(each) for each in (*earlier, loss)])
     if loss.signature is not None and earlier and loss.signature == earlier[-1].signature:
         raise TrainingError(
             f"a fault that comes again is not tried again, and launch {loss.launch_id} ended as the one before: "
@@ -110,9 +124,66 @@ def note_loss(
 
 def read_losses(workspace: Workspace, run_id: str) -> list[Loss]:
     """Return what was lost of a run without notice, oldest first."""
-    return [Loss(**each) for each in _folder(workspace, run_id).read_json(LOSSES_FILE) or []]
+    return [Loss(**each) for each in local_folder(workspace, run_id).read_json(LOSSES_FILE) or []]
 
 
-def _folder(workspace: Workspace, run_id: str) -> RunDirectory:
-    """Return the run's folder on this machine, wherever its nodes write."""
-    return RunDirectory(str(workspace.run_directory(run_id)))
+def note_interruptions(
+    workspace: Workspace,
+    run_id: str,
+    *,
+    run_directory: RunDirectory,
+    cluster: Cluster,
+    lost_node_id: str | None = None,
+) -> list[str]:
+    """Write down which machines of a launch were told that they will be preempted; return their node ids.
+
+    A spot machine that was lost without a notice (`lost_node_id`) is written down with them.
+    """
+    leaving = sorted(leaving_nodes(run_directory))
+    lost = [
+        node.node_id for node in cluster.nodes if node.node_id == lost_node_id and node.market is Market.SPOT
+    ]
+    if leaving or lost:
+        noted = _noted(workspace, run_id) | {(cluster.run_id, node_id) for node_id in (*leaving, *lost)}
+        local_folder(workspace, run_id).write_json(INTERRUPTIONS_FILE, sorted(noted))
+    return leaving
+
+
+def num_spot_losses(workspace: Workspace, run_id: str) -> int:
+    """Return how many spot instances of all launches of a run were preempted, with a notice or without."""
+    found_gone = {
+        (entry.run_id, entry.node_id)
+        for entry in ledger_entries(workspace, run_id)
+        if entry.market is Market.SPOT and entry.reason == EndReason.GONE
+    }
+    return len(found_gone | _noted(workspace, run_id))
+
+
+def interruption_summary(training: TrainingRun, leaving: list[str]) -> str:
+    """Return what happened and what comes next, in one line."""
+    step = training.steps[-1].step if training.steps else 0
+    return (
+        f"{', '.join(leaving)} will be preempted: a checkpoint of step {step:,} is written, and the run goes on "
+        f"from there with other machines"
+    )
+
+
+def _noted(workspace: Workspace, run_id: str) -> set[tuple[str, str]]:
+    document = local_folder(workspace, run_id).read_json(INTERRUPTIONS_FILE) or []
+    return {(launch_id, node_id) for launch_id, node_id in document}
+
+
+def device_types_to_buy(
+    workspace: Workspace, device_types: Sequence[str], markets: Sequence[str], *, run_id: str
+) -> list[str]:
+    """Return the device types in the markets that a run may still buy in.
+
+    Raises:
+        UnknownNameError: A device type is in no table.
+    """
+    losses = num_spot_losses(workspace, run_id)
+    asked = [Market(market) for market in markets]
+    allowed = asked if losses < MAX_SPOT_LOSSES else [Market.ON_DEMAND]
+    if losses and set(allowed) != set(asked):
+        logger.warning("run %s has lost %d spot instances: the rest is bought on-demand", run_id, losses)
+    return in_markets(device_types, allowed)

@@ -32,8 +32,7 @@ from tasks.records.mlflow_store import (
     search_runs,
     store_must_answer,
 )
-from tasks.records.tracked_run import EndStatus, TrackedRun
-from tasks.records.tracking import record_metrics
+from tasks.records.tracking import EndStatus, TrackedRun, record_metrics
 
 
 def open_run(workspace: Workspace, *, run_id: str, run_name: str, tags: Mapping[str, str]) -> TrackedRun:
@@ -51,8 +50,7 @@ def open_run(workspace: Workspace, *, run_id: str, run_name: str, tags: Mapping[
     notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: KIND_TRAINING}
     for earlier in earlier_runs:
         client.update_run(earlier.info.run_id, status="RUNNING")
-        for name, value in notes.items():
-            client.set_tag(earlier.info.run_id, name, value)
+        client.set_tags(earlier.info.run_id, notes)
         return TrackedRun(mlflow_run_id=earlier.info.run_id, experiment_id=experiment, run_id=run_id)
     run = client.create_run(experiment, run_name=run_name, tags=notes)
     return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment, run_id=run_id)
@@ -66,7 +64,7 @@ def open_other_run(workspace: Workspace, *, kind: str, run_id: str, tags: Mappin
     )
     notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: kind}
     run = client.create_run(experiment, run_name=f"{kind} {run_id}", tags=notes)
-    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment)
+    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment, run_id=run_id)
 
 
 def close_run(workspace: Workspace, run: TrackedRun, *, status: EndStatus, reason: str) -> None:
@@ -90,10 +88,6 @@ def close_dead_run(
     A run that has ended keeps the status that it ended with.
 
     Args:
-        workspace: Where runs are recorded.
-        run_id: Of the flow run.
-        status: That they end with.
-        reason: Why they ended.
         metrics: What is known of the run all the same, such as its cost; written to its parent.
     """
     if not has_records(workspace):
@@ -102,7 +96,9 @@ def close_dead_run(
     open_runs = [run for run in runs_of(client, run_id) if run.info.status == "RUNNING"]
     for run in open_runs:
         if metrics and run.data.tags.get(KIND_TAG) == KIND_TRAINING:
-            tracked = TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=run.info.experiment_id)
+            tracked = TrackedRun(
+                mlflow_run_id=run.info.run_id, experiment_id=run.info.experiment_id, run_id=run_id
+            )
             record_metrics(workspace, tracked, metrics)
         client.set_tag(run.info.run_id, END_REASON_TAG, reason)
         client.set_terminated(run.info.run_id, status)

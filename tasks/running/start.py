@@ -63,12 +63,8 @@ def start_of_run(
     """Return what a run begins with: what it began with before, where it is resumed, else see `choose_start`.
 
     Args:
-        workspace: Whose champion is meant.
         run: Of a run that is resumed; None for a new one.
-        start_from: "champion" or "scratch".
         day: That the night trains on; None where the data has no days.
-        model: That is trained.
-        schema: Of the rows.
         optimizers: Names of those that train: `dense_optimizer` and `embedding_optimizer`.
 
     Raises:
@@ -94,14 +90,6 @@ def choose_start(
     optimizers: Mapping[str, str],
 ) -> Start:
     """Return what a run begins with.
-
-    Args:
-        champion: See `champion_before`.
-        start_from: "champion" or "scratch".
-        day: That the night trains on; None where the data has no days, which begins from scratch.
-        model: That is trained.
-        schema: Of the rows.
-        optimizers: As for `start_of_run`.
 
     Raises:
         CheckpointError: The state of the champion's optimizers is missing, or not that which was registered.

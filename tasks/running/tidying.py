@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.training.storage.run_directory import CHECKPOINTS, DATA, RESERVE, START_MODEL, RunDirectory
-from infra.ledger.ledger import Ledger, LedgerEntry
+from infra.ledger.ledger import LedgerEntry
 from infra.providers import get_provider
 from infra.run_store import RUN_STORE_VARIABLE, has_run_store, location_in_store
 from infra.workspace import Workspace
-from tasks.clusters import SPOT_FILE, STORAGE_FILE, run_of_launch
+from tasks.clusters import SPOT_FILE, STORAGE_FILE, ledger_entries, run_of_launch
 from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.records.record_outbox import first_line
-from tasks.running.kept_explanation import EXPLANATION_FILE
+from tasks.records.runs import EXPLANATION_FILE
 from tasks.running.live_fleet import last_fleet
 
 KEPT_FILES = (EXPLANATION_FILE, STORAGE_FILE, SPOT_FILE)
@@ -33,28 +33,16 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Removed:
-    """What was deleted."""
-
-    name: str
-    num_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
-    """What was not, for a reason."""
-
-    name: str
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Tidied:
     """What became of the runs, or of the models."""
 
     kind: str
-    removed: Sequence[Removed] = ()
-    kept: Sequence[Kept] = ()
+    removed: Mapping[str, int]
+    """Name -> bytes."""
+
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """Name -> why."""
+
     problems: Sequence[str] = ()
     """Each says what could not be deleted or looked at, and why."""
 
@@ -77,21 +65,21 @@ def tidy_runs(workspace: Workspace, *, ended_before: datetime, is_trial: bool = 
     that neither the record nor the ledger knows. Of a folder in the workspace `KEPT_FILES` stay.
 
     Args:
-        workspace: Whose runs.
-        ended_before: When a run must have ended.
         is_trial: Delete nothing, and return what would be.
 
     Raises:
         ConfigurationError: The record of runs does not answer, without which nobody knows who lives.
     """
-    machines = _machines_by_run(workspace)
-    removed: list[Removed] = []
-    kept: list[Kept] = []
+    machines: dict[str, list[LedgerEntry]] = {}
+    for entry in ledger_entries(workspace):
+        machines.setdefault(run_of_launch(entry.run_id), []).append(entry)
+    removed: dict[str, int] = {}
+    kept: dict[str, str] = {}
     places, problems = _places_by_run(workspace, machines)
     for run_id, directories in sorted(places.items()):
         why = _why_kept(workspace, run_id, machines.get(run_id, ()), ended_before)
         if why is not None:
-            kept.append(Kept(name=run_id, why=why))
+            kept[run_id] = why
             continue
         try:
             num_bytes = sum(_bytes_to_delete(directory) for directory in directories)
@@ -103,16 +91,8 @@ def tidy_runs(workspace: Workspace, *, ended_before: datetime, is_trial: bool = 
             # Of whatever kind the disk or the bucket has; the other runs are tidied all the same.
             problems.append(f"run {run_id}: {first_line(problem)}")
             continue
-        removed.append(Removed(name=run_id, num_bytes=num_bytes))
+        removed[run_id] = num_bytes
     return Tidied(kind="runs", removed=removed, kept=kept, problems=problems)
-
-
-def _machines_by_run(workspace: Workspace) -> Mapping[str, list[LedgerEntry]]:
-    found: dict[str, list[LedgerEntry]] = {}
-    if workspace.ledger_path.exists():
-        for entry in Ledger(workspace.ledger_path).entries():
-            found.setdefault(run_of_launch(entry.run_id), []).append(entry)
-    return found
 
 
 def _places_by_run(

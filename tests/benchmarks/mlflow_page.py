@@ -28,9 +28,10 @@ from infra.loopback import free_loopback_port
 from infra.workspace import ServiceAddresses, Workspace
 from tasks.learning import readable_past
 from tasks.records import tracking
-from tasks.records.mlflow_names import DAY_TAG, NOTE_TAG, SPEED_TAG
-from tasks.records.mlflow_views import compare_address, experiment_tags, nights_address, run_name, run_note
-from tasks.records.tracked_run import RunSettings, TrackedRun
+from tasks.records.mlflow_names import DAY_TAG, SPEED_TAG
+from tasks.records.mlflow_store import client_of
+from tasks.records.mlflow_views import compare_address, experiment_tags, nights_address, run_name
+from tasks.records.tracking import TrackedRun
 from tasks.reports.nights_document import MOST_NIGHTS
 from tasks.reports.run_report import PlanReport
 from tasks.reports.stage_outcomes import stage_series
@@ -123,8 +124,10 @@ def write_night(
     planned = replace(planned, run_id=run_id, tracked=tracked, day=day)
     report = make_run_report(planned=planned)
     result = planned.chosen
-    tracking.tag_experiment(workspace, tracked, experiment_tags())
-    tracking.name_run(workspace, tracked, run_name(planned))
+    client = client_of(workspace)
+    for name, value in experiment_tags().items():
+        client.set_experiment_tag(tracked.experiment_id, name, value)
+    client.update_run(tracked.mlflow_run_id, name=run_name(planned))
     for method in METHODS:
         settings = _settings(planned.chosen.plan.stages, method)
         tracking.record_search(workspace, tracked, result, settings, is_chosen=method == "exact")
@@ -138,14 +141,12 @@ def write_night(
     loss = [(step, 0.7 / (1 + step / 20)) for step in range(NUM_STEPS)]
     tracking.record_series(workspace, tracked, {"train/log_loss": loss, **stage_series(report.stages)})
     assert report.speed is not None
-    tracking.tag_run(
-        workspace, tracked, {NOTE_TAG: run_note(report), SPEED_TAG: json.dumps(report.speed.to_json())}
-    )
+    client.set_tag(tracked.mlflow_run_id, SPEED_TAG, json.dumps(report.speed.to_json()))
     run_lifecycle.close_run(workspace, tracked, status="FINISHED", reason="completed")
 
 
-def _settings(stages: Any, method: str) -> RunSettings:
-    return RunSettings.of_plan(
+def _settings(stages: Any, method: str) -> dict[str, str]:
+    return tracking.run_settings(
         stages, method=method, model="ctrdnn", market="on-demand", batch_size=100, seed=0
     )
 

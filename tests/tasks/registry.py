@@ -14,15 +14,10 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from infra.workspace import Workspace
-from tasks.judging.promotion_gates import ModelFigures
+from tasks.judging.promotion_gates import ModelFigures, PromotionDecision, PromotionGates
+from tasks.judging.promotion_judgement import judge_challenger
 from tasks.records import model_registry
-from tasks.records.champion import (
-    PromotionDecision,
-    PromotionGates,
-    apply_decision,
-    champion_of,
-    judge_challenger,
-)
+from tasks.records.champion import apply_decision, champion_of
 from tasks.running import run_lifecycle
 from tests.heterps_core.serving.builders import LOGISTIC_MODEL, fit_logistic, write_logistic
 

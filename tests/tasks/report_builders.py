@@ -17,7 +17,7 @@ from tasks.learning import Learning
 from tasks.provisioning import find_offers, provision
 from tasks.records.mlflow_names import PROMOTED_TAG, SPEED_TAG
 from tasks.records.past_runs import PastRun
-from tasks.records.tracked_run import TrackedRun
+from tasks.records.tracking import TrackedRun
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.scheduling import Searches, explain_choice, simulate_choice
 from tests.tasks.builders import make_problem, make_result
@@ -43,7 +43,7 @@ def make_plan_report(*, run_id=RUN_ID, tracked=None, provider="local", data="cli
         provisioning=provision.fn(
             result.plan, find_offers.fn(["cpu-c7i", "gpu-t4"]), provider=provider, caps=Caps()
         ),
-        tracked=tracked or TrackedRun(mlflow_run_id="0" * 32, experiment_id="1"),
+        tracked=tracked or TrackedRun(mlflow_run_id="0" * 32, experiment_id="1", run_id="r"),
         is_estimated=False,
         day="2026-11-20",
     )
@@ -155,8 +155,7 @@ def make_night(index, *, speed=None, **changes):
     started_at = datetime(2026, 10, 1, 2, 30, tzinfo=UTC) + timedelta(days=index)
     run_id = f"{started_at:%Y%m%d-%H%M}-{index:08d}"
     values = {
-        "run_id": run_id,
-        "tracked": TrackedRun(mlflow_run_id=f"{index:032d}", experiment_id="1"),
+        "tracked": TrackedRun(mlflow_run_id=f"{index:032d}", experiment_id="1", run_id=run_id),
         "name": f"ctrdnn exact {run_id}",
         "status": "FINISHED",
         "started_at": started_at,

@@ -12,7 +12,7 @@ from tasks.comparison import (
     reason_in_one_line,
 )
 from tasks.reports.comparison_document import comparison_document
-from tasks.reports.renderers import markdown, terminal_text
+from tasks.reports.document import markdown, terminal_text
 from tests.tasks.builders import make_problem, make_result
 
 PROBLEM = make_problem()

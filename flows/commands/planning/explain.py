@@ -34,8 +34,7 @@ def run(options: argparse.Namespace) -> None:
         UnknownNameError: No run begins like this.
         ConfigurationError: Several do, or the run has no explanation.
     """
-    from tasks.running.kept_explanation import read_explanation
-    from tasks.running.run_names import find_run, known_runs
+    from tasks.records.runs import find_run, known_runs, read_explanation
 
     workspace = Workspace.locate()
     document = read_explanation(workspace, find_run(options.run_id, known_runs(workspace)))

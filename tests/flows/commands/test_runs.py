@@ -3,10 +3,10 @@ import json
 import pytest
 
 from flows.cli import main
+from heterps_core.plans.scheduling_plan import Stage
 from infra.workspace import Workspace
 from tasks.records import mlflow_store, tracking
 from tasks.records.mlflow_names import DAY_TAG, PROCESS_TAG
-from tasks.records.tracked_run import RunSettings
 from tasks.running import run_lifecycle
 
 
@@ -20,14 +20,9 @@ def workspace(tmp_path_factory):
         run_name="ctrdnn exact 20261120-0430-aaaaaaaa",
         tags={DAY_TAG: "2026-11-19"},
     )
-    settings = RunSettings(
-        method="exact",
-        model="ctrdnn",
-        device_types="cpu-c7i | gpu-t4",
-        replicas="4 | 1",
-        market="on-demand",
-        batch_size=512,
-        seed=0,
+    stages = [Stage(0, 0, "cpu-c7i", 4), Stage(1, 2, "gpu-t4", 1)]
+    settings = tracking.run_settings(
+        stages, method="exact", model="ctrdnn", market="on-demand", batch_size=512, seed=0
     )
     tracking.record_settings(workspace, good, settings)
     figures = {

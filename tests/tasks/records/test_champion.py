@@ -15,9 +15,9 @@ from heterps_core.errors import CheckpointError, ConfigurationError, UnknownName
 from heterps_core.judging.quality import measure_quality
 from heterps_core.serving.exported_model import ClickPredictor
 from infra.workspace import Workspace
-from tasks.judging.promotion_gates import PromotionDecision
+from tasks.judging.promotion_gates import PromotionDecision, PromotionGates
 from tasks.records import model_registry
-from tasks.records.champion import PromotionGates, apply_decision, champion_before, champion_of, roll_back
+from tasks.records.champion import apply_decision, champion_before, champion_of, roll_back
 from tasks.records.mlflow_names import EXPERIMENT
 from tests.heterps_core.serving.builders import fit_logistic, raw_columns, write_logistic
 from tests.tasks.registry import BROKEN, EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED

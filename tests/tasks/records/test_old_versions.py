@@ -135,7 +135,7 @@ def runs_of_versions(workspace):
 
 
 def whys(tidied):
-    return {kept.name: kept.why for kept in tidied.kept}
+    return tidied.kept
 
 
 def test_versions_that_nobody_needs_go_with_their_files_and_only_those(workspace):
@@ -145,11 +145,11 @@ def test_versions_that_nobody_needs_go_with_their_files_and_only_those(workspace
     tidied = tidy_versions(workspace, registered_before=MONTH_AGO)
 
     # 4 was champion until 19 days ago, when 7 followed; 2 is what a second roll-back would lead to.
-    assert [removed.name for removed in tidied.removed] == ["1", "3", "5"]
+    assert list(tidied.removed) == ["1", "3", "5"]
     assert names(workspace) == ["2", "4", "6", "7", "8"]
     assert folders_on_disk(workspace) == runs_of_versions(workspace)
     after = sum(path.stat().st_size for path in workspace.artifacts_directory.rglob("*") if path.is_file())
-    assert before - after == sum(removed.num_bytes for removed in tidied.removed) > 0
+    assert before - after == sum(tidied.removed.values()) > 0
     assert whys(tidied)["7"] == "is called champion"
     assert whys(tidied)["8"] == "is called challenger"
     assert whys(tidied)["6"].startswith("was registered after ")
@@ -165,7 +165,7 @@ def test_a_trial_says_the_same_and_deletes_nothing(workspace):
     assert names(workspace) == [str(number) for number in range(1, NUM_VERSIONS + 1)]
     assert set(workspace.artifacts_directory.rglob("*")) == before
     assert tidy_versions(workspace, registered_before=MONTH_AGO) == trial
-    assert tidy_versions(workspace, registered_before=MONTH_AGO).removed == []
+    assert tidy_versions(workspace, registered_before=MONTH_AGO).removed == {}
 
 
 def test_the_champion_is_loaded_and_a_roll_back_works_after_a_tidy(workspace, exported):
@@ -212,11 +212,9 @@ def test_what_has_an_alias_or_is_begun_with_or_is_the_newest_of_a_model_stays(wo
     assert whys(tidied)["1"] == "is called shadow"
     assert whys(tidied)["2"] == "a run that is under way began with it"
     assert whys(tidied)["9"] == "is the newest of another"
-    assert [removed.name for removed in tidied.removed] == ["3", "4", "5"]
+    assert list(tidied.removed) == ["3", "4", "5"]
     run_lifecycle.close_run(workspace, live, status="FAILED", reason="test")
-    assert [removed.name for removed in tidy_versions(workspace, registered_before=MONTH_AGO).removed] == [
-        "2"
-    ]
+    assert list(tidy_versions(workspace, registered_before=MONTH_AGO).removed) == ["2"]
 
 
 def test_files_that_a_kept_version_has_too_stay(workspace, exported):
@@ -231,7 +229,7 @@ def test_files_that_a_kept_version_has_too_stay(workspace, exported):
 
     tidied = tidy_versions(workspace, registered_before=MONTH_AGO)
 
-    assert {removed.name: removed.num_bytes for removed in tidied.removed}["3"] == 0
+    assert tidied.removed["3"] == 0
     challenger = model_registry.find_version(workspace, "8")
     assert model_registry.verified_folder(workspace, challenger).is_dir()
 
@@ -243,7 +241,7 @@ def test_a_copy_of_a_workspace_never_deletes_the_files_of_the_first(workspace, t
 
     tidied = tidy_versions(copy, registered_before=MONTH_AGO)
 
-    assert tidied.removed == []
+    assert tidied.removed == {}
     assert whys(tidied)["1"].startswith("its files are not in this workspace: ")
     assert folders_on_disk(workspace) == before
 
@@ -286,11 +284,11 @@ def test_on_a_server_versions_files_and_what_was_fetched_of_them_go(exported, tm
         kept_run = model_registry.find_version(workspace, "2").mlflow_run_id
 
         tidied = tidy_versions(workspace, registered_before=MONTH_AGO)
-        copies = tidy_copies(workspace, versions={kept.name for kept in tidied.kept})
+        copies = tidy_copies(workspace, versions=tidied.kept)
 
-        assert [removed.name for removed in tidied.removed] == ["1"]
-        assert [removed.name.partition("-")[0] for removed in copies.removed] == ["1"]
-        assert tidied.removed[0].num_bytes == copies.removed[0].num_bytes > 0
+        assert list(tidied.removed) == ["1"]
+        assert [name.partition("-")[0] for name in copies.removed] == ["1"]
+        assert [*tidied.removed.values()] == [*copies.removed.values()] != [0]
         on_server = (tmp_path / "artifacts").glob("*/*/artifacts/model/MLmodel")
         assert [path.parents[2].name for path in on_server] == [kept_run]
         assert [folder.exists() for folder in fetched] == [False, True]

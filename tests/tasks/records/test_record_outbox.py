@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
-from tasks.records import mlflow_store, past_runs, record_outbox, tracking
+from tasks.records import mlflow_store, record_outbox, tracking
 from tasks.records.record_outbox import GIVE_UP_AFTER_S, Outbox, Write
 from tasks.running import run_lifecycle
 from tests.tracking_server import TrackingServer
@@ -146,7 +146,7 @@ def test_a_run_goes_on_while_its_database_is_locked_and_nothing_is_lost(tmp_path
         second = run_lifecycle.open_run(workspace, run_id="r2", run_name="r2", tags={})
         tracking.record_metrics(workspace, run, {"quality/auc": 0.75})
         tracking.record_series(workspace, second, {"train/log_loss": [(1, 0.7), (2, 0.6)]})
-        tracking.record_text(workspace, run, "report.txt", "the report")
+        mlflow_store.client_of(workspace).log_text(run.mlflow_run_id, "the report", "report.txt")
         run_lifecycle.close_run(workspace, run, status="FINISHED", reason="completed")
         assert mlflow_store.outbox(workspace).waiting()
 
@@ -197,7 +197,7 @@ def test_a_server_that_is_stopped_in_mid_run_gets_everything_when_it_is_back(tmp
         tracking.record_metrics(workspace, run, {"predicted/cost_usd": 1.0})
         server.stop()
         tracking.record_metrics(workspace, run, {"measured/cost_usd": 1.25})
-        tracking.record_document(workspace, run, "bill.json", {"usd": 1.25})
+        mlflow_store.client_of(workspace).log_dict(run.mlflow_run_id, {"usd": 1.25}, "bill.json")
         run_lifecycle.close_run(workspace, run, status="FINISHED", reason="completed")
         with pytest.raises(ConfigurationError, match=r"must answer, but does not.*HETERPS_TRACKING_URI"):
             run_lifecycle.open_run(workspace, run_id="r2", run_name="r2", tags={})
@@ -210,6 +210,7 @@ def test_a_server_that_is_stopped_in_mid_run_gets_everything_when_it_is_back(tmp
         recorded = client.get_run(run.mlflow_run_id)
         assert recorded.info.status == "FINISHED"
         assert recorded.data.metrics == {"predicted/cost_usd": 1.0, "measured/cost_usd": 1.25}
-        assert past_runs.recorded_text(workspace, "r1", "bill.json") == '{\n  "usd": 1.25\n}'
+        document = client.download_artifacts(run.mlflow_run_id, "bill.json", str(tmp_path))
+        assert Path(document).read_text() == '{\n  "usd": 1.25\n}'
     finally:
         server.stop()

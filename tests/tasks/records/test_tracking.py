@@ -3,7 +3,7 @@ from mlflow import MlflowClient
 
 from infra.workspace import Workspace
 from tasks.records import tracking
-from tasks.records.tracked_run import RunSettings
+from tasks.records.tracking import run_settings
 from tasks.running import run_lifecycle
 from tests.tasks.builders import make_problem, make_result
 
@@ -30,7 +30,7 @@ def children_of(client, run):
 
 
 def settings(result):
-    return RunSettings.of_plan(
+    return run_settings(
         result.plan.stages, method="exact", model="tiny", market="on-demand", batch_size=100, seed=0
     )
 
@@ -97,7 +97,7 @@ def test_a_resumed_run_goes_on_in_its_old_record(workspace, client):
     tracking.record_settings(
         workspace,
         again,
-        RunSettings.of_plan(
+        run_settings(
             result.plan.stages, method="genetic", model="tiny", market="spot", batch_size=100, seed=1
         ),
     )

@@ -3,7 +3,7 @@ from dataclasses import replace
 from heterps_core.judging.quality import Estimate
 from tasks.judging.promotion_gates import GateVerdict, ModelFigures, PromotionDecision
 from tasks.reports.decision_document import decision_document, decision_metrics
-from tasks.reports.renderers import markdown
+from tasks.reports.document import markdown
 
 
 def figures(auc, usd):

@@ -3,8 +3,7 @@ import pytest
 from heterps_core.planning.calibration.correction import NO_CORRECTION
 from heterps_core.text_table import Table
 from tasks.reports.document import Link, Links
-from tasks.reports.nights_document import nights_document, nights_figure
-from tasks.reports.renderers import html_page
+from tasks.reports.nights_document import nights_document
 from tests.tasks.report_builders import make_night, make_speed
 
 LINKS = Links(links=[Link(text="here", address="http://127.0.0.1:5000")])
@@ -56,39 +55,8 @@ def test_the_best_and_the_cheapest_are_those_that_have_figures(failed, named):
     assert facts.get("Cheapest") == ("2.5000 USD per million, 2026-10-01" if named else None)
 
 
-def test_figures_are_drawn_for_one_night_for_many_and_for_nights_without_figures():
-    for nights in ([make_night(0)], [make_night(i) for i in range(30)], [make_night(0, **FAILED)]):
-        assert len(nights_figure(nights).axes) == 4
-        assert "<table>" in html_page(page_of(nights))
-
-
-def test_days_are_named_below_the_picture():
-    figure = nights_figure([make_night(index) for index in range(30)])
-    figure.canvas.draw()
-
-    labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
-    shown = [label for label in labels if label]
-    assert 2 <= len(shown) <= 10
-    assert all(label.startswith("2026-10-") for label in shown)
-
-
-def test_the_day_of_a_single_night_is_named_once():
-    figure = nights_figure([make_night(0)])
-    figure.canvas.draw()
-
-    labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
-    assert [label for label in labels if label] == ["2026-10-01"]
-
-
-def test_the_error_is_that_of_what_was_expected_and_of_the_cost_model_alone():
+def test_the_error_is_that_of_what_was_expected():
     speed = make_speed("20261001-0230-00000000")
     corrected = make_night(0, speed=type(speed).from_json({**speed.to_json(), "correction_factor": 1.25}))
 
-    figure = nights_figure([corrected])
-
     assert rows_of(page_of([corrected]))[0]["off by"] == "+0.0%"
-    drawn = {line.get_label(): line.get_ydata()[0] for line in figure.axes[3].lines[:2]}
-    assert drawn == {
-        "cost model alone": pytest.approx(-0.2),
-        "as predicted, corrected": pytest.approx(0.0),
-    }

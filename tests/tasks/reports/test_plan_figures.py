@@ -4,7 +4,10 @@ import pytest
 
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.plans.scheduling_plan import Stage
-from tasks.reports.plan_figures import pipeline_passes, stages_figure
+from tasks.reports.plan_figures import (
+    pipeline_passes,
+    stages_figure,
+)
 from tests.tasks.builders import make_problem
 
 

@@ -7,12 +7,10 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.text_table import Table
 from tasks.judging.promotion_gates import GateVerdict, ModelFigures, PromotionDecision
 from tasks.learning import Learning
-from tasks.records.mlflow_views import run_note
-from tasks.reports.document import Facts, Link, Links, Picture
+from tasks.reports.document import Facts, Link, Links, Picture, html_page, markdown, terminal_text
 from tasks.reports.plan_figures import stages_picture
-from tasks.reports.renderers import html_page, markdown, terminal_text
 from tasks.reports.run_document import plan_document, run_document
-from tasks.reports.summaries import training_summary
+from tasks.reports.run_report import training_summary
 from tasks.scheduling import Searches
 from tests.tasks.builders import make_problem, make_result
 from tests.tasks.report_builders import (
@@ -142,7 +140,7 @@ def test_a_source_that_looks_like_markup_is_shown_as_it_is(picture):
     assert "<of>" not in html
 
 
-def test_a_run_that_ends_with_its_plan_has_a_page_too():
+def test_a_run_that_ends_with_its_plan_has_a_page_too(picture):
     page = plan_document(make_plan_report(), links=LINKS)
 
     assert [section.title for section in page.sections] == [
@@ -171,7 +169,6 @@ def test_a_speed_that_was_not_measured_is_a_dash_in_every_text(picture, one_step
 
     assert training_summary(one_step).startswith("1 steps, - samples/s, ")
     assert "measured    - samples/s; - over the whole time" in text
-    assert "**- samples/s**;" in run_note(make_run_report(training=one_step))
 
 
 def test_a_speed_that_was_not_measured_has_no_figure(one_step):
@@ -186,7 +183,7 @@ def test_a_speed_that_was_not_measured_has_no_figure(one_step):
     assert {name: metrics[name] for name in speeds} == dict.fromkeys(speeds)
 
 
-def test_a_plan_that_is_not_of_the_method_that_was_asked_for_says_so():
+def test_a_plan_that_is_not_of_the_method_that_was_asked_for_says_so(picture):
     problem = make_problem()
     exact, asked = (
         make_result(problem),

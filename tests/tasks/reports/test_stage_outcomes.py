@@ -37,8 +37,8 @@ def test_a_stage_whose_workers_did_not_tell_is_not_measured():
     _, gpu = outcomes(idle_shares={0: 0.2})
 
     assert gpu.measured_seconds is None
-    assert gpu.metrics()["stage/measured_throughput_samples_per_s"] is None
-    assert gpu.metrics()["stage/predicted_step_seconds"] == 0.008
+    assert gpu.measured_throughput_samples_per_s is None
+    assert gpu.predicted_seconds == 0.008
 
 
 def test_figures_of_stages_are_series_over_their_index_without_those_that_are_missing():

@@ -2,7 +2,7 @@ import pytest
 
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.workspace import Workspace
-from tasks.running.interruptions import note_interruptions, num_spot_losses
+from tasks.running.losses import note_interruptions, num_spot_losses
 from tests.tasks.running.builders import spot_cluster
 
 

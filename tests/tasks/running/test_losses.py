@@ -7,8 +7,7 @@ import pytest
 from heterps_core.errors import InterruptedTrainingError, TrainingError
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.workspace import Workspace
-from tasks.running.interruptions import num_spot_losses
-from tasks.running.losses import note_loss, read_losses
+from tasks.running.losses import note_loss, num_spot_losses, read_losses
 from tests.tasks.running.builders import spot_cluster
 
 NOW = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)

@@ -89,7 +89,7 @@ def files_of(folder: Path) -> set[str]:
 
 
 def whys(tidied):
-    return {kept.name: kept.why for kept in tidied.kept}
+    return tidied.kept
 
 
 @contextlib.contextmanager
@@ -131,7 +131,7 @@ def test_runs_that_ended_long_ago_go_and_others_keep_every_file(workspace):
 
     tidied = tidy_runs(workspace, ended_before=MONTH_AGO)
 
-    assert [(removed.name, removed.num_bytes) for removed in tidied.removed] == [
+    assert list(tidied.removed.items()) == [
         ("old-failed", NUM_BYTES_REMOVED),
         ("old-finished", NUM_BYTES_REMOVED),
     ]
@@ -143,7 +143,7 @@ def test_runs_that_ended_long_ago_go_and_others_keep_every_file(workspace):
     assert tidied.problems == []
 
     again = tidy_runs(workspace, ended_before=MONTH_AGO)
-    assert again.removed == []
+    assert again.removed == {}
     assert set(whys(again)) == {"recent", "live"}
 
 
@@ -175,7 +175,7 @@ def test_a_run_keeps_its_files_while_the_ledger_has_a_machine_of_it(workspace):
 
     tidied = tidy_runs(workspace, ended_before=MONTH_AGO)
 
-    assert [removed.name for removed in tidied.removed] == ["machine-ended"]
+    assert list(tidied.removed) == ["machine-ended"]
     assert "ledger does not know to be over" in whys(tidied)["machine-left"]
     assert files_of(workspace.run_directory("machine-left")) == set(FILES)
 
@@ -188,7 +188,7 @@ def test_a_run_that_holds_the_lock_of_the_fleet_keeps_its_files_and_is_not_kept_
     with only_fleet(workspace, "resumed"):
         tidied = tidy_runs(workspace, ended_before=MONTH_AGO)
 
-    assert [removed.name for removed in tidied.removed] == ["other"]
+    assert list(tidied.removed) == ["other"]
     assert files_of(workspace.run_directory("resumed")) == set(FILES)
 
 
@@ -201,7 +201,7 @@ def test_where_the_record_was_lost_the_ledger_says_when_a_run_ended(workspace):
 
     tidied = tidy_runs(workspace, ended_before=MONTH_AGO)
 
-    assert [removed.name for removed in tidied.removed] == ["old"]
+    assert list(tidied.removed) == ["old"]
     assert whys(tidied)["by-hand"] == "is known neither to the record of runs nor to the ledger"
     assert whys(tidied)["Ann's copy"] == "has a name that no run has"
 
@@ -226,7 +226,7 @@ def test_a_run_that_cannot_be_deleted_is_told_and_the_others_go(workspace, tmp_p
 
     tidied = tidy_runs(workspace, ended_before=MONTH_AGO)
 
-    assert [removed.name for removed in tidied.removed] == ["b-old"]
+    assert list(tidied.removed) == ["b-old"]
     (problem,) = tidied.problems
     assert problem.startswith("run a-stuck: ")
 
@@ -247,9 +247,7 @@ def test_a_run_of_rented_machines_goes_from_the_bucket_too(workspace, monkeypatc
         tidied = tidy_runs(workspace, ended_before=MONTH_AGO)
 
         assert tidied == trial
-        assert [(removed.name, removed.num_bytes) for removed in tidied.removed] == [
-            ("rented", NUM_BYTES_REMOVED + sum(FILES.values()))
-        ]
+        assert list(tidied.removed.items()) == [("rented", NUM_BYTES_REMOVED + sum(FILES.values()))]
         assert {key for key in before if key.startswith("nightly/rented/")}
         after = {key for key in keys_in_bucket() if not key.endswith("/")}
         assert after == {
@@ -278,12 +276,12 @@ def test_a_run_store_that_is_not_named_or_cannot_be_is_told_and_the_rest_is_done
     )
     assert wrong.problems[0].startswith("the run store could not be listed: ")
     assert "got 'my-bucket'" in wrong.problems[0]
-    assert [removed.name for removed in wrong.removed] == ["rented"]
+    assert list(wrong.removed) == ["rented"]
     assert files_of(workspace.run_directory("rented")) == STAYS
 
 
 def test_a_workspace_that_was_never_used_stays_as_it_is(tmp_path):
     empty = Workspace(root=tmp_path / "nothing")
 
-    assert tidy_runs(empty, ended_before=MONTH_AGO).removed == []
+    assert tidy_runs(empty, ended_before=MONTH_AGO).removed == {}
     assert not empty.root.exists()

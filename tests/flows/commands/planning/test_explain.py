@@ -5,9 +5,7 @@ import pytest
 from flows.cli import main
 from heterps_core.plans.scheduling_plan import SchedulingPlan
 from infra.workspace import Workspace
-from tasks.records import tracking
-from tasks.running import run_lifecycle
-from tasks.running.kept_explanation import keep_explanation
+from tasks.records.runs import keep_explanation
 from tests.tasks.report_builders import RUN_ID, make_plan_report
 
 
@@ -56,18 +54,6 @@ def test_a_plan_is_kept_before_anything_is_launched(workspace, capsys, monkeypat
     assert SchedulingPlan.from_json(document["plan"]) == report.chosen.plan
     assert document["text"] in text.out
     assert text.out.startswith(f"Run {RUN_ID}: ctrdnn on clicks <of> a day\nexact: 4 x cpu-c7i, 1 x gpu-t4;")
-
-
-def test_an_older_run_is_explained_from_its_record(workspace, capsys, monkeypatch):
-    workspace.run_directory("r1").mkdir()
-    run = run_lifecycle.open_run(workspace, run_id="r1", run_name="r1", tags={})
-    tracking.record_text(
-        workspace, run, "explanation.md", "# The plan, explained\n\n```\nWhy this plan\n```\n"
-    )
-
-    status, printed = heterps(capsys, monkeypatch, "explain", "r1")
-
-    assert (status, printed.out) == (0, "Run r1\n\nWhy this plan\n")
 
 
 def test_a_run_without_a_plan_says_so(workspace, capsys, monkeypatch):

@@ -7,8 +7,8 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
 from infra.ledger.ledger import EndReason, Ledger
 from infra.workspace import Workspace
-from tasks.planning.markets import check_markets, device_types_to_buy
-from tasks.running.interruptions import num_spot_losses
+from tasks.provisioning import check_markets
+from tasks.running.losses import device_types_to_buy, num_spot_losses
 from tests.infra.builders import offer, plan
 
 NOW = datetime.now(UTC)

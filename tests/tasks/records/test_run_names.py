@@ -2,7 +2,7 @@ import pytest
 
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from infra.workspace import Workspace
-from tasks.running.run_names import find_run, known_runs
+from tasks.records.runs import find_run, known_runs
 
 IDS = ["20261120-0430-1a2b3c4d", "20261121-0430-5e6f7a8b", "20261121-0930-5e6f0000"]
 

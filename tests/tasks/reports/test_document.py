@@ -5,8 +5,18 @@ import pytest
 from matplotlib.figure import Figure
 
 from heterps_core.text_table import Table
-from tasks.reports.document import Document, Facts, Lines, Link, Links, Picture, Section
-from tasks.reports.renderers import html_page, markdown, terminal_text
+from tasks.reports.document import (
+    Document,
+    Facts,
+    Lines,
+    Link,
+    Links,
+    Picture,
+    Section,
+    html_page,
+    markdown,
+    terminal_text,
+)
 
 
 class Outline(HTMLParser):

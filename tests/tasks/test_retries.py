@@ -6,7 +6,7 @@ from prefect import Task, flow
 
 import tasks
 from heterps_core.errors import ProvisioningError
-from tasks.running.retries import REPEATABLE
+from tasks import REPEATABLE
 
 REPEATED = {
     "refresh prices",

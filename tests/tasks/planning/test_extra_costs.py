@@ -2,7 +2,7 @@ import pytest
 
 from heterps_core.errors import BudgetExceededError
 from infra.billing.caps import Caps
-from tasks.planning.bucket_costs import planned_usage
+from tasks.planning.extra_costs import planned_usage
 from tasks.provisioning import provision
 from tests.tasks.test_provisioning import OFFERS, planned
 
