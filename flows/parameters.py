@@ -14,12 +14,10 @@ from flows.parameter_model import FlowParameters, OneOf
 from heterps_core.hardware import Market
 from heterps_core.models import sized_model
 from heterps_core.planning.problem.extra_costs import COST_TERMS
-from heterps_core.planning.problem.scheduling_problem import StepModel
 from heterps_core.planning.search.schedulers import SCHEDULERS
 from heterps_core.profiling.profiles.device_profile import VALID_FOR
 from heterps_core.training.job import (
     CHAMPION,
-    DELAYED,
     DENSE_OPTIMIZERS,
     EMBEDDING_OPTIMIZERS,
     NIGHT_SAMPLES,
@@ -98,14 +96,9 @@ class ModelParameters(FlowParameters):
     precision: Annotated[str, OneOf("precision", PRECISIONS)] = ENGINE["precision"]
     """In what dense layers multiply: float32 or bfloat16. Parameters are float32 in both."""
 
-    update_mode: Annotated[str, OneOf("update mode", UPDATE_MODES)] = ENGINE["update_mode"]
+    update_mode: Annotated[str, OneOf("update mode", UPDATE_MODES)] | None = None
     """When a pipeline applies the gradients of a batch: delayed, while the next one runs, or sync, before it begins,
-    for which it drains in every step."""
-
-    @property
-    def step_model(self) -> StepModel:
-        """The step that plans are made for: the trainer's, or the papers' where the pipeline drains."""
-        return StepModel.TRAINER if self.update_mode == DELAYED else StepModel.PAPERS
+    for which it drains in every step; empty for delayed from 1,000 steps on."""
 
     @property
     def sized_model(self) -> str:

@@ -112,7 +112,7 @@ def profile_devices(asked: ProfileParameters) -> str:
         device_types=device_types,
         num_epochs=asked.epochs,
         throughput_floor_samples_per_s=asked.throughput_floor_samples_per_s,
-        step_model=asked.step_model,
+        update_mode=asked.update_mode,
     )
     decisions = decide_measurements(
         problem,

@@ -32,7 +32,7 @@ from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simul
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.machine import num_cores
 from heterps_core.profiling.profiles.profile_cache import worker_costs_of
-from heterps_core.training.job import DELAYED, TrainingConfig, TrainingJob
+from heterps_core.training.job import DELAYED, TrainingConfig, TrainingJob, default_update_mode
 from tasks.planning.extra_costs import job_extra_costs
 from tasks.profiling import PlannedJob, ProfiledModel
 
@@ -58,10 +58,11 @@ def make_problem(
     throughput_floor_samples_per_s: float,
     leave_out_costs: Sequence[str] = (),
     profiling_usd: float = 0.0,
-    step_model: StepModel = StepModel.TRAINER,
+    update_mode: str | None = None,
 ) -> SchedulingProblem:
     """Put profiles, offers, the job, the floor and what else is charged together.
 
+    The step is the trainer's with delayed updates, else the papers'; without an update mode by the number of steps.
     Where prices differ between zones, the problem is that of the zone with the cheapest optimum.
 
     Raises:
@@ -70,6 +71,7 @@ def make_problem(
     """
     for name in device_types:
         instance_sizes(name, offers)
+    update_mode = update_mode or default_update_mode(job.num_samples * num_epochs / job.batch_size)
     extra_costs = job_extra_costs(
         profiled.planned_graph, leave_out=leave_out_costs, profiling_usd=profiling_usd
     )
@@ -107,7 +109,7 @@ def make_problem(
                 num_epochs=num_epochs,
                 throughput_floor_samples_per_s=throughput_floor_samples_per_s,
                 extra_costs=extra_costs,
-                step_model=step_model,
+                step_model=StepModel.TRAINER if update_mode == DELAYED else StepModel.PAPERS,
             )
         )
     return problems[0] if len(problems) == 1 else min(problems, key=lambda p: find_optimum(p).cost_usd)

@@ -21,6 +21,7 @@ from heterps_core.training.job import (
     TrainingConfig,
     TrainingJob,
     default_microbatches,
+    default_update_mode,
     delayed_microbatches,
 )
 from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
@@ -75,13 +76,13 @@ def training_config(
     batch_size: int,
     epochs: int,
     num_stages: int,
-    update_mode: str,
+    update_mode: str | None,
     **others: Any,
 ) -> TrainingConfig:
-    """Return the numbers of a run."""
+    """Return the numbers of a run; without an update mode, with the one that so many steps want."""
     steps = dataset.num_batches(batch_size) * epochs
-    is_delayed = update_mode == DELAYED
-    microbatches = delayed_microbatches if is_delayed else default_microbatches
+    update_mode = update_mode or default_update_mode(steps)
+    microbatches = delayed_microbatches if update_mode == DELAYED else default_microbatches
     return TrainingConfig(
         batch_size=batch_size,
         num_microbatches=microbatches(batch_size, num_stages=num_stages),

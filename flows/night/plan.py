@@ -102,7 +102,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
             throughput_floor_samples_per_s=floor_with(deadline, asked.throughput_floor_samples_per_s),
             leave_out_costs=asked.leave_out_costs,
             profiling_usd=profiled.profiling_usd(run.run_id),
-            step_model=asked.step_model,
+            update_mode=asked.update_mode,
         )
     learning = learn_from_runs(run.workspace, run_id=run.run_id)
     problem = learning.corrected(problem)

@@ -16,6 +16,10 @@ PRECISIONS = ("float32", "bfloat16")
 SYNC, DELAYED = UPDATE_MODES = ("sync", "delayed")
 """When a batch's gradients are applied: before the next batch begins, or while it runs (`stage_runner.py`)."""
 
+STEPS_TO_DELAY = 1_000
+"""From as many steps on updates are delayed where nobody says otherwise: the AUC is then that of `sync`, over five seeds
+within 0.0005; with 312 steps it was 0.0035 lower (`python -m tests.benchmarks update_modes`, docs/LOG.md)."""
+
 DENSE_OPTIMIZERS = ("adam", "sgd")
 """Names of those in `gradients/optimizers.py`, which loads torch."""
 
@@ -76,6 +80,11 @@ def default_microbatches(batch_size: int, *, num_stages: int) -> int:
     while count > 1 and (batch_size % count or batch_size // count < LEAST_MICROBATCH_ROWS):
         count //= 2
     return count
+
+
+def default_update_mode(num_steps: float) -> str:
+    """Return the update mode of a training of so many steps."""
+    return DELAYED if num_steps >= STEPS_TO_DELAY else SYNC
 
 
 def delayed_microbatches(batch_size: int, *, num_stages: int) -> int:

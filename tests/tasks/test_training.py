@@ -31,7 +31,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
 
 
 def config_for(dataset: PreparedDataset, *, num_stages: int) -> TrainingConfig:
-    return training_config(dataset, batch_size=4096, epochs=1, seed=0, num_stages=num_stages)
+    return training_config(
+        dataset, batch_size=4096, epochs=1, seed=0, num_stages=num_stages, update_mode=None
+    )
 
 
 def provisioned(*stages: Stage, is_dry_run: bool) -> Provisioning:

@@ -53,6 +53,7 @@ def test_workers_of_a_dry_run_communicate_after_computing_and_rented_ones_meanwh
         stage=STAGES[0],
         compute_seconds=0.003,
         communication_seconds=0.002,
+        exchange_seconds=0.0,
         memory_bytes=0.0,
         price_usd_per_hour=1.0,
     )
