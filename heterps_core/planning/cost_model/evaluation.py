@@ -16,12 +16,10 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.planning.cost_model.instance_cover import InstanceCover
 from heterps_core.planning.cost_model.objective import BYTES_PER_GB
 from heterps_core.planning.cost_model.stage_cost import (
-    boundary_seconds,
     is_within,
     replica_memory_bytes,
-    replicated_seconds,
 )
-from heterps_core.planning.cost_model.step_model import exchange_seconds, num_microbatches_of, step_terms
+from heterps_core.planning.cost_model.step_model import num_microbatches_of, pacing_replicas, stage_seconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.units import SECONDS_PER_HOUR
@@ -207,46 +205,16 @@ def evaluate_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches
         known = ", ".join(problem.device_types)
         raise ConfigurationError(f"unknown device type {stage.device_type!r} in a plan; known are: {known}")
     unit = problem.device_types[stage.device_type]
-    terms = step_terms(problem, unit, num_microbatches)
     layers = problem.layers[stage.first_layer : stage.last_layer + 1]
-    is_first = stage.first_layer == 0
-    is_last = stage.last_layer == problem.num_layers - 1
-    communication_seconds = boundary_seconds(
-        0 if is_first else problem.layers[stage.first_layer - 1].output_bytes_per_sample,
-        0 if is_last else layers[-1].output_bytes_per_sample,
-        profile_batch_size=problem.profile_batch_size,
-        bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s,
-    )
-    sharded_seconds, other_seconds = (
-        sum(layer.communication_seconds[stage.device_type] for layer in layers if layer.is_sharded is sharded)
-        for sharded in (True, False)
-    )
-    blocking_seconds = 0.0
+    pacing: float = stage.num_replicas
     if problem.step_model is StepModel.TRAINER:
-        blocking_seconds = exchange_seconds(
-            terms,
-            scale=problem.batch_size / problem.profile_batch_size,
-            sharded_seconds=sharded_seconds,
-            replicated_seconds=other_seconds,
-            num_replicas=stage.num_replicas,
-            single_replica_communicates=problem.single_replica_communicates,
-        )
-    elif stage.num_replicas > 1 or problem.single_replica_communicates:
-        communication_seconds += sum(layer.communication_seconds[stage.device_type] for layer in layers)
+        pacing = float(pacing_replicas(problem.batch_size // num_microbatches, stage.num_replicas))
+    seconds = stage_seconds(problem, stage, num_microbatches=num_microbatches, num_replicas=pacing)
     return StageEvaluation(
         stage=stage,
-        compute_seconds=replicated_seconds(
-            sum(layer.compute_seconds[stage.device_type] for layer in layers) * terms.compute_scale,
-            terms.compute_fraction,
-            stage.num_replicas,
-        ),
-        communication_seconds=blocking_seconds
-        + replicated_seconds(
-            communication_seconds * terms.communication_scale,
-            terms.communication_fraction,
-            stage.num_replicas,
-        ),
-        exchange_seconds=blocking_seconds,
+        compute_seconds=seconds.compute,
+        communication_seconds=seconds.exchange + seconds.across,
+        exchange_seconds=seconds.exchange,
         memory_bytes=replica_memory_bytes(
             sum(layer.state_bytes for layer in layers if not layer.is_sharded),
             sum(layer.state_bytes for layer in layers if layer.is_sharded),

@@ -25,7 +25,7 @@ from heterps_core.planning.cost_model.stage_cost import (
     replica_memory_bytes,
     replicated_seconds,
 )
-from heterps_core.planning.cost_model.step_model import num_microbatches_of, step_terms
+from heterps_core.planning.cost_model.step_model import num_microbatches_of, pacing_replicas, step_terms
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 
 _NEAR_INTEGER = 1e-7
@@ -33,25 +33,33 @@ _NEAR_INTEGER = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exchanges:
-    """What a worker does between computing: (fixed + shared / k) seconds, times (k - 1) / k; see `step_model.py`."""
+class TrainerTerms:
+    """What the trainer's step has besides; XT(k) = (fixed + shared / k) (k - 1) / k, see `step_model.py`."""
 
     fixed_seconds: Floats
     shared_seconds: Floats
     single_replica_communicates: bool
     """Without the factor (k - 1) / k."""
 
-    def seconds(self, num_replicas: Floats) -> Floats:
+    microbatch_rows: int
+    """R, the most replicas of a stage."""
+
+    def exchange_seconds(self, num_replicas: Floats) -> Floats:
         """Return XT(k), elementwise."""
-        crossing = 1.0 if self.single_replica_communicates else (num_replicas - 1) / num_replicas
+        crossing = 1.0 if self.single_replica_communicates else 1 - 1 / num_replicas
         return np.asarray(crossing * (self.fixed_seconds + self.shared_seconds / num_replicas))
 
-    def at(self, shape: tuple[int, ...], index: tuple[Ints, ...]) -> Exchanges:
+    def whole(self, pacing: Floats) -> Floats:
+        """Return the least whole k with R / ceil(R / k) at least so large, infinite where there is none."""
+        rows = np.floor(self.microbatch_rows / pacing * (1 + _NEAR_INTEGER))
+        return np.where(rows >= 1, np.ceil(self.microbatch_rows / np.maximum(rows, 1.0)), np.inf)
+
+    def at(self, shape: tuple[int, ...], index: tuple[Ints, ...]) -> TrainerTerms:
         """Return those of some candidates."""
-        return Exchanges(
+        return replace(
+            self,
             fixed_seconds=np.broadcast_to(self.fixed_seconds, shape)[index],
             shared_seconds=np.broadcast_to(self.shared_seconds, shape)[index],
-            single_replica_communicates=self.single_replica_communicates,
         )
 
 
@@ -65,8 +73,8 @@ class StageTable:
     communication_seconds: Floats
     """In the trainer's step, that across the stage's boundaries alone."""
 
-    exchanges: Exchanges | None = None
-    """Of the trainer's step; None in the papers' model."""
+    trainer: TrainerTerms | None = None
+    """None in the papers' model."""
 
     memory_replicas: Floats
     """Least replicas whose memory holds the stage; infinite where none does."""
@@ -77,9 +85,6 @@ class StageTable:
     """Of one unit."""
 
     max_units: Floats
-    max_replicas: float = np.inf
-    """Of one stage: a micro-batch has a row for each."""
-
     interruptions_per_hour: Floats
     """Of one unit; 0 where interruptions cost nothing."""
 
@@ -92,6 +97,8 @@ class StageTable:
 
     def seconds(self, num_replicas: Floats) -> Floats:
         """Return ET(k), elementwise; infinite k are allowed."""
+        if self.trainer is not None:
+            num_replicas = pacing_replicas(self.trainer.microbatch_rows, num_replicas)
         communication = replicated_seconds(
             self.communication_seconds, self.communication_parallel_fraction, num_replicas
         )
@@ -101,9 +108,8 @@ class StageTable:
             )
             communication = np.where(num_replicas == 1, alone, communication)
         computing = replicated_seconds(self.compute_seconds, self.compute_parallel_fraction, num_replicas)
-        if self.exchanges is not None:
-            with np.errstate(invalid="ignore"):
-                computing = computing + self.exchanges.seconds(num_replicas)
+        if self.trainer is not None:
+            computing = computing + self.trainer.exchange_seconds(num_replicas)
         slower: Floats = np.maximum(computing, communication)
         return slower
 
@@ -113,8 +119,10 @@ class StageTable:
         In the papers' model it is the least: from two replicas on, more are never slower; one alone may be the
         fastest, as it does not communicate. In the trainer's, exchanges are left out.
         """
-        if self.exchanges is not None:
-            return replace(self, exchanges=None).seconds(np.minimum(self.max_units, self.max_replicas))
+        if self.trainer is not None:
+            return replace(self, trainer=None).seconds(
+                np.minimum(self.max_units, self.trainer.microbatch_rows)
+            )
         seconds = self.seconds(self.max_units)
         if self.single_communication_seconds is not None:
             alone = self.seconds(np.ones_like(self.memory_replicas))
@@ -134,8 +142,7 @@ class StageTable:
     def least_replicas(self, stage_seconds: Floats) -> Floats:
         """Return the least k with ET(k) <= x that memory and the type's cap allow.
 
-        From s (1 - f + f / k) <= x follows k >= s f / (x - s (1 - f)), for computation and communication; with
-        exchanges see `_with_exchanges`.
+        From s (1 - f + f / k) <= x follows k >= s f / (x - s (1 - f)), for computation and communication.
 
         Args:
             stage_seconds: x, shape (X,), positive.
@@ -149,9 +156,11 @@ class StageTable:
                 _amdahl_replicas(self.compute_seconds, self.compute_parallel_fraction, x),
                 _amdahl_replicas(self.communication_seconds, self.communication_parallel_fraction, x),
             )
+            if self.trainer is not None:
+                replicas = self._least_of_trainer(self.trainer, exact, x)
+                replicas[replicas > np.minimum(self.max_units, self.trainer.microbatch_rows)] = np.inf
+                return replicas
             np.maximum(exact, self.memory_replicas, out=exact)
-            if self.exchanges is not None:
-                exact = self._with_exchanges(self.exchanges, exact, x)
             nearest = np.rint(exact)
             doubtful = np.abs(exact - nearest) <= _NEAR_INTEGER * nearest
         replicas = np.ceil(exact)
@@ -163,32 +172,32 @@ class StageTable:
         if self.single_communication_seconds is not None:
             alone = self.seconds(np.ones_like(self.memory_replicas))
             replicas[(alone <= x) & (self.memory_replicas <= 1)] = 1.0
-        replicas[replicas > np.minimum(self.max_units, self.max_replicas)] = np.inf
+        replicas[replicas > self.max_units] = np.inf
         return replicas
 
-    def _with_exchanges(self, exchanges: Exchanges, fewest: Floats, x: Floats) -> Floats:
-        """Return the least k >= `fewest` with CT(k) + XT(k) <= x, or a number between it and the one before.
+    def _least_of_trainer(self, trainer: TrainerTerms, pacing: Floats, x: Floats) -> Floats:
+        """Return the least whole k that keeps x, from the k that keeps it without exchanges.
 
-        CT(k) + XT(k) = a + b / k - c / k^2 keeps x where (x - a) k^2 - b k + c >= 0. If it does not for the fewest,
-        it does from the larger root on where x > a, and nowhere where x <= a.
+        CT(k) + XT(k) = a + b / k - c / k^2 keeps x where (x - a) k^2 - b k + c >= 0. If it does not for the fewest
+        that memory and the rest want, it does from the larger root on where x > a, and nowhere where x <= a.
         """
         serial, parallel = (
             self.compute_seconds * share
             for share in (1 - self.compute_parallel_fraction, self.compute_parallel_fraction)
         )
-        a, b = serial + exchanges.fixed_seconds, parallel + exchanges.shared_seconds
+        a, b = serial + trainer.fixed_seconds, parallel + trainer.shared_seconds
         c = np.zeros_like(b)
-        if not exchanges.single_replica_communicates:
-            b, c = b - exchanges.fixed_seconds, exchanges.shared_seconds
-        fewest = np.ceil(fewest * (1 - _NEAR_INTEGER))
+        if not trainer.single_replica_communicates:
+            b, c = b - trainer.fixed_seconds, trainer.shared_seconds
+        fewest = np.maximum(trainer.whole(pacing), self.memory_replicas)
         slack = x - a
-        root = np.maximum((b + np.sqrt(np.maximum(b * b - 4 * slack * c, 0.0))) / (2 * slack), fewest)
-        root = np.where(slack > 0, root, np.inf)
-        is_kept = (
-            replace(self, communication_seconds=np.zeros_like(self.communication_seconds)).seconds(fewest)
-            <= x
-        )
-        return np.where(is_kept, fewest, root)
+        root = (b + np.sqrt(np.maximum(b * b - 4 * slack * c, 0.0))) / (2 * slack)
+        least = np.where(slack > 0, np.maximum(trainer.whole(np.maximum(root, pacing)), fewest), np.inf)
+        # What rounding let through has a row more for its slowest replica than the next count.
+        rows = np.ceil(trainer.microbatch_rows / least) - 1
+        next_least = np.where(rows >= 1, np.ceil(trainer.microbatch_rows / np.maximum(rows, 1.0)), np.inf)
+        least = np.where(self.seconds(least) <= x, least, next_least)
+        return np.where(self.seconds(fewest) <= x, fewest, least)
 
     def take(self, rows: Ints) -> StageTable:
         """Return the candidates with these flat indices, as a table of one axis."""
@@ -199,8 +208,7 @@ class StageTable:
         shape = self.compute_seconds.shape
         return StageTable(
             covers=self.covers,
-            max_replicas=self.max_replicas,
-            exchanges=None if self.exchanges is None else self.exchanges.at(shape, index),
+            trainer=None if self.trainer is None else self.trainer.at(shape, index),
             **{
                 field.name: np.broadcast_to(getattr(self, field.name), shape)[index]
                 for field in fields(StageTable)
@@ -289,25 +297,25 @@ def _stage_table(
             traffic = sums([layer.communication_seconds[name] for layer in problem.layers])
             communication_seconds[:, index] = (traffic + across) * terms[index].communication_scale
     communication_fraction = np.array([each.communication_fraction for each in terms])
-    exchanges = None
+    trainer = None
     if is_trainers:
-        exchanges = Exchanges(
+        trainer = TrainerTerms(
             fixed_seconds=sum_seconds + rows_seconds * (1 - communication_fraction),
             shared_seconds=rows_seconds * communication_fraction,
             single_replica_communicates=problem.single_replica_communicates,
+            microbatch_rows=problem.batch_size // num_microbatches,
         )
     has_lone_replicas = not is_trainers and not problem.single_replica_communicates
     return StageTable(
         compute_seconds=compute_seconds,
         communication_seconds=communication_seconds,
-        exchanges=exchanges,
+        trainer=trainer,
         single_communication_seconds=boundaries if has_lone_replicas else None,
         memory_replicas=memory_replicas,
         compute_parallel_fraction=np.array([each.compute_fraction for each in terms]),
         communication_parallel_fraction=communication_fraction,
         price_usd_per_hour=np.array([unit.price_usd_per_hour for unit in units]),
         max_units=np.array([unit.max_units for unit in units], dtype=np.float64),
-        max_replicas=problem.batch_size // num_microbatches if is_trainers else np.inf,
         interruptions_per_hour=objective_of(problem).interruptions_per_hour,
         type_indices=np.arange(len(units)),
         covers={index: _cover_prices(unit) for index, unit in enumerate(units) if unit.instances},

@@ -16,7 +16,8 @@ what crosses the stage's boundaries travels beside:
 with m micro-batches, Y the boundaries' share of ODT, E that of sharded layers (the exchange) and A that of the others
 (the all-reduce, once a step); the shares 1 - alpha and 1 - beta are fixed costs of each micro-batch and its messages,
 which the papers count B / B_o times. The factor (k - 1) / k, what of a replica's traffic goes to another one, is left
-out where a problem says that a single replica communicates.
+out where a problem says that a single replica communicates. Replicas have whole rows of a micro-batch, and the one
+with most of them sets the pace: k stands for R / ceil(R / k), with R = B / m.
 
 A pipeline of S stages does not wait for itself where each stage is `WARMUP_PER_STAGE` micro-batches ahead of the one
 behind it, and the first at most a batch ahead: with 4 (S - 1) micro-batches. Fewer cost less, so m is the least
@@ -27,8 +28,13 @@ by 6 % in one of twenty, and 24 % in the worst, where a stage sums gradients for
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from heterps_core.planning.cost_model.stage_cost import boundary_seconds, replicated_seconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
+from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import delayed_microbatches
 
 
@@ -64,21 +70,78 @@ def step_terms(problem: SchedulingProblem, unit: UnitType, num_microbatches: int
     )
 
 
+class StageSeconds(NamedTuple):
+    """Times of a stage for one training batch, by the terms of the formulas above."""
+
+    compute: float
+    """CT."""
+
+    exchange: float
+    """XT; 0 in the papers' model."""
+
+    across: float
+    """YT; DT in the papers' model."""
+
+
+def stage_seconds(
+    problem: SchedulingProblem, stage: Stage, *, num_microbatches: int, num_replicas: float
+) -> StageSeconds:
+    """Return the times of a stage's layers with so many replicas, which need be no whole number."""
+    unit = problem.device_types[stage.device_type]
+    terms = step_terms(problem, unit, num_microbatches)
+    layers = problem.layers[stage.first_layer : stage.last_layer + 1]
+    is_first = stage.first_layer == 0
+    is_last = stage.last_layer == problem.num_layers - 1
+    across = boundary_seconds(
+        0 if is_first else problem.layers[stage.first_layer - 1].output_bytes_per_sample,
+        0 if is_last else layers[-1].output_bytes_per_sample,
+        profile_batch_size=problem.profile_batch_size,
+        bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s,
+    )
+    exchange = 0.0
+    if problem.step_model is StepModel.TRAINER:
+        rows, sums = (
+            sum(
+                layer.communication_seconds[stage.device_type]
+                for layer in layers
+                if layer.is_sharded is sharded
+            )
+            for sharded in (True, False)
+        )
+        exchange = exchange_seconds(
+            problem, terms, rows_seconds=rows, sum_seconds=sums, num_replicas=num_replicas
+        )
+    elif num_replicas > 1 or problem.single_replica_communicates:
+        across = sum(layer.communication_seconds[stage.device_type] for layer in layers) + across
+    compute = sum(layer.compute_seconds[stage.device_type] for layer in layers)
+    return StageSeconds(
+        compute=replicated_seconds(compute * terms.compute_scale, terms.compute_fraction, num_replicas),
+        exchange=exchange,
+        across=replicated_seconds(
+            across * terms.communication_scale, terms.communication_fraction, num_replicas
+        ),
+    )
+
+
 def exchange_seconds(
+    problem: SchedulingProblem,
     terms: StepTerms,
     *,
-    scale: float,
-    sharded_seconds: float,
-    replicated_seconds: float,
-    num_replicas: int,
-    single_replica_communicates: bool,
+    rows_seconds: float,
+    sum_seconds: float,
+    num_replicas: float,
 ) -> float:
     """Return XT(k) of the trainer's step, from E and A."""
-    k = num_replicas
-    crossing = 1.0 if single_replica_communicates else (k - 1) / k
-    fraction = terms.communication_fraction
-    rows = sharded_seconds * terms.communication_scale * (1 - fraction + fraction / k)
-    return crossing * (replicated_seconds * scale + rows)
+    crossing = 1.0 if problem.single_replica_communicates else 1 - 1 / num_replicas
+    rows = replicated_seconds(
+        rows_seconds * terms.communication_scale, terms.communication_fraction, num_replicas
+    )
+    return crossing * float(sum_seconds * problem.batch_size / problem.profile_batch_size + rows)
+
+
+def pacing_replicas(microbatch_rows: Any, num_replicas: Any) -> Any:
+    """Return R / ceil(R / k): the replicas that would all be as slow as the one with most rows."""
+    return microbatch_rows / np.maximum(np.ceil(microbatch_rows / num_replicas), 1.0)
 
 
 def num_microbatches_of(problem: SchedulingProblem, num_stages: int) -> int:

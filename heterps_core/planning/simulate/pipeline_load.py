@@ -12,9 +12,8 @@ from functools import partial
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import LayerKind
-from heterps_core.planning.cost_model.evaluation import evaluate_stage
 from heterps_core.planning.cost_model.stage_cost import boundary_seconds
-from heterps_core.planning.cost_model.step_model import exchange_seconds, step_terms
+from heterps_core.planning.cost_model.step_model import exchange_seconds, stage_seconds, step_terms
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 
@@ -104,7 +103,6 @@ def pipeline_load(
 
 
 def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: int) -> StageLoad:
-    evaluation = evaluate_stage(problem, stage, num_microbatches=num_microbatches)
     unit = problem.device_types[stage.device_type]
     layers = problem.layers[stage.first_layer : stage.last_layer + 1]
     is_first, is_last = stage.first_layer == 0, stage.last_layer == problem.num_layers - 1
@@ -125,30 +123,24 @@ def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
         for sharded in (True, False)
     )
     terms = step_terms(problem, unit, num_microbatches)
+    # Of a replica with the mean number of rows; what others have more or less is in the durations of their slices.
+    seconds = stage_seconds(
+        problem, stage, num_microbatches=num_microbatches, num_replicas=stage.num_replicas
+    )
     if problem.step_model is StepModel.TRAINER:
-        by_k = partial(
-            exchange_seconds,
-            terms,
-            scale=problem.batch_size / problem.profile_batch_size,
-            num_replicas=stage.num_replicas,
-            single_replica_communicates=problem.single_replica_communicates,
-        )
+        by_k = partial(exchange_seconds, problem, terms, num_replicas=stage.num_replicas)
         # Rows are pulled and gradients pushed one after the other.
-        pull_seconds = by_k(sharded_seconds=exchange_odt, replicated_seconds=0.0) / 2
-        all_reduce_seconds = by_k(sharded_seconds=0.0, replicated_seconds=all_reduce_odt)
-        across_odt, across_seconds = (
-            input_odt + output_odt,
-            evaluation.communication_seconds - evaluation.exchange_seconds,
-        )
+        pull_seconds = by_k(rows_seconds=exchange_odt, sum_seconds=0.0) / 2
+        all_reduce_seconds = by_k(rows_seconds=0.0, sum_seconds=all_reduce_odt)
+        across_odt = input_odt + output_odt
     else:
         if stage.num_replicas == 1 and not problem.single_replica_communicates:
             exchange_odt = all_reduce_odt = 0.0
         across_odt = input_odt + output_odt + exchange_odt + all_reduce_odt
-        across_seconds = evaluation.communication_seconds
-        scale = across_seconds / across_odt if across_odt else 0.0
+        scale = seconds.across / across_odt if across_odt else 0.0
         pull_seconds, all_reduce_seconds = scale * exchange_odt, scale * all_reduce_odt
-    scale = across_seconds / across_odt if across_odt else 0.0
-    compute_seconds = evaluation.compute_seconds / num_microbatches
+    scale = seconds.across / across_odt if across_odt else 0.0
+    compute_seconds = seconds.compute / num_microbatches
     layer_seconds = sum(layer.compute_seconds[stage.device_type] for layer in layers)
     connected_seconds = sum(
         layer.compute_seconds[stage.device_type]

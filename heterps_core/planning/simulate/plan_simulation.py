@@ -63,9 +63,10 @@ def simulate_plan(
     if num_microbatches is None:
         of_step = {StepModel.TRAINER: delayed_microbatches, StepModel.PAPERS: default_microbatches}
         num_microbatches = of_step[problem.step_model](problem.batch_size, num_stages=len(stages))
+    evaluation = evaluate(problem, stages)
     load = pipeline_load(problem, stages, num_microbatches=num_microbatches)
     return PlanSimulation(
-        evaluation=evaluate(problem, stages),
+        evaluation=evaluation,
         load=load,
         slow_factors=slow_factors,
         undisturbed=simulate(load),

@@ -31,7 +31,9 @@ def trainer_problem(seed, *, scarce=False, communicates=False, floor_samples_per
 def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbatches: int) -> float:
     unit = problem.device_types[stage.device_type]
     layers = problem.layers[stage.first_layer : stage.last_layer + 1]
-    k, m, samples = stage.num_replicas, num_microbatches, problem.batch_size / problem.profile_batch_size
+    m, samples = num_microbatches, problem.batch_size / problem.profile_batch_size
+    most_rows = -(-(problem.batch_size // m) // stage.num_replicas)
+    k = problem.batch_size / m / most_rows
     alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
     computing = exchanging = summing = 0.0
     for layer in layers:
