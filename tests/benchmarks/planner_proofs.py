@@ -17,7 +17,7 @@ import numpy as np
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.extra_costs import NO_EXTRA_COSTS, ExtraCosts
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.search.optimum import find_optimum, highest_throughput
 from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
 from tests.benchmarks.independent_planner import CandidateStages, CheaperPlanSearch
@@ -31,6 +31,9 @@ MAX_LAYERS_OF_EDGE = 10
 
 CHARGED_EVERY = 5
 """Each fifth problem is charged for start-up, transfers and interruptions, which the MILP does not know."""
+
+TRAINERS_EVERY = 2
+"""Every other problem has the trainer's step, which the MILP does not know either."""
 
 BUDGETS = dict.fromkeys(SCHEDULERS.keys() - {"exact"}, 200) | {"bayesian": 12, "brute-force": 5_000}
 """Plans rated by each other method; Bayesian search takes milliseconds for one."""
@@ -112,6 +115,8 @@ def draw_capped(*, seed: int) -> SchedulingProblem:
     )
     if seed % CHARGED_EVERY == 0:
         problem = _charged(problem, random)
+    if seed % TRAINERS_EVERY == 1:
+        problem = replace(problem, step_model=StepModel.TRAINER)
     return replace(problem, throughput_floor_samples_per_s=_draw_floor(problem, random))
 
 
@@ -156,7 +161,7 @@ def _found_by_others(
     problem: SchedulingProblem, *, below_usd: float, seed: int
 ) -> Iterator[tuple[str, float]]:
     """Yield each method with the cost of the plan that it found, infinite where it found none that matters."""
-    if problem.extra_costs == NO_EXTRA_COSTS:
+    if problem.extra_costs == NO_EXTRA_COSTS and problem.step_model is StepModel.PAPERS:
         stages = CandidateStages.of(problem)
         yield "MILP", CheaperPlanSearch(stages).cheapest_below(below_usd)
         if problem.num_layers <= MAX_LAYERS_OF_BRUTE_FORCE:

@@ -21,6 +21,8 @@ from heterps_core.planning.cost_model.stage_cost import (
 )
 from heterps_core.planning.cost_model.step_model import num_microbatches_of, pacing_replicas, stage_seconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
+from heterps_core.planning.simulate.pipeline_load import pipeline_load
+from heterps_core.planning.simulate.pipeline_simulation import simulate
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.units import SECONDS_PER_HOUR
 
@@ -115,7 +117,8 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
     """Return time, memory, price and constraint violations of a plan.
 
     With ET(k) of each stage as in `step_model.py`, throughput = B / max ET, and
-    cost = E * M / throughput / 3600 * sum of price * k, with the lines of `extra_costs` besides.
+    cost = E * M / throughput / 3600 * sum of price * k, with the lines of `extra_costs` besides. The trainer's step
+    is simulated, as stages may wait for one another (`pipeline_simulation.py`).
 
     Raises:
         ConfigurationError: The stages do not cover the chain, name an unknown device type, or two
@@ -132,6 +135,9 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
     num_microbatches = num_microbatches_of(problem, len(stages))
     parts = tuple(evaluate_stage(problem, stage, num_microbatches=num_microbatches) for stage in stages)
     slowest_seconds = max(part.seconds for part in parts)
+    if problem.step_model is StepModel.TRAINER and len(stages) > 1:
+        load = pipeline_load(problem, stages, num_microbatches=num_microbatches)
+        slowest_seconds = max(slowest_seconds, simulate(load).step_seconds)
     throughput_samples_per_s = problem.batch_size / slowest_seconds
     run_seconds = problem.num_epochs * problem.num_samples / throughput_samples_per_s
     return PlanEvaluation(

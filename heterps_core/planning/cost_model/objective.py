@@ -117,6 +117,10 @@ class Objective:
         """Return the bill of a run."""
         return product * self.usd_per_product + self.fixed_usd
 
+    def product_of(self, cost_usd: float) -> float:
+        """Return the product of a plan from its bill."""
+        return (cost_usd - self.fixed_usd) / self.usd_per_product
+
 
 def objective_of(problem: SchedulingProblem) -> Objective:
     """Return the objective of a problem."""

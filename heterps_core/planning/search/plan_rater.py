@@ -6,6 +6,7 @@ best plan of a search is never an approximation.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, fields
 
@@ -14,11 +15,12 @@ from numpy.typing import NDArray
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.batch_rating import BatchRating, GridRater, PlanStages, stages_of
+from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.planning.cost_model.stage_table import segment_layers, segment_table
 from heterps_core.planning.cost_model.step_model import num_microbatches_of
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.provisioning.replica_balance import FixedStages
 from heterps_core.planning.search.optimum import stage_time_range
 from heterps_core.planning.search.search_result import HistoryPoint
@@ -142,18 +144,33 @@ class PlanRater:
             fixed = FixedStages.of_rows(grid.table, self._objective, rows)
             limit_seconds = float(grid.grid_seconds[grid.num_within - 1])
             found = fixed.cheapest_replicas(limit_seconds=limit_seconds, below_product=below_product)
-            self._exactly_rated[key] = found.product
-            if found.plan is not None and found.product < self._best_product:
-                self._remember(rows, found.plan, found.product)
+            product = found.product
+            if found.plan is not None and product < self._best_product:
+                met = self._as_stages(rows, found.plan)
+                product = self._simulated_product(met, product)
+                if product < self._best_product:
+                    self._remember(met, product)
+            self._exactly_rated[key] = product
         return self._exactly_rated[key]
 
-    def _remember(self, rows: Ints, num_replicas: Ints, product: float) -> None:
+    def _simulated_product(self, stages: tuple[Stage, ...], product: float) -> float:
+        """Return the product with which stages wait for one another; infinite where that misses the floor."""
+        if self.problem.step_model is StepModel.PAPERS:
+            return product
+        evaluation = evaluate(self.problem, stages)
+        if evaluation.violations:
+            return math.inf
+        return max(product, self._objective.product_of(evaluation.cost_usd))
+
+    def _as_stages(self, rows: Ints, num_replicas: Ints) -> tuple[Stage, ...]:
         names = self.problem.device_type_names
-        self._best_product = product
-        self._best_stages = tuple(
+        return tuple(
             Stage(*segment_layers(row // self.num_types), names[row % self.num_types], int(count))
             for row, count in zip(rows.tolist(), num_replicas, strict=True)
         )
+
+    def _remember(self, stages: tuple[Stage, ...], product: float) -> None:
+        self._best_product, self._best_stages = product, stages
         self.history.append(
             HistoryPoint(
                 num_evaluations=self.num_evaluations,
