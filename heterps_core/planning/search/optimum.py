@@ -44,13 +44,14 @@ from heterps_core.plans.scheduling_plan import Stage
 _POINTS_PER_ROUND = 32
 """Stage times per round of the branch and bound."""
 
-_SAME_WHEN_SIMULATED = 1e-3
+_SAME_WHEN_SIMULATED = 5e-3
 """Relative distance from the bound at which plans in which stages wait less are not looked for."""
 
-_VARIATIONS = ((2.0, 1.0), (5.0, 1.0), (1.0, 0.9), (2.0, 0.8), (5.0, 0.65), (5.0, 0.45))
+_VARIATIONS = ((2.0, 1.0), (4.0, 0.9), (2.0, 0.7))
 """All-reduces so many times as long, and the share of the limit on the stage time, of plans that wait less."""
 
-_MOST_IMPROVEMENTS = 6
+_MOST_MOVES = 40
+"""Plans that are simulated to improve the best one."""
 
 _UNLIMITED = 1e12
 """Factor on the caps that stands for no caps."""
@@ -103,20 +104,19 @@ def _judged(
     """
     best, best_usd = cheapest, _simulated_usd(problem, cheapest)
     enough_usd = bound_usd * (1 + _SAME_WHEN_SIMULATED)
-    for weight, share in _VARIATIONS:
-        if best_usd <= enough_usd:
-            break
-        found = _cheapest_by_formula(_varied(problem, weight, share)).plan
+    if best_usd <= enough_usd:
+        return best, best_usd
+    # Two stages never wait for one another longer than the formula says, few of them not much.
+    candidates = [_cheapest_by_formula(problem, most_stages=most).plan for most in (2, 3, 5)]
+    candidates += [_cheapest_by_formula(_varied(problem, *variation)).plan for variation in _VARIATIONS]
+    for found in candidates:
         if found is not None and (usd := _simulated_usd(problem, found)) < best_usd:
             best, best_usd = found, usd
-    for _ in range(_MOST_IMPROVEMENTS):
-        if best_usd <= enough_usd:
-            break
-        rated = [(_simulated_usd(problem, moved), moved) for moved in _neighbours(best)]
-        usd, moved = min(rated, key=lambda pair: pair[0])
-        if usd >= best_usd:
-            break
-        best, best_usd = moved, usd
+    num_simulated, moves = 0, _neighbours(best)
+    while best_usd > enough_usd and num_simulated < _MOST_MOVES and (moved := next(moves, None)) is not None:
+        num_simulated += 1
+        if (usd := _simulated_usd(problem, moved)) < best_usd:
+            best, best_usd, moves = moved, usd, _neighbours(moved)
     if math.isinf(best_usd):
         raise InfeasiblePlanError(
             "throughput floor",
@@ -170,7 +170,9 @@ def _neighbours(stages: tuple[Stage, ...]) -> Iterator[tuple[Stage, ...]]:
                 yield (*stages[:index], *moved, *stages[index + 2 :])
 
 
-def _cheapest_by_formula(problem: SchedulingProblem) -> StageTimeOptimum[tuple[Stage, ...]]:
+def _cheapest_by_formula(
+    problem: SchedulingProblem, *, most_stages: int | None = None
+) -> StageTimeOptimum[tuple[Stage, ...]]:
     objective = objective_of(problem)
     limit_seconds = problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE)
     stages: tuple[Stage, ...] | None = None
@@ -187,11 +189,13 @@ def _cheapest_by_formula(problem: SchedulingProblem) -> StageTimeOptimum[tuple[S
         )
 
     for group in step_groups(problem):
+        if most_stages is not None and (group.most_stages or math.inf) > most_stages:
+            break
         table = segment_table(problem, num_microbatches=group.num_microbatches)
         # More micro-batches only cost more: what a plan costs with those of this group, those of all further groups
         # cost at least. So if the best of all plans is one of this group, or none is better, they need no look.
         is_last = group.most_stages in (None, problem.num_layers)
-        if group.most_stages != 1 or is_last:
+        if (group.most_stages != 1 and most_stages is None) or is_last:
             found = minimise(ChainSolver(table, objective))
             if found.plan is None or is_last or found.plan.rows.size <= (group.most_stages or 0):
                 is_last = True

@@ -78,6 +78,9 @@ class PlanRater:
         self._started = time.perf_counter()
         self._exactly_rated: dict[bytes, float] = {}
         self._best_product = np.inf
+        """By the formula; only plans below are simulated, where they are."""
+
+        self._best_simulated = np.inf
         self._best_stages: tuple[Stage, ...] | None = None
         self.num_evaluations = 0
         self.history: list[HistoryPoint] = []
@@ -144,13 +147,14 @@ class PlanRater:
             fixed = FixedStages.of_rows(grid.table, self._objective, rows)
             limit_seconds = float(grid.grid_seconds[grid.num_within - 1])
             found = fixed.cheapest_replicas(limit_seconds=limit_seconds, below_product=below_product)
-            product = found.product
-            if found.plan is not None and product < self._best_product:
+            self._exactly_rated[key] = found.product
+            if found.plan is not None and found.product < self._best_product:
                 met = self._as_stages(rows, found.plan)
-                product = self._simulated_product(met, product)
-                if product < self._best_product:
-                    self._remember(met, product)
-            self._exactly_rated[key] = product
+                simulated = self._simulated_product(met, found.product)
+                if math.isfinite(simulated):
+                    self._best_product = found.product
+                if simulated < self._best_simulated:
+                    self._remember(met, simulated)
         return self._exactly_rated[key]
 
     def _simulated_product(self, stages: tuple[Stage, ...], product: float) -> float:
@@ -170,7 +174,7 @@ class PlanRater:
         )
 
     def _remember(self, stages: tuple[Stage, ...], product: float) -> None:
-        self._best_product, self._best_stages = product, stages
+        self._best_simulated, self._best_stages = product, stages
         self.history.append(
             HistoryPoint(
                 num_evaluations=self.num_evaluations,

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from itertools import pairwise, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from heterps_core.errors import InfeasiblePlanError
+from heterps_core.planning.cost_model import evaluation
 from heterps_core.planning.cost_model.evaluation import evaluate, evaluate_stage
 from heterps_core.planning.cost_model.stage_table import segment_row, segment_table
 from heterps_core.planning.cost_model.step_model import num_microbatches_of, step_groups
@@ -14,8 +16,17 @@ from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.search.optimum import find_optimum, highest_throughput
 from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
+from heterps_core.planning.simulate.pipeline_load import pipeline_load
+from heterps_core.planning.simulate.pipeline_simulation import simulate
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
+
+
+@pytest.fixture
+def formula_alone(monkeypatch):
+    """Let stages wait for nothing but what the formula counts."""
+    no_wait = SimpleNamespace(step_seconds=0.0)
+    monkeypatch.setattr(evaluation, "simulate", lambda load: no_wait)
 
 
 def trainer_problem(seed, *, scarce=False, communicates=False, floor_samples_per_s=0.0, **sizes):
@@ -70,6 +81,7 @@ def all_plans(problem: SchedulingProblem, most_replicas: int):
             )
 
 
+@pytest.mark.usefixtures("formula_alone")
 @pytest.mark.parametrize("communicates", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_step_takes_as_long_as_its_slowest_stage_by_the_formula(seed, communicates):
@@ -123,6 +135,7 @@ EXTRA = ExtraCosts(
 )
 
 
+@pytest.mark.usefixtures("formula_alone")
 @pytest.mark.parametrize("extra", [ExtraCosts(), EXTRA])
 @pytest.mark.parametrize("communicates", [False, True])
 @pytest.mark.parametrize("seed", range(6))
@@ -146,6 +159,7 @@ def test_the_optimum_is_what_trying_every_plan_finds(seed, communicates, extra):
     assert not evaluate(problem, found.stages).violations
 
 
+@pytest.mark.usefixtures("formula_alone")
 def test_a_floor_out_of_reach_names_the_highest_throughput_that_any_plan_has():
     problem = trainer_problem(1, num_types=2)
     units = {name: replace(unit, max_units=3, instances=()) for name, unit in problem.device_types.items()}
@@ -156,6 +170,62 @@ def test_a_floor_out_of_reach_names_the_highest_throughput_that_any_plan_has():
     assert highest_throughput(problem) == pytest.approx(highest, rel=1e-5)
     with pytest.raises(InfeasiblePlanError, match="throughput floor"):
         find_optimum(replace(problem, throughput_floor_samples_per_s=highest * 1.01))
+
+
+def with_long_sums(problem, factor):
+    """Return the problem with all-reduces so many times as long: stages wait for the one that sums."""
+    layers = tuple(
+        replace(
+            layer,
+            communication_seconds={
+                name: seconds * (1 if layer.is_sharded else factor)
+                for name, seconds in layer.communication_seconds.items()
+            },
+        )
+        for layer in problem.layers
+    )
+    return replace(problem, layers=layers)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_plan_promises_what_its_simulation_reaches_and_keeps_the_floor(seed):
+    problem = with_long_sums(trainer_problem(seed, num_layers=8), 5.0)
+    problem = replace(problem, throughput_floor_samples_per_s=0.3 * highest_throughput(problem))
+
+    found = find_optimum(problem)
+
+    stages = found.stages
+    count = num_microbatches_of(problem, len(stages))
+    simulated = simulate(pipeline_load(problem, stages, num_microbatches=count))
+    # The mean of some steps in the middle may lie a little below the formula.
+    assert evaluate(problem, stages).throughput_samples_per_s == pytest.approx(
+        simulated.throughput_samples_per_s, rel=5e-3
+    )
+    assert simulated.throughput_samples_per_s >= problem.throughput_floor_samples_per_s * (1 - 1e-9)
+    assert found.cost_lower_bound_usd <= found.cost_usd
+
+
+def test_a_stage_that_sums_gradients_for_long_makes_the_others_wait():
+    problem = trainer_problem(4, num_layers=6, communicates=True)
+    stages = (Stage(0, 1, "cpu", 2), Stage(2, 3, "gpu_a", 1), Stage(4, 5, "gpu_b", 1))
+    times = {"cpu": 0.008, "gpu_a": 0.001, "gpu_b": 0.001}
+    layers = tuple(
+        replace(
+            layer,
+            is_sharded=False,
+            output_bytes_per_sample=0,
+            compute_seconds=times,
+            # The stage in the middle sums for as long as the first one computes.
+            communication_seconds=dict.fromkeys(times, 0.004 if 2 <= index <= 3 else 0.0),
+        )
+        for index, layer in enumerate(problem.layers)
+    )
+    problem = replace(problem, layers=layers)
+    found = evaluate(problem, stages)
+    formula_seconds = max(part.seconds for part in found.stages)
+
+    # Of eight micro-batches the first stage is four ahead of it, so it waits for a part of the sum.
+    assert problem.batch_size / found.throughput_samples_per_s > 1.03 * formula_seconds
 
 
 def test_the_number_of_microbatches_divides_the_batch_and_rises_with_the_stages():
