@@ -6,7 +6,7 @@ from heterps_core.judging.quality import ClickQuality
 from heterps_core.planning.calibration.correction import as_share
 from heterps_core.planning.cost_model.evaluation import StageEvaluation
 from heterps_core.planning.explain.text import essential_facts, explanation_text
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.text_table import NOT_KNOWN, Table, Value
 from heterps_core.units import MS_PER_S
 from tasks.judging.baseline import Baseline
@@ -171,16 +171,11 @@ def _plan_section(report: PlanReport, *more: Block) -> Section:
             f"{_gigabytes(state_bytes)} of weights and optimizer state",
         ),
         (
-            "predicted",
+            "promised",
             f"{plan.throughput_samples_per_s:,.0f} samples/s ({asked}), {plan.price_usd_per_hour:.4f} USD/hour, "
             f"{plan.cost_usd:.6f} USD for the run",
         ),
-        (
-            "simulated",
-            f"{reached:,.0f} samples/s ({reached / plan.throughput_samples_per_s - 1:+.0%}), "
-            f"{report.simulated_cost_usd:.6f} USD for the run: step by step, as the trainer works, micro-batches of "
-            f"{problem.batch_size // simulation.load.num_microbatches:,}",
-        ),
+        *_simulated(report, reached),
         ("machines", report.provisioning.summary),
         ("proof", gap_text(plan)),
     ]
@@ -189,6 +184,21 @@ def _plan_section(report: PlanReport, *more: Block) -> Section:
             ("note", "times of device types that are not at hand are estimates from published figures")
         )
     return Section(title="Plan", blocks=[stages, Facts(pairs=facts), *more])
+
+
+def _simulated(report: PlanReport, reached: float) -> list[tuple[str, str]]:
+    """Return what the simulation reaches, where a plan is not judged by it."""
+    problem, plan, load = report.problem, report.chosen.plan, report.simulation.load
+    if problem.step_model is StepModel.TRAINER:
+        return []
+    return [
+        (
+            "simulated",
+            f"{reached:,.0f} samples/s ({reached / plan.throughput_samples_per_s - 1:+.0%}), "
+            f"{report.simulated_cost_usd:.6f} USD for the run: step by step, as the trainer works, micro-batches of "
+            f"{problem.batch_size // load.num_microbatches:,}",
+        )
+    ]
 
 
 def _why_section(report: PlanReport) -> Section:

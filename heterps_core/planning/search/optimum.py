@@ -25,7 +25,7 @@ from heterps_core.planning.cost_model.stage_table import (
     segment_row,
     segment_table,
 )
-from heterps_core.planning.cost_model.step_model import step_groups
+from heterps_core.planning.cost_model.step_model import num_microbatches_of, step_groups
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.provisioning.replica_balance import (
     LayerRun,
@@ -47,11 +47,11 @@ _POINTS_PER_ROUND = 32
 _SAME_WHEN_SIMULATED = 5e-3
 """Relative distance from the bound at which plans in which stages wait less are not looked for."""
 
-_VARIATIONS = ((2.0, 1.0), (4.0, 0.9), (2.0, 0.7))
+_VARIATIONS = ((2.0, 1.0), (4.0, 0.8))
 """All-reduces so many times as long, and the share of the limit on the stage time, of plans that wait less."""
 
-_MOST_MOVES = 40
-"""Plans that are simulated to improve the best one."""
+_SIMULATED_PASSES = 2_000
+"""Stages times micro-batches of all plans together that are simulated to improve the best one."""
 
 _UNLIMITED = 1e12
 """Factor on the caps that stands for no caps."""
@@ -112,9 +112,9 @@ def _judged(
     for found in candidates:
         if found is not None and (usd := _simulated_usd(problem, found)) < best_usd:
             best, best_usd = found, usd
-    num_simulated, moves = 0, _neighbours(best)
-    while best_usd > enough_usd and num_simulated < _MOST_MOVES and (moved := next(moves, None)) is not None:
-        num_simulated += 1
+    num_passes, moves = 0, _neighbours(best)
+    while best_usd > enough_usd and num_passes < _SIMULATED_PASSES and (moved := next(moves, None)):
+        num_passes += len(moved) * num_microbatches_of(problem, len(moved))
         if (usd := _simulated_usd(problem, moved)) < best_usd:
             best, best_usd, moves = moved, usd, _neighbours(moved)
     if math.isinf(best_usd):
