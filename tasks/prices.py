@@ -15,11 +15,8 @@ from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ProvisioningError, UnknownNameError
 from heterps_core.hardware import InstanceOffer
 from infra.billing.caps import Caps, check_caps
-from infra.prices.live_prices import LivePrices
-from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceFile
-from infra.prices.recheck import Recheck, recheck
-from infra.prices.refresh import Refresh, refresh
-from infra.prices.refreshed_prices import newest_refreshed, write_refreshed
+from infra.prices.live_prices import LivePrices, Recheck, Refresh, recheck, refresh
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceFile, newest_refreshed, write_refreshed
 from infra.providers import PROVIDERS, get_provider
 from infra.workspace import Workspace
 from tasks import REPEATABLE

@@ -1,30 +1,28 @@
-"""What a cloud can be asked for: its prices of now, how they moved on spot, and the sizes of its machines."""
+"""What a cloud is asked for: its prices of now, at a refresh of all of them and right before a purchase is launched.
+
+An answer for a region replaces all that was known of that region and market, so that what is no longer sold
+is gone. Where it could not be asked, the offers that were known stay, with the age that they have.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Self
 
-from heterps_core.hardware import InstanceType
+from heterps_core.errors import ProvisioningError
+from heterps_core.hardware import InstanceOffer, InstanceType, Market, Price
+from heterps_core.plans.provisioning_plan import ProvisioningPlan
+from infra.prices.spot_charges import SpotHistory
 
 LAST_CHANGE = timedelta(hours=1)
 """How far back the spot history is asked for; the price in force at its start is always in the answer."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpotHistory:
-    """Price changes of one instance type in one zone, oldest first."""
-
-    times: tuple[datetime, ...]
-    prices_usd_per_hour: tuple[float, ...]
-
-    @property
-    def last_usd_per_hour(self) -> float:
-        """The price that holds now."""
-        return self.prices_usd_per_hour[-1]
+MOVED_BY = 0.02
+"""A price counts as moved beyond this share of it; spot prices move by less all the time."""
 
 
 class LivePrices(ABC):
@@ -64,6 +62,166 @@ class LivePrices(ABC):
     ) -> Mapping[tuple[str, str], SpotHistory]:
         """Return the history of each instance type and zone."""
 
+    def price_now(self, usd_per_hour: float, market: Market, *, now: datetime) -> Price:
+        """Return an answer as offers carry it."""
+        return Price(
+            price_usd_per_hour=usd_per_hour,
+            price_as_of=now.astimezone(UTC).isoformat(timespec="seconds"),
+            price_source=self.spot_source if market is Market.SPOT else self.on_demand_source,
+        )
+
     @abstractmethod
     def sizes(self, region: str, families: Iterable[str]) -> Mapping[str, InstanceType]:
         """Return what each instance type of some families is, by its name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refresh:
+    """All offers after a refresh, and what went wrong in it."""
+
+    offers: tuple[InstanceOffer, ...]
+    num_new: int
+    """Offers whose price is of this refresh; the others are as old as they say."""
+
+    problems: tuple[str, ...]
+    """One line for each question that the cloud did not answer."""
+
+    @property
+    def num_kept(self) -> int:
+        """Offers whose price could not be asked for again."""
+        return len(self.offers) - self.num_new
+
+
+def refresh(
+    prices: LivePrices,
+    known: Sequence[InstanceOffer],
+    *,
+    regions: Iterable[str],
+    families: Iterable[str],
+    now: datetime,
+) -> Refresh:
+    """Ask for all prices of some regions.
+
+    Args:
+        known: From earlier refreshes; their sizes are used where those cannot be asked for.
+    """
+    families = set(families)
+    renewed: set[tuple[str, Market]] = set()
+    new: list[InstanceOffer] = []
+    problems: list[str] = []
+    for region in regions:
+        try:
+            sizes = prices.sizes(region, families)
+        except ProvisioningError as problem:
+            problems.append(str(problem))
+            sizes = {o.instance_type.name: o.instance_type for o in known if o.region == region}
+        try:
+            on_demand = prices.on_demand(region)
+            renewed.add((region, Market.ON_DEMAND))
+            new += [
+                _offer(prices, sizes[name], on_demand[name], region=region, now=now)
+                for name in sorted(on_demand.keys() & sizes.keys())
+            ]
+        except ProvisioningError as problem:
+            problems.append(str(problem))
+        try:
+            histories = prices.spot(region, sorted(sizes), since=now - LAST_CHANGE) if sizes else {}
+            renewed.add((region, Market.SPOT))
+            new += [
+                _offer(prices, sizes[name], history.last_usd_per_hour, region=region, now=now, spot_zone=zone)
+                for (name, zone), history in sorted(histories.items())
+                if name in sizes and history.last_usd_per_hour > 0
+            ]
+        except ProvisioningError as problem:
+            problems.append(str(problem))
+    older = [offer for offer in known if (offer.region, offer.market) not in renewed]
+    return Refresh(offers=(*older, *new), num_new=len(new), problems=tuple(problems))
+
+
+def _offer(
+    prices: LivePrices,
+    size: InstanceType,
+    usd_per_hour: float,
+    *,
+    region: str,
+    now: datetime,
+    spot_zone: str | None = None,
+) -> InstanceOffer:
+    market = Market.SPOT if spot_zone else Market.ON_DEMAND
+    return InstanceOffer(
+        instance_type=size,
+        region=region,
+        zone=spot_zone,
+        market=market,
+        **prices.price_now(usd_per_hour, market, now=now).price,
+        cloud=prices.cloud,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recheck:
+    """Which prices were asked for again, and which could not be."""
+
+    offers: Mapping[InstanceOffer, InstanceOffer]
+    """Offer as planned -> the same at its price of now."""
+
+    problems: tuple[str, ...]
+    """One line for each question that the cloud did not answer; those offers keep price and age."""
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """One line for each price that moved by more than `MOVED_BY`."""
+        return tuple(
+            f"{old.instance_type.name} in {old.place}, {old.market}: {old.price_usd_per_hour:.4f} -> "
+            f"{new.price_usd_per_hour:.4f} USD/hour ({new.price_usd_per_hour / old.price_usd_per_hour - 1:+.0%})"
+            for old, new in self.offers.items()
+            if abs(new.price_usd_per_hour / old.price_usd_per_hour - 1) > MOVED_BY
+        )
+
+    def applied_to(self, plan: ProvisioningPlan) -> ProvisioningPlan:
+        """Return a plan with the prices of now, alternatives in the order of those."""
+        groups = tuple(
+            replace(
+                group,
+                offer=self.offers.get(group.offer, group.offer),
+                alternatives=tuple(
+                    sorted(
+                        (self.offers.get(offer, offer) for offer in group.alternatives),
+                        key=lambda offer: offer.price_usd_per_hour,
+                    )
+                ),
+            )
+            for group in plan.groups
+        )
+        return replace(plan, groups=groups)
+
+
+def recheck(prices: LivePrices, offers: Iterable[InstanceOffer], *, now: datetime) -> Recheck:
+    """Ask for the prices of offers again: each type on-demand, and all pools of a region on spot at once."""
+    found: dict[InstanceOffer, InstanceOffer] = {}
+    problems: list[str] = []
+    questions: dict[tuple[str, Market, str], list[InstanceOffer]] = defaultdict(list)
+    for offer in offers:
+        name = "" if offer.market is Market.SPOT else offer.instance_type.name
+        questions[offer.region, offer.market, name].append(offer)
+    for (region, market, name), same in questions.items():
+        usd_per_hour: dict[tuple[str, str | None], float]
+        try:
+            if market is Market.SPOT:
+                names = sorted({offer.instance_type.name for offer in same})
+                histories = prices.spot(region, names, since=now - LAST_CHANGE)
+                usd_per_hour = {pool: history.last_usd_per_hour for pool, history in histories.items()}
+            else:
+                on_demand = prices.on_demand(region, instance_type=name)
+                usd_per_hour = {(each, None): usd for each, usd in on_demand.items()}
+        except ProvisioningError as problem:
+            problems.append(str(problem))
+            continue
+        for offer in same:
+            pool = (offer.instance_type.name, offer.zone if market is Market.SPOT else None)
+            if pool in usd_per_hour:
+                price = prices.price_now(usd_per_hour[pool], market, now=now)
+                found[offer] = replace(offer, **price.price)
+            else:
+                problems.append(f"{prices.cloud} names no {market} price of {pool[0]} in {offer.place}")
+    return Recheck(offers=found, problems=tuple(problems))

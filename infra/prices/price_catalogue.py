@@ -1,7 +1,7 @@
-"""Reads dated price snapshots and answers with typed offers.
+"""Dated price files, the bundled one and those that `refresh-prices` writes, and the offers that they hold.
 
 Prices are data with a date and a source, never a live guess: the file that a plan was priced with stays
-with the run, so that a bill can be checked years later. The bundled snapshot is a CSV file as in snapshots/.
+with the run, so that a bill can be checked years later.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import csv
 import gzip
 import io
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias, get_type_hints
 
 from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNameError
 from heterps_core.hardware import AWS, InstanceOffer, InstanceType, Market
@@ -35,12 +37,15 @@ OfferKey: TypeAlias = tuple[str, str, str | None, Market, str]
 logger = logging.getLogger(__name__)
 
 
-class PriceFile(Protocol):
-    """A file of prices."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PriceFile(ABC):
+    """A CSV file of prices with a header, gzipped or not."""
 
-    @property
-    def path(self) -> Path:
-        """Where it is."""
+    path: Path
+    rule: ClassVar[str]
+    """What its rows must be, for messages."""
+
+    way_out: ClassVar[str] = ""
 
     def offers(self) -> Iterator[InstanceOffer]:
         """Yield its offers, in the file's order.
@@ -48,45 +53,61 @@ class PriceFile(Protocol):
         Raises:
             ConfigurationError: The file cannot be read, or a row is not as it should be.
         """
+        try:
+            content = self.path.read_bytes()
+            text = (gzip.decompress(content) if self.path.suffix == ".gz" else content).decode()
+        except (OSError, EOFError, UnicodeDecodeError) as problem:
+            raise ConfigurationError(f"the price file {self.path} cannot be read: {problem}") from problem
+        reader = csv.DictReader(io.StringIO(text))
+        for row in reader:
+            try:
+                offer = self._offer_of(row)
+            except (KeyError, ValueError, TypeError, ConfigurationError) as problem:
+                raise ConfigurationError(
+                    f"{self.path}, line {reader.line_num}: {self.rule}, got {type(problem).__name__}: "
+                    f"{problem}{self.way_out}"
+                ) from problem
+            if offer is not None:
+                yield offer
 
-
-def csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yield line number and columns of each row of a CSV file with a header, gzipped or not.
-
-    Raises:
-        ConfigurationError: The file is missing, damaged or no text.
-    """
-    try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as problem:
-        raise ConfigurationError(f"the price file {path} cannot be read: {problem}") from problem
-    reader = csv.DictReader(io.StringIO(text))
-    for row in reader:
-        yield reader.line_num, row
+    @abstractmethod
+    def _offer_of(self, row: Mapping[str, str]) -> InstanceOffer | None:
+        """Return the offer of a row, or None where it has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
+class Snapshot(PriceFile):
     """On-demand prices of AWS with sizes, as bundled: one time and origin for all of them."""
 
-    path: Path
+    rule: ClassVar[str] = "expected the columns and numbers of the bundled snapshot"
     as_of: str
     """ISO 8601 time at which the prices were true."""
 
     source: str
 
-    def offers(self) -> Iterator[InstanceOffer]:
-        """Yield the offers; see `PriceFile.offers`."""
-        for line, row in csv_rows(self.path):
-            try:
-                if row["ondemand_usd_per_hour"] and row["vcpus"]:
-                    yield _offer_of(row, self)
-            except (KeyError, ValueError, TypeError) as problem:
-                raise ConfigurationError(
-                    f"{self.path}, line {line}: expected the columns and numbers of the bundled snapshot, "
-                    f"got {type(problem).__name__}: {problem}"
-                ) from problem
+    def _offer_of(self, row: Mapping[str, str]) -> InstanceOffer | None:
+        if not row["ondemand_usd_per_hour"] or not row["vcpus"]:
+            return None
+        # A fraction of a card (gpu_count 0) is no unit that a replica could have for itself.
+        num_gpus = int(row["gpu_count"] or 0)
+        network_mbps = float(row["network_bandwidth_mbps"] or 0)
+        return InstanceOffer(
+            instance_type=InstanceType(
+                name=row["instance_type"],
+                vcpus=int(row["vcpus"]),
+                memory_bytes=int(row["memory_mib"]) * BYTES_PER_MIB,
+                accelerator_name=row["gpu_name"] or row["accelerator_name"] or None,
+                accelerator_count=num_gpus or int(row["accelerator_count"] or 0),
+                accelerator_memory_bytes_each=int(row["gpu_memory_mib_each"] or 0) * BYTES_PER_MIB,
+                network_bandwidth_bytes_per_s=network_mbps * BYTES_PER_S_PER_MBIT_PER_S,
+            ),
+            region=row["region"],
+            zone=None,
+            market=Market.ON_DEMAND,
+            price_usd_per_hour=float(row["ondemand_usd_per_hour"]),
+            price_as_of=self.as_of,
+            price_source=self.source,
+        )
 
 
 BUNDLED_SNAPSHOT = Snapshot(
@@ -94,6 +115,75 @@ BUNDLED_SNAPSHOT = Snapshot(
     as_of="2026-07-20T13:44:30+00:00",
     source="aws/karpenter-provider-aws 1d92708 (AWS price list, Linux, on-demand)",
 )
+
+
+NAME_PATTERN = "prices_*.csv.gz"
+NAME_FORMAT = "prices_%Y-%m-%dT%H%M%S.%fZ.csv.gz"
+"""Sorts by time; UTC."""
+
+KEPT_FILES = 100
+
+_READERS: dict[Any, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    str: str,
+    Market: Market,
+    str | None: lambda text: text or None,
+}
+
+
+def _columns(kind: type[Any]) -> dict[str, Callable[[str], Any]]:
+    """Return what reads each field of a dataclass that is one value."""
+    hints = get_type_hints(kind)
+    return {name: _READERS[hints[name]] for name in kind.__dataclass_fields__ if hints[name] in _READERS}
+
+
+_TYPE_COLUMNS, _OFFER_COLUMNS = _columns(InstanceType), _columns(InstanceOffer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefreshedPrices(PriceFile):
+    """Prices of one refresh, each row with its own time and source: older rows stay where no newer ones were had."""
+
+    rule: ClassVar[str] = "a row of refresh-prices must be as it was written"
+    way_out: ClassVar[str] = "; remove the file to use the one before it"
+
+    def _offer_of(self, row: Mapping[str, str]) -> InstanceOffer:
+        return InstanceOffer(
+            instance_type=InstanceType(**{name: read(row[name]) for name, read in _TYPE_COLUMNS.items()}),
+            **{name: read(row[name]) for name, read in _OFFER_COLUMNS.items()},
+        )
+
+
+def newest_refreshed(folder: Path) -> RefreshedPrices | None:
+    """Return the newest file of a folder, or None where there is none."""
+    paths = sorted(folder.glob(NAME_PATTERN))
+    return RefreshedPrices(path=paths[-1]) if paths else None
+
+
+def write_refreshed(folder: Path, offers: Iterable[InstanceOffer], *, at: datetime) -> RefreshedPrices:
+    """Write offers into a new file named by its time, and remove the oldest beyond `KEPT_FILES`.
+
+    Raises:
+        ConfigurationError: The folder cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*_TYPE_COLUMNS, *_OFFER_COLUMNS], lineterminator="\n")
+    writer.writeheader()
+    for offer in offers:
+        document = offer.to_json()
+        writer.writerow({**document.pop("instance_type"), **document})
+    path = folder / at.strftime(NAME_FORMAT)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+        draft.replace(path)
+        for old in sorted(folder.glob(NAME_PATTERN))[:-KEPT_FILES]:
+            old.unlink(missing_ok=True)
+    except OSError as problem:
+        raise ConfigurationError(f"prices must be written to {folder}, which failed: {problem}") from problem
+    return RefreshedPrices(path=path)
 
 
 class PriceCatalogue:
@@ -178,26 +268,3 @@ def _in_words(age: timedelta) -> str:
     if hours < 2 * HOURS_PER_DAY:
         return f"{hours:.0f} hours"
     return f"{hours / HOURS_PER_DAY:.0f} days"
-
-
-def _offer_of(row: Mapping[str, str], snapshot: Snapshot) -> InstanceOffer:
-    # A fraction of a card (gpu_count 0) is no unit that a replica could have for itself.
-    num_gpus = int(row["gpu_count"] or 0)
-    instance_type = InstanceType(
-        name=row["instance_type"],
-        vcpus=int(row["vcpus"]),
-        memory_bytes=int(row["memory_mib"]) * BYTES_PER_MIB,
-        accelerator_name=row["gpu_name"] or row["accelerator_name"] or None,
-        accelerator_count=num_gpus or int(row["accelerator_count"] or 0),
-        accelerator_memory_bytes_each=int(row["gpu_memory_mib_each"] or 0) * BYTES_PER_MIB,
-        network_bandwidth_bytes_per_s=float(row["network_bandwidth_mbps"] or 0) * BYTES_PER_S_PER_MBIT_PER_S,
-    )
-    return InstanceOffer(
-        instance_type=instance_type,
-        region=row["region"],
-        zone=None,
-        market=Market.ON_DEMAND,
-        price_usd_per_hour=float(row["ondemand_usd_per_hour"]),
-        price_as_of=snapshot.as_of,
-        price_source=snapshot.source,
-    )

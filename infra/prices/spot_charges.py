@@ -19,14 +19,21 @@ HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SpotRecord(JsonDocument):
-    """What the cloud says of one spot machine that has ended."""
+class SpotHistory:
+    """Price changes of one instance type in one zone, oldest first."""
 
     times: tuple[datetime, ...]
-    """When the price of its type and zone changed, oldest first; the first is not after its launch."""
-
     prices_usd_per_hour: tuple[float, ...]
-    """From each of these times on."""
+
+    @property
+    def last_usd_per_hour(self) -> float:
+        """The price that holds now."""
+        return self.prices_usd_per_hour[-1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpotRecord(SpotHistory, JsonDocument):
+    """What the cloud says of one spot machine that has ended; its prices begin before its launch."""
 
     source: str
     is_preempted: bool

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from heterps_core.data.reading.days import PARTITION_PREFIX
 from heterps_core.data.synthetic.click_days import write_click_days
-from infra.prices.price_catalogue import BUNDLED_SNAPSHOT
-from infra.prices.refreshed_prices import write_refreshed
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, write_refreshed
 from infra.workspace import Workspace
 from tasks.prices import price_folder
 

@@ -7,8 +7,7 @@ import pytest
 from heterps_core.errors import BudgetExceededError, ProvisioningError
 from heterps_core.plans.scheduling_plan import Stage
 from infra.billing.caps import Caps
-from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
-from infra.prices.refreshed_prices import write_refreshed
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, write_refreshed
 from infra.providers.aws.prices import AwsPrices
 from infra.workspace import Workspace
 from tasks import prices as prices_module

@@ -8,8 +8,7 @@ from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from infra.billing.caps import Caps
-from infra.prices.price_catalogue import PriceCatalogue
-from infra.prices.refreshed_prices import write_refreshed
+from infra.prices.price_catalogue import PriceCatalogue, write_refreshed
 from tasks.provisioning import check_lifetime, find_offers, provision, usd_for
 from tests.infra.builders import offer
 from tests.infra.prices.aws_answers import NOW

@@ -19,8 +19,8 @@ from heterps_core.errors import UnknownNameError
 from heterps_core.hardware import AWS, InstanceType, Market
 from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
 from infra.ledger.ledger import LedgerEntry
-from infra.prices.live_prices import LivePrices, SpotHistory
-from infra.prices.spot_charges import SpotRecord
+from infra.prices.live_prices import LivePrices
+from infra.prices.spot_charges import SpotHistory, SpotRecord
 from infra.providers.aws.errors import explained
 from infra.providers.aws.queries import remembered_instances
 from infra.providers.aws.tags import end_of

@@ -4,7 +4,7 @@ from datetime import timedelta
 import pytest
 
 from heterps_core.hardware import Market
-from infra.prices.recheck import recheck
+from infra.prices.live_prices import recheck
 from tests.infra.builders import offer, plan
 from tests.infra.prices.aws_answers import (
     NOW,

@@ -4,9 +4,14 @@ from datetime import timedelta
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
-from infra.prices.refresh import refresh
-from infra.prices.refreshed_prices import KEPT_FILES, newest_refreshed, write_refreshed
+from infra.prices.live_prices import refresh
+from infra.prices.price_catalogue import (
+    BUNDLED_SNAPSHOT,
+    KEPT_FILES,
+    PriceCatalogue,
+    newest_refreshed,
+    write_refreshed,
+)
 from tests.infra.builders import offer_named
 from tests.infra.prices.aws_answers import (
     NOW,
