@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.machines.sweep_report import Sweep, SweptMachine
-from infra.machines.sweeper import sweep_workspace
+from infra.machines.sweeper import Sweep, SweptMachine, sweep_workspace
 from infra.workspace import Workspace
 from tasks import REPEATABLE
 from tasks.clusters import cost_metrics, live_run_ids, run_of_launch, runs_with_machines

@@ -18,7 +18,6 @@ from infra.billing.budget import spent_usd
 from infra.instances import Instance
 from infra.ledger.ledger import NO_MACHINE, EndReason, EntryState, Ledger, LedgerEntry
 from infra.ledger.ledger_file import readable_entries, set_aside_if_damaged
-from infra.machines.sweep_report import Sweep, SweptMachine
 from infra.providers import PROVIDERS, Provider, get_provider, provider_of
 from infra.workspace import Workspace
 
@@ -26,6 +25,56 @@ logger = logging.getLogger(__name__)
 
 STILL_LISTED = timedelta(minutes=2)
 """So long after its end a machine may be listed as alive: what EC2 lists lags behind what it does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweptMachine:
+    """A machine that the sweep ended, or found gone, or could not end."""
+
+    run_id: str
+    node_id: str
+    provider_instance_id: str
+    reason: EndReason
+    usd: float
+    """That its run is charged for it in all; 0 where neither it nor the ledger tells a price."""
+
+    problem: str | None = None
+    """Why it is still there; None where it is gone."""
+
+    unbooked: str | None = None
+    """Why the ledger does not say that it is gone; the next sweep writes it down. None where it does."""
+
+    def __str__(self) -> str:
+        verb = "ended" if self.problem is None else "could not end"
+        text = f"{verb} {self.provider_instance_id} of run {self.run_id}: {self.reason}, {self.usd:.6f} USD in all"
+        if self.problem is not None:
+            return f"{text}; left to the next sweep: {self.problem}"
+        return text if self.unbooked is None else f"{text}; not written down: {self.unbooked}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """What a sweep over several providers did."""
+
+    machines: tuple[SweptMachine, ...]
+    problems: tuple[str, ...]
+    """Of providers that did not answer, and of a ledger that could not be used."""
+
+    places: tuple[str, ...] = ()
+    """Providers and regions that were looked at."""
+
+    notes: tuple[str, ...] = ()
+    """What else was done: a damaged ledger set aside."""
+
+    def check_clean(self) -> None:
+        """Check that every provider was swept, and that all ended that should, and was written down.
+
+        Raises:
+            ProvisioningError: Not so; names the machines that are left and the providers that did not answer.
+        """
+        machines = (str(m) for m in self.machines if m.problem is not None or m.unbooked is not None)
+        if left := [*machines, *self.problems]:
+            raise ProvisioningError("; ".join(left))
 
 
 def sweep_workspace(
@@ -109,16 +158,13 @@ def sweep(provider: Provider, *, now: datetime, ledger: Ledger | None) -> list[S
     unbooked = None if ledger is not None else "there is no ledger that can be used"
     swept: list[SweptMachine] = []
     for look in looks:
+        machine = _told(provider, look, None)
         try:
-            machine = (
-                _booked(provider, look, now=now, ledger=ledger)
-                if ledger is not None and unbooked is None
-                else _unbooked(look)
-            )
+            if ledger is not None and unbooked is None:
+                machine = _booked(provider, look, now=now, ledger=ledger)
         except LedgerError as problem:
             # What is wrong with it for one machine (held, full) is so for all, and each would wait for its lock.
             unbooked = str(problem)
-            machine = _unbooked(look)
         if machine is not None:
             swept.append(replace(machine, unbooked=unbooked))
     if ledger is not None and unbooked is None:
@@ -222,27 +268,20 @@ def _booked(provider: Provider, look: _Look, *, now: datetime, ledger: Ledger) -
     entry = ledger.recover(provider.name, instance)
     if entry is not None and entry.state is EntryState.LAUNCHED and look.problem is None:
         return _close(provider, entry, reason=look.reason, at=look.over_at, ledger=ledger)
-    if instance.is_ended:
+    return _told(provider, look, entry)
+
+
+def _told(provider: Provider, look: _Look, entry: LedgerEntry | None) -> SweptMachine | None:
+    """Return what to tell of a machine that stays as it is in the ledger, where it is in there."""
+    instance = look.instance
+    if look.reason is None or instance.is_ended:
         return None
     return SweptMachine(
         run_id=instance.run_id if entry is None else entry.run_id,
-        node_id=instance.provider_instance_id if entry is None else entry.node_id,
+        node_id=(instance.node_id or instance.provider_instance_id) if entry is None else entry.node_id,
         provider_instance_id=instance.provider_instance_id,
         reason=look.reason,
         usd=0.0 if entry is None else _cost_usd(provider, entry, at=look.over_at),
-        problem=look.problem,
-    )
-
-
-def _unbooked(look: _Look) -> SweptMachine | None:
-    if look.reason is None or look.instance.is_ended:
-        return None
-    return SweptMachine(
-        run_id=look.instance.run_id,
-        node_id=look.instance.node_id or look.instance.provider_instance_id,
-        provider_instance_id=look.instance.provider_instance_id,
-        reason=look.reason,
-        usd=0.0,
         problem=look.problem,
     )
 

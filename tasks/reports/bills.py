@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heterps_core.text_table import Table
-from infra.billing.bill import Bill, BillLine
-from infra.billing.waste import WasteLine
+from infra.billing.bill import Bill, BillLine, WasteLine
 from infra.prices.service_charges import ServiceLine
 from tasks.reports.document import Block, Facts, terminal_lines
 

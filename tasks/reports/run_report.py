@@ -18,8 +18,7 @@ from heterps_core.plans.scheduling_plan import SchedulingPlan
 from heterps_core.text_table import NOT_KNOWN
 from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import SAMPLES_PER_MILLION
-from infra.billing.bill import Bill
-from infra.billing.waste import WasteLine, waste_lines
+from infra.billing.bill import Bill, WasteLine, waste_lines
 from tasks.judging.baseline import Baseline, NoBaseline
 from tasks.learning import Learning
 from tasks.provisioning import Provisioning

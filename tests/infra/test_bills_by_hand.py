@@ -1,7 +1,6 @@
 """Three bills worked by hand, step by step: machines on spot, machines that were preempted, and a bucket."""
 
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,9 +16,7 @@ from tests.infra.builders import offer, plan
 LAUNCHED_AT = datetime(2026, 7, 31, 22, 30, tzinfo=UTC)
 
 
-# Never called, as a bill comes from what was written down alone; only its answers' times are listened to.
-CLIENT = SimpleNamespace(meta=SimpleNamespace(events=SimpleNamespace(register=lambda name, handler: None)))
-PROVIDER = AwsEc2Provider(CLIENT)
+PROVIDER = AwsEc2Provider
 
 
 def launched(ledger, *machines):

@@ -2,8 +2,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from infra.billing.bill import bill_for_run
-from infra.billing.waste import waste_lines
+from infra.billing.bill import bill_for_run, waste_lines
 from infra.ledger.ledger import EndReason, Ledger
 from infra.providers.local import LocalProvider
 from tasks.reports.bills import waste_block
