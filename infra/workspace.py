@@ -44,11 +44,9 @@ class ServiceAddresses:
     """Where `make serve` answers, as the serving supervisor wrote it down."""
 
     prefect_url: str
-    """Prefect UI, without a slash at the end; its API is below `/api`."""
+    """Prefect UI, without a slash at the end, like the next."""
 
     mlflow_url: str
-    """MLflow UI, without a slash at the end."""
-
     supervisor_pid: int
     """Process that started the services and stops them."""
 
@@ -58,12 +56,64 @@ class ServiceAddresses:
         return f"{self.prefect_url}/api"
 
 
+class _Below:
+    """A path below the root of a workspace."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, workspace: Workspace, owner: type[Workspace]) -> Path:
+        return workspace.root / self.name
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workspace:
     """Paths below one root; nothing is created before `create` is called."""
 
     root: Path
     """Absolute."""
+
+    data_directory = _Below("data")
+    """Prepared data sets."""
+
+    profiles_directory = _Below("profiles")
+    """Cached layer profiles."""
+
+    policies_directory = _Below("policies")
+    """What the last searches learned, where the next ones start; made with the first."""
+
+    runs_directory = _Below("runs")
+    """One folder for each run."""
+
+    keys_directory = _Below("keys")
+    """What authenticates the files of each run; readable by this user alone."""
+
+    ledger_path = _Below("ledger.sqlite")
+    """Write-ahead record of every launch (SQLite)."""
+
+    fleet_lock_path = _Below("fleet.lock")
+    """Held by the process whose machines are alive."""
+
+    leases_directory = _Below("leases")
+    """Leases of the local provider's nodes."""
+
+    tracking_path = _Below("mlflow.db")
+    """MLflow's database, where no other store is named. File stores are refused by MLflow 3."""
+
+    outbox_directory = _Below("outbox")
+    """Records that wait for MLflow's store to answer; made with the first."""
+
+    artifacts_directory = _Below("mlartifacts")
+    """What MLflow keeps beside its store."""
+
+    prefect_home = _Below("prefect")
+    """PREFECT_HOME: the database of Prefect's server and its storage."""
+
+    logs_directory = _Below("logs")
+    """Output of the long-running services."""
+
+    services_path = _Below("services.json")
+    """Where the serving supervisor writes its addresses."""
 
     @classmethod
     def locate(
@@ -118,26 +168,6 @@ class Workspace:
             )
         return self
 
-    @property
-    def data_directory(self) -> Path:
-        """Prepared data sets."""
-        return self.root / "data"
-
-    @property
-    def profiles_directory(self) -> Path:
-        """Cached layer profiles."""
-        return self.root / "profiles"
-
-    @property
-    def policies_directory(self) -> Path:
-        """What the last searches learned, where the next ones start; made with the first."""
-        return self.root / "policies"
-
-    @property
-    def runs_directory(self) -> Path:
-        """One folder for each run."""
-        return self.root / "runs"
-
     def run_directory(self, run_id: str) -> Path:
         """Return the folder where the flow's host and the nodes of one run meet.
 
@@ -160,41 +190,25 @@ class Workspace:
             ConfigurationError: The id is no plain name.
             OSError: The workspace cannot be written.
         """
-        name = self.run_directory(run_id).name
-        folder = self.root / "keys"
+        path = self.keys_directory / self.run_directory(run_id).name
         try:
-            return (folder / name).read_bytes()
+            return path.read_bytes()
         except FileNotFoundError:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=folder)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, draft = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_bytes(RUN_KEY_BYTES))
             # Whole or not at all, and of two processes the first one's.
             with contextlib.suppress(FileExistsError):
-                os.link(draft, folder / name)
+                os.link(draft, path)
         finally:
             Path(draft).unlink()
-        return (folder / name).read_bytes()
+        return path.read_bytes()
 
     def forget_run_key(self, run_id: str) -> None:
         """Delete the key of a run that cannot be resumed any more; a missing one is no error."""
-        (self.root / "keys" / self.run_directory(run_id).name).unlink(missing_ok=True)
-
-    @property
-    def ledger_path(self) -> Path:
-        """Write-ahead record of every launch (SQLite)."""
-        return self.root / "ledger.sqlite"
-
-    @property
-    def fleet_lock_path(self) -> Path:
-        """Held by the process whose machines are alive."""
-        return self.root / "fleet.lock"
-
-    @property
-    def leases_directory(self) -> Path:
-        """Leases of the local provider's nodes."""
-        return self.root / "leases"
+        (self.keys_directory / self.run_directory(run_id).name).unlink(missing_ok=True)
 
     @property
     def tracking_uri(self) -> str:
@@ -205,39 +219,9 @@ class Workspace:
         return os.environ.get(TRACKING_VARIABLE, "").strip().rstrip("/") or f"sqlite:///{self.tracking_path}"
 
     @property
-    def tracking_path(self) -> Path:
-        """MLflow's database, where no other store is named. File stores are refused by MLflow 3."""
-        return self.root / "mlflow.db"
-
-    @property
     def has_own_tracking(self) -> bool:
         """Whether runs are recorded in this workspace."""
         return self.tracking_uri == f"sqlite:///{self.tracking_path}"
-
-    @property
-    def outbox_directory(self) -> Path:
-        """Records that wait for MLflow's store to answer; made with the first."""
-        return self.root / "outbox"
-
-    @property
-    def artifacts_directory(self) -> Path:
-        """What MLflow keeps beside its store."""
-        return self.root / "mlartifacts"
-
-    @property
-    def prefect_home(self) -> Path:
-        """PREFECT_HOME: the database of Prefect's server and its storage."""
-        return self.root / "prefect"
-
-    @property
-    def logs_directory(self) -> Path:
-        """Output of the long-running services."""
-        return self.root / "logs"
-
-    @property
-    def services_path(self) -> Path:
-        """Where the serving supervisor writes its addresses."""
-        return self.root / "services.json"
 
     def write_services(self, addresses: ServiceAddresses) -> None:
         """Write the addresses for other processes; a reader never sees half a file."""
@@ -253,17 +237,14 @@ class Workspace:
         The file alone proves nothing, as a supervisor that was killed leaves it behind.
         """
         addresses = self.recorded_services()
-        if addresses is None or not answers(
-            f"{addresses.prefect_api_url}/health", timeout_s=SERVICE_TIMEOUT_S
-        ):
-            return None
-        return addresses
+        if addresses and answers(f"{addresses.prefect_api_url}/health", timeout_s=SERVICE_TIMEOUT_S):
+            return addresses
+        return None
 
     def recorded_services(self) -> ServiceAddresses | None:
         """Return the addresses as last written, whether they answer or not."""
         try:
-            document = json.loads(self.services_path.read_text())
-            return ServiceAddresses(**document)
+            return ServiceAddresses(**json.loads(self.services_path.read_text()))
         except (OSError, ValueError, TypeError):
             return None
 
