@@ -14,7 +14,7 @@ from functools import partial
 from torch import nn
 
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.models.slot_embedding import SlotEmbedding, add_tower
 
 EMBEDDING_DIMENSION = 16
 HIDDEN_WIDTHS = (400, 400, 400)
@@ -31,11 +31,7 @@ def build(
     """Build the chain for the given slots and dense features: 8 layers by default."""
     embedding = SlotEmbedding(features, dimension=embedding_dim)
     layers: OrderedDict[str, nn.Module] = OrderedDict(embedding=embedding)
-    width = embedding.output_width
-    for number, hidden in enumerate(hidden_widths, start=1):
-        layers[f"fc{number}"] = nn.Linear(width, hidden)
-        layers[f"relu{number}"] = nn.ReLU()
-        width = hidden
+    width = add_tower(layers, embedding.output_width, hidden_widths)
     layers["output"] = nn.Linear(width, 1)
     return nn.Sequential(layers)
 

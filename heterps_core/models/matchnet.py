@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError
-from heterps_core.models.slot_embedding import SlotEmbedding, TailLinear
+from heterps_core.models.slot_embedding import SlotEmbedding, TailLinear, add_tower
 
 EMBEDDING_DIMENSION = 10
 TOWER_WIDTHS = (400, 400, 50)
@@ -53,11 +53,7 @@ def build(
     num_user_slots = max(1, round(USER_SLOT_SHARE * features.num_slots))
     user = SlotEmbedding(features, dimension=embedding_dim, slots=range(num_user_slots), include_dense=False)
     layers: OrderedDict[str, nn.Module] = OrderedDict(user_embedding=user)
-    width = user.output_width
-    for number, hidden in enumerate(hidden_widths, start=1):
-        layers[f"user_fc{number}"] = nn.Linear(width, hidden)
-        layers[f"user_relu{number}"] = nn.ReLU()
-        width = hidden
+    width = add_tower(layers, user.output_width, hidden_widths, prefix="user_")
     item = SlotEmbedding(
         features,
         dimension=embedding_dim,

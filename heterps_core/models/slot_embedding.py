@@ -6,7 +6,7 @@ Shapes: B rows of a (micro-)batch, S slots of the layer, D width of a vector, W 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from functools import partial
 
 import torch
@@ -128,6 +128,17 @@ class SlotEmbedding(nn.Module):
             raise RuntimeError("attach_table must come before the first forward pass")
         dense = batch.dense if self.include_dense else None
         return self.table.lookup(self.row_numbers(batch), activation_BW, dense, dtype=dtype)
+
+
+def add_tower(
+    layers: MutableMapping[str, nn.Module], width: int, hidden_widths: Sequence[int], *, prefix: str = ""
+) -> int:
+    """Add pairs of a fully connected layer and ReLU to a chain; returns the width that leaves the last."""
+    for number, hidden in enumerate(hidden_widths, start=1):
+        layers[f"{prefix}fc{number}"] = nn.Linear(width, hidden)
+        layers[f"{prefix}relu{number}"] = nn.ReLU()
+        width = hidden
+    return width
 
 
 class TailLinear(nn.Module):

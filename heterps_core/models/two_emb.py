@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.slot_embedding import SlotEmbedding, TailLinear
+from heterps_core.models.slot_embedding import SlotEmbedding, TailLinear, add_tower
 
 EMBEDDING_DIMENSION = 10
 MAIN_WIDTHS = (400, 400, 50)
@@ -30,11 +30,7 @@ def build(
     """Build the chain for the given slots and dense features."""
     main = SlotEmbedding(features, dimension=embedding_dim)
     layers: OrderedDict[str, nn.Module] = OrderedDict(main_embedding=main)
-    width = main.output_width
-    for number, hidden in enumerate(hidden_widths, start=1):
-        layers[f"fc{number}"] = nn.Linear(width, hidden)
-        layers[f"relu{number}"] = nn.ReLU()
-        width = hidden
+    width = add_tower(layers, main.output_width, hidden_widths)
     second = SlotEmbedding(
         features,
         dimension=embedding_dim,

@@ -100,30 +100,19 @@ def truth_of_day(day: date, *, seed: int, drift: float, new_id_share: float) -> 
             numbers = numbers + (generations << _GENERATION_BITS)
         values.append(slot_effects)
         texts.append(value_texts(slot, numbers))
-    of_day = ClickEffects(
-        values=tuple(values),
-        factors=effects.factors,
-        count_slopes=effects.count_slopes,
-        count_curvatures=effects.count_curvatures,
+    return ClickTruth(
+        effects._replace(values=values), texts, np.random.default_rng([seed, CALIBRATION_STREAM, number])
     )
-    return ClickTruth(of_day, texts, np.random.default_rng([seed, CALIBRATION_STREAM, number]))
 
 
 def _turned(first: ClickEffects, last: ClickEffects, *, angle: float) -> ClickEffects:
     """Return effects on the way from one draw to the other, of the same size as either."""
     cosine, sine = math.cos(angle), math.sin(angle)
-
-    def turn(before: FloatArray, after: FloatArray) -> FloatArray:
-        return cosine * before + sine * after
-
     return ClickEffects(
-        values=tuple(turn(*pair) for pair in zip(first.values, last.values, strict=True)),
-        factors=tuple(
-            (turn(one, other), turn(two, another))
-            for (one, two), (other, another) in zip(first.factors, last.factors, strict=True)
-        ),
-        count_slopes=turn(first.count_slopes, last.count_slopes),
-        count_curvatures=turn(first.count_curvatures, last.count_curvatures),
+        *(
+            [cosine * before + sine * after for before, after in zip(*both, strict=True)]
+            for both in zip(first, last, strict=True)
+        )
     )
 
 

@@ -107,11 +107,10 @@ def _write_draft(
         for chunk, start in enumerate(range(0, num_rows, _ROWS_PER_CHUNK)):
             stop = min(start + _ROWS_PER_CHUNK, num_rows)
             generator = np.random.default_rng([*entropy, chunk])
-            rows = truth.draw(generator, _ROWS_PER_CHUNK)
-            labels = generator.random(_ROWS_PER_CHUNK) < rows.probabilities
-            probabilities[start:stop] = rows.probabilities[: stop - start]
-            columns = [pa.array(labels.astype(np.int8)), *truth.columns_of(rows)]
-            batch = pa.record_batch(columns, schema=pa.schema(fields))
+            of_chunk, columns = truth.draw(generator, _ROWS_PER_CHUNK)
+            labels = generator.random(_ROWS_PER_CHUNK) < of_chunk
+            probabilities[start:stop] = of_chunk[: stop - start]
+            batch = pa.record_batch([pa.array(labels.astype(np.int8)), *columns], schema=pa.schema(fields))
             writer.write_batch(batch.slice(0, stop - start))
     np.save(probabilities_path, probabilities)
 

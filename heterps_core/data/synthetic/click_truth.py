@@ -8,7 +8,7 @@ quadratic effect of the logarithm of some of 13 counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,49 +54,29 @@ _POPULARITY_STEPS = 65_536
 FloatArray = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DrawnRows:
-    """Drawn rows. N = rows."""
-
-    counts: npt.NDArray[np.int64]
-    """[N, 13]"""
-
-    is_count_missing: npt.NDArray[np.bool_]
-    """[N, 13]"""
-
-    values: npt.NDArray[np.int64]
-    """[N, 26], number of the value inside its slot; the slot's cardinality stands for "missing"."""
-
-    probabilities: FloatArray
-    """[N]"""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClickEffects:
+class ClickEffects(NamedTuple):
     """What the log-odds are a sum of, before it is scaled."""
 
-    values: tuple[FloatArray, ...]
+    values: Sequence[FloatArray]
     """Of each slot's values [cardinality + 1]; the last is that of "missing"."""
 
-    factors: tuple[tuple[FloatArray, FloatArray], ...]
-    """Of the two values of each interacting pair of slots."""
+    factors: Sequence[FloatArray]
+    """Of the values of each interacting slot, two for each pair."""
 
-    count_slopes: FloatArray
-    count_curvatures: FloatArray
+    counts: Sequence[FloatArray]
+    """Slopes and curvatures [13]."""
 
     @classmethod
     def draw(cls, generator: np.random.Generator) -> ClickEffects:
         """Draw all effects."""
-        values = tuple(draw_value_effects(generator, size) for size in SLOT_CARDINALITIES)
-        first_and_second = [
-            [generator.normal(size=SLOT_CARDINALITIES[slot] + 1) for slot in pair]
-            for pair in _INTERACTING_SLOTS
-        ]
         return cls(
-            values=values,
-            factors=tuple((first, second) for first, second in first_and_second),
-            count_slopes=generator.normal(size=len(_COUNT_LOG_MEANS)),
-            count_curvatures=0.5 * generator.normal(size=len(_COUNT_LOG_MEANS)),
+            [draw_value_effects(generator, size) for size in SLOT_CARDINALITIES],
+            [
+                generator.normal(size=SLOT_CARDINALITIES[slot] + 1)
+                for pair in _INTERACTING_SLOTS
+                for slot in pair
+            ],
+            [size * generator.normal(size=len(_COUNT_LOG_MEANS)) for size in (1.0, 0.5)],
         )
 
 
@@ -134,28 +114,18 @@ class ClickTruth:
         texts = [value_texts(slot, np.arange(size)) for slot, size in enumerate(SLOT_CARDINALITIES)]
         return cls(ClickEffects.draw(generator), texts, generator)
 
-    def draw(self, generator: np.random.Generator, num_rows: int) -> DrawnRows:
-        """Draw rows with their click probabilities."""
+    def draw(self, generator: np.random.Generator, num_rows: int) -> tuple[FloatArray, list[pa.Array]]:
+        """Draw rows: return their click probabilities [N], and 13 count and 26 text columns, null where missing."""
         counts, is_count_missing = _draw_counts(generator, num_rows)
         values = self._draw_values(generator, num_rows)
         parts = self._parts(counts, is_count_missing, values)
         logits = self._intercept + (parts - self._part_means) @ self._scales
-        return DrawnRows(
-            counts=counts,
-            is_count_missing=is_count_missing,
-            values=values,
-            probabilities=1.0 / (1.0 + np.exp(-logits)),
-        )
-
-    def columns_of(self, rows: DrawnRows) -> list[pa.Array]:
-        """Return the 13 count and 26 text columns of drawn rows, null where missing."""
-        counts = [
-            pa.array(rows.counts[:, i], mask=rows.is_count_missing[:, i]) for i in range(rows.counts.shape[1])
-        ]
-        texts = [texts.take(pa.array(rows.values[:, slot])) for slot, texts in enumerate(self._texts)]
-        return [*counts, *texts]
+        columns = [pa.array(counts[:, i], mask=is_count_missing[:, i]) for i in range(counts.shape[1])]
+        columns += [texts.take(pa.array(values[:, slot])) for slot, texts in enumerate(self._texts)]
+        return 1.0 / (1.0 + np.exp(-logits)), columns
 
     def _draw_values(self, generator: np.random.Generator, num_rows: int) -> npt.NDArray[np.int64]:
+        """Draw numbers [N, 26] of values inside their slots; a slot's cardinality stands for "missing"."""
         values = np.empty((num_rows, len(SLOT_CARDINALITIES)), dtype=np.int64, order="F")
         for slot, size in enumerate(SLOT_CARDINALITIES):
             drawn = generator.integers(0, _POPULARITY_STEPS, size=num_rows, dtype=np.uint16)
@@ -175,14 +145,14 @@ class ClickTruth:
         parts = np.zeros((len(values), 3))
         for slot, effects in enumerate(self._effects.values):
             parts[:, 0] += effects[values[:, slot]]
-        for (first, second), (factor_1, factor_2) in zip(
-            _INTERACTING_SLOTS, self._effects.factors, strict=True
-        ):
-            parts[:, 1] += factor_1[values[:, first]] * factor_2[values[:, second]]
+        factors = iter(self._effects.factors)
+        for first, second in _INTERACTING_SLOTS:
+            parts[:, 1] += next(factors)[values[:, first]] * next(factors)[values[:, second]]
         logs = (np.log1p(np.maximum(counts, 0)) - _COUNT_LOG_MEANS) / _COUNT_LOG_DEVIATIONS
         # A missing count has no effect, as the mean has none: that is how it enters the model.
         logs[is_count_missing] = 0.0
-        parts[:, 2] = logs @ self._effects.count_slopes + logs**2 @ self._effects.count_curvatures
+        slopes, curvatures = self._effects.counts
+        parts[:, 2] = logs @ slopes + logs**2 @ curvatures
         return parts
 
     def _calibrate(self, generator: np.random.Generator) -> None:

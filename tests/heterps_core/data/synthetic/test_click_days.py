@@ -83,10 +83,10 @@ def test_without_drift_the_truth_is_that_of_the_plain_stream(tmp_path):
     stream = write_click_stream(tmp_path / "clicks.tsv", num_rows=2_000, seed=4)
     generator = np.random.default_rng([4, 0])
 
-    drawn = truth_of_day(FIRST_DAY, seed=4, drift=0.0, new_id_share=0.0).draw(generator, 16_384)
+    probabilities, _ = truth_of_day(FIRST_DAY, seed=4, drift=0.0, new_id_share=0.0).draw(generator, 16_384)
 
     # Rows are drawn alike; only their scale is estimated from other rows.
-    np.testing.assert_allclose(drawn.probabilities[:2_000], stream.click_probabilities(), atol=0.02)
+    np.testing.assert_allclose(probabilities[:2_000], stream.click_probabilities(), atol=0.02)
 
 
 @pytest.mark.parametrize("num_days", [1, 5])
