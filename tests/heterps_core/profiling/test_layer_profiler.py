@@ -20,11 +20,11 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.profiling import layer_profiler
+from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.layer_profiler import trace_model
 from heterps_core.profiling.machine import this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
-from heterps_core.profiling.profiles.layer_profile import LayerProfile
-from heterps_core.profiling.profiles.profile_cache import ProfileCache, ProfileKey, profile_model
+from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey, profile_model
 from heterps_core.profiling.profiling_input import NUM_BATCHES, click_batches, zipf_ids
 
 BATCH_SIZE = 64
@@ -54,14 +54,12 @@ def request_for_dataset(dataset):
 
 
 @pytest.fixture(scope="module")
-def command_result(dataset, tmp_path_factory):
+def command_result(tmp_path_factory):
     """What the command printed, the document it wrote, and the number of threads before."""
     output = tmp_path_factory.mktemp("profiles") / "profiles.json"
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    options = parser.parse_args(
-        f"--dataset {dataset.directory} --batch-size {BATCH_SIZE} --device-type gpu-t4 --output {output}".split()
-    )
+    options = parser.parse_args(f"--batch-size {BATCH_SIZE} --device-type gpu-t4 --output {output}".split())
     num_threads = torch.get_num_threads()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         command.run(options)
@@ -69,8 +67,8 @@ def command_result(dataset, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def measured(command_result):
-    return LayerProfile.from_json(command_result[1]["profiles"]["local-cpu"])
+def measured(request_for_dataset):
+    return measure_in_fresh_process(request_for_dataset)
 
 
 def test_every_layer_of_the_chain_is_timed_in_order(measured, request_for_dataset):
