@@ -1,4 +1,4 @@
-"""The one folder that holds everything this machine keeps: data, profiles, runs, ledger, records.
+"""The one folder that holds everything this machine keeps, and the run store where it meets rented machines.
 
 All state in one place means that a run can be found by its id alone, that a sweeper on the same
 machine sees what a dead flow left, and that deleting one folder undoes everything.
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.json_file import replace_json
+from heterps_core.training.storage.store import check_store_location
 
 HOME_VARIABLE = "HETERPS_HOME"
 """Environment variable that moves the workspace elsewhere."""
@@ -258,3 +259,29 @@ def answers(url: str, *, timeout_s: float) -> bool:
             return 200 <= int(response.status) < 300
     except (urllib.error.URLError, OSError, ValueError):
         return False
+
+
+RUN_STORE_VARIABLE = "HETERPS_RUN_STORE"
+"""For instance s3://bucket/heterps; not needed by nodes that are processes of this machine."""
+
+
+def has_run_store() -> bool:
+    """Tell whether one is named."""
+    return bool(os.environ.get(RUN_STORE_VARIABLE))
+
+
+def location_in_store(run_id: str) -> str:
+    """Return the URI of a run in the store.
+
+    Raises:
+        ConfigurationError: No store is named that other machines reach; or its URI holds credentials.
+    """
+    check_store_location(os.environ.get(RUN_STORE_VARIABLE, ""))
+    # What stands behind a question mark are options of the store, such as its region.
+    store, mark, options = os.environ.get(RUN_STORE_VARIABLE, "").partition("?")
+    if "://" not in store:
+        raise ConfigurationError(
+            f"{RUN_STORE_VARIABLE} must be a URI that this machine and rented ones reach, got {store!r}; "
+            f"export {RUN_STORE_VARIABLE}=s3://your-bucket/heterps"
+        )
+    return f"{store.rstrip('/')}/{run_id}{mark}{options}"

@@ -21,10 +21,10 @@ from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.models import CTR_MODELS
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.planning.problem.problem_builder import profiles_for_larger_tables
+from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
+from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profiles.device_profile import DeviceProfile, DeviceProfileCache
-from heterps_core.profiling.profiles.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
-from heterps_core.profiling.profiles.profile_cache import profile_model
+from heterps_core.profiling.profile_cache import profile_model
 from heterps_core.training.job import default_batch_size, default_microbatches
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks

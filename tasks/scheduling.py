@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.hardware import InstanceOffer
-from heterps_core.models.worker_memory import reserved_bytes
+from heterps_core.models.model_graph import reserved_bytes
 from heterps_core.planning.explain.explanation import PlanExplanation, default_detail, explain_plan
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
@@ -31,7 +31,7 @@ from heterps_core.planning.simulate.dry_run_workers import simulate_workers
 from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simulate_plan
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.machine import num_cores
-from heterps_core.profiling.profiles.profile_cache import worker_costs_of
+from heterps_core.profiling.profile_cache import worker_costs_of
 from heterps_core.training.job import DELAYED, TrainingConfig, TrainingJob, default_update_mode
 from tasks.planning.extra_costs import job_extra_costs
 from tasks.profiling import PlannedJob, ProfiledModel

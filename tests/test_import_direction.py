@@ -59,7 +59,7 @@ LIGHT = [
     "heterps_core.plans.provisioning_plan",
     "heterps_core.data.dataset",
     "heterps_core.data.preparation",
-    "heterps_core.profiling.profiles.layer_profile",
+    "heterps_core.profiling.layer_profile",
     "heterps_core.planning.problem.scheduling_problem",
     "heterps_core.planning.cost_model.evaluation",
     "heterps_core.planning.simulate.dry_run_workers",

@@ -12,7 +12,7 @@ from pathlib import Path
 from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT
 from flows.service.schedule import nightly_timezone
 from heterps_core.errors import ConfigurationError, HeterpsError
-from infra.checks.checks import Check, CheckState, machine_checks, package_checks
+from infra.checks import Check, CheckState, machine_checks, package_checks
 from infra.providers import PROVIDERS, provider_of
 from infra.workspace import TRACKING_VARIABLE, Workspace
 
@@ -69,7 +69,7 @@ def all_checks(workspace: Workspace, *, provider: str, region: str | None) -> It
     yield from machine_checks(workspace)
     yield from package_checks(LOCK_FILE)
     yield _time_zone()
-    from infra.checks.database_checks import database_checks
+    from infra.checks import database_checks
 
     yield from database_checks(workspace)
     yield from _ports(workspace)

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 from flows.night.opened_run import OpenedRun
 from flows.service.schedule import nightly_timezone
-from heterps_core.models.worker_memory import host_bytes_of_worker
+from heterps_core.models.model_graph import host_bytes_of_worker
 from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers
 from heterps_core.training.job import TrainingConfig
 from infra.prices.price_catalogue import PriceCatalogue

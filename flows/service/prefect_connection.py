@@ -20,7 +20,7 @@ from typing import Any
 
 from flows import PROJECT_LOGGERS
 from flows.service.supervisor import Service, Supervisor
-from infra.checks.database_checks import prefect_database_check, require_usable
+from infra.checks import prefect_database_check, require_usable
 from infra.loopback import LOOPBACK, free_loopback_port
 from infra.workspace import HOME_VARIABLE, Workspace, answers
 

@@ -23,7 +23,7 @@ from flows.service.prefect_connection import TIMEOUT_S, ask, prefect_server, pro
 from flows.service.schedule import NIGHTLY_TIME, SWEEP_ORPHANS, TRAIN_CTR, nightly_timezone
 from flows.service.supervisor import Service, Supervisor, end_leftovers
 from heterps_core.errors import ConfigurationError, HeterpsError
-from infra.checks.database_checks import database_checks, require_usable
+from infra.checks import database_checks, require_usable
 from infra.loopback import LOOPBACK
 from infra.workspace import HOME_VARIABLE, ServiceAddresses, Workspace, answers
 

@@ -17,8 +17,7 @@ from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowOptimizer
-from heterps_core.embeddings.sharded_table import ShardedTable
-from heterps_core.embeddings.shared_memory_table import SharedMemoryTable
+from heterps_core.embeddings.sharded_table import ShardedTable, SharedMemoryTable
 from heterps_core.errors import ConfigurationError
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 

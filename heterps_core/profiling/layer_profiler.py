@@ -27,15 +27,15 @@ from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.models.tracing import BYTES_PER_ROW_NUMBER, trace_chain
-from heterps_core.profiling.link_measurement import measure_links, measure_machine_speed, second_process
-from heterps_core.profiling.machine import software_versions, this_machine
-from heterps_core.profiling.measuring_process import PROFILE_NAME, REQUEST_NAME, ProfileRequest
-from heterps_core.profiling.profiles.layer_profile import (
+from heterps_core.profiling.layer_profile import (
     LOCAL_DEVICE_TYPE,
     LOCAL_GPU_DEVICE_TYPE,
     LayerProfile,
     LayerTiming,
 )
+from heterps_core.profiling.link_measurement import measure_links, measure_machine_speed, second_process
+from heterps_core.profiling.machine import software_versions, this_machine
+from heterps_core.profiling.measuring_process import PROFILE_NAME, REQUEST_NAME, ProfileRequest
 from heterps_core.profiling.profiling_input import click_batches, first_rows
 from heterps_core.profiling.timing import Phase, Timing, time_phases
 from heterps_core.training.gradients.optimizers import get_dense_optimizer

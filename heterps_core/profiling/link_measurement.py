@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from heterps_core.compute_device import CPU, clock_of
 from heterps_core.errors import HeterpsError
-from heterps_core.profiling.profiles.layer_profile import Link, MachineSpeed
+from heterps_core.profiling.layer_profile import Link, MachineSpeed
 from heterps_core.profiling.timing import Phase, Timing, time_phases
 from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
 

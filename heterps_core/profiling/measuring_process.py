@@ -17,7 +17,7 @@ from typing import Any
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.json_codec import JsonDocument, JsonForm
-from heterps_core.profiling.profiles.layer_profile import LayerProfile
+from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.training.job import TrainingJob
 
 

@@ -15,8 +15,8 @@ from heterps_core.cluster import Cluster, Node
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
 from heterps_core.hardware import DeviceKind
+from heterps_core.profiling.device_profile import DeviceProfile, hardware_name
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
-from heterps_core.profiling.profiles.device_profile import DeviceProfile, hardware_name
 from heterps_core.training.monitor import (
     BOOT_LIMIT_S,
     BUCKET_POLL_INTERVAL_S,

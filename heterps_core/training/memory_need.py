@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.models.chain import build_chain
-from heterps_core.models.model_graph import Layer
+from heterps_core.models.model_graph import Layer, host_bytes_of_worker
 from heterps_core.models.tracing import trace_chain
-from heterps_core.models.worker_memory import host_bytes_of_worker
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.job import TrainingConfig

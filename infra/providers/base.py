@@ -16,15 +16,14 @@ from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.bootstrap.node_start import Bootstrap
-from infra.checks.checks import Check
+from infra.checks import Check
 from infra.instances import Instance
 from infra.ledger.ledger import NO_MACHINE, EndReason, Ledger, LedgerEntry
 from infra.prices.live_prices import LivePrices
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceFile
 from infra.prices.service_charges import usd_per_machine_hour
 from infra.prices.spot_charges import SpotRecord
-from infra.run_store import location_in_store
-from infra.workspace import Workspace
+from infra.workspace import Workspace, location_in_store
 
 REGION = "us-east-1"
 """Of the bundled prices; whatever the shell's AWS_DEFAULT_REGION says, machines are rented here."""

@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.cluster import Cluster
 from heterps_core.errors import TrainingError
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from heterps_core.profiling.profiles.device_profile import DeviceProfile, DeviceProfileCache, without_dataset
+from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache, without_dataset
 from heterps_core.profiling.profiling_node import PROFILE_JOB, ProfilingResults, follow_profiling
 from heterps_core.training.monitor import publish_cluster
 from heterps_core.training.storage.run_directory import RunDirectory

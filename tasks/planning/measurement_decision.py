@@ -18,7 +18,7 @@ from heterps_core.planning.provisioning.offer_choice import choose_instances
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.profiling.profiles.device_profile import DeviceProfile, hardware_name
+from heterps_core.profiling.device_profile import DeviceProfile, hardware_name
 from heterps_core.profiling.profiling_node import can_be_measured
 from heterps_core.units import BYTES_PER_GIB
 from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS

@@ -16,8 +16,7 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.training.storage.run_directory import CHECKPOINTS, DATA, RESERVE, START_MODEL, RunDirectory
 from infra.ledger.ledger import LedgerEntry
 from infra.providers import get_provider
-from infra.run_store import RUN_STORE_VARIABLE, has_run_store, location_in_store
-from infra.workspace import Workspace
+from infra.workspace import RUN_STORE_VARIABLE, Workspace, has_run_store, location_in_store
 from tasks.clusters import SPOT_FILE, STORAGE_FILE, ledger_entries, run_of_launch
 from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.records.record_outbox import first_line

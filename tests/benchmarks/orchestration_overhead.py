@@ -30,7 +30,7 @@ from typing import Any
 
 import psutil
 
-from heterps_core.data.synthetic.click_days import write_click_days
+from heterps_core.data.synthetic.click_stream import write_click_days
 from heterps_core.training.step_metrics import MetricWriter, StepMetrics, read_progress
 from heterps_core.training.storage.run_directory import CLUSTER, JOB, STEPS, RunDirectory
 from infra.workspace import HOME_VARIABLE, Workspace

@@ -155,9 +155,9 @@ def _in_turns(values: Any, count: int, random: np.random.Generator) -> list[Any]
 
 def predicted_samples_per_s(plan: RandomPlan, dataset: PreparedDataset, cache: Path, seed: int) -> float:
     """Profile and predict as the flow does."""
+    from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE
     from heterps_core.profiling.layer_profiler import trace_model
-    from heterps_core.profiling.profiles.layer_profile import LOCAL_DEVICE_TYPE
-    from heterps_core.profiling.profiles.profile_cache import profile_model
+    from heterps_core.profiling.profile_cache import profile_model
     from tasks.profiling import ProfiledModel, profile_request
     from tasks.scheduling import predict_launch
 

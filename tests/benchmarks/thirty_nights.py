@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from heterps_core.data.reading.days import PARTITION_PREFIX
-from heterps_core.data.synthetic.click_days import write_click_days
+from heterps_core.data.synthetic.click_stream import write_click_days
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, write_refreshed
 from infra.workspace import Workspace
 from tasks.prices import price_folder

@@ -10,7 +10,7 @@ from flows.backfill_ctr import backfill_ctr
 from flows.command_line import main, parser_for
 from flows.parameter_checks import days_of
 from flows.parameters import BackfillParameters
-from heterps_core.data.synthetic.click_days import write_click_days
+from heterps_core.data.synthetic.click_stream import write_click_days
 from heterps_core.errors import ConfigurationError, DataError, UnknownNameError
 
 

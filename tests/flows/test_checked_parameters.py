@@ -17,8 +17,7 @@ from flows.parameters import TrainedParameters, TrainParameters
 from flows.profile_devices import profile_devices
 from flows.refresh_prices import refresh_prices
 from flows.train_ctr import train_ctr
-from heterps_core.data.synthetic.click_days import write_click_days
-from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_days, write_click_stream
 from heterps_core.errors import ConfigurationError, HeterpsError
 from infra.workspace import Workspace
 from tasks.records.runs import save_parameters

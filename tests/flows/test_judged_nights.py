@@ -9,7 +9,7 @@ from mlflow.artifacts import load_text
 
 from flows.backfill_ctr import backfill_ctr
 from flows.train_ctr import train_ctr
-from heterps_core.data.synthetic.click_days import write_click_days
+from heterps_core.data.synthetic.click_stream import write_click_days
 from heterps_core.errors import BudgetExceededError
 from infra.ledger.ledger import Ledger
 from infra.workspace import HOME_VARIABLE, Workspace

@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 from flows.backfill_ctr import backfill_ctr
 from flows.train_ctr import train_ctr
-from heterps_core.data.synthetic.click_days import write_click_days
+from heterps_core.data.synthetic.click_stream import write_click_days
 from heterps_core.errors import ConfigurationError, DataError, ProvisioningError
 from infra.billing.caps import Caps
 from infra.ledger.ledger import Ledger

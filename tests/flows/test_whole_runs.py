@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 from prefect.settings import PREFECT_API_URL
 
-from heterps_core.data.synthetic.click_days import write_click_days
+from heterps_core.data.synthetic.click_stream import write_click_days
 from heterps_core.training.checkpoint import complete_checkpoints
 from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import RunDirectory

@@ -4,8 +4,7 @@ import pytest
 
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from infra.providers import get_provider
-from infra.run_store import RUN_STORE_VARIABLE
-from infra.workspace import Workspace
+from infra.workspace import RUN_STORE_VARIABLE, Workspace
 from tasks.clusters import by_network
 from tests.heterps_core.planning.provisioning.test_node_order import make_cluster, paths_of, traffic_of
 from tests.heterps_core.training.storage.test_store_location import KEY, SECRET, WITH_CREDENTIALS

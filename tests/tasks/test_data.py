@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from heterps_core.data.synthetic.click_days import write_click_days
-from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.data.synthetic.click_stream import write_click_days, write_click_stream
 from heterps_core.errors import ConfigurationError, DataError
 from infra.workspace import Workspace
 from tasks.data import (

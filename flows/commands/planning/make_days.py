@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
         ConfigurationError: An argument is out of its range.
         DataError: A file cannot be written.
     """
-    from heterps_core.data.synthetic.click_days import write_click_days
+    from heterps_core.data.synthetic.click_stream import write_click_days
 
     first_day = parse_day(options.first_day)
     days = write_click_days(

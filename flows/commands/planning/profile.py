@@ -14,8 +14,8 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.json_file import write_json
 from heterps_core.models import CTR_MODELS
+from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
-from heterps_core.profiling.profiles.layer_profile import LayerProfile
 from heterps_core.profiling.timing import Timing
 from heterps_core.text_table import Table
 
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
     """
     from heterps_core.compute_device import require_cuda
     from heterps_core.profiling.layer_profiler import trace_model
-    from heterps_core.profiling.profiles.profile_cache import profile_model
+    from heterps_core.profiling.profile_cache import profile_model
 
     request = ProfileRequest(model=options.model, features=CRITEO_SHAPE, batch_size=options.batch_size)
     # Always measured again: a person who asks on the command line wants to see this machine as it is now.

@@ -19,7 +19,7 @@ from heterps_core.planning.problem.scheduling_problem import (
     StepModel,
     UnitType,
 )
-from heterps_core.profiling.profiles.layer_profile import LayerProfile
+from heterps_core.profiling.layer_profile import LayerProfile
 
 ROUND_TRIP_MESSAGES = 4
 """Of an embedding for one batch: counts, row indices and rows on the way forward, gradients on the way back."""

@@ -109,7 +109,7 @@ class UnitType(JsonDocument):
     """Expected interruptions of one unit: above 0 on spot. They stop the whole plan."""
 
     reserved_bytes: NotNegative = 0.0
-    """Of `memory_bytes`, what a worker takes before any table or weight (`worker_memory.py`)."""
+    """Of `memory_bytes`, what a worker takes before any table or weight (`reserved_bytes`)."""
 
     @property
     def usable_bytes(self) -> float:

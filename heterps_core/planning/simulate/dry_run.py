@@ -15,7 +15,7 @@ from heterps_core.planning.cost_model.evaluation import PlanEvaluation, evaluate
 from heterps_core.planning.problem.problem_builder import ROUND_TRIP_MESSAGES
 from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
-from heterps_core.profiling.profiles.layer_profile import LayerProfile
+from heterps_core.profiling.layer_profile import LayerProfile
 
 PRICE_USD_PER_HOUR = 1.0
 """A dry run's price is not predicted, but the contract wants a positive one."""

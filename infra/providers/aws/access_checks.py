@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.training.storage.run_directory import RunDirectory
-from infra.checks.checks import Check, CheckState
+from infra.checks import Check, CheckState
 from infra.providers.aws.errors import explained, is_refused
 from infra.providers.aws.node_role import check_boundary, own_node_roles, roles_path
 from infra.providers.aws.queries import find_image, find_network
 from infra.providers.aws.tags import as_tag_list, owner_tags
-from infra.run_store import location_in_store
+from infra.workspace import location_in_store
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client

@@ -21,7 +21,7 @@ from heterps_core.hardware import AWS, Market
 from heterps_core.instance_metadata import is_in_the_cloud
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.bootstrap.node_start import Bootstrap, node_environment, user_data
-from infra.checks.checks import Check
+from infra.checks import Check
 from infra.instances import Instance
 from infra.ledger.ledger import EndReason, Ledger, LedgerEntry
 from infra.prices.live_prices import LivePrices
@@ -45,8 +45,7 @@ from infra.providers.aws.prices import AwsPrices, spot_records
 from infra.providers.aws.queries import Ec2Clock, live_instances, network_nodes, remembered_instances
 from infra.providers.aws.tags import attempt_of, instance_of
 from infra.providers.base import Provider, check_run_id
-from infra.run_store import has_run_store
-from infra.workspace import Workspace
+from infra.workspace import Workspace, has_run_store
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client

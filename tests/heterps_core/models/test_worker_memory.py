@@ -7,7 +7,7 @@ import pytest
 
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import InfeasiblePlanError
-from heterps_core.models.worker_memory import (
+from heterps_core.models.model_graph import (
     CARD_BYTES,
     FREE_SHARE,
     ROW_ORDER_BYTES_PER_SAMPLE,

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
+from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
 from heterps_core.profiling.measuring_process import StageCosts, WorkerCosts
-from heterps_core.profiling.profiles.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
 from heterps_core.profiling.timing import Timing
 
 BATCH_SIZE = 100

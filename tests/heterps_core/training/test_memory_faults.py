@@ -18,8 +18,8 @@ from torch import nn
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import InterruptedTrainingError, TrainingError
+from heterps_core.models.model_graph import ROW_ORDER_BYTES_PER_SAMPLE, WORKER_BYTES
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.models.worker_memory import ROW_ORDER_BYTES_PER_SAMPLE, WORKER_BYTES
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.memory_need import worker_bytes
 from heterps_core.training.monitor import follow_training

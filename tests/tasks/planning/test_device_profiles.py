@@ -13,18 +13,17 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import BudgetExceededError, ConfigurationError, TrainingError
 from heterps_core.hardware import Market
+from heterps_core.profiling.analytic_profile import estimate_profile
+from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
 from heterps_core.profiling.machine import software_versions
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profiles.analytic_profile import estimate_profile
-from heterps_core.profiling.profiles.device_profile import DeviceProfile, DeviceProfileCache
 from heterps_core.profiling.profiling_node import PROFILE_JOB, follow_profiling, measure_node, profile_key
 from heterps_core.training.node.node_life import EXIT, HEARTBEAT, node_key
 from heterps_core.training.storage.run_directory import CLUSTER, RunDirectory
 from infra.billing.caps import Caps
 from infra.providers import get_provider, provider_of
 from infra.providers.aws.node_role import BOUNDARY_VARIABLE
-from infra.run_store import RUN_STORE_VARIABLE
-from infra.workspace import Workspace
+from infra.workspace import RUN_STORE_VARIABLE, Workspace
 from tasks.clusters import bills_of_run
 from tasks.planning.device_profiles import (
     check_all_measured,

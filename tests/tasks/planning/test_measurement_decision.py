@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 import pytest
 
 from heterps_core.planning.explain.cost_range import MeasurementWorth
-from heterps_core.profiling.profiles.device_profile import DeviceProfile
+from heterps_core.profiling.device_profile import DeviceProfile
 from tasks.planning.measurement_decision import MeasurementDecision, decide_measurements
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 from tests.infra.builders import offer

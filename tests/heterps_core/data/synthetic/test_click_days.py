@@ -11,8 +11,7 @@ from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss, roc_auc_score
 
 from heterps_core.data.reading.days import partitions_of
-from heterps_core.data.synthetic.click_days import truth_of_day, write_click_days
-from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.data.synthetic.click_stream import truth_of_day, write_click_days, write_click_stream
 from heterps_core.data.synthetic.click_truth import SLOT_CARDINALITIES
 from heterps_core.errors import ConfigurationError
 

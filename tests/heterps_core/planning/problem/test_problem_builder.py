@@ -14,7 +14,7 @@ from heterps_core.planning.problem.problem_builder import (
 )
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.profiling.profiles.analytic_profile import estimate_profile
+from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.timing import Timing
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 

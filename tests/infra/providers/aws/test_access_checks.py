@@ -2,7 +2,7 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from infra.checks.checks import CheckState
+from infra.checks import CheckState
 from infra.providers.aws.access_checks import access_checks
 from infra.providers.aws.launch import MachineSettings
 from tests.heterps_core.training.storage.test_store_location import KEY, WITH_CREDENTIALS

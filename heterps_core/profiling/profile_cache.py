@@ -18,6 +18,8 @@ from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.json_codec import JsonDocument
 from heterps_core.json_file import replace_json
 from heterps_core.models.model_graph import ModelGraph
+from heterps_core.profiling.analytic_profile import estimate_profile
+from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, SCHEMA_VERSION, LayerProfile
 from heterps_core.profiling.machine import Machine, software_versions, this_machine
 from heterps_core.profiling.measuring_process import (
     ProfileRequest,
@@ -25,8 +27,6 @@ from heterps_core.profiling.measuring_process import (
     measure_in_fresh_process,
     measure_worker_costs,
 )
-from heterps_core.profiling.profiles.analytic_profile import estimate_profile
-from heterps_core.profiling.profiles.layer_profile import LOCAL_DEVICE_TYPE, SCHEMA_VERSION, LayerProfile
 from heterps_core.training.job import TrainingJob
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DeviceKind, DeviceType
 from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
-from heterps_core.profiling.profiles.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
+from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
 from heterps_core.profiling.timing import Timing
 from heterps_core.units import MS_PER_S
 

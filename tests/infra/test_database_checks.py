@@ -4,8 +4,7 @@ from contextlib import closing
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from infra.checks.checks import CheckState
-from infra.checks.database_checks import database_checks, newest_revisions, revisions
+from infra.checks import CheckState, database_checks, newest_revisions, revisions
 from infra.ledger.ledger import Ledger
 from infra.workspace import Workspace
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.profiling.profiles.layer_profile import LayerProfile, parallel_fraction
+from heterps_core.profiling.layer_profile import LayerProfile, parallel_fraction
 from tests.heterps_core.profiling.builders import DENSE, EMBEDDING, make_profile, make_timing
 
 

@@ -14,9 +14,9 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import SPOT_SUFFIX, moment_of
 from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.models.model_graph import ModelGraph
+from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profiles.layer_profile import LayerProfile
-from heterps_core.profiling.profiles.profile_cache import ProfileCache, ProfileKey
+from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey
 
 VALID_FOR = timedelta(days=30)
 """Assumed: providers change processors' microcode, drivers and hosts without notice, and nobody says how often; a

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from infra.checks.checks import CheckState, machine_checks, package_checks
+from infra.checks import CheckState, machine_checks, package_checks
 from infra.workspace import Workspace
 from tests.paths import PROJECT
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.data.features import FeatureSpec
+from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.machine import Machine
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profiles.layer_profile import LayerProfile
-from heterps_core.profiling.profiles.profile_cache import ProfileCache, ProfileKey
+from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
 MACHINE = Machine(processor="a processor", num_cores=2, memory_bytes=1)

@@ -5,7 +5,7 @@ import pytest
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import LayerKind
-from heterps_core.profiling.profiles.analytic_profile import estimate_profile, layer_work, slowdowns
+from heterps_core.profiling.analytic_profile import estimate_profile, layer_work, slowdowns
 from tests.heterps_core.profiling.builders import (
     DENSE,
     EMBEDDING,

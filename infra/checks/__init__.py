@@ -1,1 +1,0 @@
-"""What `heterps doctor` looks at."""
