@@ -173,6 +173,7 @@ def _some(names: list[str]) -> str:
 
 
 _LOCK_TIMEOUT_S = 1.0
+_LEDGER_VERSION = "SELECT user_version, (SELECT count(*) FROM machines) FROM pragma_user_version"
 _ALEMBIC_REVISION = "SELECT version_num FROM alembic_version"
 _REVISION = re.compile(r"^revision(?:: \w+)? = [\"'](\w+)[\"']", re.MULTILINE)
 _DOWN_REVISION = re.compile(r"^down_revision(?:: [^=]+)? = [\"'](\w+)[\"']", re.MULTILINE)
@@ -187,18 +188,14 @@ def database_checks(workspace: Workspace, *, is_thorough: bool = True) -> Iterat
     yield _check(
         "ledger",
         workspace.ledger_path,
-        query="SELECT user_version, (SELECT count(*) FROM machines) FROM pragma_user_version",
-        known={str(LEDGER_VERSION), "1"},
+        migrations=None,
         damage_fix="heterps sweep   (sets it aside, and rebuilds it from the machines' tags)",
     )
     if workspace.has_own_tracking:
-        folder = _package_folder("mlflow") / "store" / "db_migrations" / "versions"
         yield _check(
             "MLflow's database",
             workspace.tracking_path,
-            query=_ALEMBIC_REVISION,
-            known=revisions(folder),
-            newest=newest_revisions(folder),
+            migrations=_package_folder("mlflow") / "store" / "db_migrations" / "versions",
             upgrade=f"mlflow db upgrade {workspace.tracking_uri}",
             is_thorough=is_thorough,
         )
@@ -207,13 +204,11 @@ def database_checks(workspace: Workspace, *, is_thorough: bool = True) -> Iterat
 
 def prefect_database_check(workspace: Workspace, *, is_thorough: bool = True) -> Check:
     """Look at the database of Prefect's server alone; see `database_checks`."""
-    folder = _package_folder("prefect") / "server" / "database" / "_migrations" / "versions" / "sqlite"
+    migrations = _package_folder("prefect") / "server" / "database" / "_migrations" / "versions" / "sqlite"
     return _check(
         "Prefect's database",
         workspace.prefect_home / "prefect.db",
-        query=_ALEMBIC_REVISION,
-        known=revisions(folder),
-        newest=newest_revisions(folder),
+        migrations=migrations,
         upgrade="the next start of make serve does it",
         is_thorough=is_thorough,
     )
@@ -245,9 +240,7 @@ def _check(
     what: str,
     path: Path,
     *,
-    query: str,
-    known: set[str],
-    newest: set[str] | None = None,
+    migrations: Path | None,
     upgrade: str | None = None,
     is_thorough: bool = True,
     damage_fix: str | None = None,
@@ -256,7 +249,7 @@ def _check(
         return Check(what, CheckState.OK, "none yet; made at first use")
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=_LOCK_TIMEOUT_S)) as database:
-            row = database.execute(query).fetchone()
+            row = database.execute(_LEDGER_VERSION if migrations is None else _ALEMBIC_REVISION).fetchone()
             health = database.execute("PRAGMA quick_check(1)").fetchone()[0] if is_thorough else "ok"
             # A writer that holds it stays out of sight of readers.
             database.execute("BEGIN IMMEDIATE")
@@ -270,6 +263,7 @@ def _check(
             fix = f"fuser -v {path}   (who holds it)"
         return Check(what, CheckState.MISSING, f"{path}: {error}", fix)
     revision = str(row[0]) if row else "none"
+    known = {str(LEDGER_VERSION), "1"} if migrations is None else revisions(migrations)
     if health != "ok":
         fix = damage_fix or f"sqlite3 {path} .recover | sqlite3 {path}.recovered"
         return Check(what, CheckState.MISSING, f"{path} is damaged: {health}", fix)
@@ -277,7 +271,7 @@ def _check(
         found = f"{path} has tables of revision {revision}, which the installed code does not know"
         fix = "make setup   (a newer version wrote it), or set HETERPS_HOME to another folder"
         return Check(what, CheckState.MISSING, found, fix)
-    if newest is not None and revision not in newest:
+    if migrations is not None and revision not in newest_revisions(migrations):
         found = f"tables of revision {revision}, older than the installed code"
         return Check(what, CheckState.NOTE, found, upgrade)
     return Check(what, CheckState.OK, f"opens, whole, tables of revision {revision}")

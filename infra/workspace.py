@@ -37,7 +37,7 @@ SERVICE_TIMEOUT_S = 10.0
 RUN_KEY_BYTES = 32
 """As long as the tags of HMAC-SHA256 (RFC 2104, section 3)."""
 
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,11 +175,7 @@ class Workspace:
         Raises:
             ConfigurationError: The id is no plain name, and could lead out of the workspace.
         """
-        if not _RUN_ID.fullmatch(run_id):
-            raise ConfigurationError(
-                f"a run id must be 1 to 128 letters, digits, '.', '_' or '-' and start with a letter "
-                f"or digit, got {run_id!r}"
-            )
+        check_run_id(run_id, longest=128)
         return self.runs_directory / run_id
 
     def run_key(self, run_id: str) -> bytes:
@@ -248,6 +244,19 @@ class Workspace:
             return ServiceAddresses(**json.loads(self.services_path.read_text()))
         except (OSError, ValueError, TypeError):
             return None
+
+
+def check_run_id(run_id: str, *, longest: int = 64) -> None:
+    """Check that a run id can be a file name; one of 64 characters can be a tag and a token too.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    if not _RUN_ID.fullmatch(run_id) or len(run_id) > longest:
+        raise ConfigurationError(
+            f"a run id must be 1 to {longest} letters, digits, '.', '_' or '-' and start with a letter or digit, "
+            f"got {run_id!r}"
+        )
 
 
 def answers(url: str, *, timeout_s: float) -> bool:

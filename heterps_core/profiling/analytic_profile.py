@@ -148,14 +148,19 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
         latency_seconds=measured.exchange_link.latency_seconds,
         bandwidth_bytes_per_s=device_type.network_bandwidth_bytes_per_s,
     )
+
+    def estimated(timings: Sequence[LayerTiming], batch_size: int) -> tuple[LayerTiming, ...]:
+        return tuple(
+            _estimated(layer, timing, batch_size, speed, factors, device_type)
+            for layer, timing in zip(graph.layers, timings, strict=True)
+        )
+
     return replace(
         measured,
         device_type=device_type.name,
         hardware=f"{device_type.name} (estimated; calibrated on {measured.hardware})",
-        timings=_estimated(graph, measured.timings, measured.batch_size, speed, factors, device_type),
-        half_batch_timings=_estimated(
-            graph, measured.half_batch_timings, measured.half_batch_size, speed, factors, device_type
-        ),
+        timings=estimated(measured.timings, measured.batch_size),
+        half_batch_timings=estimated(measured.half_batch_timings, measured.half_batch_size),
         exchange_link=network,
         all_reduce_link=measured.all_reduce_link if device_type.kind is DeviceKind.CPU else network,
         boundary_link=network,
@@ -165,29 +170,19 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
 
 
 def _estimated(
-    graph: ModelGraph,
-    timings: Sequence[LayerTiming],
+    layer: Layer,
+    timing: LayerTiming,
     batch_size: int,
     speed: MachineSpeed,
     factors: Mapping[tuple[LayerKind, str], float],
     device_type: DeviceType,
-) -> tuple[LayerTiming, ...]:
-    estimates = []
-    for layer, timing in zip(graph.layers, timings, strict=True):
-        estimate: dict[str, Any] = {
-            phase: Timing.estimated(
-                MS_PER_S
-                * (work.launch_seconds(speed) + factors[layer.kind, phase] * work.limit_seconds(speed))
-            )
-            for phase, work in layer_work(layer, batch_size=batch_size).items()
-        }
-        shown = ", ".join(f"{phase} {factors[layer.kind, phase]:.2f}" for phase in PHASES)
-        estimates.append(
-            replace(
-                timing,
-                **estimate,
-                is_estimated=True,
-                source=f"roofline of {device_type.name}'s published figures times {layer.kind} slowdown: {shown}",
-            )
+) -> LayerTiming:
+    estimate: dict[str, Any] = {
+        phase: Timing.estimated(
+            MS_PER_S * (work.launch_seconds(speed) + factors[layer.kind, phase] * work.limit_seconds(speed))
         )
-    return tuple(estimates)
+        for phase, work in layer_work(layer, batch_size=batch_size).items()
+    }
+    shown = ", ".join(f"{phase} {factors[layer.kind, phase]:.2f}" for phase in PHASES)
+    source = f"roofline of {device_type.name}'s published figures times {layer.kind} slowdown: {shown}"
+    return replace(timing, **estimate, is_estimated=True, source=source)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -35,7 +36,7 @@ from heterps_core.profiling.layer_profile import (
 )
 from heterps_core.profiling.link_measurement import measure_links, measure_machine_speed, second_process
 from heterps_core.profiling.machine import software_versions, this_machine
-from heterps_core.profiling.measuring_process import PROFILE_NAME, REQUEST_NAME, ProfileRequest
+from heterps_core.profiling.measuring_process import REQUEST_NAME, RESULT_NAME, ProfileRequest
 from heterps_core.profiling.profiling_input import click_batches, first_rows
 from heterps_core.profiling.timing import Phase, Timing, time_phases
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
@@ -234,12 +235,10 @@ def _whole_step(
 ) -> Callable[[], None]:
     """Return a training step as one process makes it: all layers, the loss, and all updates."""
     dense_update = _dense_update(request, list(chain.parameters()))
-    round_index = 0
+    in_turn = cycle(batches)
 
     def step() -> None:
-        nonlocal round_index
-        batch = batches[round_index % len(batches)]
-        round_index += 1
+        batch = next(in_turn)
         logits = _run_layers(chain, batch, None, request.precision)
         loss = F.binary_cross_entropy_with_logits(logits.squeeze(1), batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -300,4 +299,4 @@ def _attach_tables(
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     asked = ProfileRequest.from_json(json.loads((folder / REQUEST_NAME).read_text(encoding="utf-8")))
-    (folder / PROFILE_NAME).write_text(json.dumps(measure(asked).to_json()), encoding="utf-8")
+    (folder / RESULT_NAME).write_text(json.dumps(measure(asked).to_json()), encoding="utf-8")

@@ -12,13 +12,12 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.profiling.layer_profile import LayerProfile
-from heterps_core.training.job import TrainingJob
+from heterps_core.training.job import TrainingConfig, TrainingJob
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +61,7 @@ class WorkerCosts(JsonDocument):
     measured_at: str
 
 
-REQUEST_NAME, PROFILE_NAME = "request.json", "profile.json"
-JOB_NAME, COSTS_NAME = "job.json", "worker_costs.json"
+REQUEST_NAME, RESULT_NAME = "request.json", "result.json"
 """Files in the folder that the two processes share."""
 
 TIMEOUT_S = 300.0
@@ -132,16 +130,7 @@ def measure_in_fresh_process(request: ProfileRequest) -> LayerProfile:
     Raises:
         HeterpsError: The process failed or hung; the message holds the end of what it said.
     """
-    document = _measured_document(
-        "heterps_core.profiling.layer_profiler",
-        REQUEST_NAME,
-        request,
-        PROFILE_NAME,
-        model=request.model,
-        batch_size=request.batch_size,
-        num_threads=request.num_threads,
-    )
-    return LayerProfile.from_json(document)
+    return LayerProfile.from_json(_measured("heterps_core.profiling.layer_profiler", request, request))
 
 
 def measure_worker_costs(job: TrainingJob) -> WorkerCosts:
@@ -150,35 +139,19 @@ def measure_worker_costs(job: TrainingJob) -> WorkerCosts:
     Raises:
         HeterpsError: As `measure_in_fresh_process`.
     """
-    document = _measured_document(
-        "heterps_core.profiling.worker_profiler",
-        JOB_NAME,
-        job,
-        COSTS_NAME,
-        model=job.model,
-        batch_size=job.config.batch_size,
-        num_threads=job.config.num_threads,
-    )
-    return WorkerCosts.from_json(document)
+    return WorkerCosts.from_json(_measured("heterps_core.profiling.worker_profiler", job, job.config))
 
 
-def _measured_document(
-    program: str,
-    asked_name: str,
-    asked: JsonDocument,
-    result_name: str,
-    *,
-    model: str,
-    batch_size: int,
-    num_threads: int,
-) -> Any:
+def _measured(
+    program: str, asked: ProfileRequest | TrainingJob, sizes: ProfileRequest | TrainingConfig
+) -> object:
     """Run a module on a folder with what is asked, and return the document that it adds."""
     with tempfile.TemporaryDirectory(prefix="heterps-profile-") as path:
         folder = Path(path)
-        (folder / asked_name).write_text(json.dumps(asked.to_json()), encoding="utf-8")
+        (folder / REQUEST_NAME).write_text(json.dumps(asked.to_json()), encoding="utf-8")
         environment = {
             **os.environ,
-            "OMP_NUM_THREADS": str(num_threads),
+            "OMP_NUM_THREADS": str(sizes.num_threads),
             # A user's own model is found wherever this process finds it.
             "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
         }
@@ -193,10 +166,12 @@ def _measured_document(
             )
         except subprocess.TimeoutExpired as error:
             raise HeterpsError(
-                f"profiling {model!r} must end within {TIMEOUT_S:.0f} s, but did not; "
-                f"lower the batch size, which is {batch_size}"
+                f"profiling {asked.model!r} must end within {TIMEOUT_S:.0f} s, but did not; "
+                f"lower the batch size, which is {sizes.batch_size}"
             ) from error
         if finished.returncode != 0:
             said = "\n".join(finished.stderr.strip().splitlines()[-_SHOWN_LINES:])
-            raise HeterpsError(f"profiling {model!r} failed with exit status {finished.returncode}:\n{said}")
-        return json.loads((folder / result_name).read_text(encoding="utf-8"))
+            raise HeterpsError(
+                f"profiling {asked.model!r} failed with exit status {finished.returncode}:\n{said}"
+            )
+        return json.loads((folder / RESULT_NAME).read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.profiling.measuring_process import COSTS_NAME, JOB_NAME, StageCosts, WorkerCosts
+from heterps_core.profiling.measuring_process import REQUEST_NAME, RESULT_NAME, StageCosts, WorkerCosts
 from heterps_core.profiling.timed_runner import TimedRunner
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingJob
@@ -146,7 +146,7 @@ def take_part(rank: int, folder: Path, job: TrainingJob) -> None:
             step_seconds=max(median(step.whole for step in worker.steps) for worker in by_rank),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        (folder / COSTS_NAME).write_text(json.dumps(found.to_json()), encoding="utf-8")
+        (folder / RESULT_NAME).write_text(json.dumps(found.to_json()), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -229,7 +229,7 @@ def stage_costs(job: TrainingJob, stage: int, workers: Sequence[WorkerSteps]) ->
 def main() -> None:
     """Measure with a process for each worker."""
     folder = Path(sys.argv[1])
-    job = TrainingJob.from_json(json.loads((folder / JOB_NAME).read_text(encoding="utf-8")))
+    job = TrainingJob.from_json(json.loads((folder / REQUEST_NAME).read_text(encoding="utf-8")))
     # Forked processes have torch loaded already.
     multiprocessing.set_start_method("fork" if sys.platform == "linux" else "spawn")
     num_workers = sum(job.replicas_per_stage)

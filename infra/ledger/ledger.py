@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
@@ -244,10 +244,8 @@ class Ledger:
                     f"{node_id} of run {run_id}: it was lost meanwhile; heterps sweep rebuilds it from the tags"
                 )
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with transaction(self.path) as database:
-            yield database
+    def _transaction(self) -> AbstractContextManager[sqlite3.Connection]:
+        return transaction(self.path)
 
 
 def _insert(database: sqlite3.Connection, entry: LedgerEntry) -> None:

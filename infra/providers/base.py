@@ -6,14 +6,13 @@ in a second call is missing when the first process dies in between.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import ClassVar, Self
 
 from heterps_core.cluster import Cluster, Node
-from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.errors import ProvisioningError
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.bootstrap.node_start import Bootstrap
 from infra.checks import Check
@@ -27,9 +26,6 @@ from infra.workspace import Workspace, location_in_store
 
 REGION = "us-east-1"
 """Of the bundled prices; whatever the shell's AWS_DEFAULT_REGION says, machines are rented here."""
-
-# Part of file names, tags and client tokens alike.
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class InsufficientCapacityError(ProvisioningError):
@@ -265,19 +261,6 @@ class Provider(ABC):
             raise ProvisioningError(f"{names} must end, and were still there after the call that ends them")
         ledger.close_run(run_id, reason=reason, at=self.now(), problem=problem)
         return ended
-
-
-def check_run_id(run_id: str) -> None:
-    """Check that a run id can be a file name, a tag and a token.
-
-    Raises:
-        ConfigurationError: It cannot.
-    """
-    if not _RUN_ID.fullmatch(run_id):
-        raise ConfigurationError(
-            f"a run id must be 1 to 64 letters, digits, '.', '_' or '-' and start with a letter or digit, "
-            f"got {run_id!r}"
-        )
 
 
 def node_of(request: NodeRequest, *, address: str, provider_instance_id: str) -> Node:

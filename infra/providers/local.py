@@ -22,9 +22,9 @@ from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, Bootstrap, node_environ
 from infra.instances import Instance, moment_or_none
 from infra.ledger.ledger import EndReason, Ledger
 from infra.loopback import LOOPBACK, free_loopback_port
-from infra.providers.base import Provider, check_run_id, node_of
+from infra.providers.base import Provider, node_of
 from infra.providers.local_processes import LeaseFile, NodeKey, NodeProcesses, ProcessIdentity
-from infra.workspace import Workspace
+from infra.workspace import Workspace, check_run_id
 
 POLL_INTERVAL_S = 0.02
 
@@ -140,10 +140,10 @@ class LocalProvider(Provider):
         """Return nodes that have a lease file, and nodes that have only processes left."""
         found: dict[NodeKey, Instance] = {}
         for path in self._lease_paths(run_id):
-            instance = _instance_of(path)
-            if instance is None:
-                continue
-            found[instance.run_id, _node_id_of(instance)] = instance
+            key = (path.parent.name, path.name.removesuffix(LEASE_SUFFIX))
+            # Its end may have removed the file since it was listed.
+            with contextlib.suppress(FileNotFoundError):
+                found[key] = _instance(key, LeaseFile.read(path), launched_at_s=path.stat().st_mtime)
         for process, key in self._processes.tagged():
             if key not in found and run_id in (None, key[0]):
                 found[key] = _instance(key, None, launched_at_s=process.create_time())
@@ -223,17 +223,6 @@ class LocalProvider(Provider):
     def _lease_paths(self, run_id: str | None) -> list[Path]:
         folder = run_id if run_id is not None else "*"
         return sorted(self.state_directory.glob(f"{folder}/*{LEASE_SUFFIX}"))
-
-
-def _instance_of(path: Path) -> Instance | None:
-    """Return the node of a lease file; None where its end has removed the file since it was listed."""
-    lease = LeaseFile.read(path)
-    try:
-        launched_at_s = path.stat().st_mtime
-    except FileNotFoundError:
-        return None
-    key = (path.parent.name, path.name.removesuffix(LEASE_SUFFIX))
-    return _instance(key, lease, launched_at_s=launched_at_s)
 
 
 def _instance(key: NodeKey, lease: LeaseFile | None, *, launched_at_s: float) -> Instance:

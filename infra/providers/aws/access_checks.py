@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from heterps_core.errors import ConfigurationError, HeterpsError
@@ -42,33 +43,24 @@ def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> 
         yield _tried("AWS image", lambda: find_image(client, image_id)["ImageId"])
         yield _tried("AWS network", lambda: _network(client, machines.subnet_id))
         tags = as_tag_list(owner_tags(_PROBE, workspace=machines.workspace))
-        yield _tried(
-            "AWS may make templates",
-            lambda: is_refused(
-                lambda: client.create_launch_template(
-                    DryRun=True,
-                    LaunchTemplateName=_PROBE,
-                    LaunchTemplateData={"InstanceType": "t3.micro"},
-                    TagSpecifications=[{"ResourceType": "launch-template", "Tags": tags}],
-                ),
-                _ALLOWED_CODE,
+        dry_runs: dict[str, Callable[[], object]] = {
+            "templates": lambda: client.create_launch_template(
+                DryRun=True,
+                LaunchTemplateName=_PROBE,
+                LaunchTemplateData={"InstanceType": "t3.micro"},
+                TagSpecifications=[{"ResourceType": "launch-template", "Tags": tags}],
             ),
-            found="allowed (dry run)",
-        )
-        yield _tried(
-            "AWS may make groups",
-            lambda: is_refused(
-                lambda: client.create_security_group(
-                    DryRun=True,
-                    GroupName=_PROBE,
-                    Description=_PROBE,
-                    VpcId=find_network(client, machines.subnet_id).vpc_id,
-                    TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
-                ),
-                _ALLOWED_CODE,
+            "groups": lambda: client.create_security_group(
+                DryRun=True,
+                GroupName=_PROBE,
+                Description=_PROBE,
+                VpcId=find_network(client, machines.subnet_id).vpc_id,
+                TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
             ),
-            found="allowed (dry run)",
-        )
+        }
+        for what, call in dry_runs.items():
+            refused = partial(is_refused, call, _ALLOWED_CODE)
+            yield _tried(f"AWS may make {what}", refused, found="allowed (dry run)")
         path = roles_path(machines.workspace, region)
         yield _tried("AWS may see node roles", lambda: own_node_roles(iam, path), found=f"allowed, {path}")
     yield _tried("node boundary", lambda: check_boundary(machines.node_boundary))

@@ -44,8 +44,8 @@ from infra.providers.aws.node_role import (
 from infra.providers.aws.prices import AwsPrices, spot_records
 from infra.providers.aws.queries import Ec2Clock, live_instances, network_nodes, remembered_instances
 from infra.providers.aws.tags import attempt_of, instance_of
-from infra.providers.base import Provider, check_run_id
-from infra.workspace import Workspace, has_run_store
+from infra.providers.base import Provider
+from infra.workspace import Workspace, check_run_id, has_run_store
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
