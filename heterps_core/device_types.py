@@ -1,8 +1,4 @@
-"""The device types that plans place layers on, with their published figures.
-
-The only place that says what one unit can do; every figure names its source, because a roofline built on a number of
-unknown origin cannot be argued with.
-"""
+"""The device types that plans place layers on, with the published figures of one unit and the source of each."""
 
 from __future__ import annotations
 
@@ -10,12 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from heterps_core.errors import UnknownNameError
-from heterps_core.hardware import (
-    SPOT_SUFFIX,
-    DeviceKind,
-    DeviceType,
-    Market,
-)
+from heterps_core.hardware import SPOT_SUFFIX, DeviceKind, DeviceType, Market
 from heterps_core.units import BYTES_PER_GIB, BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
 
 

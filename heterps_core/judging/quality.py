@@ -125,25 +125,20 @@ class PairedComparison:
     log_loss_difference: Estimate
     """Nats per row; below 0 where the challenger is better."""
 
-
-def compare_models(
-    labels: npt.NDArray[Any], challenger: FloatArray, champion: FloatArray, *, confidence: float
-) -> PairedComparison:
-    """Compare two models' logits [N] on labels [N] in {0, 1}.
-
-    Args:
-        labels: At least two clicks and two others.
-        challenger: Finite logits.
-        champion: Finite logits on the same rows.
-        confidence: Of the two-sided intervals, in (0, 1).
-
-    Raises:
-        ConfigurationError: The arrays or the confidence break these rules.
-    """
-    return PairedComparison(
-        auc_difference=auc_difference(labels, challenger, champion, confidence=confidence),
-        log_loss_difference=log_loss_difference(labels, challenger, champion, confidence=confidence),
-    )
+    @classmethod
+    def of(
+        cls,
+        labels: npt.NDArray[Any],
+        challenger: FloatArray,
+        champion: FloatArray,
+        *,
+        confidence: float,
+    ) -> PairedComparison:
+        """Compare two models' logits on the same rows; see `auc_difference`."""
+        return cls(
+            auc_difference=auc_difference(labels, challenger, champion, confidence=confidence),
+            log_loss_difference=log_loss_difference(labels, challenger, champion, confidence=confidence),
+        )
 
 
 def auc_difference(
@@ -159,7 +154,16 @@ def auc_difference(
 
     (DeLong, DeLong and Clarke-Pearson, Biometrics 44(3), 1988, for two curves). Placements come from mid-ranks in
     O(N log N) (Sun and Xu, IEEE Signal Processing Letters 21(11), 2014): the rank among all rows less that among the
-    rows of the same class. Scores are any increasing function of the click probability; else as `compare_models`.
+    rows of the same class.
+
+    Args:
+        labels: In {0, 1}, [N]: at least two clicks and two others.
+        challenger: Finite scores [N] that increase with the click probability.
+        champion: The same of the other model, on the same rows.
+        confidence: Of the two-sided interval, in (0, 1).
+
+    Raises:
+        ConfigurationError: The arrays or the confidence break these rules.
 
     Example:
         >>> estimate = auc_difference(
@@ -183,7 +187,7 @@ def auc_difference(
 def log_loss_difference(
     labels: npt.NDArray[Any], challenger: FloatArray, champion: FloatArray, *, confidence: float
 ) -> Estimate:
-    """Return the challenger's mean log-loss less the champion's, with its interval; see `compare_models`.
+    """Return the challenger's mean log-loss less the champion's, with its interval; takes logits as `auc_difference`.
 
     With d_i the difference of the two losses on row i, the interval is normal: mean(d) +- z sd(d) / sqrt(N).
     """

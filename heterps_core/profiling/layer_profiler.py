@@ -37,7 +37,7 @@ from heterps_core.profiling.layer_profile import (
 from heterps_core.profiling.link_measurement import measure_links, measure_machine_speed, second_process
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.measuring_process import REQUEST_NAME, RESULT_NAME, ProfileRequest
-from heterps_core.profiling.profiling_input import click_batches, first_rows
+from heterps_core.profiling.profiling_input import click_batches, rows_of
 from heterps_core.profiling.timing import Phase, Timing, time_phases
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.units import BYTES_PER_FLOAT32
@@ -76,9 +76,8 @@ def measure(request: ProfileRequest) -> LayerProfile:
     speed = measure_machine_speed(budget_s=MACHINE_SPEED_BUDGET_S, device=device)
     half_batch_size = request.batch_size // 2
     whole = _bench_layers(request, chain, tables, whole_batches)
-    half = _bench_layers(
-        request, chain, tables, [first_rows(batch, half_batch_size) for batch in whole_batches]
-    )
+    half_batches = [rows_of(batch, 0, half_batch_size) for batch in whole_batches]
+    half = _bench_layers(request, chain, tables, half_batches)
     times = time_phases(
         [
             *(phase for bench in whole for phase in bench.phases("whole")),

@@ -33,15 +33,11 @@ def click_batches(request: ProfileRequest) -> list[ClickBatch]:
         rows = np.resize(np.arange(dataset.num_train_rows, dtype=np.int64), num_rows)
         batch = dataset.train_batch(rows)
     firsts = range(0, num_rows, request.batch_size)
-    return [_rows(batch, first, first + request.batch_size) for first in firsts]
+    return [rows_of(batch, first, first + request.batch_size) for first in firsts]
 
 
-def first_rows(batch: ClickBatch, num_rows: int) -> ClickBatch:
-    """Return the first rows of a batch."""
-    return _rows(batch, 0, num_rows)
-
-
-def _rows(batch: ClickBatch, first: int, stop: int) -> ClickBatch:
+def rows_of(batch: ClickBatch, first: int, stop: int) -> ClickBatch:
+    """Return rows first..stop - 1 of a batch."""
     return ClickBatch(
         dense=batch.dense[first:stop], ids=batch.ids[first:stop], labels=batch.labels[first:stop]
     )

@@ -89,7 +89,8 @@ def layout_from_places(
 class LostWorkerError(TrainingError):
     """A neighbour died or does not answer."""
 
-    def __init__(self, *, rank: int, stage: int, replica: int, limit_s: float, has_ended: bool) -> None:
+    def __init__(self, layout: RankLayout, rank: int, *, limit_s: float, has_ended: bool) -> None:
+        stage, replica = layout.position(rank)
         observed = (
             "its connection broke, so its process has ended"
             if has_ended
@@ -100,18 +101,13 @@ class LostWorkerError(TrainingError):
         )
         self.lost = (rank, stage, replica)
 
-    @classmethod
-    def at(cls, layout: RankLayout, rank: int, *, limit_s: float, has_ended: bool) -> LostWorkerError:
-        """Return the error for a neighbour by its rank."""
-        stage, replica = layout.position(rank)
-        return cls(rank=rank, stage=stage, replica=replica, limit_s=limit_s, has_ended=has_ended)
-
 
 def lost_worker(
     layout: RankLayout, rank: int, error: RuntimeError, *, silence_limit_s: float
 ) -> LostWorkerError:
     """Return what to say where a message of another worker did not come; `error` is gloo's."""
-    return LostWorkerError.at(layout, rank, limit_s=silence_limit_s, has_ended="imed out" not in str(error))
+    has_ended = "imed out" not in str(error)
+    return LostWorkerError(layout, rank, limit_s=silence_limit_s, has_ended=has_ended)
 
 
 def is_loss_of_another(error: BaseException) -> bool:

@@ -158,7 +158,7 @@ class SharedMemoryLink:
             raise self._lost(number, has_ended=False)
 
     def _lost(self, number: int, *, has_ended: bool) -> LostWorkerError:
-        return LostWorkerError.at(
+        return LostWorkerError(
             self._layout, self._ranks[number], limit_s=self.silence_limit_s, has_ended=has_ended
         )
 

@@ -51,10 +51,10 @@ class LedgerEntry(Price):
     region: str
     state: EntryState
     intended_at: datetime
-    launched_at: datetime | None
-    ended_at: datetime | None
-    provider_instance_id: str | None
-    reason: str | None
+    launched_at: datetime | None = None
+    ended_at: datetime | None = None
+    provider_instance_id: str | None = None
+    reason: str | None = None
     """An `EndReason`, or what the provider answered to a failed launch."""
 
     @property
@@ -94,10 +94,6 @@ def entry_of_request(
         **offer.price,
         state=EntryState.INTENDED,
         intended_at=at,
-        launched_at=None,
-        ended_at=None,
-        provider_instance_id=None,
-        reason=None,
     )
 
 
@@ -111,9 +107,7 @@ def entry_of_instance(provider: str, instance: Instance, terms: LaunchTerms) -> 
         instance_type=instance.instance_type,
         state=EntryState.LAUNCHED,
         launched_at=instance.launched_at,
-        ended_at=None,
         provider_instance_id=instance.provider_instance_id,
-        reason=None,
     )
 
 

@@ -18,7 +18,6 @@ from heterps_core.judging.quality import (
     PairedComparison,
     auc_difference,
     calibration_ratio,
-    compare_models,
     constant_logits,
     measure_quality,
 )
@@ -194,7 +193,8 @@ class _Case:
 
     def compare(self, challenger: Logits, champion: Logits) -> PairedComparison:
         """Return differences with intervals of the gates' confidence."""
-        return compare_models(self.labels, challenger, champion, confidence=self._gates.promotion_confidence)
+        confidence = self._gates.promotion_confidence
+        return PairedComparison.of(self.labels, challenger, champion, confidence=confidence)
 
     def decision(
         self,

@@ -179,7 +179,7 @@ class SharedMemoryBoundary:
 
     def _lost(self, peer: int, *, has_ended: bool) -> LostWorkerError:
         rank = self._side.rank_of(peer)
-        return LostWorkerError.at(self._side.layout, rank, limit_s=self.silence_limit_s, has_ended=has_ended)
+        return LostWorkerError(self._side.layout, rank, limit_s=self.silence_limit_s, has_ended=has_ended)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import pytest
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.judging.quality import (
+    PairedComparison,
     auc_difference,
     calibration_ratio,
-    compare_models,
     constant_logits,
     log_loss_difference,
     measure_quality,
@@ -81,7 +81,7 @@ def test_intervals_are_as_wide_as_a_bootstrap_says():
     labels, challenger, champion = made_up_scores(3, num_rows=300, has_ties=True)
     generator = np.random.default_rng(0)
 
-    found = compare_models(labels, challenger, champion, confidence=0.95)
+    found = PairedComparison.of(labels, challenger, champion, confidence=0.95)
 
     draws = []
     for _ in range(1_500):
@@ -137,7 +137,7 @@ def test_the_log_loss_interval_holds_the_truth_as_often_as_it_says():
 def test_a_model_does_not_differ_from_itself():
     labels, challenger, _ = made_up_scores(0, num_rows=50)
 
-    found = compare_models(labels, challenger, challenger, confidence=0.95)
+    found = PairedComparison.of(labels, challenger, challenger, confidence=0.95)
 
     assert (found.auc_difference.low, found.auc_difference.high) == (0.0, 0.0)
     assert (found.log_loss_difference.low, found.log_loss_difference.high) == (0.0, 0.0)
@@ -179,7 +179,7 @@ def test_the_mean_click_rate_is_the_best_constant():
 )
 def test_what_cannot_be_compared_is_refused(labels, challenger, message):
     with pytest.raises(ConfigurationError, match=message):
-        compare_models(np.array(labels), np.array(challenger), np.zeros(4), confidence=0.95)
+        PairedComparison.of(np.array(labels), np.array(challenger), np.zeros(4), confidence=0.95)
 
 
 def test_a_confidence_of_one_is_refused():

@@ -8,7 +8,7 @@ from heterps_core.hardware import Market
 from heterps_core.training.monitor import follow_training
 from heterps_core.training.node.failures import WorkerFailure, root_cause, write_failure
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.transport.rank_layout import LostWorkerError
+from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
 
 
 def failure(rank: int, failed_at_s: float, **others: object) -> WorkerFailure:
@@ -94,7 +94,7 @@ def make_cluster() -> Cluster:
 def test_the_log_of_the_silent_worker_is_shown(tmp_path):
     run = RunDirectory(str(tmp_path))
     cluster = make_cluster()
-    lost = LostWorkerError(rank=1, stage=1, replica=1, limit_s=20.0, has_ended=False)
+    lost = LostWorkerError(RankLayout(((0,), (2, 1))), 1, limit_s=20.0, has_ended=False)
     write_failure(run, failure(0, 1.0, message=str(lost), lost=lost.lost))
     run.write_json(
         "nodes/a/exit.json",
