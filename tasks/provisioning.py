@@ -23,8 +23,8 @@ from heterps_core.profiling.machine import num_cores
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.billing.caps import Caps, check_caps
 from infra.bootstrap.node_start import DEFAULT_LIFETIME_S
-from infra.prices.interruptions import with_interruptions
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, age_text, warn_of_old_prices
+from infra.prices.spot_charges import with_interruptions
 from infra.providers import get_provider
 from infra.providers.base import REGION
 from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS, planned_bucket_usd

@@ -159,7 +159,7 @@ def register_model(
         CheckpointError: The run's checkpoint cannot be read.
         ConfigurationError: MLflow's store has not answered for `STORE_WAIT_S`.
     """
-    from heterps_core.serving.export import export_model
+    from heterps_core.serving.exported_model import export_model
 
     with TemporaryDirectory(prefix="heterps-model-") as name:
         folder = Path(name) / "click_model"

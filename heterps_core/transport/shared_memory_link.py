@@ -23,14 +23,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heterps_core.transport.local_sockets import connect_locally, receive_files
 from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
 from heterps_core.transport.shared_memory import (
     SMALLEST_BUFFER_BYTES,
     SharedBuffer,
     aligned,
+    connect_locally,
     map_aligned,
     new_file,
+    receive_files,
     tensor_view,
 )
 

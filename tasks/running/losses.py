@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 MAX_TRIES_PER_HOUR = 3
 """Launches of a run in an hour that may be lost. A machine of a spot pool of CPUs lasts 1.7 h on average
-(`infra/prices/interruptions.py`), so one or two of a fleet may be lost in an hour; a third without a notice says
+(`infra/prices/spot_charges.py`), so one or two of a fleet may be lost in an hour; a third without a notice says
 that something is wrong which new machines do not cure, and each costs a start-up and up to 200 steps again."""
 
 BUDGET_PERIOD = timedelta(hours=1)

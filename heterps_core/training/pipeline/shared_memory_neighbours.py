@@ -10,9 +10,14 @@ from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.training.pipeline.shared_memory_boundary import NUM_BUFFERS, Peer, SharedNeighbour
-from heterps_core.transport.local_sockets import connect_locally, receive_files
 from heterps_core.transport.rank_layout import RankLayout
-from heterps_core.transport.shared_memory import SMALLEST_BUFFER_BYTES, SharedBuffer, new_file
+from heterps_core.transport.shared_memory import (
+    SMALLEST_BUFFER_BYTES,
+    SharedBuffer,
+    connect_locally,
+    new_file,
+    receive_files,
+)
 
 
 def connect_neighbours(

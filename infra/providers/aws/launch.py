@@ -17,7 +17,6 @@ from heterps_core.hardware import AWS
 from infra.ledger.ledger import Ledger
 from infra.providers.aws.errors import UnknownProfileError, explained
 from infra.providers.aws.fleet import FleetGroup, quotas_of, request_fleet, zones_for
-from infra.providers.aws.instances import renew_lease_tags
 from infra.providers.aws.launch_template import make_security_group, make_template, template_data
 from infra.providers.aws.node_role import (
     BOUNDARY_VARIABLE,
@@ -26,7 +25,14 @@ from infra.providers.aws.node_role import (
     role_name,
     roles_path,
 )
-from infra.providers.aws.queries import Network, describe_when_known, find_image, find_network, is_ended
+from infra.providers.aws.queries import (
+    Network,
+    describe_when_known,
+    find_image,
+    find_network,
+    is_ended,
+    renew_lease_tags,
+)
 from infra.providers.aws.tags import INTENDED_TAG, LEASE_TAG, group_of, owner_tags
 from infra.providers.base import InsufficientCapacityError, QuotaExceededError, node_of
 

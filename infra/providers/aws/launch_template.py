@@ -7,18 +7,20 @@ same to the letter, as its token demands. By the group machines reach one anothe
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
+from infra.instances import moment_or_none
 from infra.providers.aws.errors import is_refused
-from infra.providers.aws.tags import as_dictionary, as_tag_list, own_filters
+from infra.providers.aws.node_role import NodeRole, delete_node_role
+from infra.providers.aws.tags import INTENDED_TAG, RUN_TAG, as_dictionary, as_tag_list, own_filters
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_ec2.type_defs import ImageTypeDef, RequestLaunchTemplateDataTypeDef
-
 
 DISK_GB = 40
 """Room for the system, the environment and a slice of the data. Tables live in memory, and no shard of a checkpoint
@@ -144,3 +146,39 @@ def own_security_groups(client: EC2Client, workspace: str) -> Iterator[tuple[str
     for page in pages:
         for group in page["SecurityGroups"]:
             yield group["GroupId"], as_dictionary(group.get("Tags", []))
+
+
+def remove_leftovers(
+    client: EC2Client,
+    iam: Any,
+    workspace: str,
+    roles: Sequence[NodeRole],
+    *,
+    live_run_ids: Collection[str],
+    made_before: datetime,
+) -> tuple[str, ...]:
+    """Delete templates, security groups and roles of runs that do not live, and return their names.
+
+    What does not say when it was made is of no launch that is under way.
+    """
+
+    def is_leftover(run_id: str, made_at: datetime | None) -> bool:
+        return run_id not in live_run_ids and (made_at is None or made_at < made_before)
+
+    def are_of_leftover(tags: dict[str, str]) -> bool:
+        return is_leftover(tags[RUN_TAG], moment_or_none(tags[INTENDED_TAG]))
+
+    templates = [
+        name
+        for name, tags in own_templates(client, workspace)
+        if are_of_leftover(tags) and delete_template(client, name)
+    ]
+    groups = [
+        group_id
+        for group_id, tags in own_security_groups(client, workspace)
+        if are_of_leftover(tags) and delete_security_group(client, group_id)
+    ]
+    old_roles = [role for role in roles if is_leftover(role.run_id, role.made_at)]
+    for role in old_roles:
+        delete_node_role(iam, role)
+    return (*templates, *groups, *(role.name for role in old_roles))

@@ -29,9 +29,8 @@ from infra.prices.spot_charges import SpotRecord
 from infra.providers.aws.access_checks import access_checks
 from infra.providers.aws.errors import explained
 from infra.providers.aws.fleet import asks_less, fleet_groups
-from infra.providers.aws.instances import remove_leftovers, renew_lease_tags, terminate_all
 from infra.providers.aws.launch import DEFAULT_MACHINES, MachineSettings, RunLaunch, ZoneFullError
-from infra.providers.aws.launch_template import DISK_GB, delete_template, own_templates
+from infra.providers.aws.launch_template import DISK_GB, delete_template, own_templates, remove_leftovers
 from infra.providers.aws.node_role import (
     NodeRole,
     check_boundary,
@@ -42,7 +41,14 @@ from infra.providers.aws.node_role import (
     roles_path,
 )
 from infra.providers.aws.prices import AwsPrices, spot_records
-from infra.providers.aws.queries import Ec2Clock, live_instances, network_nodes, remembered_instances
+from infra.providers.aws.queries import (
+    Ec2Clock,
+    live_instances,
+    network_nodes,
+    remembered_instances,
+    renew_lease_tags,
+    terminate_all,
+)
 from infra.providers.aws.tags import attempt_of, instance_of
 from infra.providers.base import Provider
 from infra.workspace import Workspace, check_run_id, has_run_store

@@ -1,20 +1,25 @@
-"""What there is in an account: machine images, subnets, instances."""
+"""What there is in an account, machine images, subnets and instances, and what is done to instances: leases, ends."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from botocore.exceptions import BotoCoreError, ClientError
+
 from heterps_core.errors import ProvisioningError
-from infra.providers.aws.tags import ENDED_STATES, own_filters
+from infra.providers.aws.errors import GONE_CODES, explained, is_refused
+from infra.providers.aws.tags import ENDED_STATES, LEASE_TAG, own_filters
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
-    from mypy_boto3_ec2.type_defs import FilterTypeDef, ImageTypeDef, InstanceTypeDef
+    from mypy_boto3_ec2.type_defs import FilterTypeDef, ImageTypeDef, InstanceTypeDef, TagTypeDef
 
 LIVE_STATES = ("pending", "running", "stopping", "stopped")
 """Stopped instances cost their disks and may come back; only a terminated one is gone."""
@@ -188,3 +193,38 @@ class Ec2Clock:
         here = datetime.now(UTC)
         self._answered_at = here if abs(told - here) <= TOLERANCE else told
         self._seen_s = time.monotonic()
+
+
+def renew_lease_tags(client: EC2Client, instance_ids: Sequence[str], *, until: datetime) -> None:
+    """Write the lease tag of instances, in one call where that goes; those that are gone are no error."""
+    tags: list[TagTypeDef] = [{"Key": LEASE_TAG, "Value": until.isoformat()}]
+    # EC2 refuses all for one that is gone.
+    if instance_ids and is_refused(
+        lambda: client.create_tags(Resources=list(instance_ids), Tags=tags), *GONE_CODES
+    ):
+        for instance_id in instance_ids if len(instance_ids) > 1 else ():
+            renew_lease_tags(client, [instance_id], until=until)
+
+
+def terminate_all(client: EC2Client, instance_ids: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Terminate instances, in one call where that goes, else one by one: one must not keep the others.
+
+    Returns:
+        Ids of those that were there, and what went wrong with others.
+    """
+    if not instance_ids:
+        return [], []
+    with suppress(ClientError, BotoCoreError):
+        client.terminate_instances(InstanceIds=list(instance_ids))
+        return list(instance_ids), []
+    ended: list[str] = []
+    problems: list[str] = []
+    for instance_id in instance_ids:
+        terminate = partial(client.terminate_instances, InstanceIds=[instance_id])
+        try:
+            with explained(f"terminate {instance_id}"):
+                if not is_refused(terminate, *GONE_CODES):
+                    ended.append(instance_id)
+        except ProvisioningError as problem:
+            problems.append(str(problem))
+    return ended, problems

@@ -22,8 +22,7 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import CheckpointError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.serving.export import export_model
-from heterps_core.serving.exported_model import ClickPredictor
+from heterps_core.serving.exported_model import ClickPredictor, export_model
 from heterps_core.training.checkpoint import TrainingCursor, save_checkpoint
 from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.hardware import DeviceKind, Market
-from infra.prices.interruptions import COUNTED, with_interruptions
+from infra.prices.spot_charges import COUNTED, with_interruptions
 from tests.infra.builders import offer
 from tests.paths import PROJECT
 

@@ -10,10 +10,9 @@ from heterps_core.hardware import Market
 from infra.ledger.ledger import EndReason, EntryState, Ledger
 from infra.machines.sweeper import sweep
 from infra.providers.aws import queries
-from infra.providers.aws.instances import terminate_all
 from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.provider import AwsEc2Provider
-from infra.providers.aws.queries import find_image, find_network
+from infra.providers.aws.queries import find_image, find_network, terminate_all
 from tests.infra.builders import offer, plan
 from tests.infra.faults import unlike_plan
 from tests.moto_server import REGION
