@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import tempfile
 import urllib.error
 import urllib.request
@@ -18,9 +19,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.json_file import replace_json
 from heterps_core.training.storage.store import check_store_location
+
+LOOPBACK = "127.0.0.1"
+"""By which processes of this machine, and none beside them, reach one another."""
 
 HOME_VARIABLE = "HETERPS_HOME"
 """Environment variable that moves the workspace elsewhere."""
@@ -294,3 +298,20 @@ def location_in_store(run_id: str) -> str:
             f"export {RUN_STORE_VARIABLE}=s3://your-bucket/heterps"
         )
     return f"{store.rstrip('/')}/{run_id}{mark}{options}"
+
+
+def free_loopback_port() -> int:
+    """Return a TCP port of the loopback interface that was free a moment ago.
+
+    Raises:
+        ProvisioningError: There is none.
+    """
+    with socket.socket() as probe:
+        try:
+            probe.bind((LOOPBACK, 0))
+        except OSError as problem:
+            raise ProvisioningError(
+                f"the workers need one free TCP port on {LOOPBACK} to find one another, and there is none "
+                f"({problem}); end programs that hold many connections, or wait a minute"
+            ) from problem
+        return int(probe.getsockname()[1])

@@ -18,8 +18,8 @@ from infra.billing.bill import Bill, bill_for_run
 from infra.billing.budget import spent_usd, start_of_month
 from infra.billing.caps import Caps, Spent
 from infra.bootstrap.node_start import Bootstrap, publish_node_wheel
-from infra.instances import Instance
 from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
+from infra.ledger.ledger_entry import Instance
 from infra.machines.failover import first_running_cluster
 from infra.machines.lifecycle import terminate_run
 from infra.machines.sweeper import providers_in_use, usable_ledger

@@ -17,8 +17,7 @@ from typing import Any
 import psutil
 from mlflow import MlflowClient
 
-from infra.loopback import free_loopback_port
-from infra.workspace import HOME_VARIABLE, Workspace
+from infra.workspace import HOME_VARIABLE, Workspace, free_loopback_port
 from tests.paths import PROJECT
 from tests.waiting import wait_for
 

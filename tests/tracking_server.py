@@ -9,8 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from infra.loopback import free_loopback_port
-from infra.workspace import answers
+from infra.workspace import answers, free_loopback_port
 
 START_LIMIT_S = 90.0
 

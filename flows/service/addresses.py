@@ -10,8 +10,7 @@ from typing import NamedTuple
 import psutil
 
 from heterps_core.errors import ConfigurationError
-from infra.loopback import LOOPBACK
-from infra.workspace import ServiceAddresses, Workspace
+from infra.workspace import LOOPBACK, ServiceAddresses, Workspace
 
 MAX_PORT = 65535
 

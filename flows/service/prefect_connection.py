@@ -21,8 +21,7 @@ from typing import Any
 from flows import PROJECT_LOGGERS
 from flows.service.supervisor import Service, Supervisor
 from infra.checks import prefect_database_check, require_usable
-from infra.loopback import LOOPBACK, free_loopback_port
-from infra.workspace import HOME_VARIABLE, Workspace, answers
+from infra.workspace import HOME_VARIABLE, LOOPBACK, Workspace, answers, free_loopback_port
 
 LOGGERS_IN_FLOW_LOG = ",".join(PROJECT_LOGGERS)
 """Ordinary loggers whose lines Prefect copies into the log of the flow run."""

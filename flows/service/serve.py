@@ -24,8 +24,7 @@ from flows.service.schedule import NIGHTLY_TIME, SWEEP_ORPHANS, TRAIN_CTR, night
 from flows.service.supervisor import Service, Supervisor, end_leftovers
 from heterps_core.errors import ConfigurationError, HeterpsError
 from infra.checks import database_checks, require_usable
-from infra.loopback import LOOPBACK
-from infra.workspace import HOME_VARIABLE, ServiceAddresses, Workspace, answers
+from infra.workspace import HOME_VARIABLE, LOOPBACK, ServiceAddresses, Workspace, answers
 
 PASSWORD_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
 """Prefect's own: user:password that its server asks for."""

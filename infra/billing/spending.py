@@ -16,8 +16,8 @@ from heterps_core.cluster import Cluster
 from heterps_core.errors import LedgerError, ProvisioningError
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.billing.budget import Spending, spent_usd, start_of_month
-from infra.instances import Instance
 from infra.ledger.ledger import LedgerEntry
+from infra.ledger.ledger_entry import Instance
 from infra.providers.base import Provider
 
 PROVIDER_INTERVAL_S = 30.0

@@ -32,10 +32,10 @@ from pathlib import Path
 from heterps_core.errors import ConfigurationError, LedgerError
 from heterps_core.hardware import InstanceOffer
 from heterps_core.plans.provisioning_plan import NodeRequest
-from infra.instances import Instance
 from infra.ledger.ledger_entry import (
     EndReason,
     EntryState,
+    Instance,
     LedgerEntry,
     entry_of_instance,
     entry_of_request,

@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 
 from heterps_core.errors import HeterpsError, LedgerError, ProvisioningError
 from infra.billing.budget import spent_usd
-from infra.instances import Instance
 from infra.ledger.ledger import NO_MACHINE, EndReason, EntryState, Ledger, LedgerEntry
+from infra.ledger.ledger_entry import Instance
 from infra.ledger.ledger_file import readable_entries, set_aside_if_damaged
 from infra.providers import PROVIDERS, Provider, get_provider, provider_of
 from infra.workspace import Workspace

@@ -16,8 +16,8 @@ from heterps_core.errors import ProvisioningError
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.bootstrap.node_start import Bootstrap
 from infra.checks import Check
-from infra.instances import Instance
 from infra.ledger.ledger import NO_MACHINE, EndReason, Ledger, LedgerEntry
+from infra.ledger.ledger_entry import Instance
 from infra.prices.live_prices import LivePrices
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceFile
 from infra.prices.service_charges import usd_per_machine_hour

@@ -19,12 +19,11 @@ from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, Bootstrap, node_environment
-from infra.instances import Instance, moment_or_none
 from infra.ledger.ledger import EndReason, Ledger
-from infra.loopback import LOOPBACK, free_loopback_port
+from infra.ledger.ledger_entry import Instance, moment_or_none
 from infra.providers.base import Provider, node_of
 from infra.providers.local_processes import LeaseFile, NodeKey, NodeProcesses, ProcessIdentity
-from infra.workspace import Workspace, check_run_id
+from infra.workspace import LOOPBACK, Workspace, check_run_id, free_loopback_port
 
 POLL_INTERVAL_S = 0.02
 

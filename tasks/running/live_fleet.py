@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 
 from heterps_core.errors import LiveFleetError
 from infra.bootstrap.node_start import DEFAULT_LIFETIME_S
-from infra.instances import Instance
 from infra.ledger.ledger import LedgerEntry
+from infra.ledger.ledger_entry import Instance
 from infra.machines.sweeper import reason_to_end, sweep_workspace
 from infra.providers import provider_of
 from infra.workspace import Workspace

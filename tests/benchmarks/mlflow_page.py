@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 
 from flows.service.serve import service_environment, services_to_run
-from infra.loopback import free_loopback_port
-from infra.workspace import ServiceAddresses, Workspace
+from infra.workspace import ServiceAddresses, Workspace, free_loopback_port
 from tasks.learning import readable_past
 from tasks.records import tracking
 from tasks.records.mlflow_names import DAY_TAG, SPEED_TAG

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from infra.loopback import free_loopback_port
+from infra.workspace import free_loopback_port
 from tests.benchmarks.training_engine import (
     BATCH_SIZE,
     DIMENSION,

@@ -12,8 +12,7 @@ import yaml
 
 from flows.service.deployments import deployments
 from flows.service.prefect_connection import project_environment
-from infra.loopback import free_loopback_port
-from infra.workspace import Workspace, answers
+from infra.workspace import Workspace, answers, free_loopback_port
 from tests.paths import PROJECT
 from tests.waiting import wait_for
 

@@ -23,7 +23,7 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.config import Config
 from botocore.httpsession import URLLib3Session
 
-from infra.loopback import free_loopback_port
+from infra.workspace import free_loopback_port
 from tests.moto_server import REGION
 
 START_TIMEOUT_S = 60.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
-from infra.instances import moment_or_none
+from infra.ledger.ledger_entry import moment_or_none
 from infra.providers.aws.errors import is_refused
 from infra.providers.aws.node_role import NodeRole, delete_node_role
 from infra.providers.aws.tags import INTENDED_TAG, RUN_TAG, as_dictionary, as_tag_list, own_filters

@@ -22,8 +22,8 @@ from heterps_core.instance_metadata import is_in_the_cloud
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.bootstrap.node_start import Bootstrap, node_environment, user_data
 from infra.checks import Check
-from infra.instances import Instance
 from infra.ledger.ledger import EndReason, Ledger, LedgerEntry
+from infra.ledger.ledger_entry import Instance
 from infra.prices.live_prices import LivePrices
 from infra.prices.spot_charges import SpotRecord
 from infra.providers.aws.access_checks import access_checks

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from heterps_core.hardware import InstanceOffer, Market
-from infra.instances import Instance, LaunchTerms, moment_or_none
+from infra.ledger.ledger_entry import Instance, LaunchTerms, moment_or_none
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2.type_defs import FilterTypeDef, InstanceTypeDef, TagTypeDef

@@ -8,8 +8,7 @@ import pytest
 from flows.service.prefect_connection import connect, wait_for_server
 from flows.service.prefect_plugin import FLOW_RUN_VARIABLE, setup_environment
 from heterps_core.errors import ConfigurationError
-from infra.loopback import LOOPBACK
-from infra.workspace import Workspace
+from infra.workspace import LOOPBACK, Workspace
 
 
 def test_a_run_whose_own_server_would_meet_a_locked_database_is_refused_in_one_line(tmp_path, monkeypatch):

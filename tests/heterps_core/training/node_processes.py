@@ -32,7 +32,7 @@ from heterps_core.training.node.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY
 from heterps_core.training.step_metrics import REPORT_INTERVAL_S, Progress
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import TrainingRun
-from infra.loopback import free_loopback_port
+from infra.workspace import free_loopback_port
 from tests.waiting import wait_for
 
 NUM_STEPS = 40

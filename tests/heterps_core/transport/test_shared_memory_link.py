@@ -19,7 +19,7 @@ import torch.distributed as dist
 from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
 from heterps_core.transport.shared_memory import SMALLEST_BUFFER_BYTES
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
-from infra.loopback import free_loopback_port
+from infra.workspace import free_loopback_port
 from tests.worker_processes import run_in_processes
 
 NUM_MEMBERS = 3

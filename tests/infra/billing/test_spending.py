@@ -9,8 +9,8 @@ from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import Market
 from infra.billing.spending import PROVIDER_INTERVAL_S, SpendingMeter
-from infra.instances import Instance, LaunchTerms
 from infra.ledger.ledger import EndReason, Ledger
+from infra.ledger.ledger_entry import Instance, LaunchTerms
 from infra.providers.local import LocalProvider
 from tests.infra.builders import offer, plan
 

@@ -9,8 +9,8 @@ import pytest
 from heterps_core.errors import ConfigurationError, LedgerError
 from heterps_core.hardware import Market
 from infra.billing.bill import charged_seconds
-from infra.instances import Instance, LaunchTerms
 from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
+from infra.ledger.ledger_entry import Instance, LaunchTerms
 from infra.providers import get_provider
 from tests.infra.builders import offer, plan
 

@@ -3,8 +3,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from infra.instances import Instance
 from infra.ledger.ledger import EndReason, EntryState, Ledger
+from infra.ledger.ledger_entry import Instance
 from infra.machines.sweeper import providers_in_use, reason_to_end, sweep
 from infra.providers.local import LocalProvider
 from tests.infra.builders import offer, plan

@@ -1,7 +1,7 @@
 import pytest
 
 from heterps_core.errors import ProvisioningError
-from infra.loopback import free_loopback_port
+from infra.workspace import free_loopback_port
 
 
 def test_says_so_when_no_port_is_free(monkeypatch):
