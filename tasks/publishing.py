@@ -17,8 +17,8 @@ from tasks.records.mlflow_store import client_of
 from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL, compare_address, nights_address
 from tasks.records.past_runs import PastRun
 from tasks.records.tracking import TrackedRun, record_metrics
-from tasks.reports.decision_document import decision_document, decision_metrics
-from tasks.reports.document import Document, Link, Links, Picture, html_page, markdown, terminal_text
+from tasks.reports.decision_document import decision_metrics
+from tasks.reports.document import Document, Link, Links, html_page, markdown, terminal_text
 from tasks.reports.nights_document import MOST_NIGHTS, nights_document
 from tasks.reports.run_document import plan_document, run_document
 from tasks.reports.run_report import PlanReport, RunReport
@@ -36,11 +36,7 @@ def publish_plan(workspace: Workspace, report: PlanReport) -> str:
 
 @task(name="publish report", cache_policy=NO_CACHE, **REPEATABLE)
 def publish_report(
-    workspace: Workspace,
-    report: RunReport,
-    picture: Picture,
-    *,
-    decision: PromotionDecision | None = None,
+    workspace: Workspace, report: RunReport, *, decision: PromotionDecision | None = None
 ) -> str:
     """Show what came of the run, and the last nights beside it; the run must have been recorded.
 
@@ -49,7 +45,7 @@ def publish_report(
     """
     nights = readable_past(workspace, most=MOST_NIGHTS)
     links = links_of(workspace, report, nights=nights)
-    document = run_document(report, picture=picture, decision=decision, links=links)
+    document = run_document(report, decision=decision, links=links)
     what = "What the run cost, how fast and how good it was"
     _publish(workspace, report, document, name="report", description=what)
     text = terminal_text(document)
@@ -64,13 +60,9 @@ def publish_report(
 
 @task(name="publish decision", cache_policy=NO_CACHE)
 def publish_decision(workspace: Workspace, run: TrackedRun, decision: PromotionDecision) -> None:
-    """Write a decision that was applied to the record, and show it on the flow run's page."""
-    text = markdown(decision_document(decision))
+    """Write a decision that was applied to the record; the report of the run shows it."""
     record_metrics(workspace, run, decision_metrics(decision))
-    client = client_of(workspace)
-    client.log_dict(run.mlflow_run_id, decision.to_json(), "promotion.json")
-    client.log_text(run.mlflow_run_id, text, "promotion.md")
-    create_markdown_artifact(text, key="promotion", description=decision.why)
+    client_of(workspace).log_dict(run.mlflow_run_id, decision.to_json(), "promotion.json")
 
 
 @task(name="publish comparison", cache_policy=NO_CACHE, **REPEATABLE)

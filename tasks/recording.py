@@ -1,4 +1,4 @@
-"""Writes runs and comparisons into the record of runs: settings, figures, pictures, documents and the model."""
+"""Writes runs and comparisons into the record of runs: settings, figures, documents and the model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from tasks.records.mlflow_names import CHALLENGER_ALIAS, KIND_COMPARISON, SPEED_
 from tasks.records.mlflow_store import client_of, deliver_waiting
 from tasks.records.mlflow_views import experiment_tags, run_name
 from tasks.records.tracking import TrackedRun
-from tasks.reports.document import Picture
-from tasks.reports.plan_figures import stages_picture
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.reports.stage_outcomes import stage_series
 from tasks.running.progress import log_step
@@ -40,8 +38,8 @@ STORE_POLL_S = 5.0
 
 
 @task(name="record plan", cache_policy=NO_CACHE)
-def record_plan(workspace: Workspace, report: PlanReport, *, num_microbatches: int) -> Picture:
-    """Write plan, searches and their figures to MLflow; return the picture of the plan, which is drawn once.
+def record_plan(workspace: Workspace, report: PlanReport) -> None:
+    """Write plan, searches and their figures to MLflow.
 
     The chosen plan's figures stand on the parent run too, as the comparison page folds children away.
     """
@@ -69,12 +67,6 @@ def record_plan(workspace: Workspace, report: PlanReport, *, num_microbatches: i
     )
     for path in report.provisioning.price_files:
         client.log_artifact(run.mlflow_run_id, str(path))
-    picture = stages_picture(report, num_microbatches=num_microbatches)
-    with TemporaryDirectory(prefix="heterps-mlflow-") as folder:
-        file = Path(folder) / picture.name
-        file.write_bytes(picture.png)
-        client.log_artifact(run.mlflow_run_id, str(file))
-    return picture
 
 
 @task(name="record run", cache_policy=NO_CACHE)

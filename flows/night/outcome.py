@@ -48,10 +48,10 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         best_reachable=run.clicks.best_reachable,
         bills=bills_of_run(run.workspace, run.asked.provider, run.run_id),
     )
-    picture = record_plan(run.workspace, planned, num_microbatches=plan.config.num_microbatches)
+    record_plan(run.workspace, planned)
     record_run(run.workspace, report)
     decision = _judged(run, report, version)
-    text = publish_report(run.workspace, report, picture, decision=decision)
+    text = publish_report(run.workspace, report, decision=decision)
     close_run(run.workspace, run.tracked, status="FINISHED", reason=COMPLETED)
     drop_what_resuming_needs(run.directory)
     run.workspace.forget_run_key(run.run_id)

@@ -168,7 +168,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
 def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
     """Record a plan, show it, and end the run there: what would be bought, for how much and why."""
     report = compared(run, plan.report)
-    record_plan(run.workspace, report, num_microbatches=plan.config.num_microbatches)
+    record_plan(run.workspace, report)
     text = publish_plan(run.workspace, report)
     close_run(run.workspace, run.tracked, status="FINISHED", reason="plan only")
     log_block(text)

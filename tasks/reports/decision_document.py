@@ -1,4 +1,4 @@
-"""Whether a model became champion: the reason, both models and every gate, and the figures under stable names."""
+"""Whether a model became champion: both models and every gate as tables, and the figures under stable names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import astuple
 
 from heterps_core.text_table import Table
 from tasks.judging.promotion_gates import PromotionDecision
-from tasks.reports.document import Document, Section
 
 # Behind the name, the fields of `ModelFigures`.
 MODEL_COLUMNS = {
@@ -17,26 +16,6 @@ MODEL_COLUMNS = {
     "USD per million samples": ".4f",
 }
 GATE_COLUMNS = {"gate": "", "found": "s", "must be": "", "verdict": "", "remark": ""}
-
-
-def decision_document(decision: PromotionDecision) -> Document:
-    """Return a decision as a report of its own."""
-    return Document(
-        title=f"Version {decision.version} is {'promoted' if decision.is_promoted else 'not promoted'}",
-        summary=f"{sentence(decision.why)}.",
-        sections=[
-            Section(
-                title="Models and gates",
-                blocks=[
-                    *decision_tables(decision),
-                    f"Decided at {decision.decided_at}.",
-                    "`heterps rollback` makes the champion before the one of now champion again."
-                    if decision.is_promoted
-                    else "`heterps champion` says who is champion.",
-                ],
-            )
-        ],
-    )
 
 
 def decision_tables(decision: PromotionDecision) -> list[Table]:

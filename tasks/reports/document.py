@@ -1,27 +1,20 @@
-"""What a report says: sections of paragraphs, facts, tables, pictures and links, built once from what it is about.
+"""What a report says: sections of paragraphs, facts, tables and links, built once from what it is about.
 
 It is written for a terminal, as an HTML page of one file without scripts, which can be read from an artifact store,
-on a phone and by a screen reader, and as Markdown. A terminal and Markdown have no pictures.
+on a phone and by a screen reader, and as Markdown.
 """
 
 from __future__ import annotations
 
-import base64
-import io
-import struct
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import jinja2
 
 from heterps_core.text_table import WIDTH, Table, labelled_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 RULE = "-" * 78
 
@@ -49,38 +42,6 @@ class Lines:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
-    """A figure, drawn once for the record and for the page."""
-
-    name: str
-    """File name."""
-
-    png: bytes
-    caption: str
-    alt: str
-    """What it shows, in words."""
-
-    @classmethod
-    def of(cls, figure: Figure, *, name: str, caption: str, alt: str) -> Picture:
-        """Draw a figure."""
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format="png")
-        return cls(name=name, png=drawn.getvalue(), caption=caption, alt=alt)
-
-    @property
-    def base64(self) -> str:
-        """Its bytes, for a page that has no other file."""
-        return base64.b64encode(self.png).decode("ascii")
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height in pixels."""
-        # The header chunk of a PNG comes first: 8 bytes of signature, 8 of length and type, then width and height.
-        width, height = struct.unpack(">II", self.png[16:24])
-        return width, height
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
     """Where to go on reading."""
 
@@ -95,7 +56,7 @@ class Links:
     links: Sequence[Link]
 
 
-Block: TypeAlias = str | Facts | Table | Lines | Picture | Links
+Block: TypeAlias = str | Facts | Table | Lines | Links
 """A text is a paragraph."""
 
 
@@ -169,7 +130,7 @@ def _block_lines(block: Block) -> list[str]:
         case Links():
             short = (link for link in block.links if len(link.address) <= MOST_OF_ADDRESS)
             return labelled_lines((link.text, link.address) for link in short)
-        case Lines() | Picture():
+        case Lines():
             return []
 
 
@@ -185,5 +146,3 @@ def _block_markdown(block: Block) -> str:
             return f"```\n{block.text}\n```"
         case Links():
             return "\n".join(f"- [{link.text}]({link.address})" for link in block.links)
-        case Picture():
-            return ""

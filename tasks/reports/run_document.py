@@ -13,7 +13,7 @@ from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.reports.bills import bill_blocks, waste_block
 from tasks.reports.decision_document import decision_tables, sentence
-from tasks.reports.document import Block, Document, Facts, Lines, Links, Picture, Section
+from tasks.reports.document import Block, Document, Facts, Lines, Links, Section
 from tasks.reports.run_report import PlanReport, RunReport, gap_text, speed_text, taken_text
 
 PURCHASE_COLUMNS = {
@@ -96,7 +96,6 @@ def plan_document(report: PlanReport, *, links: Links) -> Document:
 def run_document(
     report: RunReport,
     *,
-    picture: Picture,
     decision: PromotionDecision | None,
     links: Links,
 ) -> Document:
@@ -109,7 +108,7 @@ def run_document(
         sections=[
             _plan_section(report),
             _why_section(report),
-            Section(title="Stages over time", blocks=_stage_blocks(report, picture)),
+            Section(title="Stages", blocks=_stage_blocks(report)),
             Section(title="Bill", blocks=_bill_blocks(report)),
             Section(title="Prediction error", blocks=_error_blocks(report)),
             Section(title="Quality", blocks=_quality_blocks(report, decision)),
@@ -234,7 +233,7 @@ def _search_section(report: PlanReport) -> Section:
     return Section(title="Search methods", blocks=[table, *failed])
 
 
-def _stage_blocks(report: RunReport, picture: Picture) -> list[Block]:
+def _stage_blocks(report: RunReport) -> list[Block]:
     shown = "Stages"
     if report.provisioning.is_dry_run:
         launched = " + ".join(str(stage.num_replicas) for stage in report.provisioning.launch_stages)
@@ -256,7 +255,6 @@ def _stage_blocks(report: RunReport, picture: Picture) -> list[Block]:
         for stage in report.stages
     ]
     return [
-        picture,
         Table(
             caption=f"{shown}: predicted and measured, for a batch of {report.batch_size:,}",
             columns=SPEED_COLUMNS,

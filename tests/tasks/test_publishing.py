@@ -30,9 +30,9 @@ def recorded(tmp_path_factory):
             "create_markdown_artifact",
             lambda text, *, key, description: artifacts.update({key: text}),
         )
-        picture = record_plan.fn(workspace, planned, num_microbatches=4)
+        record_plan.fn(workspace, planned)
         record_run.fn(workspace, report)
-        publish_report.fn(workspace, report, picture)
+        publish_report.fn(workspace, report)
         run_lifecycle.close_run(workspace, tracked, status="FINISHED", reason="completed")
         of_run = dict(artifacts)
         planned_only = run_lifecycle.open_run(workspace, run_id="plan-only", run_name="plan-only", tags={})
@@ -47,14 +47,13 @@ def client(recorded):
     return MlflowClient(tracking_uri=recorded[0].tracking_uri)
 
 
-def test_pages_and_pictures_are_kept_with_the_run(recorded, client):
+def test_pages_are_kept_with_the_run(recorded, client):
     _, report, artifacts = recorded
 
     names = {file.path for file in client.list_artifacts(report.tracked.mlflow_run_id)}
 
     assert {"report.html", "report.md", "nights.html", "nights.md"} <= names
     assert {
-        "stages_over_time.png",
         "plan.json",
         "explanation.md",
         "report.txt",

@@ -2,7 +2,6 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from matplotlib.figure import Figure
 
 from heterps_core.text_table import Table
 from tasks.reports.document import (
@@ -11,7 +10,6 @@ from tasks.reports.document import (
     Lines,
     Link,
     Links,
-    Picture,
     Section,
     html_page,
     markdown,
@@ -43,8 +41,6 @@ class Outline(HTMLParser):
 
 @pytest.fixture
 def page():
-    figure = Figure(figsize=(4.0, 2.0), dpi=50)
-    figure.subplots().plot([0, 1])
     return Document(
         title="Run <1>",
         summary="a & b",
@@ -56,7 +52,6 @@ def page():
                     "<script>alert(1)</script>",
                     Facts(pairs=[("price", "0.5 USD/hour")]),
                     Table(caption="Stages", columns={"stage": "d", "a|b": ".1f"}, rows=[[0, 1], [1, None]]),
-                    Picture.of(figure, name="p.png", caption="A line", alt='It "rises"'),
                 ],
             ),
             Section(
@@ -75,7 +70,7 @@ def test_a_page_needs_nothing_else_and_no_script(page):
 
     assert not outline.all("script")
     assert not outline.all("link")
-    assert all(image["src"].startswith("data:image/png;base64,") for image in outline.all("img"))
+    assert not outline.all("img")
 
 
 def test_what_is_written_is_shown_and_never_run(page):
@@ -85,7 +80,7 @@ def test_what_is_written_is_shown_and_never_run(page):
     assert "<title>Run &lt;1&gt;</title>" in html
 
 
-def test_a_screen_reader_finds_language_headings_table_heads_and_what_pictures_show(page):
+def test_a_screen_reader_finds_language_headings_and_table_heads(page):
     outline = Outline(html_page(page))
 
     assert outline.open == []
@@ -95,9 +90,6 @@ def test_a_screen_reader_finds_language_headings_table_heads_and_what_pictures_s
     scopes = [head["scope"] for head in outline.all("th")]
     assert scopes == ["col", "col", "row", "row"]
     assert len(outline.all("caption")) == len(outline.all("table")) == 1
-    [image] = outline.all("img")
-    assert image["alt"] == 'It "rises"'
-    assert (image["width"], image["height"]) == ("200", "100")
 
 
 def test_a_phone_gets_its_own_width_and_wide_things_scroll_alone(page):
@@ -106,8 +98,8 @@ def test_a_phone_gets_its_own_width_and_wide_things_scroll_alone(page):
     [viewport] = [meta for meta in outline.all("meta") if meta.get("name") == "viewport"]
     assert viewport["content"] == "width=device-width, initial-scale=1"
     scrolling = [part for part in outline.all("div") if part.get("class") == "scroll"]
-    # Table, picture and lines; each can be reached and scrolled with a keyboard.
-    assert len(scrolling) == 3
+    # Table and lines; each can be reached and scrolled with a keyboard.
+    assert len(scrolling) == 2
     assert all(part["tabindex"] == "0" and part["aria-label"] for part in scrolling)
 
 
@@ -132,7 +124,7 @@ def luminance(colour):
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def test_markdown_says_the_same_without_pictures(page):
+def test_markdown_says_the_same(page):
     text = markdown(page)
 
     assert text.startswith("# Run <1>\n\na & b\n\n- **What did it cost**: 1 USD\n\n## Plan\n")
@@ -143,7 +135,7 @@ def test_markdown_says_the_same_without_pictures(page):
     assert "base64" not in text
 
 
-def test_a_terminal_shows_the_same_in_aligned_lines_without_pictures_and_long_explanations(page):
+def test_a_terminal_shows_the_same_in_aligned_lines_without_long_explanations(page):
     lines = terminal_text(page).splitlines()
 
     assert lines[2] == "Run <1>"

@@ -7,8 +7,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.text_table import Table
 from tasks.judging.promotion_gates import GateVerdict, ModelFigures, PromotionDecision
 from tasks.learning import Learning
-from tasks.reports.document import Facts, Link, Links, Picture, html_page, markdown, terminal_text
-from tasks.reports.plan_figures import stages_picture
+from tasks.reports.document import Facts, Link, Links, html_page, markdown, terminal_text
 from tasks.reports.run_document import plan_document, run_document
 from tasks.reports.run_report import training_summary
 from tasks.scheduling import Searches
@@ -24,7 +23,7 @@ LINKS = Links(links=[Link(text="This run in MLflow", address="http://127.0.0.1:5
 SECTIONS = [
     "Plan",
     "Why this plan",
-    "Stages over time",
+    "Stages",
     "Bill",
     "Prediction error",
     "Quality",
@@ -33,14 +32,8 @@ SECTIONS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def picture():
-    """Drawn once for all tests here."""
-    return stages_picture(make_plan_report(), num_microbatches=4)
-
-
-def page_of(picture, *, decision=None, **changes):
-    return run_document(make_run_report(**changes), picture=picture, decision=decision, links=LINKS)
+def page_of(*, decision=None, **changes):
+    return run_document(make_run_report(**changes), decision=decision, links=LINKS)
 
 
 def tables_of(page):
@@ -77,8 +70,8 @@ def make_decision(*, is_promoted):
     )
 
 
-def test_a_page_has_every_part_and_answers_the_three_questions_first(picture):
-    page = page_of(picture)
+def test_a_page_has_every_part_and_answers_the_three_questions_first():
+    page = page_of()
 
     assert [section.title for section in page.sections] == SECTIONS
     assert dict(page.facts) == {
@@ -88,13 +81,10 @@ def test_a_page_has_every_part_and_answers_the_three_questions_first(picture):
         "How good is it?": "AUC 0.7432",
         "The plan's cost is at most": "0.00% above the optimum",
     }
-    assert all(
-        block.alt for section in page.sections for block in section.blocks if isinstance(block, Picture)
-    )
 
 
-def test_the_bill_and_its_waste_are_tables_that_add_up(picture):
-    tables = tables_of(page_of(picture))
+def test_the_bill_and_its_waste_are_tables_that_add_up():
+    tables = tables_of(page_of())
 
     bill = tables[
         "Launch 20261121-0230-00000001, provider local, list prices of a dry run: nothing is charged: "
@@ -108,9 +98,9 @@ def test_the_bill_and_its_waste_are_tables_that_add_up(picture):
     )
 
 
-def test_what_was_learnt_is_told_with_its_error_on_unseen_nights(picture):
+def test_what_was_learnt_is_told_with_its_error_on_unseen_nights():
     speeds = [make_speed(f"202610{day:02d}-0230-00000000") for day in range(1, 13)]
-    page = page_of(picture, learning=Learning(speeds=tuple(speeds)))
+    page = page_of(learning=Learning(speeds=tuple(speeds)))
 
     error = page.sections[SECTIONS.index("Prediction error")]
     [facts] = [block for block in error.blocks if isinstance(block, Facts)]
@@ -118,8 +108,8 @@ def test_what_was_learnt_is_told_with_its_error_on_unseen_nights(picture):
     assert float(dict(page.facts)["Against the prediction"].rstrip("%")) == pytest.approx(0.0)
 
 
-def test_the_champion_stands_beside_the_model_with_every_gate(picture):
-    page = page_of(picture, decision=make_decision(is_promoted=True))
+def test_the_champion_stands_beside_the_model_with_every_gate():
+    page = page_of(decision=make_decision(is_promoted=True))
 
     tables = tables_of(page)
     assert [row[0] for row in tables["Judged on 500 rows with 120 clicks"].rows] == [
@@ -130,17 +120,17 @@ def test_the_champion_stands_beside_the_model_with_every_gate(picture):
     assert [row[3] for row in gates] == ["met", "missed"]
     assert gates[1][1] == "-"
     assert "Became champion: yes. It keeps every bound." in markdown(page)
-    assert "champion: no." in markdown(page_of(picture, decision=make_decision(is_promoted=False)))
+    assert "champion: no." in markdown(page_of(decision=make_decision(is_promoted=False)))
 
 
-def test_a_source_that_looks_like_markup_is_shown_as_it_is(picture):
-    html = html_page(page_of(picture))
+def test_a_source_that_looks_like_markup_is_shown_as_it_is():
+    html = html_page(page_of())
 
     assert "clicks &lt;of&gt; a day" in html
     assert "<of>" not in html
 
 
-def test_a_run_that_ends_with_its_plan_has_a_page_too(picture):
+def test_a_run_that_ends_with_its_plan_has_a_page_too():
     page = plan_document(make_plan_report(), links=LINKS)
 
     assert [section.title for section in page.sections] == [
@@ -164,8 +154,8 @@ def one_step():
     )
 
 
-def test_a_speed_that_was_not_measured_is_a_dash_in_every_text(picture, one_step):
-    text = terminal_text(page_of(picture, training=one_step))
+def test_a_speed_that_was_not_measured_is_a_dash_in_every_text(one_step):
+    text = terminal_text(page_of(training=one_step))
 
     assert training_summary(one_step).startswith("1 steps, - samples/s, ")
     assert "measured    - samples/s; - over the whole time" in text
@@ -183,7 +173,7 @@ def test_a_speed_that_was_not_measured_has_no_figure(one_step):
     assert {name: metrics[name] for name in speeds} == dict.fromkeys(speeds)
 
 
-def test_a_plan_that_is_not_of_the_method_that_was_asked_for_says_so(picture):
+def test_a_plan_that_is_not_of_the_method_that_was_asked_for_says_so():
     problem = make_problem()
     exact, asked = (
         make_result(problem),
