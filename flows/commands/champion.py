@@ -64,8 +64,8 @@ def run(options: argparse.Namespace) -> None:
         CheckpointError: The champion's files were changed or damaged; what is known was printed before.
         ConfigurationError: The record of runs does not answer.
     """
-    from tasks.judging.promotion_judgement import decision_of
     from tasks.records import model_registry
+    from tasks.records.champion import decision_of
     from tasks.records.mlflow_names import CHAMPION_ALIAS
 
     workspace = Workspace.locate()

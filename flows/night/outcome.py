@@ -9,7 +9,7 @@ from tasks.clusters import bills_of_run
 from tasks.data import source_name
 from tasks.judging.baseline import measure_baseline
 from tasks.judging.promotion_gates import PromotionDecision
-from tasks.promotion import NotJudged, promote_if_better
+from tasks.promotion import promote_if_better
 from tasks.publishing import publish_decision, publish_report
 from tasks.recording import record_plan, record_run, register_model
 from tasks.records.runs import COMPLETED
@@ -70,8 +70,8 @@ def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecisio
         gates=run.asked.gates,
         baseline=report.baseline,
     )
-    if isinstance(decision, NotJudged):
-        log_step("champion", f"version {version} is not judged: {decision.why}")
+    if isinstance(decision, str):
+        log_step("champion", f"version {version} is not judged: {decision}")
         return None
     log_step("champion", decision.why)
     publish_decision(run.workspace, run.tracked, decision)

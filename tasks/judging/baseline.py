@@ -58,16 +58,9 @@ class Baseline:
     """[num_eval_rows], of the held-out rows in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoBaseline:
-    """There is no logistic regression to compare with."""
-
-    why: str
-
-
 @task(name="logistic regression baseline", cache_policy=NO_CACHE)
-def measure_baseline(clicks: PreparedClicks) -> Baseline | NoBaseline:
-    """Fit a logistic regression on the training rows and rate it on the held-out rows.
+def measure_baseline(clicks: PreparedClicks) -> Baseline | str:
+    """Fit a logistic regression on the training rows and rate it on the held-out rows; or return why there is none.
 
     Nothing is raised: the model that it is compared with has been trained and registered, and shall not be lost.
     """
@@ -76,14 +69,14 @@ def measure_baseline(clicks: PreparedClicks) -> Baseline | NoBaseline:
     except Exception as problem:
         logger.warning("there is no logistic regression to compare with", exc_info=problem)
         first_line = str(problem).partition("\n")[0]
-        return NoBaseline(f"it failed with {type(problem).__name__}: {first_line}")
+        return f"it failed with {type(problem).__name__}: {first_line}"
 
 
-def _fitted_baseline(dataset: PreparedDataset) -> Baseline | NoBaseline:
+def _fitted_baseline(dataset: PreparedDataset) -> Baseline | str:
     sample = sampled_rows(dataset.num_train_rows, at_most=MOST_TRAIN_ROWS)
     labels = dataset.labels[sample]
     if len(np.unique(labels)) < 2:
-        return NoBaseline("the training rows are all of one class")
+        return "the training rows are all of one class"
     rows = design_matrix(dataset, sample)
     # Columns that no training row uses have no weight; most buckets are empty.
     used = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]))

@@ -9,7 +9,7 @@ with, a challenger must be better than the mean click rate, and must not be prov
 
 from __future__ import annotations
 
-import math
+import operator
 from dataclasses import dataclass
 
 from heterps_core.json_codec import JsonDocument, JsonForm
@@ -20,6 +20,14 @@ LOG_LOSS_GATE = "log-loss difference, upper end"
 BASELINE_GATE = "AUC less the logistic regression's, upper end"
 MARGIN_GATES = (AUC_GATE, LOG_LOSS_GATE)
 """That more rows make easier to keep."""
+
+RULES = {
+    "at least": operator.ge,
+    "at most": operator.le,
+    "above": operator.gt,
+    "below": operator.lt,
+    "equal to": operator.eq,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +67,19 @@ class GateVerdict:
 
     bound: float | str
     rule: str
-    """How the value must stand to the bound: "at least", "at most", "above", "below" or "equal to"."""
+    """How the value must stand to the bound, one of `RULES`."""
 
     is_met: bool
     remark: str = ""
     """What a person must know to read it."""
+
+    @classmethod
+    def of(
+        cls, name: str, value: float | str, rule: str, bound: float | str, remark: str = ""
+    ) -> GateVerdict:
+        """Return what a gate finds by its rule alone."""
+        is_met = RULES[rule](value, bound)
+        return cls(name=name, value=value, bound=bound, rule=rule, is_met=is_met, remark=remark)
 
     def __str__(self) -> str:
         value, bound = (
@@ -144,41 +160,43 @@ def gates_against_champion(
         knows_newer_day: The challenger was trained on a later day than the champion; otherwise, also where the data
             has no days, it must be proven better.
     """
+    confidence = f"{gates.promotion_confidence:.0%} interval"
     auc, log_loss = comparison.auc_difference, comparison.log_loss_difference
+    auc_remark = f"difference {auc.value:+.5f}, {confidence} to {auc.high:+.5f}"
+    auc_rule, auc_bound = "at least", gates.min_auc_gain
+    if not knows_newer_day:
+        auc_remark += "; it knows no newer day than the champion, so it must be proven better"
+        auc_rule, auc_bound = "above", max(gates.min_auc_gain, 0.0)
     errors = [abs(figures.calibration_ratio - 1.0) for figures in (challenger, champion)]
     return (
-        _auc_gate(gates, auc, knows_newer_day=knows_newer_day),
-        GateVerdict(
-            name=LOG_LOSS_GATE,
-            value=log_loss.high,
-            bound=gates.max_log_loss_increase,
-            rule="at most",
-            is_met=log_loss.high <= gates.max_log_loss_increase,
-            remark=f"difference {log_loss.value:+.5f}, {gates.promotion_confidence:.0%} interval from "
-            f"{log_loss.low:+.5f}",
+        GateVerdict.of(AUC_GATE, auc.low, auc_rule, auc_bound, auc_remark),
+        GateVerdict.of(
+            LOG_LOSS_GATE,
+            log_loss.high,
+            "at most",
+            gates.max_log_loss_increase,
+            f"difference {log_loss.value:+.5f}, {confidence} from {log_loss.low:+.5f}",
         ),
-        GateVerdict(
-            name="calibration error",
-            value=errors[0],
-            bound=errors[1] + gates.max_calibration_increase,
-            rule="at most",
-            is_met=errors[0] <= errors[1] + gates.max_calibration_increase,
-            remark=f"predicted over observed clicks {challenger.calibration_ratio:.4f}, "
+        GateVerdict.of(
+            "calibration error",
+            errors[0],
+            "at most",
+            errors[1] + gates.max_calibration_increase,
+            f"predicted over observed clicks {challenger.calibration_ratio:.4f}, "
             f"the champion's {champion.calibration_ratio:.4f}",
         ),
-        _cost_gate(gates, comparison, challenger=challenger, champion=champion),
+        _cost_gate(gates, challenger=challenger, champion=champion, has_gain=auc.low > 0.0),
     )
 
 
 def gate_against_mean_rate(difference: Estimate, *, confidence: float) -> GateVerdict:
     """Return what the one gate of a first champion finds: it must be better than the mean click rate of the rows."""
-    return GateVerdict(
-        name="log-loss against the mean click rate, upper end",
-        value=difference.high,
-        bound=0.0,
-        rule="below",
-        is_met=difference.high < 0.0,
-        remark=f"difference {difference.value:+.5f}, {confidence:.0%} interval from {difference.low:+.5f}",
+    return GateVerdict.of(
+        "log-loss against the mean click rate, upper end",
+        difference.high,
+        "below",
+        0.0,
+        f"difference {difference.value:+.5f}, {confidence:.0%} interval from {difference.low:+.5f}",
     )
 
 
@@ -195,47 +213,27 @@ def gate_against_baseline(difference: Estimate | str, *, confidence: float) -> G
         return GateVerdict(
             name=BASELINE_GATE, value=None, bound=0.0, rule="at least", is_met=False, remark=difference
         )
-    is_below = difference.value < 0.0 <= difference.high
-    return GateVerdict(
-        name=BASELINE_GATE,
-        value=difference.high,
-        bound=0.0,
-        rule="at least",
-        is_met=difference.high >= 0.0,
-        remark=f"difference {difference.value:+.5f}, {confidence:.0%} interval from {difference.low:+.5f}"
-        + (", below it but not proven so" if is_below else ""),
-    )
+    remark = f"difference {difference.value:+.5f}, {confidence:.0%} interval from {difference.low:+.5f}"
+    if difference.value < 0.0 <= difference.high:
+        remark += ", below it but not proven so"
+    return GateVerdict.of(BASELINE_GATE, difference.high, "at least", 0.0, remark)
 
 
 def gate_of_rows(gates: PromotionGates, *, num_rows: int, num_clicks: int) -> GateVerdict:
     """Return whether there are rows enough to decide by."""
-    fewer = min(num_clicks, num_rows - num_clicks)
-    return GateVerdict(
-        name="clicks, or rows without one",
-        value=float(fewer),
-        bound=float(gates.min_positives),
-        rule="at least",
-        is_met=fewer >= gates.min_positives,
-        remark=f"{num_clicks:,} clicks in {num_rows:,} rows",
+    return GateVerdict.of(
+        "clicks, or rows without one",
+        float(min(num_clicks, num_rows - num_clicks)),
+        "at least",
+        float(gates.min_positives),
+        f"{num_clicks:,} clicks in {num_rows:,} rows",
     )
 
 
-def _auc_gate(gates: PromotionGates, auc: Estimate, *, knows_newer_day: bool) -> GateVerdict:
-    remark = f"difference {auc.value:+.5f}, {gates.promotion_confidence:.0%} interval to {auc.high:+.5f}"
-    if knows_newer_day:
-        bound, rule, is_met = gates.min_auc_gain, "at least", auc.low >= gates.min_auc_gain
-    else:
-        bound, rule = max(gates.min_auc_gain, 0.0), "above"
-        is_met = auc.low > bound
-        remark += "; it knows no newer day than the champion, so it must be proven better"
-    return GateVerdict(name=AUC_GATE, value=auc.low, bound=bound, rule=rule, is_met=is_met, remark=remark)
-
-
 def _cost_gate(
-    gates: PromotionGates, comparison: PairedComparison, *, challenger: ModelFigures, champion: ModelFigures
+    gates: PromotionGates, *, challenger: ModelFigures, champion: ModelFigures, has_gain: bool
 ) -> GateVerdict:
     ratio = cost_ratio(challenger, champion)
-    has_gain = comparison.auc_difference.low > 0.0
     is_cheap = ratio is not None and ratio <= gates.max_cost_ratio
     remark = (
         "a cost is not known"
@@ -262,8 +260,3 @@ def cost_ratio(challenger: ModelFigures, champion: ModelFigures) -> float | None
     if theirs == 0.0:
         return 1.0 if ours == 0.0 else None
     return ours / theirs
-
-
-def known_usd(usd: float) -> float | None:
-    """Return a cost, or None for one that is none: a run that trained nothing has no cost of a million samples."""
-    return usd if math.isfinite(usd) and usd >= 0.0 else None

@@ -20,11 +20,11 @@ from pathlib import Path
 from heterps_core.errors import CheckpointError, ConfigurationError, UnknownNameError
 from infra.workspace import Workspace
 from tasks.judging.promotion_gates import PromotionDecision
-from tasks.judging.promotion_judgement import DECISION_TAG, decision_of
 from tasks.records import model_registry
 from tasks.records.mlflow_names import CHAMPION_ALIAS, PROMOTED_TAG
 from tasks.records.model_registry import DataKind, RegisteredVersion
 
+DECISION_TAG = "heterps.decision"
 SINCE_TAG = "heterps.champion_since"
 ROLLED_BACK_TAG = "heterps.rolled_back_at"
 
@@ -53,6 +53,12 @@ class RolledBack:
 
     from_version: str
     to: RegisteredVersion
+
+
+def decision_of(registered: RegisteredVersion) -> PromotionDecision | None:
+    """Return the decision that was written down for a version, or None."""
+    text = registered.tags.get(DECISION_TAG)
+    return None if text is None else PromotionDecision.from_json(json.loads(text))
 
 
 def champion_of(workspace: Workspace) -> Champion | None:

@@ -11,9 +11,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from infra.workspace import Workspace
-from tasks.judging.promotion_judgement import decision_of
 from tasks.records import model_registry
-from tasks.records.champion import ROLLED_BACK_TAG, SINCE_TAG, champion_lock, champions_by_day
+from tasks.records.champion import (
+    ROLLED_BACK_TAG,
+    SINCE_TAG,
+    champion_lock,
+    champions_by_day,
+    decision_of,
+)
 from tasks.records.mlflow_names import (
     CHAMPION_ALIAS,
     KIND_TAG,

@@ -121,7 +121,7 @@ def run_document(
 def baseline_lines(report: RunReport) -> list[str]:
     """Return whether there is no logistic regression, or that it saw a sample."""
     if not isinstance(report.baseline, Baseline):
-        return [f"There is no logistic regression to compare with: {report.baseline.why}."]
+        return [f"There is no logistic regression to compare with: {report.baseline}."]
     if report.baseline.num_train_rows < report.num_train_rows:
         return [
             f"The logistic regression was fitted on {report.baseline.num_train_rows:,} of these training rows, "

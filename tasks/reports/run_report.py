@@ -19,7 +19,7 @@ from heterps_core.text_table import NOT_KNOWN
 from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import SAMPLES_PER_MILLION
 from infra.billing.bill import Bill, WasteLine, waste_lines
-from tasks.judging.baseline import Baseline, NoBaseline
+from tasks.judging.baseline import Baseline
 from tasks.learning import Learning
 from tasks.provisioning import Provisioning
 from tasks.records.tracking import TrackedRun
@@ -101,7 +101,9 @@ class RunReport(PlanReport):
     """Of a dry run's prediction; rented runs are planned with corrected times instead."""
 
     training: TrainingRun
-    baseline: Baseline | NoBaseline
+    baseline: Baseline | str
+    """Or why there is none."""
+
     best_reachable: ClickQuality | None
     bills: Sequence[Bill]
 

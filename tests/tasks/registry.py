@@ -15,7 +15,7 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from infra.workspace import Workspace
 from tasks.judging.promotion_gates import ModelFigures, PromotionDecision, PromotionGates
-from tasks.judging.promotion_judgement import judge_challenger
+from tasks.promotion import judge_challenger
 from tasks.records import model_registry
 from tasks.records.champion import apply_decision, champion_of
 from tasks.running import run_lifecycle
@@ -89,15 +89,15 @@ class Models:
         self.dataset = PreparedDataset.open(registered.root.parent / "prepared")
         self.clicks = registered.root.parent / "clicks.tsv"
 
-    def judge(self, version: str, *, usd: float = 1.0, gates: PromotionGates | None = None, **changes):
+    def judge(self, version: str, *, usd: float | None = 1.0, gates: PromotionGates | None = None, **changes):
         """Judge a version against the champion of now."""
         parameters = {
             "run_id": f"run-{version}",
             "version": version,
-            "eval_dataset": self.dataset,
-            "challenger_folder": self.folder_of(version),
+            "dataset": self.dataset,
+            "folder": self.folder_of(version),
             "champion": champion_of(self.workspace),
-            "challenger_usd_per_million_samples": usd,
+            "usd_per_million_samples": usd,
             "gates": gates or PromotionGates(),
             "baseline_logits": np.zeros(self.dataset.num_eval_rows),
             **changes,

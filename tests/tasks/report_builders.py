@@ -12,7 +12,6 @@ from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.billing.bill import Bill, BillLine
 from infra.billing.caps import Caps
-from tasks.judging.baseline import NoBaseline
 from tasks.learning import Learning
 from tasks.provisioning import find_offers, provision
 from tasks.records.mlflow_names import PROMOTED_TAG, SPEED_TAG
@@ -69,7 +68,7 @@ def make_training(*, step_seconds=STEP_SECONDS, idle_shares=None):
     )
 
 
-NO_BASELINE = NoBaseline("the training rows are all of one class")
+NO_BASELINE = "the training rows are all of one class"
 
 
 def make_bill(*, run_id=RUN_ID):

@@ -154,7 +154,7 @@ def test_an_equal_challenger_that_is_too_dear_stays_out_and_a_better_one_may_cos
 def test_a_challenger_of_unknown_cost_must_be_better(models):
     models.crown(FITTED)
 
-    equal = models.judge(EQUAL, usd=float("nan"))
+    equal = models.judge(EQUAL, usd=None)
 
     assert missed(equal) == ["cost over the champion's"]
     assert equal.challenger.usd_per_million_samples is None
@@ -243,7 +243,7 @@ def test_a_champion_of_other_columns_stays_and_the_way_on_is_told(models, tmp_pa
 
 
 def test_a_version_whose_files_were_exchanged_is_never_promoted(models):
-    decision = models.judge(FITTED, challenger_folder=models.folder_of(OLD))
+    decision = models.judge(FITTED, folder=models.folder_of(OLD))
 
     assert missed(decision) == ["SHA-256 of the files"]
     assert not decision.is_promoted
