@@ -58,12 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print the champion and the last decisions.
-
-    Raises:
-        CheckpointError: The champion's files were changed or damaged; what is known was printed before.
-        ConfigurationError: The record of runs does not answer.
-    """
+    """Print the champion and the last decisions."""
     from tasks.records import model_registry
     from tasks.records.champion import decision_of
     from tasks.records.mlflow_names import CHAMPION_ALIAS

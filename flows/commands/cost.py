@@ -41,12 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print bills.
-
-    Raises:
-        UnknownNameError: There is no such run in the ledger.
-        ConfigurationError: The id is the beginning of several.
-    """
+    """Print bills."""
     workspace = Workspace.locate()
     if options.run_id is not None:
         _print_bill(workspace, options.run_id, as_json=options.json)

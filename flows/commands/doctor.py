@@ -52,11 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print what was found.
-
-    Raises:
-        SomethingMissingError: The line cannot run like this.
-    """
+    """Print what was found."""
     checks = list(all_checks(Workspace.locate(), provider=options.provider, region=options.region))
     print(json.dumps([asdict(check) for check in checks], indent=1) if options.json else as_text(checks))
     missing = [check.what for check in checks if check.state is CheckState.MISSING]

@@ -31,13 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Roll back.
-
-    Raises:
-        ConfigurationError: There is no champion to go back to.
-        UnknownNameError: The version was never champion.
-        CheckpointError: Its files were changed or damaged.
-    """
+    """Roll back."""
     from tasks.records.champion import roll_back
 
     done = roll_back(Workspace.locate(), to=options.to)

@@ -61,11 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print the runs.
-
-    Raises:
-        ConfigurationError: The record of runs does not answer.
-    """
+    """Print the runs."""
     from tasks.records.mlflow_store import store_must_answer
     from tasks.records.past_runs import past_trainings
 

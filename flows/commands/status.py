@@ -50,11 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, *, now: datetime | None = None) -> None:
-    """Print what runs at a time, by default now.
-
-    Raises:
-        ConfigurationError: The ledger cannot be read.
-    """
+    """Print what runs at a time, by default now."""
     status = gather(Workspace.locate(), now=now or datetime.now(UTC))
     print(json.dumps(status, indent=1) if options.json else as_text(status))
 

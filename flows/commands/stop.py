@@ -40,13 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Stop a run.
-
-    Raises:
-        UnknownNameError: No run of this id has had machines here.
-        ConfigurationError: The id is the beginning of several.
-        ProvisioningError: A machine could not be ended.
-    """
+    """Stop a run."""
     from tasks.clusters import directory_of_run, end_machines_of, machines_of_run, providers_of_run
     from tasks.records.runs import find_run
 

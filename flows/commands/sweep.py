@@ -45,11 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Sweep providers.
-
-    Raises:
-        ProvisioningError: A provider could not be asked, or a machine could not be ended; the others are swept.
-    """
+    """Sweep providers."""
     done = sweep_workspace(Workspace.locate(), options.provider, region=options.region)
     if options.json:
         print(json.dumps([asdict(machine) for machine in done.machines], indent=2))

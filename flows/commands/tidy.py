@@ -57,12 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Tidy the workspace.
-
-    Raises:
-        ConfigurationError: The record of runs does not answer; nothing was deleted.
-        HeterpsError: Something could not be deleted or looked at; the rest is done, and was printed.
-    """
+    """Tidy the workspace."""
     from tasks.records.old_versions import tidy_copies, tidy_versions
     from tasks.running.tidying import tidy_runs
 

@@ -28,12 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print the explanation.
-
-    Raises:
-        UnknownNameError: No run begins like this.
-        ConfigurationError: Several do, or the run has no explanation.
-    """
+    """Print the explanation."""
     from tasks.records.runs import find_run, known_runs, read_explanation
 
     workspace = Workspace.locate()

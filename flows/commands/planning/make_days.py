@@ -45,12 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Write the days and print what each of them can be predicted with at best.
-
-    Raises:
-        ConfigurationError: An argument is out of its range.
-        DataError: A file cannot be written.
-    """
+    """Write the days and print what each of them can be predicted with at best."""
     from heterps_core.data.synthetic.click_stream import write_click_days
 
     first_day = parse_day(options.first_day)

@@ -76,11 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Search, print the plan and its explanation, and write both if asked.
-
-    Raises:
-        HeterpsError: The problem or an argument cannot be used, no plan exists, or the output cannot be written.
-    """
+    """Search, print the plan and its explanation, and write both if asked."""
     scheduler = get_scheduler(options.scheduler)
     if options.seed < 0:
         raise ConfigurationError(f"--seed must not be negative, got {options.seed}")

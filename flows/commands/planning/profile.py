@@ -70,11 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Profile, print a table for each device type, and write the profiles if asked.
-
-    Raises:
-        HeterpsError: An argument cannot be used, the measurement failed, or the output cannot be written.
-    """
+    """Profile, print a table for each device type, and write the profiles if asked."""
     from heterps_core.compute_device import require_cuda
     from heterps_core.profiling.layer_profiler import trace_model
     from heterps_core.profiling.profile_cache import profile_model

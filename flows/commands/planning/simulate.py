@@ -60,11 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Simulate, print the figures, and write them if asked.
-
-    Raises:
-        HeterpsError: A file or an argument cannot be used, or the output cannot be written.
-    """
+    """Simulate, print the figures, and write them if asked."""
     from heterps_core.planning.search.plan_file import load_problem_and_plan
     from heterps_core.planning.simulate.plan_simulation import (
         simulate_plan,
