@@ -36,23 +36,17 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "status": ("what runs now, what it has cost, and what comes next", "flows.commands.status"),
     "runs": ("the last runs side by side: plan, end, cost, throughput, AUC", "flows.commands.runs"),
     "cost": ("what runs cost: bills, and the sum of the month", "flows.commands.cost"),
-    "explain": ("why a run had its plan", "flows.commands.planning.explain"),
+    "explain": ("why a run had its plan", "flows.commands.explain"),
     "stop": ("let a run write a checkpoint, then end its machines", "flows.commands.stop"),
     "champion": ("the model that serves: since when, how good, what it cost", "flows.commands.champion"),
     "rollback": ("make an earlier champion champion again", "flows.commands.rollback"),
     "doctor": ("what is missing on this machine, and how to fix it", "flows.commands.doctor"),
     "sweep": ("end orphaned machines; for cron", "flows.commands.sweep"),
     "tidy": ("delete files of old runs and models that nothing needs; for cron", "flows.commands.tidy"),
-    "profile": (
-        "time each layer of a model here, and estimate other device types",
-        "flows.commands.planning.profile",
-    ),
-    "plan": ("search the cheapest plan for a problem.json", "flows.commands.planning.plan"),
-    "simulate": (
-        "run a plan's pipeline in simulation, with stragglers if asked",
-        "flows.commands.planning.simulate",
-    ),
-    "make-days": ("write days of synthetic clicks whose truth drifts", "flows.commands.planning.make_days"),
+    "profile": ("time each layer of a model here, and estimate other device types", "flows.commands.profile"),
+    "plan": ("search the cheapest plan for a problem.json", "flows.commands.plan"),
+    "simulate": ("run a plan's pipeline in simulation, with stragglers if asked", "flows.commands.simulate"),
+    "make-days": ("write days of synthetic clicks whose truth drifts", "flows.commands.make_days"),
 }
 """Name -> summary and module."""
 

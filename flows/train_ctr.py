@@ -20,10 +20,8 @@ if __name__ == "__main__":
 from prefect import flow
 from prefect.runtime import flow_run as current_flow_run
 
-from flows.night.opened_run import begin_run
-from flows.night.outcome import judge_and_record
-from flows.night.plan import end_with_plan, plan_night
-from flows.night.training import train_night
+from flows.night.plan import begin_run, end_with_plan, plan_night
+from flows.night.training import judge_and_record, train_night
 from flows.parameter_model import takes
 from flows.service.recovery import clean_up_after
 from flows.service.schedule import TRAIN_CTR

@@ -273,35 +273,27 @@ def keep_spot_records(workspace: Workspace, provider: Provider, run_id: str) -> 
         local_folder(workspace, run_id).write_json(SPOT_FILE, to_json(records))
 
 
-def storage_of_flow(
-    provider: str, run_directory: RunDirectory, *, since: datetime, now: datetime
-) -> StorageUsage:
-    """Return what this host asks of a bucket, and what the bucket kept since a launch.
+def keep_storage_usage(
+    workspace: Workspace, run_id: str, run: RunDirectory, cluster: Cluster, of_nodes: StorageUsage
+) -> None:
+    """Write down what a launch asked of the bucket, and what the bucket kept since, for the bill; launches add up.
 
     What stands there at the end counts for the whole time: the data came before the launch, and of checkpoints as
     many are kept at any time. This host still has to read the newest of them, for the model that is registered. A
     store that does not answer costs a line of the bill, not the night.
     """
-    if run_directory.is_local:
-        return run_directory.usage
-    try:
-        stored_bytes = run_directory.num_bytes()
-        newest = run_directory.names(CHECKPOINTS)[-1:]
-        model_bytes = sum(run_directory.num_bytes(f"{CHECKPOINTS}/{name}") for name in newest)
-    except OSError as problem:
-        logger.warning("what %s keeps is not in the bill: %s", run_directory.location, problem)
-        return run_directory.usage
-    return run_directory.usage + StorageUsage(
-        stored_byte_s=stored_bytes * (now - since).total_seconds(),
-        egress_bytes=(
-            0 if get_provider(provider).is_beside_store() else run_directory.usage.bytes_read + model_bytes
-        ),
-    )
-
-
-def keep_storage_usage(workspace: Workspace, run_id: str, usage: StorageUsage) -> None:
-    """Write down what a launch asked of the bucket, for the bill; launches of a run add up."""
-    usage += _storage_of(workspace, run_id)
+    usage = _storage_of(workspace, run_id) + of_nodes
+    if not run.is_local:
+        seconds = (datetime.now(UTC) - datetime.fromisoformat(cluster.created_at)).total_seconds()
+        try:
+            newest = run.names(CHECKPOINTS)[-1:]
+            model_bytes = sum(run.num_bytes(f"{CHECKPOINTS}/{name}") for name in newest)
+            usage += StorageUsage(stored_byte_s=run.num_bytes() * seconds)
+            if not get_provider(cluster.provider).is_beside_store():
+                usage += StorageUsage(egress_bytes=run.usage.bytes_read + model_bytes)
+        except OSError as problem:
+            logger.warning("what %s keeps is not in the bill: %s", run.location, problem)
+    usage += run.usage
     local_folder(workspace, run_id).write_json(STORAGE_FILE, to_json(usage))
 
 

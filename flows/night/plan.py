@@ -1,38 +1,146 @@
-"""Plans a night: what its layers cost where, which machines that asks for, and why these."""
+"""Opens and plans a night: what it begins with, its rows, what layers cost where, and which machines that buys."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from zoneinfo import ZoneInfo
 
-from flows.night.opened_run import OpenedRun
+from prefect.runtime import flow_run as current_flow_run
+
+from flows.parameter_checks import resumed_parameters
+from flows.parameters import TrainedParameters, TrainParameters
 from flows.service.schedule import nightly_timezone
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.reading.days import Night
 from heterps_core.models.model_graph import host_bytes_of_worker
 from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers
-from heterps_core.training.job import TrainingConfig
+from heterps_core.training.job import TrainingConfig, default_batch_size
+from heterps_core.training.storage.run_directory import RunDirectory
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider
+from infra.workspace import Workspace
+from tasks.clusters import directory_of_run
+from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, source_name
 from tasks.learning import Learning, learn_from_runs
-from tasks.planning.deadline import Deadline, deadline_for, explained_by, floor_text, floor_with
+from tasks.planning.deadline import deadline_for, explained_by, floor_text, floor_with
 from tasks.prices import price_files, refresh_before_renting
-from tasks.profiling import PlannedJob, ProfiledModel, planned_job, profile_layers
+from tasks.profiling import ProfiledModel, planned_job, profile_layers
 from tasks.provisioning import check_lifetime, find_offers, provision
 from tasks.publishing import publish_plan
 from tasks.recording import record_plan
-from tasks.records.runs import keep_explanation, utc_now
+from tasks.records.mlflow_names import START_TAG
+from tasks.records.mlflow_store import client_of
+from tasks.records.runs import check_not_finished, keep_explanation, open_record, save_parameters, utc_now
+from tasks.records.tracking import TrackedRun
 from tasks.reports.run_report import PlanReport, plan_summary, taken_text
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.losses import device_types_to_buy
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run
-from tasks.scheduling import (
-    explain_choice,
-    make_problem,
-    search_chosen,
-    simulate_choice,
-    with_compared,
-)
+from tasks.running.start import Start, start_of_run
+from tasks.scheduling import explain_choice, make_problem, search_chosen, simulate_choice, with_compared
 from tasks.training import training_config
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedRun:
+    """A run of train-ctr, from when its record is open."""
+
+    workspace: Workspace
+    run_id: str
+    is_resumed: bool
+    asked: TrainParameters
+    """Of a run that is resumed, what decides its model is what it began with."""
+
+    tracked: TrackedRun
+    start: Start
+    clicks: PreparedClicks
+    dataset: PreparedDataset
+
+    @property
+    def is_dry_run(self) -> bool:
+        """Nothing is charged for it."""
+        return not get_provider(self.asked.provider).charges_money
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a training step."""
+        return self.asked.batch_size or default_batch_size(self.dataset.num_train_rows)
+
+    @property
+    def directory(self) -> RunDirectory:
+        """Where the flow's host and the nodes meet."""
+        return directory_of_run(self.workspace, self.asked.provider, self.run_id)
+
+
+def begin_run(
+    workspace: Workspace,
+    asked: TrainParameters,
+    night: Night | None,
+    *,
+    run_id: str,
+    is_resumed: bool,
+) -> OpenedRun:
+    """Open the record of a run, choose what it begins with, and prepare its rows.
+
+    Args:
+        asked: Its parameters; a run that is resumed keeps those that decide its model.
+        night: Of `asked`; None where the data has no days, or the run is resumed.
+
+    Raises:
+        ConfigurationError: There is no such run to resume, or the record of runs does not answer.
+        DataError: The rows cannot be read.
+        CheckpointError: The champion's files are not those that were registered.
+    """
+    if is_resumed:
+        check_not_finished(workspace, run_id)
+        asked = asked.model_copy(update=resumed_parameters(workspace, run_id))
+        night = find_night_of(asked.data, asked.day) if asked.day else night
+    else:
+        save_parameters(workspace, run_id, asked.values_for(TrainedParameters))
+    log_step("run", run_id)
+    tracked = open_record(
+        workspace,
+        run_id=run_id,
+        model=asked.sized_model,
+        scheduler=asked.scheduler,
+        provider=asked.provider,
+        flow_run_id=current_flow_run.id,
+        data=source_name(asked.data, asked.schema_file),
+        day=asked.day,
+    )
+    start = start_of_run(
+        workspace,
+        directory_of_run(workspace, asked.provider, run_id) if is_resumed else None,
+        start_from=asked.start_from,
+        day=None if night is None else night.day,
+        model=asked.sized_model,
+        schema=schema_of(asked.schema_file),
+        optimizers=asked.model_dump(include={"dense_optimizer", "embedding_optimizer"}),
+    )
+    if start.reason:
+        log_step("start", start.reason)
+    if start.model is not None:
+        client_of(workspace).set_tag(tracked.mlflow_run_id, START_TAG, start.model.version)
+    clicks = prepare_data(
+        workspace,
+        data=asked.data,
+        schema_file=asked.schema_file,
+        night=night,
+        buckets_per_slot=start.buckets_per_slot,
+        numeric_transform=start.numeric_transform,
+    )
+    log_step("data", clicks.summary)
+    return OpenedRun(
+        workspace=workspace,
+        run_id=run_id,
+        is_resumed=is_resumed,
+        asked=asked,
+        tracked=tracked,
+        start=start,
+        clicks=clicks,
+        dataset=clicks.open(),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +180,15 @@ def plan_night(run: OpenedRun) -> NightPlan:
         planned_samples=asked.planned_samples,
         planned_rows_per_slot=asked.planned_rows_per_slot,
     )
-    deadline = _deadline(run, job)
+    deadline = None
+    if asked.ready_by is not None:
+        deadline = deadline_for(
+            asked.ready_by,
+            now=utc_now(),
+            zone=ZoneInfo(nightly_timezone()),
+            num_samples=job.num_samples,
+            num_epochs=asked.epochs,
+        )
     device_types = device_types_to_buy(run.workspace, asked.device_types, asked.markets, run_id=run.run_id)
     profiled = profile_layers(
         run.workspace,
@@ -85,8 +201,8 @@ def plan_night(run: OpenedRun) -> NightPlan:
     )
     log_step("profile", profiled.summary)
 
-    refresh_before_renting(run.workspace, run.asked.provider, regions=[asked.region])
-    listed = get_provider(run.asked.provider).price_file
+    refresh_before_renting(run.workspace, asked.provider, regions=[asked.region])
+    listed = get_provider(asked.provider).price_file
     prices = PriceCatalogue(price_files(run.workspace, listed=listed))
     offers = find_offers(device_types, catalogue=prices, region=asked.region)
     offers = offers_that_hold_workers(
@@ -119,16 +235,16 @@ def plan_night(run: OpenedRun) -> NightPlan:
     floor = floor_text(deadline, asked.throughput_floor_samples_per_s)
     log_step("plan", plan_summary(chosen.plan) + floor + taken_text(searches, asked.scheduler))
     if not run.is_resumed:
-        check_lifetime(chosen.evaluation, provider=run.asked.provider)
+        check_lifetime(chosen.evaluation, provider=asked.provider)
     explanation = explain_choice(problem, chosen)
     simulation = simulate_choice(problem, chosen)
 
     provisioning = provision(
         chosen.plan,
         offers,
-        provider=run.asked.provider,
-        caps=run.asked.caps,
-        spent_this_month_usd=spent_this_month_usd(run.workspace, run.asked.provider),
+        provider=asked.provider,
+        caps=asked.caps,
+        spent_this_month_usd=spent_this_month_usd(run.workspace, asked.provider),
         price_files=[file.path for file in prices.files],
         state_bytes=sum(layer.state_bytes for layer in profiled.planned_graph.layers),
     )
@@ -157,12 +273,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
         day=asked.day,
     )
     keep_explanation(run.workspace, report)
-    return NightPlan(
-        report=report,
-        profiled=profiled,
-        learning=learning,
-        config=config,
-    )
+    return NightPlan(report=report, profiled=profiled, learning=learning, config=config)
 
 
 def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
@@ -172,16 +283,3 @@ def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
     text = publish_plan(run.workspace, report)
     close_run(run.workspace, run.tracked, status="FINISHED", reason="plan only")
     log_block(text)
-
-
-def _deadline(run: OpenedRun, job: PlannedJob) -> Deadline | None:
-    asked = run.asked
-    if asked.ready_by is None:
-        return None
-    return deadline_for(
-        asked.ready_by,
-        now=utc_now(),
-        zone=ZoneInfo(nightly_timezone()),
-        num_samples=job.num_samples,
-        num_epochs=asked.epochs,
-    )

@@ -1,27 +1,32 @@
-"""Trains a planned night: its machines are rented, followed, held against the caps, and ended."""
+"""Trains a planned night, follows it within its caps, records what came of it, and judges its model."""
 
 from __future__ import annotations
 
-from datetime import datetime
-
-from flows.night.opened_run import OpenedRun
-from flows.night.plan import NightPlan
-from heterps_core.cluster import Cluster
+from flows.night.plan import NightPlan, OpenedRun, compared
 from heterps_core.errors import InterruptedTrainingError
 from heterps_core.planning.provisioning.node_order import plan_traffic
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.billing.caps import Caps
 from infra.providers import get_provider
-from tasks.clusters import keep_storage_usage, rented_cluster, storage_of_flow
+from tasks.clusters import bills_of_run, keep_storage_usage, rented_cluster
+from tasks.data import source_name
+from tasks.judging.baseline import measure_baseline
+from tasks.judging.promotion_gates import PromotionDecision
 from tasks.prices import recheck_prices
 from tasks.profiling import charge_measurements
+from tasks.promotion import promote_if_better
 from tasks.provisioning import Provisioning
-from tasks.records.runs import utc_now
-from tasks.reports.run_report import training_summary
+from tasks.publishing import publish_decision, publish_report
+from tasks.recording import record_plan, record_run, register_model
+from tasks.records.runs import COMPLETED, utc_now
+from tasks.reports.run_report import RunReport, training_summary
 from tasks.running.budget import check_finished_within_budget, spent_this_month_usd, within_budget
 from tasks.running.losses import interruption_summary, note_interruptions, note_loss
-from tasks.running.progress import log_step
+from tasks.running.progress import log_block, log_step
+from tasks.running.run_lifecycle import close_run
+from tasks.running.tidying import drop_what_resuming_needs
+from tasks.scheduling import predict_launch
 from tasks.training import check_trained_to_its_end, resume_summary, train, write_job
 
 
@@ -80,7 +85,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
         except InterruptedTrainingError as error:
             if watch.stopped_by is not None:
                 raise
-            _keep_storage_usage(run, cluster, StorageUsage())
+            keep_storage_usage(run.workspace, run.run_id, run_directory, cluster, StorageUsage())
             loss = note_loss(
                 run.workspace,
                 run.run_id,
@@ -91,7 +96,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
             )
             log_step("lost", loss.summary)
             return None
-    _keep_storage_usage(run, cluster, training.storage)
+    keep_storage_usage(run.workspace, run.run_id, run_directory, cluster, training.storage)
     check_finished_within_budget(watch, training, run_id=run.run_id)
     leaving = note_interruptions(run.workspace, run.run_id, run_directory=run_directory, cluster=cluster)
     if leaving and not training.is_complete:
@@ -119,7 +124,59 @@ def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisionin
     return rechecked
 
 
-def _keep_storage_usage(run: OpenedRun, cluster: Cluster, of_nodes: StorageUsage) -> None:
-    launched_at = datetime.fromisoformat(cluster.created_at)
-    of_flow = storage_of_flow(run.asked.provider, run.directory, since=launched_at, now=utc_now())
-    keep_storage_usage(run.workspace, run.run_id, of_nodes + of_flow)
+def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> None:
+    """Record a trained night, let its model become champion where it passes the gates, and show all of it.
+
+    Raises:
+        CheckpointError: The run's checkpoint, or the champion's files, cannot be used.
+        ConfigurationError: MLflow's store does not answer.
+    """
+    # First, so that whatever fails below does not lose the model.
+    version = register_model(
+        run.workspace,
+        run.directory,
+        plan.report,
+        run.clicks,
+        data=source_name(run.asked.data, run.asked.schema_file),
+        day=run.asked.day,
+    )
+    # Not before the launch: what is compared, drawn and recorded takes seconds that the training need not wait for.
+    planned = compared(run, plan.report)
+    report = RunReport.of(
+        planned,
+        this_machine=plan.profiled.local_profile.hardware_fingerprint,
+        learning=plan.learning,
+        prediction=predict_launch(plan.profiled, plan.report.provisioning.launch_stages, plan.config),
+        training=training,
+        baseline=measure_baseline(run.clicks),
+        best_reachable=run.clicks.best_reachable,
+        bills=bills_of_run(run.workspace, run.asked.provider, run.run_id),
+    )
+    record_plan(run.workspace, planned)
+    record_run(run.workspace, report)
+    decision = _judged(run, report, version)
+    text = publish_report(run.workspace, report, decision=decision)
+    close_run(run.workspace, run.tracked, status="FINISHED", reason=COMPLETED)
+    drop_what_resuming_needs(run.directory)
+    run.workspace.forget_run_key(run.run_id)
+    log_block(text)
+
+
+def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecision | None:
+    """Decide what the registered model becomes; None where it is not judged."""
+    decision = promote_if_better(
+        run.workspace,
+        run_id=run.run_id,
+        version=version,
+        day=run.asked.day,
+        dataset=run.dataset,
+        usd_per_million_samples=report.billed_usd_per_million_samples,
+        gates=run.asked.gates,
+        baseline=report.baseline,
+    )
+    if isinstance(decision, str):
+        log_step("champion", f"version {version} is not judged: {decision}")
+        return None
+    log_step("champion", decision.why)
+    publish_decision(run.workspace, run.tracked, decision)
+    return decision

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from flows.cli import main
-from flows.commands.planning import plan as plan_command
+from flows.commands import plan as plan_command
 from tests.flows.new_process import check_starts_light
 from tests.paths import TESTS
 

@@ -10,7 +10,7 @@ from infra.ledger.ledger import EndReason, Ledger
 from infra.machines.lifecycle import running_cluster
 from infra.providers import provider_of
 from infra.workspace import Workspace
-from tasks.clusters import bills_of_run, keep_storage_usage
+from tasks.clusters import bills_of_run, keep_storage_usage, local_folder
 from tasks.running.budget import check_finished_within_budget, spending_of, within_budget
 from tests.infra.builders import bootstrap, offer, plan
 from tests.waiting import wait_for
@@ -101,7 +101,8 @@ def test_what_is_held_against_the_caps_is_what_the_bill_will_say(workspace, prov
         ledger.ended("r1", request.node_id, reason=EndReason.RUN_ENDED, at=ended_at)
 
     # Every machine asks the bucket for six heartbeats and two looks at the lease a minute.
-    keep_storage_usage(workspace, "r1", StorageUsage(put_requests=10 * 360, get_requests=10 * 120))
+    usage = StorageUsage(put_requests=10 * 360, get_requests=10 * 120)
+    keep_storage_usage(workspace, "r1", local_folder(workspace, "r1"), cluster=None, of_nodes=usage)
 
     spending = spending_of(workspace, provider, "r1", now=ended_at)
 

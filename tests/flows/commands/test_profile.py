@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.commands.planning.profile import add_arguments, profile_table, run, write_profiles
+from flows.commands.profile import add_arguments, profile_table, run, write_profiles
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from tests.heterps_core.profiling.builders import make_profile
 

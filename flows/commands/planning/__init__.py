@@ -1,1 +1,0 @@
-"""Commands that plan, measure and simulate, without a run."""
