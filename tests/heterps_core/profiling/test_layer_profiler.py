@@ -61,7 +61,8 @@ def command_result(tmp_path_factory):
     command.add_arguments(parser)
     options = parser.parse_args(f"--batch-size {BATCH_SIZE} --device-type gpu-t4 --output {output}".split())
     num_threads = torch.get_num_threads()
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "ProfileRequest", lambda **asked: request_for_dataset)
         command.run(options)
     return printed.getvalue(), json.loads(output.read_text()), num_threads
 
