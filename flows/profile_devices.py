@@ -48,7 +48,7 @@ from tasks.reports.bills import bill_text
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.live_fleet import check_no_other_fleet
 from tasks.running.progress import log_block, log_step
-from tasks.running.run_lifecycle import close_run, open_other_run
+from tasks.running.run_lifecycle import close_run, open_run
 from tasks.scheduling import make_problem
 
 
@@ -73,8 +73,12 @@ def profile_devices(asked: ProfileParameters) -> str:
     # By this folder a hook finds the run of a flow run, also where its nodes meet elsewhere.
     workspace.run_directory(run_id).mkdir(parents=True)
     log_step("run", run_id)
-    tracked = open_other_run(
-        workspace, kind=KIND_PROFILING, run_id=run_id, tags={"heterps.provider": asked.provider}
+    tracked = open_run(
+        workspace,
+        run_id=run_id,
+        run_name=f"{KIND_PROFILING} {run_id}",
+        tags={"heterps.provider": asked.provider},
+        kind=KIND_PROFILING,
     )
 
     clicks = prepare_data(

@@ -27,7 +27,7 @@ from tasks.records.tracking import TrackedRun
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.reports.stage_outcomes import stage_series
 from tasks.running.progress import log_step
-from tasks.running.run_lifecycle import close_run, open_other_run
+from tasks.running.run_lifecycle import close_run, open_run
 
 START_TO_FIRST_STEP = "overhead/start_to_first_step_s"
 
@@ -110,7 +110,13 @@ def record_comparison(
     workspace: Workspace, comparison: Comparison, *, run_id: str, command: str, text: str
 ) -> TrackedRun:
     """Write a comparison to MLflow, with its tables and problems; once it is over: a kill leaves no run open."""
-    run = open_other_run(workspace, kind=KIND_COMPARISON, run_id=run_id, tags={"heterps.command": command})
+    run = open_run(
+        workspace,
+        run_id=run_id,
+        run_name=f"{KIND_COMPARISON} {run_id}",
+        tags={"heterps.command": command},
+        kind=KIND_COMPARISON,
+    )
     client = client_of(workspace)
     client.log_text(run.mlflow_run_id, text, "comparison.md")
     tracking.record_metrics(

@@ -14,7 +14,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.reading.days import Night
 from heterps_core.models.model_graph import host_bytes_of_worker
 from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers
-from heterps_core.training.job import TrainingConfig, default_batch_size
+from heterps_core.training.job import CHAMPION, TrainingConfig, default_batch_size
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider
@@ -28,16 +28,17 @@ from tasks.profiling import ProfiledModel, planned_job, profile_layers
 from tasks.provisioning import check_lifetime, find_offers, provision
 from tasks.publishing import publish_plan
 from tasks.recording import record_plan
-from tasks.records.mlflow_names import START_TAG
+from tasks.records.champion import champion_before
+from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, MODEL_TAG, START_TAG
 from tasks.records.mlflow_store import client_of
-from tasks.records.runs import check_not_finished, keep_explanation, open_record, save_parameters, utc_now
+from tasks.records.runs import check_not_finished, keep_explanation, save_parameters, utc_now
 from tasks.records.tracking import TrackedRun
 from tasks.reports.run_report import PlanReport, plan_summary, taken_text
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.losses import device_types_to_buy
 from tasks.running.progress import log_block, log_step
-from tasks.running.run_lifecycle import close_run
-from tasks.running.start import Start, start_of_run
+from tasks.running.run_lifecycle import close_run, open_run
+from tasks.running.start import Start, choose_start, load_start
 from tasks.scheduling import explain_choice, make_problem, search_chosen, simulate_choice, with_compared
 from tasks.training import training_config
 
@@ -99,25 +100,31 @@ def begin_run(
     else:
         save_parameters(workspace, run_id, asked.values_for(TrainedParameters))
     log_step("run", run_id)
-    tracked = open_record(
+    tracked = open_run(
         workspace,
         run_id=run_id,
-        model=asked.sized_model,
-        scheduler=asked.scheduler,
-        provider=asked.provider,
-        flow_run_id=current_flow_run.id,
-        data=source_name(asked.data, asked.schema_file),
-        day=asked.day,
+        run_name=f"{asked.sized_model} {asked.scheduler} {run_id}",
+        tags={
+            "heterps.provider": asked.provider,
+            "prefect.flow_run_id": current_flow_run.id or "",
+            MODEL_TAG: asked.sized_model,
+            DATA_TAG: source_name(asked.data, asked.schema_file),
+            **({DAY_TAG: asked.day} if asked.day else {}),
+        },
     )
-    start = start_of_run(
-        workspace,
-        directory_of_run(workspace, asked.provider, run_id) if is_resumed else None,
-        start_from=asked.start_from,
-        day=None if night is None else night.day,
-        model=asked.sized_model,
-        schema=schema_of(asked.schema_file),
-        optimizers=asked.model_dump(include={"dense_optimizer", "embedding_optimizer"}),
-    )
+    start = load_start(directory_of_run(workspace, asked.provider, run_id)) if is_resumed else None
+    if start is None:
+        champion = None
+        if night is not None and asked.start_from == CHAMPION:
+            champion = champion_before(workspace, night.day)
+        start = choose_start(
+            champion,
+            start_from=asked.start_from,
+            day=None if night is None else night.day,
+            model=asked.sized_model,
+            schema=schema_of(asked.schema_file),
+            optimizers=asked.model_dump(include={"dense_optimizer", "embedding_optimizer"}),
+        )
     if start.reason:
         log_step("start", start.reason)
     if start.model is not None:

@@ -180,11 +180,7 @@ def past_trainings(workspace: Workspace, *, most: int, day: str | None = None) -
     )
     return [
         PastRun(
-            tracked=TrackedRun(
-                mlflow_run_id=run.info.run_id,
-                experiment_id=run.info.experiment_id,
-                run_id=run.data.tags[RUN_ID_TAG],
-            ),
+            tracked=TrackedRun.of(run),
             name=run.info.run_name or "",
             status=run.info.status,
             started_at=datetime.fromtimestamp(run.info.start_time / 1_000, UTC),

@@ -7,6 +7,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from heterps_core.errors import ConfigurationError, UnknownNameError
@@ -14,13 +15,13 @@ from heterps_core.json_file import replace_json
 from heterps_core.planning.explain.text import explanation_text
 from infra.workspace import Workspace
 from tasks.clusters import cost_metrics, end_machines_of, providers_of_run
-from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, END_REASON_TAG, KIND_TRAINING, MODEL_TAG
+from tasks.records.mlflow_names import DATA_TAG, END_REASON_TAG, KIND_TRAINING, MODEL_TAG
 from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.records.past_runs import past_trainings
-from tasks.records.tracking import EndStatus, TrackedRun
+from tasks.records.tracking import EndStatus
 from tasks.reports.run_report import PlanReport, plan_summary
 from tasks.running.live_fleet import FleetHolder, last_fleet
-from tasks.running.run_lifecycle import close_dead_run, open_run
+from tasks.running.run_lifecycle import close_dead_run
 
 PARAMETERS_FILE = "parameters.json"
 
@@ -77,19 +78,12 @@ def saved_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:
     Raises:
         ConfigurationError: There is no such run to resume, or what was written beside it is damaged.
     """
-    path = workspace.run_directory(run_id) / PARAMETERS_FILE
-    try:
-        return dict(json.loads(path.read_text()))
-    except FileNotFoundError as error:
-        known = sorted(entry.parent.name for entry in workspace.runs_directory.glob(f"*/{PARAMETERS_FILE}"))[
-            -5:
-        ]
-        raise ConfigurationError(
-            f"resume_run_id must be a run in {workspace.runs_directory} whose files heterps tidy has not deleted, "
-            f"got {run_id!r}; the newest are: {', '.join(known) or 'none'}"
-        ) from error
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"the parameters of run {run_id} in {path} are damaged: {error}") from error
+    known = sorted(entry.parent.name for entry in workspace.runs_directory.glob(f"*/{PARAMETERS_FILE}"))
+    return _read(
+        workspace.run_directory(run_id) / PARAMETERS_FILE,
+        where_missing=f"resume_run_id must be a run in {workspace.runs_directory} whose files heterps tidy has not "
+        f"deleted, got {run_id!r}; the newest are: {', '.join(known[-SHOWN:]) or 'none'}",
+    )
 
 
 def check_not_finished(workspace: Workspace, run_id: str) -> None:
@@ -126,28 +120,6 @@ def finished_run(workspace: Workspace, *, day: str, data: str, model: str) -> st
         if is_same and is_done:
             return past.run_id
     return None
-
-
-def open_record(
-    workspace: Workspace,
-    *,
-    run_id: str,
-    model: str,
-    scheduler: str,
-    provider: str,
-    flow_run_id: str | None,
-    data: str,
-    day: str | None = None,
-) -> TrackedRun:
-    """Open the MLflow run of a flow run, named so that a column of names can be read."""
-    notes = {
-        "heterps.provider": provider,
-        "prefect.flow_run_id": flow_run_id or "",
-        MODEL_TAG: model,
-        DATA_TAG: data,
-        **({DAY_TAG: day} if day else {}),
-    }
-    return open_run(workspace, run_id=run_id, run_name=f"{model} {scheduler} {run_id}", tags=notes)
 
 
 def clean_up_run(
@@ -247,13 +219,17 @@ def read_explanation(workspace: Workspace, run_id: str) -> dict[str, Any]:
         ConfigurationError: It is not there, as the run ended before its plan; or it is damaged.
     """
     path = workspace.run_directory(run_id) / EXPLANATION_FILE
+    return _read(
+        path,
+        where_missing=f"only a run that came to a plan can be explained, but run {run_id} left no explanation in "
+        f"{path}; heterps runs says how it ended",
+    )
+
+
+def _read(path: Path, *, where_missing: str) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(path.read_text())
+        return dict(json.loads(path.read_text()))
     except FileNotFoundError as error:
-        raise ConfigurationError(
-            f"only a run that came to a plan can be explained, but run {run_id} left no explanation in {path}; "
-            f"heterps runs says how it ended"
-        ) from error
-    except ValueError as error:
-        raise ConfigurationError(f"an explanation must be JSON, but {path} is damaged: {error}") from error
-    return document
+        raise ConfigurationError(where_missing) from error
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"a JSON object must be kept of a run, but {path} is damaged: {error}") from error

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.plans.scheduling_plan import Stage
@@ -20,6 +20,9 @@ from heterps_core.units import SAMPLES_PER_MILLION, SECONDS_PER_HOUR
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import CHOSEN_TAG, KIND_SEARCH, KIND_TAG, PARENT_TAG, RUN_ID_TAG
 from tasks.records.mlflow_store import client_of
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 METRICS_PER_REQUEST = 1_000
 """MLflow's limit of one log_batch."""
@@ -38,6 +41,12 @@ class TrackedRun:
     experiment_id: str
     run_id: str
     """Of the flow run."""
+
+    @classmethod
+    def of(cls, run: Run) -> TrackedRun:
+        """Return the ids of an MLflow run of ours."""
+        run_id = run.data.tags[RUN_ID_TAG]
+        return cls(mlflow_run_id=run.info.run_id, experiment_id=run.info.experiment_id, run_id=run_id)
 
     def address(self, mlflow_url: str) -> str:
         """Return the page of this run in an MLflow UI at `mlflow_url`."""
@@ -82,9 +91,7 @@ def record_search(
             CHOSEN_TAG: str(is_chosen).lower(),
         },
     )
-    tracked = TrackedRun(
-        mlflow_run_id=child.info.run_id, experiment_id=parent.experiment_id, run_id=parent.run_id
-    )
+    tracked = TrackedRun.of(child)
     record_settings(workspace, tracked, settings)
     record_metrics(workspace, tracked, plan_metrics(result))
     record_series(

@@ -35,8 +35,10 @@ from tasks.records.mlflow_store import (
 from tasks.records.tracking import EndStatus, TrackedRun, record_metrics
 
 
-def open_run(workspace: Workspace, *, run_id: str, run_name: str, tags: Mapping[str, str]) -> TrackedRun:
-    """Open the parent run of a flow run; a run that is resumed gets its old one back.
+def open_run(
+    workspace: Workspace, *, run_id: str, run_name: str, tags: Mapping[str, str], kind: str = KIND_TRAINING
+) -> TrackedRun:
+    """Open the parent run of a flow run; one that is resumed gets its old one back, a comparison its own experiment.
 
     The process is noted with its start time, so that a sweeper can tell whether it still lives.
 
@@ -45,26 +47,22 @@ def open_run(workspace: Workspace, *, run_id: str, run_name: str, tags: Mapping[
     """
     with store_must_answer(workspace):
         client = client_of(workspace)
-        experiment = experiment_id(client, workspace)
-        earlier_runs = runs_of(client, run_id, KIND_TRAINING)
-    notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: KIND_TRAINING}
+        name = COMPARISON_EXPERIMENT if kind == KIND_COMPARISON else EXPERIMENT
+        experiment = experiment_id(client, workspace, name)
+        earlier_runs = runs_of(client, run_id, kind)
+    process = psutil.Process()
+    notes = {
+        **tags,
+        HOST_TAG: socket.gethostname(),
+        PROCESS_TAG: f"{process.pid} {process.create_time():.2f}",
+        RUN_ID_TAG: run_id,
+        KIND_TAG: kind,
+    }
     for earlier in earlier_runs:
         client.update_run(earlier.info.run_id, status="RUNNING")
         client.set_tags(earlier.info.run_id, notes)
-        return TrackedRun(mlflow_run_id=earlier.info.run_id, experiment_id=experiment, run_id=run_id)
-    run = client.create_run(experiment, run_name=run_name, tags=notes)
-    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment, run_id=run_id)
-
-
-def open_other_run(workspace: Workspace, *, kind: str, run_id: str, tags: Mapping[str, str]) -> TrackedRun:
-    """Open the run of a measurement on rented machines, or of a comparison, which has an experiment of its own."""
-    client = client_of(workspace)
-    experiment = experiment_id(
-        client, workspace, COMPARISON_EXPERIMENT if kind == KIND_COMPARISON else EXPERIMENT
-    )
-    notes = {**tags, **_this_process(), RUN_ID_TAG: run_id, KIND_TAG: kind}
-    run = client.create_run(experiment, run_name=f"{kind} {run_id}", tags=notes)
-    return TrackedRun(mlflow_run_id=run.info.run_id, experiment_id=experiment, run_id=run_id)
+        return TrackedRun.of(earlier)
+    return TrackedRun.of(client.create_run(experiment, run_name=run_name, tags=notes))
 
 
 def close_run(workspace: Workspace, run: TrackedRun, *, status: EndStatus, reason: str) -> None:
@@ -96,10 +94,7 @@ def close_dead_run(
     open_runs = [run for run in runs_of(client, run_id) if run.info.status == "RUNNING"]
     for run in open_runs:
         if metrics and run.data.tags.get(KIND_TAG) == KIND_TRAINING:
-            tracked = TrackedRun(
-                mlflow_run_id=run.info.run_id, experiment_id=run.info.experiment_id, run_id=run_id
-            )
-            record_metrics(workspace, tracked, metrics)
+            record_metrics(workspace, TrackedRun.of(run), metrics)
         client.set_tag(run.info.run_id, END_REASON_TAG, reason)
         client.set_terminated(run.info.run_id, status)
     return len(open_runs)
@@ -116,11 +111,6 @@ def runs_without_process(workspace: Workspace) -> list[str]:
         for run in search_runs(client, f"attributes.status = 'RUNNING' AND tags.`{KIND_TAG}` = '{kind}'")
     ]
     return sorted({run.data.tags[RUN_ID_TAG] for run in running if process_is_gone(run.data.tags)})
-
-
-def _this_process() -> dict[str, str]:
-    process = psutil.Process()
-    return {HOST_TAG: socket.gethostname(), PROCESS_TAG: f"{process.pid} {process.create_time():.2f}"}
 
 
 def process_is_gone(tags: Mapping[str, str]) -> bool:

@@ -16,7 +16,6 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import DataSchema
 from heterps_core.training.job import (
-    CHAMPION,
     SCRATCH,
     OptimizerState,
     StartModel,
@@ -28,8 +27,7 @@ from heterps_core.training.storage.exported_files import (
     read_description,
 )
 from heterps_core.training.storage.run_directory import JOB, START_MODEL, RunDirectory
-from infra.workspace import Workspace
-from tasks.records.champion import Champion, champion_before
+from tasks.records.champion import Champion
 
 ACCUMULATORS_KEPT = 0.5
 """Of what Adagrad has accumulated, at each night: best for clicks that drift (docs/LOG.md)."""
@@ -50,36 +48,6 @@ class Start:
     numeric_transform: NumericTransform | None = None
 
 
-def start_of_run(
-    workspace: Workspace,
-    run: RunDirectory | None,
-    *,
-    start_from: str,
-    day: date | None,
-    model: str,
-    schema: DataSchema,
-    optimizers: Mapping[str, str],
-) -> Start:
-    """Return what a run begins with: what it began with before, where it is resumed, else see `choose_start`.
-
-    Args:
-        run: Of a run that is resumed; None for a new one.
-        day: That the night trains on; None where the data has no days.
-        optimizers: Names of those that train: `dense_optimizer` and `embedding_optimizer`.
-
-    Raises:
-        CheckpointError: The champion's files are not those that were registered, the optimizers' among them.
-        ConfigurationError: The registry does not answer.
-    """
-    kept = None if run is None else load_start(run)
-    if kept is not None:
-        return kept
-    champion = champion_before(workspace, day) if day is not None and start_from == CHAMPION else None
-    return choose_start(
-        champion, start_from=start_from, day=day, model=model, schema=schema, optimizers=optimizers
-    )
-
-
 def choose_start(
     champion: Champion | None,
     *,
@@ -89,7 +57,11 @@ def choose_start(
     schema: DataSchema,
     optimizers: Mapping[str, str],
 ) -> Start:
-    """Return what a run begins with.
+    """Return what a new run begins with.
+
+    Args:
+        day: That the night trains on; None where the data has no days.
+        optimizers: Names of those that train: `dense_optimizer` and `embedding_optimizer`.
 
     Raises:
         CheckpointError: The state of the champion's optimizers is missing, or not that which was registered.

@@ -340,8 +340,8 @@ def test_a_damaged_measurement_counts_as_missing(workspace):
 
 
 def test_the_record_of_a_measurement_whose_process_died_is_found_as_those_of_trainings_are(workspace):
-    alive = run_lifecycle.open_other_run(workspace, kind=KIND_PROFILING, run_id="alive", tags={})
-    dead = run_lifecycle.open_other_run(workspace, kind=KIND_PROFILING, run_id="dead", tags={})
+    alive = run_lifecycle.open_run(workspace, run_id="alive", run_name="alive", tags={}, kind=KIND_PROFILING)
+    dead = run_lifecycle.open_run(workspace, run_id="dead", run_name="dead", tags={}, kind=KIND_PROFILING)
     client = mlflow_store.client_of(workspace)
     client.set_tag(dead.mlflow_run_id, PROCESS_TAG, "1 1.00")
 

@@ -5,6 +5,7 @@ import pytest
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
 from tasks.clusters import launch_ids_of, next_launch_id
+from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, MODEL_TAG
 from tasks.records.past_runs import past_trainings
 from tasks.records.runs import (
     COMPLETED,
@@ -13,7 +14,6 @@ from tasks.records.runs import (
     find_run_id,
     finished_run,
     new_run_id,
-    open_record,
     save_parameters,
     saved_parameters,
 )
@@ -111,16 +111,8 @@ def record(
     status="FINISHED",
     reason=COMPLETED,
 ):
-    tracked = open_record(
-        workspace,
-        run_id=run_id,
-        model=model,
-        scheduler="exact",
-        provider="local",
-        flow_run_id=None,
-        data=data,
-        day=day,
-    )
+    tags = {MODEL_TAG: model, DATA_TAG: data, **({DAY_TAG: day} if day else {})}
+    tracked = run_lifecycle.open_run(workspace, run_id=run_id, run_name=run_id, tags=tags)
     if status != "RUNNING":
         run_lifecycle.close_run(workspace, tracked, status=status, reason=reason)
 

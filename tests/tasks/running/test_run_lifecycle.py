@@ -58,8 +58,12 @@ def test_children_and_comparisons_of_a_dead_process_are_closed_with_it(workspace
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     training = open_run(workspace, "training-with-child")
-    comparison = run_lifecycle.open_other_run(
-        workspace, kind=KIND_COMPARISON, run_id="comparison-with-child", tags={}
+    comparison = run_lifecycle.open_run(
+        workspace,
+        run_id="comparison-with-child",
+        run_name="comparison-with-child",
+        tags={},
+        kind=KIND_COMPARISON,
     )
     for parent, run_id in ((training, "training-with-child"), (comparison, "comparison-with-child")):
         client.create_run(parent.experiment_id, tags={RUN_ID_TAG: run_id})
