@@ -34,8 +34,9 @@ def refresh_prices(asked: PriceParameters) -> str:
         The file that was written.
     """
     workspace = Workspace.locate().create()
-    written = refresh_prices_of(workspace, source_of(asked.provider), regions=asked.regions)
-    for problem in written.refresh.problems:
+    refreshed, path = refresh_prices_of(workspace, source_of(asked.provider), regions=asked.regions)
+    for problem in refreshed.problems:
         log_step("kept", problem)
-    log_step("prices", written.summary)
-    return str(written.path)
+    kept = f", {refreshed.num_kept:,} kept with their age" if refreshed.num_kept else ""
+    log_step("prices", f"{refreshed.num_new:,} new prices{kept}; {path}")
+    return str(path)

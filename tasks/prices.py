@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ProvisioningError, UnknownNameError
 from heterps_core.hardware import InstanceOffer
-from infra.billing.caps import Caps, check_caps
+from infra.billing.caps import Caps
 from infra.prices.live_prices import LivePrices, Recheck, Refresh, recheck, refresh
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceFile, newest_refreshed, write_refreshed
 from infra.providers import PROVIDERS, get_provider
@@ -39,25 +39,11 @@ def price_files(workspace: Workspace, *, listed: PriceFile = BUNDLED_SNAPSHOT) -
     return (listed,) if newest is None else (listed, newest)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenRefresh:
-    """A refresh and the file that it is kept in."""
-
-    refresh: Refresh
-    path: Path
-
-    @property
-    def summary(self) -> str:
-        """What is new and what is not, in one line."""
-        kept = f", {self.refresh.num_kept:,} kept with their age" if self.refresh.num_kept else ""
-        return f"{self.refresh.num_new:,} new prices{kept}; {self.path}"
-
-
 @task(name="refresh prices", cache_policy=NO_CACHE, **REPEATABLE)
 def refresh_prices_of(
     workspace: Workspace, prices: type[LivePrices], *, regions: Sequence[str]
-) -> WrittenRefresh:
-    """Ask a cloud for the prices of all device types in some regions, and write them down.
+) -> tuple[Refresh, Path]:
+    """Ask a cloud for the prices of all device types in some regions; return them and the file that has them now.
 
     Raises:
         ProvisioningError: Not one price could be had; nothing was written.
@@ -77,8 +63,7 @@ def refresh_prices_of(
     if result.num_new == 0:
         why = "; ".join(result.problems) or f"{prices.cloud} names none for {', '.join(regions)}"
         raise ProvisioningError(f"not one price could be refreshed, and those at hand stay in use: {why}")
-    written = write_refreshed(price_folder(workspace), result.offers, at=now)
-    return WrittenRefresh(refresh=result, path=written.path)
+    return result, write_refreshed(price_folder(workspace), result.offers, at=now).path
 
 
 def source_of(provider: str) -> type[LivePrices]:
@@ -134,23 +119,15 @@ def recheck_prices(
     for problem in result.problems:
         logger.warning("a price could not be checked again and stays as planned: %s", problem)
     launch_plan = result.applied_to(provisioning.launch_plan)
-    billed_usd_per_hour = rented_from.billed_usd_per_hour
-    price_usd_per_hour = billed_usd_per_hour(launch_plan)
-    change = price_usd_per_hour / billed_usd_per_hour(provisioning.launch_plan)
-    predicted_cost_usd = provisioning.predicted_cost_usd * change
-    check_caps(
-        price_usd_per_hour=price_usd_per_hour,
-        predicted_cost_usd=predicted_cost_usd + provisioning.bucket_usd,
-        spent_this_month_usd=spent_this_month_usd,
-        caps=caps,
-    )
+    price, planned_price = map(rented_from.billed_usd_per_hour, (launch_plan, provisioning.launch_plan))
+    predicted_cost_usd = provisioning.predicted_cost_usd * (price / planned_price)
     launch_plan, *fallbacks = within_caps(
         [launch_plan, *(result.applied_to(plan) for plan in provisioning.fallback_plans)],
         caps,
-        spent_this_month_usd=spent_this_month_usd,
+        provider=rented_from,
+        predicted_cost_usd=predicted_cost_usd,
         bucket_usd=provisioning.bucket_usd,
-        hours=predicted_cost_usd / price_usd_per_hour,
-        billed_usd_per_hour=billed_usd_per_hour,
+        spent_this_month_usd=spent_this_month_usd,
     )
     return replace(
         provisioning,

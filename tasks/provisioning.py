@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from infra.billing.caps import Caps, check_caps
 from infra.bootstrap.node_start import DEFAULT_LIFETIME_S
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, age_text, warn_of_old_prices
 from infra.prices.spot_charges import with_interruptions
-from infra.providers import get_provider
+from infra.providers import Provider, get_provider
 from infra.providers.base import REGION
 from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS, planned_bucket_usd
 
@@ -176,27 +176,20 @@ def provision(
     cloud_plan = attempts[0]
     hours = plan.cost_usd / plan.price_usd_per_hour
     rented_from = get_provider(provider)
-    billed_usd_per_hour = rented_from.billed_usd_per_hour
-    services_usd_per_hour = billed_usd_per_hour(cloud_plan) - cloud_plan.price_usd_per_hour
+    services_usd_per_hour = rented_from.billed_usd_per_hour(cloud_plan) - cloud_plan.price_usd_per_hour
     predicted_cost_usd = plan.cost_usd + (cloud_plan.rendezvous_usd_per_hour + services_usd_per_hour) * hours
     bucket_usd = 0.0
     if not rented_from.runs_here:
         bucket_usd = planned_bucket_usd(
             state_bytes=state_bytes, hours=hours, leaves_region=not rented_from.is_beside_store()
         )
-    check_caps(
-        price_usd_per_hour=billed_usd_per_hour(cloud_plan),
-        predicted_cost_usd=predicted_cost_usd + bucket_usd,
-        spent_this_month_usd=spent_this_month_usd,
-        caps=caps,
-    )
     cloud_plan, *fallbacks = within_caps(
         attempts,
         caps,
-        spent_this_month_usd=spent_this_month_usd,
+        provider=rented_from,
+        predicted_cost_usd=predicted_cost_usd,
         bucket_usd=bucket_usd,
-        hours=predicted_cost_usd / billed_usd_per_hour(cloud_plan),
-        billed_usd_per_hour=billed_usd_per_hour,
+        spent_this_month_usd=spent_this_month_usd,
     )
     warn_of_old_prices([group.offer for group in cloud_plan.groups], now=datetime.now(UTC))
     is_dry_run = not rented_from.charges_money
@@ -239,23 +232,35 @@ def within_caps(
     plans: Sequence[ProvisioningPlan],
     caps: Caps,
     *,
-    spent_this_month_usd: float,
+    provider: type[Provider],
+    predicted_cost_usd: float,
     bucket_usd: float,
-    hours: float,
-    billed_usd_per_hour: Callable[[ProvisioningPlan], float],
+    spent_this_month_usd: float,
 ) -> list[ProvisioningPlan]:
     """Return purchases without those beyond a cap, and without alternatives that would bring them beyond it.
 
     Args:
-        plans: In the order in which they are tried; the first has been held against the caps already.
+        plans: In the order in which they are tried.
+        predicted_cost_usd: Of the first, without its bucket.
+
+    Raises:
+        BudgetExceededError: The first is beyond a cap, by how much.
     """
+    first, *others = plans
+    billed_usd_per_hour = provider.billed_usd_per_hour
+    check_caps(
+        price_usd_per_hour=billed_usd_per_hour(first),
+        predicted_cost_usd=predicted_cost_usd + bucket_usd,
+        spent_this_month_usd=spent_this_month_usd,
+        caps=caps,
+    )
+    hours = predicted_cost_usd / billed_usd_per_hour(first)
     limits = [caps.max_usd_per_hour]
     if caps.max_usd_per_run is not None:
         limits.append((caps.max_usd_per_run - bucket_usd) / hours)
     if caps.max_usd_per_month is not None:
         limits.append((caps.max_usd_per_month - spent_this_month_usd - bucket_usd) / hours)
     limit = min((each for each in limits if each is not None), default=None)
-    first, *others = plans
     if limit is None:
         return [first, *others]
     allowed = [first, *(plan for plan in others if billed_usd_per_hour(plan) <= limit)]

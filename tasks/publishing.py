@@ -18,7 +18,7 @@ from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL, compare_address, nigh
 from tasks.records.past_runs import PastRun
 from tasks.records.tracking import TrackedRun, record_metrics
 from tasks.reports.decision_document import decision_metrics
-from tasks.reports.document import Document, Link, Links, html_page, markdown, terminal_text
+from tasks.reports.document import Document, Links, html_page, markdown, terminal_text
 from tasks.reports.nights_document import MOST_NIGHTS, nights_document
 from tasks.reports.run_document import plan_document, run_document
 from tasks.reports.run_report import PlanReport, RunReport
@@ -77,17 +77,17 @@ def links_of(workspace: Workspace, report: PlanReport, *, nights: Sequence[PastR
     url = services.mlflow_url if services else DEFAULT_MLFLOW_URL
     hint = "" if services else " (after: make serve)"
     links = [
-        Link(text=f"This run in MLflow{hint}", address=report.tracked.address(url)),
-        Link(text="All nights in MLflow, newest first", address=nights_address(report.tracked, url)),
+        (f"This run in MLflow{hint}", report.tracked.address(url)),
+        ("All nights in MLflow, newest first", nights_address(report.tracked, url)),
     ]
     if len(nights) > 1:
         address = compare_address([night.tracked for night in nights], url)
-        links.append(Link(text=f"The last {len(nights)} nights compared", address=address))
+        links.append((f"The last {len(nights)} nights compared", address))
     if services and flow_run.id:
         address = f"{services.prefect_url}/{PREFECT_FLOW_RUN}/{flow_run.id}"
-        links.append(Link(text="This run in Prefect", address=address))
+        links.append(("This run in Prefect", address))
     folder = workspace.run_directory(report.run_id).absolute()
-    return Links(links=[*links, Link(text="Its files", address=folder.as_uri())])
+    return Links(pairs=[*links, ("Its files", folder.as_uri())])
 
 
 def _publish(

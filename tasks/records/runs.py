@@ -232,4 +232,6 @@ def _read(path: Path, *, where_missing: str) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ConfigurationError(where_missing) from error
     except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"a JSON object must be kept of a run, but {path} is damaged: {error}") from error
+        raise ConfigurationError(
+            f"a JSON object must be kept of a run, but {path} is damaged: {error}"
+        ) from error

@@ -42,18 +42,10 @@ class Lines:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
-    """Where to go on reading."""
-
-    text: str
-    address: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Links:
-    """A list of links."""
+    """Where to go on reading: texts, each with an address."""
 
-    links: Sequence[Link]
+    pairs: Sequence[tuple[str, str]]
 
 
 Block: TypeAlias = str | Facts | Table | Lines | Links
@@ -128,8 +120,7 @@ def _block_lines(block: Block) -> list[str]:
         case Table():
             return [f"  {block.caption}", *block.lines()]
         case Links():
-            short = (link for link in block.links if len(link.address) <= MOST_OF_ADDRESS)
-            return labelled_lines((link.text, link.address) for link in short)
+            return labelled_lines(pair for pair in block.pairs if len(pair[1]) <= MOST_OF_ADDRESS)
         case Lines():
             return []
 
@@ -145,4 +136,4 @@ def _block_markdown(block: Block) -> str:
         case Lines():
             return f"```\n{block.text}\n```"
         case Links():
-            return "\n".join(f"- [{link.text}]({link.address})" for link in block.links)
+            return "\n".join(f"- [{text}]({address})" for text, address in block.pairs)

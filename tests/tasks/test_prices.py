@@ -61,9 +61,9 @@ def test_the_bundled_prices_stand_alone_until_a_refresh_ranks_above_them(workspa
     assert price_files(workspace) == (BUNDLED_SNAPSHOT,)
     answer(aws, on_demand_usd="0.07")
 
-    written = refresh_prices_of.fn(workspace, AwsPrices, regions=[REGION])
+    refreshed, _ = refresh_prices_of.fn(workspace, AwsPrices, regions=[REGION])
 
-    assert written.summary.startswith("3 new prices; ")
+    assert refreshed.num_new == 3
     catalogue = PriceCatalogue(price_files(workspace))
     assert offer_named("c7i.large", catalogue).price_usd_per_hour == 0.07
     found = find_offers.fn(["cpu-c7i", "gpu-t4-spot"], catalogue=catalogue)

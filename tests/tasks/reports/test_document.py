@@ -8,7 +8,6 @@ from tasks.reports.document import (
     Document,
     Facts,
     Lines,
-    Link,
     Links,
     Section,
     html_page,
@@ -58,7 +57,7 @@ def page():
                 title="Links",
                 blocks=[
                     Lines(label="Why", text="a   b\nc   d"),
-                    Links(links=[Link(text="here", address="http://127.0.0.1:5000/#/x?a=1&b=2")]),
+                    Links(pairs=[("here", "http://127.0.0.1:5000/#/x?a=1&b=2")]),
                 ],
             ),
         ],

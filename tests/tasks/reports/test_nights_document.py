@@ -2,11 +2,11 @@ import pytest
 
 from heterps_core.planning.calibration.correction import NO_CORRECTION
 from heterps_core.text_table import Table
-from tasks.reports.document import Link, Links
+from tasks.reports.document import Links
 from tasks.reports.nights_document import nights_document
 from tests.tasks.report_builders import make_night, make_speed
 
-LINKS = Links(links=[Link(text="here", address="http://127.0.0.1:5000")])
+LINKS = Links(pairs=[("here", "http://127.0.0.1:5000")])
 FAILED = {"status": "FAILED", "tags": {}, "metrics": {}}
 
 

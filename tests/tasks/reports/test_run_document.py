@@ -7,7 +7,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.text_table import Table
 from tasks.judging.promotion_gates import GateVerdict, ModelFigures, PromotionDecision
 from tasks.learning import Learning
-from tasks.reports.document import Facts, Link, Links, html_page, markdown, terminal_text
+from tasks.reports.document import Facts, Links, html_page, markdown, terminal_text
 from tasks.reports.run_document import plan_document, run_document
 from tasks.reports.run_report import training_summary
 from tasks.scheduling import Searches
@@ -19,7 +19,7 @@ from tests.tasks.report_builders import (
     make_training,
 )
 
-LINKS = Links(links=[Link(text="This run in MLflow", address="http://127.0.0.1:5000/#/x")])
+LINKS = Links(pairs=[("This run in MLflow", "http://127.0.0.1:5000/#/x")])
 SECTIONS = [
     "Plan",
     "Why this plan",
