@@ -40,10 +40,6 @@ def check_run(asked: TrainParameters) -> None:
     """Check all that can be known before a run, and that its data and model fit one another.
 
     What a run that is resumed began with has been checked then.
-
-    Raises:
-        UnknownNameError, DataError, ConfigurationError: See `check_parameters`; or the data lacks
-            a column of the schema, or the model cannot be built for its columns.
     """
     check_parameters(asked)
     if asked.resume_run_id is not None:

@@ -87,11 +87,6 @@ def begin_run(
     Args:
         asked: Its parameters; a run that is resumed keeps those that decide its model.
         night: Of `asked`; None where the data has no days, or the run is resumed.
-
-    Raises:
-        ConfigurationError: There is no such run to resume, or the record of runs does not answer.
-        DataError: The rows cannot be read.
-        CheckpointError: The champion's files are not those that were registered.
     """
     if is_resumed:
         check_not_finished(workspace, run_id)
@@ -172,13 +167,7 @@ def compared(run: OpenedRun, report: PlanReport) -> PlanReport:
 
 
 def plan_night(run: OpenedRun) -> NightPlan:
-    """Find the plan of a run and the machines that it buys; nothing is launched.
-
-    Raises:
-        InfeasiblePlanError: No plan meets the floor, the deadline, or fits.
-        BudgetExceededError: The plan costs more than the caps allow.
-        UnknownNameError, ConfigurationError, ProvisioningError: See the steps.
-    """
+    """Find the plan of a run and the machines that it buys; nothing is launched."""
     asked = run.asked
     job = planned_job(
         run.dataset,

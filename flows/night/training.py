@@ -125,12 +125,7 @@ def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisionin
 
 
 def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> None:
-    """Record a trained night, let its model become champion where it passes the gates, and show all of it.
-
-    Raises:
-        CheckpointError: The run's checkpoint, or the champion's files, cannot be used.
-        ConfigurationError: MLflow's store does not answer.
-    """
+    """Record a trained night, let its model become champion where it passes the gates, and show all of it."""
     # First, so that whatever fails below does not lose the model.
     version = register_model(
         run.workspace,

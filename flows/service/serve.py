@@ -84,7 +84,7 @@ def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[
     mlflow_ui = Service(
         name="MLflow UI",
         command=[
-            *(*python, "flows.service.mlflow_ui"),
+            *(*python, "tasks.records.mlflow_store"),
             *("--host", LOOPBACK, "--port", addresses.mlflow_url.rpartition(":")[2], "--workers", "1"),
             *("--backend-store-uri", workspace.tracking_uri),
             *("--default-artifact-root", workspace.artifacts_directory.as_uri()),
