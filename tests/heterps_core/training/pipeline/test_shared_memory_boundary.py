@@ -14,7 +14,7 @@ from heterps_core.training.pipeline.shared_memory_boundary import SharedMemoryBo
 from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.pipeline.stage_exchange import replica_slice
 from heterps_core.training.pipeline.stage_side import StageSide
-from heterps_core.transport import local_sockets
+from heterps_core.transport import shared_memory
 from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
 from heterps_core.transport.shared_memory import SMALLEST_BUFFER_BYTES
 from tests.worker_processes import run_in_processes
@@ -116,7 +116,7 @@ def connect_where_memory_cannot_be_shared(rank: int) -> tuple[int, list[str]]:
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    local_sockets.logger.addHandler(handler)
+    shared_memory.logger.addHandler(handler)
     if rank == 1:
         del os.memfd_create
     return len(connect_neighbours(RankLayout(((0,), (1,))), rank=rank)), messages
@@ -130,8 +130,8 @@ def test_all_send_messages_where_one_cannot_share_memory():
 
 
 def connect_with_other_machines(rank: int, folder: str) -> list[int]:
-    local_sockets.BOOT_ID = Path(folder) / f"machine-{rank // 3}"
-    local_sockets.BOOT_ID.write_text(f"machine {rank // 3}")
+    shared_memory.BOOT_ID = Path(folder) / f"machine-{rank // 3}"
+    shared_memory.BOOT_ID.write_text(f"machine {rank // 3}")
     layout = RankLayout(((0,), (1,), (2, 3), (4,), (5,)))
     device = torch.device("meta" if rank == 5 else "cpu")
     return sorted(connect_neighbours(layout, rank=rank, device=device))
