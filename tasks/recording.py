@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,7 +52,8 @@ def record_plan(workspace: Workspace, report: PlanReport) -> None:
         tracking.record_search(
             workspace, run, result, _settings(report, name), is_chosen=name == report.searches.taken
         )
-    tracking.record_settings(workspace, run, _settings(report, report.searches.taken))
+    trained_with = {f"training.{name}": str(value) for name, value in asdict(report.config).items()}
+    tracking.record_settings(workspace, run, _settings(report, report.searches.taken) | trained_with)
     tracking.record_metrics(workspace, run, {**tracking.plan_metrics(chosen), **report.plan_metrics()})
     documents = {
         "plan": chosen.plan,

@@ -265,6 +265,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
         simulation=simulation,
         provisioning=provisioning,
         tracked=run.tracked,
+        config=config,
         is_estimated=bool(profiled.estimated_device_types),
         day=asked.day,
     )

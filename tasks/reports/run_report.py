@@ -16,6 +16,7 @@ from heterps_core.planning.simulate.dry_run import DryRunPrediction
 from heterps_core.planning.simulate.plan_simulation import PlanSimulation, run_cost_usd
 from heterps_core.plans.scheduling_plan import SchedulingPlan
 from heterps_core.text_table import NOT_KNOWN
+from heterps_core.training.job import TrainingConfig
 from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import SAMPLES_PER_MILLION
 from infra.billing.bill import Bill, WasteLine, waste_lines
@@ -50,6 +51,7 @@ class PlanReport:
     simulation: PlanSimulation
     provisioning: Provisioning
     tracked: TrackedRun
+    config: TrainingConfig
     is_estimated: bool
     """Times of at least one device type of the plan are a roofline and not a measurement."""
 

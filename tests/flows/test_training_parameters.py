@@ -12,6 +12,7 @@ from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import read_training_run
 from infra.workspace import HOME_VARIABLE, Workspace
+from tasks.records.past_runs import past_trainings
 from tests.heterps_core.training.reference import run_plainly
 
 ENGINE = {
@@ -27,7 +28,11 @@ SIZES = {"hidden_widths": [24, 12], "embedding_dim": 4}
 def test_the_defaults_are_those_of_the_engine():
     own = TrainingConfig(batch_size=4, num_microbatches=1, num_epochs=1, seed=0)
 
-    assert TrainParameters(batch_size=4).values_for(TrainingConfig).items() <= asdict(own).items()
+    values = TrainParameters(batch_size=4).values_for(TrainingConfig)
+
+    # By default the number of steps decides.
+    assert values.pop("update_mode") is None
+    assert values.items() <= asdict(own).items()
 
 
 @pytest.mark.slow
@@ -51,6 +56,10 @@ def test_a_run_is_profiled_and_trained_with_what_was_asked_for(tmp_path, monkeyp
     directory = RunDirectory(str(workspace.run_directory(run_id)))
     job = TrainingJob.from_json(directory.require_json("job.json"))
     assert ENGINE.items() <= asdict(job.config).items()
+    [recorded] = past_trainings(workspace, most=1)
+    assert {
+        f"training.{name}": str(value) for name, value in ENGINE.items()
+    }.items() <= recorded.parameters.items()
     assert job.model == "ctrdnn(hidden_widths=24-12, embedding_dim=4)"
     trained, plain = read_training_run(directory), run_plainly(job)
     assert [step.loss for step in trained.steps] == pytest.approx(plain.losses, abs=2e-6)

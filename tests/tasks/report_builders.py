@@ -7,6 +7,7 @@ from heterps_core.judging.quality import ClickQuality
 from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.simulate.dry_run import DryRunPrediction
+from heterps_core.training.job import TrainingConfig
 from heterps_core.training.step_metrics import StepMetrics
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
@@ -43,6 +44,7 @@ def make_plan_report(*, run_id=RUN_ID, tracked=None, provider="local", data="cli
             result.plan, find_offers.fn(["cpu-c7i", "gpu-t4"]), provider=provider, caps=Caps()
         ),
         tracked=tracked or TrackedRun(mlflow_run_id="0" * 32, experiment_id="1", run_id="r"),
+        config=TrainingConfig(batch_size=ROWS, num_microbatches=1, num_epochs=1, seed=0),
         is_estimated=False,
         day="2026-11-20",
     )
