@@ -54,7 +54,7 @@ def request_for_dataset(dataset):
 
 
 @pytest.fixture(scope="module")
-def command_result(tmp_path_factory):
+def command_result(tmp_path_factory, request_for_dataset):
     """What the command printed, the document it wrote, and the number of threads before."""
     output = tmp_path_factory.mktemp("profiles") / "profiles.json"
     parser = argparse.ArgumentParser()
