@@ -86,15 +86,15 @@ class ModelParameters(FlowParameters):
     """Values of an embedding vector; empty for the model's own."""
 
     dense_optimizer: Annotated[str, OneOf("dense optimizer", DENSE_OPTIMIZERS)] = ENGINE["dense_optimizer"]
-    """Of the dense layers: adam or sgd."""
+    """Optimizer of the dense layers: adam or sgd."""
 
     embedding_optimizer: Annotated[str, OneOf("embedding optimizer", EMBEDDING_OPTIMIZERS)] = ENGINE[
         "embedding_optimizer"
     ]
-    """Of the embedding rows: rowwise-adagrad, rowwise-adam or sgd."""
+    """Optimizer of the embedding rows: rowwise-adagrad, rowwise-adam or sgd."""
 
     precision: Annotated[str, OneOf("precision", PRECISIONS)] = ENGINE["precision"]
-    """In what dense layers multiply: float32 or bfloat16. Parameters are float32 in both."""
+    """Number format in which dense layers multiply: float32 or bfloat16. Parameters are float32 in both."""
 
     update_mode: Annotated[str, OneOf("update mode", UPDATE_MODES)] | None = None
     """When a pipeline applies the gradients of a batch: delayed, while the next one runs, or sync, before it begins,
@@ -123,7 +123,7 @@ class TrainedParameters(ModelParameters):
     """What a day begins with: champion goes on with its weights, scratch draws new ones."""
 
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
-    """Of all random choices in search and training."""
+    """Seed of all random choices in search and training."""
 
     dense_learning_rate: Positive = ENGINE["dense_learning_rate"]
     """Of the dense layers at the first step; it falls in a straight line to nothing at the last."""
@@ -132,7 +132,7 @@ class TrainedParameters(ModelParameters):
     """Of the embedding rows; falls like the dense one."""
 
     num_threads: Annotated[int, of_unit("threads", ge=1)] = ENGINE["num_threads"]
-    """Of a worker. Plans count one core for each worker on a CPU, so that more are for the dry run and for GPUs."""
+    """CPU threads of a worker. Plans assume one for workers on a CPU; more are for dry runs and for GPU workers."""
 
 
 class PlannedParameters(ModelParameters):
@@ -217,7 +217,7 @@ class TrainParameters(PlannedParameters, TrainedParameters):
     """Decide only on rows with so many clicks and so many rows without one."""
 
     promotion_confidence: Annotated[float, Field(gt=0, lt=1)] = GATES.promotion_confidence
-    """Of those confidence bounds."""
+    """Confidence level of the bounds in the gates of promotion."""
 
     resume_run_id: str | None = None
     """Go on with the training of this run from its newest checkpoint, with its data, model and numbers."""

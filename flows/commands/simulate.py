@@ -19,10 +19,10 @@ HELP = """\
 Run a plan's pipeline in simulation, and print what it reaches beside what the planner's formula says.
 
 The formula takes the slowest stage for the whole pipeline. The simulation runs every pass and message,
-in the trainer's order, with slow machines where they are named. A problem with step_model "trainer" is
-run with delayed updates: steps follow one another without a gap, and the formula counts what a worker
-does one after the other. Without, the formula is the papers', and the simulation adds that steps fill
-and drain.
+in the trainer's order, with slow machines where they are named. A problem with "step_model": "trainer"
+is run with delayed updates: steps follow one another without a gap, and the formula counts what a
+worker does one after the other. Without it the formula is that of the papers (Liu et al. 2021), which
+ignores that a pipeline fills and drains in every step; the simulation is then slower and costs more.
 
 examples:
   heterps plan problem.json --scheduler exact --output plan.json
