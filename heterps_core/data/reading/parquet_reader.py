@@ -37,6 +37,19 @@ def read_parquet(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
         raise _unreadable(path, error) from error
 
 
+def check_parquet_columns(path: Path, schema: DataSchema) -> None:
+    """Check by its footer that a Parquet file has the columns of a schema.
+
+    Raises:
+        DataError: It is damaged or lacks a column.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_columns(path, file.schema_arrow, schema)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(path, f"cannot be read as Parquet: {error}; write or get the file again") from error
+
+
 def count_parquet_rows(path: Path) -> int:
     """Return how many rows the footer of a Parquet file counts.
 

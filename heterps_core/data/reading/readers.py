@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from heterps_core.data.reading.days import data_files_of, in_time_order
-from heterps_core.data.reading.parquet_reader import count_parquet_rows, read_parquet
+from heterps_core.data.reading.parquet_reader import check_parquet_columns, count_parquet_rows, read_parquet
 from heterps_core.data.reading.row_batch import RowBatch
-from heterps_core.data.reading.text_reader import GZIP_MAGIC, count_text_rows, read_text
+from heterps_core.data.reading.text_reader import GZIP_MAGIC, check_text_columns, count_text_rows, read_text
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
@@ -67,12 +67,13 @@ def read_rows(files: Sequence[Path], schema: DataSchema) -> Iterator[RowBatch]:
 
 
 def check_columns(file: Path, schema: DataSchema) -> None:
-    """Check that a file has the columns of a schema, and that its first rows can be read.
+    """Check that a file has the columns of a schema, by its first line or its footer alone.
 
     Raises:
-        DataError: It cannot be read, lacks a column, or a row breaks the schema; with what was expected.
+        DataError: It cannot be read, or lacks a column; with what was expected.
     """
-    next(_read_file(file, schema), None)
+    check = check_parquet_columns if _is_parquet(file, schema) else check_text_columns
+    check(file, schema)
 
 
 def count_rows(files: Sequence[Path], schema: DataSchema) -> int:

@@ -66,6 +66,21 @@ def read_text(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
         raise _unreadable(path, error) from error
 
 
+def check_text_columns(path: Path, schema: DataSchema) -> None:
+    """Check by its first line that a text file has the columns of a schema.
+
+    Raises:
+        DataError: It cannot be read, lacks a column, or its first line breaks the schema.
+    """
+    layout = _find_layout(path, schema)
+    if layout.num_lines_before_rows > 0:
+        return
+    number, line = _first_line(path, schema)
+    problem = _line_problem(line, layout, schema)
+    if problem:
+        raise DataError(path, problem, line=number)
+
+
 def count_text_rows(path: Path, schema: DataSchema) -> int:
     """Return how many lines a text file holds behind its header; blank ones count too.
 

@@ -146,12 +146,10 @@ def test_counts_rows_across_batches(tmp_path):
         list(read_rows([write_parquet(tmp_path, **columns)], CLICKS))
 
 
-def test_columns_are_checked_by_the_first_rows(tmp_path):
-    path = write_parquet(tmp_path)
-    check_columns(path, CLICKS)
+def test_columns_are_checked_without_reading_a_row(tmp_path):
+    path = write_parquet(tmp_path, click=["what", "is", "this"])
 
-    with pytest.raises(DataError, match="row 1: the label"):
-        check_columns(write_parquet(tmp_path, click=["what", "is", "this"]), CLICKS)
+    check_columns(path, CLICKS)
 
     pq.write_table(pa.table({"click": [1], "age": [30]}), path)
     with pytest.raises(DataError, match="must have the columns visits, site, hour; has click, age"):
