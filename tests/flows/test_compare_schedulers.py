@@ -121,8 +121,9 @@ def test_tables_and_record_say_what_the_searches_found(workspace, problem_files,
     assert (run.data.tags["heterps.kind"], run.info.status) == ("comparison", "FINISHED")
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"comparison.md", "problems"}
     with get_client(sync_client=True) as prefect:
-        [artifact] = prefect.read_artifacts()
-    assert artifact.data == output.read_text()
+        # The server is that of all tests.
+        published = [artifact.data for artifact in prefect.read_artifacts()]
+    assert published.count(output.read_text()) == 1
 
 
 @pytest.mark.slow
