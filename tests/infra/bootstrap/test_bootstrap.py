@@ -152,6 +152,7 @@ def test_a_node_ends_itself_at_its_lifetime_however_often_its_lease_is_renewed(s
     assert status == TIMED_OUT
 
 
+@pytest.mark.slow
 def test_a_node_lives_as_long_as_its_lease_is_renewed(short_lease, tmp_path):
     """Each renewal waits until the node has looked at the one before, so that this takes more than one lease."""
     looks = tmp_path / "looks"
