@@ -1,4 +1,4 @@
-"""What a machine needs to run the line, with its databases: each thing, its state, and the command that mends it.
+"""What a machine needs to run the line, with its databases: each thing, its state, and the command that fixes it.
 
 Read-only: a check starts nothing, writes nothing, and never raises for what it finds.
 """

@@ -348,7 +348,7 @@ def cost_metrics(workspace: Workspace, run_id: str) -> dict[str, float | None]:
 
 
 def runs_with_machines(workspace: Workspace) -> set[str]:
-    """Return the runs whose machines nobody has ended yet, as far as the ledger knows: their bills still grow."""
+    """Return the runs with machines that are not terminated, as far as the ledger knows: their bills still grow."""
     return {
         run_of_launch(entry.run_id)
         for entry in ledger_entries(workspace)

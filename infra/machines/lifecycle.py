@@ -132,7 +132,8 @@ def terminate_run(provider: Provider, run_id: str, *, ledger: Ledger) -> tuple[s
             except ProvisioningError as error:
                 problem = str(error)
             logger.warning("run %s: attempt %d to end its machines: %s", run_id, attempt, problem)
-            time.sleep(TERMINATE_PAUSE_S * attempt)
+            if attempt < TERMINATE_ATTEMPTS:
+                time.sleep(TERMINATE_PAUSE_S * attempt)
     raise ProvisioningError(
         f"the machines of run {run_id} must be ended and {TERMINATE_ATTEMPTS} attempts failed: {problem}; the "
         f"sweeper ends them when their leases end, within {provider.lease_s:.0f} s: see that it runs"

@@ -166,9 +166,9 @@ def test_disks_and_addresses_stay_as_they_were_and_count_against_the_caps(aws):
 def test_an_alternative_or_a_fall_back_whose_price_of_now_breaks_a_cap_is_left_out(aws):
     planned = bought()
     [group] = planned.launch_plan.groups
-    dearer = offer("m7i.large", price_usd_per_hour=0.085)
-    purchase = replace(planned.launch_plan, groups=(replace(group, alternatives=(dearer,)),))
-    fallback = plan(dearer)
+    costlier = offer("m7i.large", price_usd_per_hour=0.085)
+    purchase = replace(planned.launch_plan, groups=(replace(group, alternatives=(costlier,)),))
+    fallback = plan(costlier)
     planned = replace(planned, cloud_plan=purchase, launch_plan=purchase, fallback_plans=(fallback, purchase))
     for name, usd in (("c7i.large", "0.08"), ("m7i.large", "0.31")):
         will_give_products(aws[0], [product(name, usd)], region=REGION, name=name)

@@ -77,21 +77,38 @@ def find_optimum(problem: SchedulingProblem) -> Optimum:
         InfeasiblePlanError: No plan keeps all constraints; names the one that cannot be kept. Or none was met, and
             the message says that none is proven impossible.
     """
-    found = _cheapest_by_formula(problem)
-    if found.plan is None:
-        raise explain_infeasibility(problem) if math.isinf(found.lower_bound) else _nothing_met()
-    stages, cost_usd = found.plan, evaluate(problem, found.plan).cost_usd
-    bound_usd = objective_of(problem).cost_usd(found.lower_bound)
-    # A bound that misses the optimum by rounding alone is the optimum.
-    is_proven = found.lower_bound >= found.product * (1 - COMPARISON_TOLERANCE)
+    stages, bound_usd, is_proven = _proven(problem)
     if problem.step_model is StepModel.TRAINER:
         stages, cost_usd = _judged(problem, stages, bound_usd)
         is_proven = is_proven and cost_usd <= bound_usd * (1 + COMPARISON_TOLERANCE)
+    else:
+        cost_usd = evaluate(problem, stages).cost_usd
     return Optimum(
         stages=stages,
         cost_usd=cost_usd,
         cost_lower_bound_usd=cost_usd if is_proven else min(cost_usd, bound_usd),
     )
+
+
+def proven_bound_usd(problem: SchedulingProblem) -> float:
+    """Return a cost in USD that no plan undercuts, without looking for a plan that is simulated to cost no more.
+
+    Raises:
+        InfeasiblePlanError: As `find_optimum`, but not where only the plans that it tries miss the floor.
+    """
+    if problem.step_model is StepModel.PAPERS:
+        return find_optimum(problem).cost_lower_bound_usd
+    return _proven(problem)[1]
+
+
+def _proven(problem: SchedulingProblem) -> tuple[tuple[Stage, ...], float, bool]:
+    """Return the plan of least cost by the formula, the bound in USD, and whether the plan meets it."""
+    found = _cheapest_by_formula(problem)
+    if found.plan is None:
+        raise explain_infeasibility(problem) if math.isinf(found.lower_bound) else _nothing_met()
+    # A bound that misses the optimum by rounding alone is the optimum.
+    is_proven = found.lower_bound >= found.product * (1 - COMPARISON_TOLERANCE)
+    return found.plan, float(objective_of(problem).cost_usd(found.lower_bound)), is_proven
 
 
 def _judged(
@@ -106,7 +123,7 @@ def _judged(
     enough_usd = bound_usd * (1 + _SAME_WHEN_SIMULATED)
     if best_usd <= enough_usd:
         return best, best_usd
-    # Two stages never wait for one another longer than the formula says, few of them not much.
+    # The fewer stages there are, the less they wait for one another.
     candidates = [_cheapest_by_formula(problem, most_stages=most).plan for most in (2, 3, 5)]
     candidates += [_cheapest_by_formula(_varied(problem, *variation)).plan for variation in _VARIATIONS]
     for found in candidates:

@@ -127,19 +127,19 @@ def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
     seconds = stage_seconds(
         problem, stage, num_microbatches=num_microbatches, num_replicas=stage.num_replicas
     )
+    across_odt = input_odt + output_odt
     if problem.step_model is StepModel.TRAINER:
+        scale = seconds.across / across_odt if across_odt else 0.0
         by_k = partial(exchange_seconds, problem, terms, num_replicas=stage.num_replicas)
         # Rows are pulled and gradients pushed one after the other.
         pull_seconds = by_k(rows_seconds=exchange_odt, sum_seconds=0.0) / 2
         all_reduce_seconds = by_k(rows_seconds=0.0, sum_seconds=all_reduce_odt)
-        across_odt = input_odt + output_odt
     else:
         if stage.num_replicas == 1 and not problem.single_replica_communicates:
             exchange_odt = all_reduce_odt = 0.0
-        across_odt = input_odt + output_odt + exchange_odt + all_reduce_odt
-        scale = seconds.across / across_odt if across_odt else 0.0
+        total_odt = across_odt + exchange_odt + all_reduce_odt
+        scale = seconds.across / total_odt if total_odt else 0.0
         pull_seconds, all_reduce_seconds = scale * exchange_odt, scale * all_reduce_odt
-    scale = seconds.across / across_odt if across_odt else 0.0
     compute_seconds = seconds.compute / num_microbatches
     layer_seconds = sum(layer.compute_seconds[stage.device_type] for layer in layers)
     connected_seconds = sum(

@@ -109,7 +109,7 @@ def worker_environment(cluster: Cluster, node: Node, job: TrainingJob, dataset: 
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     interface = "lo" if _is_loopback(cluster) else interface_of(node.address)
     if interface is not None:
-        # Otherwise gloo binds to what the host name resolves to, which may be nothing, or what nobody else reaches.
+        # Otherwise gloo binds to what the host name resolves to, which may be nothing, or what no other node reaches.
         environment["GLOO_SOCKET_IFNAME"] = interface
     return environment
 

@@ -34,7 +34,7 @@ from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
 from heterps_core.training.gradients.gradient_sum import GradientSum
 from heterps_core.training.gradients.weight_gradients import WeightGradients
 from heterps_core.training.pipeline.delayed_layers import DelayedLayers
-from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
+from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE, one_forward_one_backward
 from heterps_core.training.pipeline.shared_memory_boundary import (
     ArrivingRows,
     SharedMemoryBoundary,
@@ -204,13 +204,13 @@ class StageRunner:
         self._is_drained = not following
         num_ahead = len(self._ahead)
         batch_size = sum(microbatch.num_rows for microbatch in microbatches)
-        forward = deque((microbatch, run_layers, batch_size) for microbatch in microbatches[num_ahead:])
-        warmup = self._warmup_per_stage * (self.num_stages - 1 - self.stage)
+        passes = [(microbatch, run_layers, batch_size) for microbatch in microbatches]
         received = [*microbatches, *following[: self._warmup_per_stage]]
         if self._delayed is not None:
+            warmup = self._warmup_per_stage * (self.num_stages - 1 - self.stage)
             num_next = min(warmup, len(microbatches), len(following))
             next_size = sum(microbatch.num_rows for microbatch in following)
-            forward.extend((microbatch, next_run_layers, next_size) for microbatch in following[:num_next])
+            passes += [(microbatch, next_run_layers, next_size) for microbatch in following[:num_next]]
             received = [*microbatches, *following[: num_next + self._warmup_per_stage]]
         to_receive = iter([microbatch.num_rows for microbatch in received[num_ahead + len(self._arriving) :]])
         weight_gradients = run_layers.weight_gradients
@@ -219,12 +219,20 @@ class StageRunner:
         # As many activations may travel to this stage as the one before it is ahead.
         while len(self._arriving) < self._warmup_per_stage and self._post_receive(to_receive):
             pass
-        for _ in microbatches:
-            # 1F1B: as many forward passes run ahead of a backward pass as the stages behind this one want.
-            while forward and len(self._ahead) <= min(warmup, len(microbatches)):
+        order = one_forward_one_backward(
+            num_microbatches=len(passes),
+            num_stages=self.num_stages,
+            stage=self.stage,
+            warmup_per_stage=self._warmup_per_stage,
+            most_ahead=len(microbatches),
+        )
+        for direction, index in order:
+            # What ran ahead in the step before is not run again; backward passes of the next batch are its own.
+            if direction == "forward" and index >= num_ahead:
                 self._post_receive(to_receive)
-                self._ahead.append(self._run_forward(*forward.popleft(), weight_gradients))
-            self._run_backward(self._ahead.popleft(), losses, weight_gradients)
+                self._ahead.append(self._run_forward(*passes[index], weight_gradients))
+            elif direction == "backward" and index < len(microbatches):
+                self._run_backward(self._ahead.popleft(), losses, weight_gradients)
         while self._post_receive(to_receive):
             pass
         weight_gradients.finish()

@@ -2,7 +2,7 @@
 
 A manifest is JSON that bears a tag made with the run's key (HMAC-SHA256, RFC 2104). The key is drawn by the flow's
 host, kept in its own files, and handed to the nodes of the run when they start; it is never in the run directory. So
-whoever may write there but is no node of this run cannot make such a file, nor move one to another place, since the
+one who may write there but is no node of this run cannot make such a file, nor move one to another place, since the
 tag is of the place too.
 
 Beside a file that a manifest names, `<file>.sha256` holds the hashes of its blocks of 64 KiB, and the hash of these

@@ -1,7 +1,7 @@
 """The launch template of a run and its security group: what all its machines have in common, one of each per run.
 
 A repeated launch finds the template, which holds the lease, by the run's name: a repeated fleet request is the
-same to the letter, as its token demands. By the group machines reach one another, and nobody else reaches them.
+same to the letter, as its token demands. By the group machines reach one another, and nothing else reaches them.
 """
 
 from __future__ import annotations

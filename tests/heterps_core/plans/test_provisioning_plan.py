@@ -80,13 +80,13 @@ def with_alternatives(*alternatives: InstanceOffer, count: int = 1) -> InstanceG
 
 
 def test_every_machine_may_be_had_as_an_alternative_and_is_then_priced_as_that():
-    dearer = other_offer("m7i.xlarge", 1.2)
-    made = plan((2,), with_alternatives(dearer, count=2))
+    costlier = other_offer("m7i.xlarge", 1.2)
+    made = plan((2,), with_alternatives(costlier, count=2))
 
     first, _ = made.node_requests()
 
-    assert first.alternatives == (dearer,)
-    had = first.with_offer(dearer)
+    assert first.alternatives == (costlier,)
+    had = first.with_offer(costlier)
     assert (had.offer.price_usd_per_hour, had.alternatives) == (1.2, ())
     assert (made.groups[0].highest_price_usd_per_hour, made.price_usd_per_hour) == (2.4, 2.0)
     assert [offer.instance_type.name for offer in made.offers] == ["c7i.xlarge", "m7i.xlarge"]

@@ -15,7 +15,7 @@ from typing import ClassVar
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.search.optimum import Optimum, find_optimum
+from heterps_core.planning.search.optimum import proven_bound_usd
 from heterps_core.planning.search.plan_rater import Assignments, PlanRater, Ratings
 from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
@@ -110,7 +110,7 @@ class ProposingScheduler(Scheduler):
     def nothing_found(self, problem: SchedulingProblem, rater: PlanRater) -> InfeasiblePlanError:
         """Return the error for a search without a feasible plan: the problem's own, or the method's."""
         try:
-            find_optimum(problem)
+            proven_bound_usd(problem)
         except InfeasiblePlanError as error:
             return error
         return InfeasiblePlanError(
@@ -144,10 +144,10 @@ def certified_result(
 ) -> SearchResult:
     """Return a found plan with the proven bound, as every scheduler hands it back."""
     started = time.perf_counter()
-    optimum = find_optimum(problem)
+    bound_usd = proven_bound_usd(problem)
     return result_with_bound(
         problem,
-        optimum,
+        bound_usd,
         scheduler=scheduler,
         seed=seed,
         stages=stages,
@@ -160,7 +160,7 @@ def certified_result(
 
 def result_with_bound(
     problem: SchedulingProblem,
-    optimum: Optimum,
+    proven_usd: float,
     *,
     scheduler: str,
     seed: int,
@@ -170,19 +170,19 @@ def result_with_bound(
     search_seconds: float,
     certificate_seconds: float,
 ) -> SearchResult:
-    """Return a plan together with the lower bound of an optimum that is known already.
+    """Return a plan together with the lower bound that is known already.
 
     Raises:
         AssertionError: The plan costs less than the bound, so the proof is wrong: a defect of the planner.
     """
     evaluation = evaluate(problem, stages)
-    if evaluation.cost_usd < optimum.cost_lower_bound_usd * (1 - _SUMMATION_TOLERANCE):
+    if evaluation.cost_usd < proven_usd * (1 - _SUMMATION_TOLERANCE):
         raise AssertionError(
             f"no plan of {problem.model!r} may cost less than its proven bound of "
-            f"{optimum.cost_lower_bound_usd:.9g} USD, but {scheduler} found one of {evaluation.cost_usd:.9g} USD; "
+            f"{proven_usd:.9g} USD, but {scheduler} found one of {evaluation.cost_usd:.9g} USD; "
             f"this is a defect of the planner, please report it with the problem file"
         )
-    bound_usd = min(optimum.cost_lower_bound_usd, evaluation.cost_usd)
+    bound_usd = min(proven_usd, evaluation.cost_usd)
     plan = SchedulingPlan(
         scheduler=scheduler,
         seed=seed,

@@ -28,7 +28,7 @@ class ExactScheduler(Scheduler):
         search_seconds = time.perf_counter() - started
         return result_with_bound(
             problem,
-            optimum,
+            optimum.cost_lower_bound_usd,
             scheduler=self.name,
             seed=seed,
             stages=optimum.stages,

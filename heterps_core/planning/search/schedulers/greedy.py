@@ -11,7 +11,7 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
-from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.planning.search.optimum import proven_bound_usd
 from heterps_core.planning.search.schedulers.base import Scheduler, certified_result, check_budget
 from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
 from heterps_core.plans.scheduling_plan import Stage
@@ -77,7 +77,7 @@ def _cheapest_turn(
         except InfeasiblePlanError as error:
             reasons.append(error)
     if not turns:
-        find_optimum(problem)  # says it better where no plan at all is feasible
+        proven_bound_usd(problem)  # says it better where no plan at all is feasible
         _, _, detail = str(reasons[-1]).partition(": ")
         raise InfeasiblePlanError(
             reasons[-1].constraint,

@@ -37,8 +37,8 @@ def test_more_throughput_costs_the_difference_to_the_cheapest_plan_above_it():
 
     found = price_of_throughput(problem, floor, min(plans)[0])
 
-    dearer = min(cost for cost, fast in plans if fast >= floor)
-    assert found.extra_usd == pytest.approx(dearer - min(plans)[0])
+    costlier = min(cost for cost, fast in plans if fast >= floor)
+    assert found.extra_usd == pytest.approx(costlier - min(plans)[0])
     assert found.highest_samples_per_s is None
 
 

@@ -23,14 +23,14 @@ def with_price(problem, device_type, factor):
     sizes = tuple(
         replace(size, price_usd_per_hour=size.price_usd_per_hour * factor) for size in unit.instances
     )
-    dearer = replace(unit, price_usd_per_hour=unit.price_usd_per_hour * factor, instances=sizes)
-    return replace(problem, device_types={**problem.device_types, device_type: dearer})
+    costlier = replace(unit, price_usd_per_hour=unit.price_usd_per_hour * factor, instances=sizes)
+    return replace(problem, device_types={**problem.device_types, device_type: costlier})
 
 
 def first_factor_by_trying_all(problem, plans, device_type, placement, farthest):
     """Return the first two factors of a grid between which another placement becomes cheapest, or None."""
-    dearer = with_price(problem, device_type, 2.0)
-    lines = np.array([[cost, evaluate(dearer, stages).cost_usd - cost] for _, stages, cost in plans])
+    costlier = with_price(problem, device_type, 2.0)
+    lines = np.array([[cost, evaluate(costlier, stages).cost_usd - cost] for _, stages, cost in plans])
     is_mine = np.array([mine == placement for mine, _, _ in plans])
     factors = np.geomspace(1.0, farthest, NUM_FACTORS)
     costs = lines[:, :1] + lines[:, 1:] * (factors - 1)

@@ -12,7 +12,7 @@ PROBLEM = make_problem(4, num_layers=5, num_types=3, floor_samples_per_s=5_000)
 def certify(optimum):
     return result_with_bound(
         PROBLEM,
-        optimum,
+        optimum.cost_lower_bound_usd,
         scheduler="genetic",
         seed=0,
         stages=optimum.stages,
