@@ -7,10 +7,13 @@ while are left out.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
+from heterps_core.training.gradients.gradient_sum import PendingSum
 from heterps_core.training.gradients.weight_gradients import WeightGradients
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 
@@ -45,17 +48,24 @@ class TimedRunner(StageRunner):
         self.forward: CoreTimer = layers
         self.weight_gradients: _TimedWeightGradients = layers.weight_gradients
         self._run_layers = layers
-        self.gradient_sum = CoreTimer(self._gradient_sum.over_replicas)
-        sums: Any = SimpleNamespace(over_replicas=self.gradient_sum)
-        self._gradient_sum = sums
+        self.gradient_sum = CoreTimer(self._sum)
+        sums: Any = SimpleNamespace(begin=self.gradient_sum)
+        self._begin_sum, self._gradient_sum = self._gradient_sum.begin, sums
         self.step = CoreTimer(super().train_step)
 
     def train_step(
         self, microbatches: Sequence[MicroBatch], *, following: Sequence[MicroBatch] = ()
-    ) -> list[float]:
+    ) -> Iterator[list[float]]:
         """Run a step as the trainer does."""
-        losses: list[float] = self.step(microbatches, following=following)
-        return losses
+        updates: Iterator[list[float]] = self.step(microbatches, following=following)
+        return updates
+
+    def _sum(self, *batch: Any) -> PendingSum:
+        """Sum at once, so that its time is that of the sum alone."""
+        begun = self._begin_sum(*batch)
+        losses = begun.finish()
+        gradients = [parameter.grad for parameter in self._parameters]
+        return PendingSum(self._parameters, [*gradients, torch.tensor(losses, device=self.device)])
 
 
 class _TimedWeightGradients:

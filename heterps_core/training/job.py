@@ -14,7 +14,7 @@ PRECISIONS = ("float32", "bfloat16")
 """In what dense layers multiply; parameters and what crosses between stages are float32 in both."""
 
 SYNC, DELAYED = UPDATE_MODES = ("sync", "delayed")
-"""When a batch's gradients are applied: before the next batch begins, or while it runs (`stage_runner.py`)."""
+"""When a batch's gradients are applied: before the next batch begins, or while others run (`stage_runner.py`)."""
 
 STEPS_TO_DELAY = 1_000
 """From as many steps on updates are delayed by default: the AUC is then that of `sync` within

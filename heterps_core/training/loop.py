@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -92,31 +93,20 @@ class TrainingLoop:
         feed = BatchFeed(self.training_batch, self._cursors(cursor, batches_per_epoch))
         batches = iter(feed)
         coming, is_stopping = next(batches, None), False
+        # What is trained and not updated yet; its place among all batches.
+        trained: deque[TrainingCursor] = deque()
         while coming is not None:
             (at, microbatches), coming = coming, next(batches, None)
             cursor = at.after_batch(batches_per_epoch)
             is_saved = is_stopping or cursor.step % self.config.checkpoint_interval_steps == 0
             # A checkpoint holds the parameters after a batch, so none may be under way.
             following = [] if is_saved or coming is None else coming[1]
-            losses = self._train_step(microbatches, step=at.step, following=following)
-            check_losses(losses, step=cursor.step, config=self.config)
-            check_gradients(self.model.layers, step=cursor.step, config=self.config)
+            trained.append(at)
+            for losses in self._train_step(microbatches, step=at.step, following=following):
+                self._update_dense(trained.popleft(), losses, num_steps=num_steps, started_s=started_s)
             share = remaining_share(at.step, num_steps)
-            self.model.apply_gradients(
-                dense_learning_rate=self.config.dense_learning_rate * share,
-                embedding_learning_rate=self.config.embedding_learning_rate * share,
-            )
+            self.model.update_rows(self.config.embedding_learning_rate * share)
             self.on_step(cursor.step)
-            if self.metrics is not None:
-                self.metrics.add(
-                    StepMetrics(
-                        step=cursor.step,
-                        epoch=at.epoch,
-                        num_samples=self.config.batch_size,
-                        loss=sum(losses),
-                        elapsed_s=time.monotonic() - started_s,
-                    )
-                )
             if is_saved:
                 self._save_checkpoint(cursor)
                 saved_step = cursor.step
@@ -191,10 +181,28 @@ class TrainingLoop:
 
     def _train_step(
         self, microbatches: Sequence[MicroBatch], *, step: int, following: Sequence[MicroBatch]
-    ) -> list[float]:
+    ) -> Iterator[list[float]]:
         seed, stage, replica = self.config.seed, self.runner.stage, self.runner.replica
         torch.manual_seed(noise_seed(seed, step=step, stage=stage, replica=replica))
         return self.runner.train_step(microbatches, following=following)
+
+    def _update_dense(
+        self, at: TrainingCursor, losses: list[float], *, num_steps: int, started_s: float
+    ) -> None:
+        """Update dense parameters by the gradients of the batch at a cursor, and tell its loss."""
+        check_losses(losses, step=at.step + 1, config=self.config)
+        check_gradients(self.model.layers, step=at.step + 1, config=self.config)
+        self.model.update_dense(self.config.dense_learning_rate * remaining_share(at.step, num_steps))
+        if self.metrics is not None:
+            self.metrics.add(
+                StepMetrics(
+                    step=at.step + 1,
+                    epoch=at.epoch,
+                    num_samples=self.config.batch_size,
+                    loss=sum(losses),
+                    elapsed_s=time.monotonic() - started_s,
+                )
+            )
 
     def _save_checkpoint(self, cursor: TrainingCursor) -> None:
         take_buffers_of_first_replica(self.model.layers.values(), group=self.group)

@@ -11,7 +11,7 @@ from heterps_core.models.model_graph import Layer, host_bytes_of_worker
 from heterps_core.models.tracing import trace_chain
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
-from heterps_core.training.job import TrainingConfig
+from heterps_core.training.job import DELAYED, TrainingConfig
 from heterps_core.training.pipeline.stage_device import is_gpu
 
 
@@ -27,7 +27,8 @@ def worker_bytes(
     """Return the bytes of host memory that one worker of each stage needs.
 
     A worker holds its shard of each table with the optimizer's state; all dense parameters of its stage with theirs
-    and their gradients; and the order of rows. On a rented card all but the last lie in the card's memory.
+    and their gradients, and where updates are delayed two copies and gradients that are being summed; and the order of
+    rows. On a rented card all but the last lie in the card's memory.
 
     Args:
         model: Registry name or import path.
@@ -45,7 +46,7 @@ def worker_bytes(
     needs = []
     for stage in stages:
         state_bytes = sum(
-            _bytes_of(layer, num_replicas=stage.num_replicas)
+            _bytes_of(layer, num_replicas=stage.num_replicas, delays_updates=config.update_mode == DELAYED)
             for layer in graph.layers[stage.first_layer : stage.last_layer + 1]
         )
         is_on_card = is_gpu(stage.device_type) and not is_dry_run
@@ -53,7 +54,7 @@ def worker_bytes(
     return tuple(needs)
 
 
-def _bytes_of(layer: Layer, *, num_replicas: int) -> int:
+def _bytes_of(layer: Layer, *, num_replicas: int, delays_updates: bool) -> int:
     if layer.is_sharded:
         return -(-layer.state_bytes // num_replicas)
-    return layer.state_bytes + layer.parameter_bytes
+    return layer.state_bytes + layer.parameter_bytes * (4 if delays_updates else 1)

@@ -91,6 +91,7 @@ class Worker:
         # Every process makes every group, in the same order: c10d asks for it.
         groups = [dist.new_group(list(ranks), timeout=GROUP_LIMIT) for ranks in layout.ranks]
         ids_groups = [dist.new_group(list(ranks), timeout=START_LIMIT) for ranks in layout.ranks]
+        sum_groups = [dist.new_group(list(ranks), timeout=GROUP_LIMIT) for ranks in layout.ranks]
         is_alone = len(layout.ranks[self.stage]) == 1
         group = None if is_alone else groups[self.stage]
         link = None
@@ -110,6 +111,7 @@ class Worker:
             group=group,
             device_group=device_group,
             ids_group=ids_groups[self.stage] if asks_ahead else None,
+            sum_group=None if is_alone or device != CPU else sum_groups[self.stage],
             link=link,
         )
         cursor = begin(self.run, job, loop.model)
@@ -186,6 +188,7 @@ class Worker:
         group: dist.ProcessGroup | None,
         device_group: dist.ProcessGroup | None,
         ids_group: dist.ProcessGroup | None,
+        sum_group: dist.ProcessGroup | None,
         link: SharedMemoryLink | None,
     ) -> TrainingLoop:
         assert self.stage is not None
@@ -213,6 +216,7 @@ class Worker:
             group=device_group,
             precision=job.config.precision,
             delays_updates=job.config.update_mode == DELAYED,
+            sum_group=sum_group,
             link=link,
             neighbours=neighbours,
             device=device,

@@ -33,8 +33,10 @@ from heterps_core.training.pipeline.stage_model import StageModel, build_stage_m
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
+from tests.one_step import train_one_step
 from tests.worker_processes import run_in_processes
 
+LEARNING_RATES = {"dense_learning_rate": 1e-3, "embedding_learning_rate": 0.05}
 MODEL = "ctrdnn"
 NUM_LAYERS = 8
 FIRST_DENSE_LAYER = 1
@@ -195,8 +197,7 @@ def train(way: Way, batches: Sequence[ClickBatch], setting: Setting) -> float:
     for step, microbatches in feed:
         is_followed = step + 1 < setting.steps_per_round
         following = microbatches if is_followed else []
-        way.runner.train_step(microbatches, following=following)
-        way.model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)
+        train_one_step(way.model, way.runner, microbatches, following=following, **LEARNING_RATES)
     return setting.steps_per_round * setting.batch_size / (clock() - started_s)
 
 

@@ -50,8 +50,10 @@ from heterps_core.training.pipeline.stage_model import StageModel, build_stage_m
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.rank_layout import RankLayout
+from tests.one_step import train_one_step
 from tests.worker_processes import run_in_processes
 
+LEARNING_RATES = {"dense_learning_rate": 1e-3, "embedding_learning_rate": 0.05}
 MODEL = "ctrdnn"
 FIRST_LAYERS = {"two_stages": (0, 3), "three_stages": (0, 1, 3)}
 """Embedding and first hidden layer before the other two; the embedding alone, then one, then two."""
@@ -144,8 +146,7 @@ def run_stage(rank: int, first_layers: tuple[int, ...], seed: int) -> list[dict[
             microbatches = cut(runner, batch, num_microbatches)
             is_followed = step + 1 < STEPS_PER_ROUND
             following = microbatches if is_followed else []
-            runner.train_step(microbatches, following=following)
-            model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)
+            train_one_step(model, runner, microbatches, following=following, **LEARNING_RATES)
         elapsed_s, core_s = time.perf_counter() - started_s, time.process_time() - started_core_s
         return STEPS_PER_ROUND * BATCH_SIZE / elapsed_s, core_s / STEPS_PER_ROUND
 
@@ -312,8 +313,7 @@ def share_reading(loop: TrainingLoop) -> float:
 
 def train(loop: TrainingLoop, microbatches: Sequence[MicroBatch]) -> None:
     """Run one step."""
-    loop.runner.train_step(microbatches)
-    loop.model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)
+    train_one_step(loop.model, loop.runner, microbatches, **LEARNING_RATES)
 
 
 def cursors(loop: TrainingLoop) -> Iterator[TrainingCursor]:

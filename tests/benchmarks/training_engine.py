@@ -20,7 +20,9 @@ from heterps_core.training.pipeline.stage_model import StageModel, build_stage_m
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
+from tests.one_step import train_one_step
 
+LEARNING_RATES = {"dense_learning_rate": 1e-3, "embedding_learning_rate": 0.05}
 BATCH_SIZE = 4096
 NUM_SLOTS, NUM_DENSE = 26, 13
 DIMENSION, WIDTHS = EMBEDDING_DIMENSION, HIDDEN_WIDTHS
@@ -80,8 +82,7 @@ def make_step(
     upcoming = itertools.cycle(parts)
 
     def step() -> None:
-        runner.train_step([next(upcoming)])
-        model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)
+        train_one_step(model, runner, [next(upcoming)], **LEARNING_RATES)
 
     return step
 
@@ -103,8 +104,7 @@ def _train_and_measure(num_rows: int, seed: int) -> tuple[int, int]:
     torch.set_num_threads(1)
     model, runner = _make_replica(num_rows, "float32", seed, 0, None, 1, False)
     for batch in make_batches(num_rows, seed=seed)[:STEPS_UNTIL_PEAK]:
-        runner.train_step([MicroBatch(BATCH_SIZE, batch)])
-        model.apply_gradients(dense_learning_rate=1e-3, embedding_learning_rate=0.05)
+        train_one_step(model, runner, [MicroBatch(BATCH_SIZE, batch)], **LEARNING_RATES)
     tensors = [tensor for table in model.tables.values() for tensor in table.tensors().values()]
     for layer in model.layers.values():
         tensors += layer.parameters()

@@ -123,7 +123,7 @@ def test_a_row_is_predicted_alike_every_time_alone_and_among_others(model):
     runner = StageRunner(
         list(chain), layout=RankLayout(((0,),)), stage=0, replica=0, input_width=0, output_width=1, group=None
     )
-    runner.train_step([MicroBatch(batch.num_rows, batch)])
+    list(runner.train_step([MicroBatch(batch.num_rows, batch)]))
 
     first, again = (runner.predict([MicroBatch(batch.num_rows, batch)]) for _ in range(2))
     alone = [runner.predict([MicroBatch(1, take(batch, row, row + 1))]) for row in range(4)]

@@ -49,10 +49,8 @@ class StageEvaluation:
 
     @property
     def seconds(self) -> float:
-        """ET, see `step_model.py`: what is left of communication overlaps with all else."""
-        return max(
-            self.compute_seconds + self.exchange_seconds, self.communication_seconds - self.exchange_seconds
-        )
+        """ET, see `step_model.py`: what is left of communication overlaps with computing."""
+        return max(self.compute_seconds + self.exchange_seconds, self.communication_seconds)
 
 
 class CostLine(NamedTuple):
@@ -219,7 +217,7 @@ def evaluate_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches
     return StageEvaluation(
         stage=stage,
         compute_seconds=seconds.compute,
-        communication_seconds=seconds.exchange + seconds.across,
+        communication_seconds=seconds.exchange + seconds.across + seconds.gradient_sum,
         exchange_seconds=seconds.exchange,
         memory_bytes=replica_memory_bytes(
             sum(layer.state_bytes for layer in layers if not layer.is_sharded),

@@ -34,33 +34,50 @@ _NEAR_INTEGER = 1e-7
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerTerms:
-    """What the trainer's step has besides; XT(k) = (fixed + shared / k) (k - 1) / k, see `step_model.py`."""
+    """What the trainer's step has besides, see `step_model.py`.
+
+    XT(k) = (fixed + shared / k) (k - 1) / k of the exchange, and AT(k) = sum (k - 1) / k.
+    """
 
     fixed_seconds: Floats
     shared_seconds: Floats
+    sum_seconds: Floats
     single_replica_communicates: bool
-    """Without the factor (k - 1) / k."""
+    """Without the factors (k - 1) / k."""
 
     microbatch_rows: int
     """R, the most replicas of a stage."""
 
     def exchange_seconds(self, num_replicas: Floats) -> Floats:
         """Return XT(k), elementwise."""
-        crossing = 1.0 if self.single_replica_communicates else 1 - 1 / num_replicas
-        return np.asarray(crossing * (self.fixed_seconds + self.shared_seconds / num_replicas))
+        return np.asarray(
+            self._crossing(num_replicas) * (self.fixed_seconds + self.shared_seconds / num_replicas)
+        )
+
+    def gradient_sum_seconds(self, num_replicas: Floats) -> Floats:
+        """Return AT(k), elementwise."""
+        return np.asarray(self._crossing(num_replicas) * self.sum_seconds)
+
+    def _crossing(self, num_replicas: Floats) -> Floats | float:
+        return 1.0 if self.single_replica_communicates else 1 - 1 / num_replicas
 
     def whole(self, pacing: Floats) -> Floats:
         """Return the least whole k with R / ceil(R / k) at least so large, infinite where there is none."""
         rows = np.floor(self.microbatch_rows / pacing * (1 + _NEAR_INTEGER))
         return np.where(rows >= 1, np.ceil(self.microbatch_rows / np.maximum(rows, 1.0)), np.inf)
 
+    def next_whole(self, replicas: Floats) -> Floats:
+        """Return the least k whose slowest replica has a row less, infinite where there is none."""
+        rows = np.ceil(self.microbatch_rows / replicas) - 1
+        return np.where(rows >= 1, np.ceil(self.microbatch_rows / np.maximum(rows, 1.0)), np.inf)
+
     def at(self, shape: tuple[int, ...], index: tuple[Ints, ...]) -> TrainerTerms:
         """Return those of some candidates."""
-        return replace(
-            self,
-            fixed_seconds=np.broadcast_to(self.fixed_seconds, shape)[index],
-            shared_seconds=np.broadcast_to(self.shared_seconds, shape)[index],
+        fixed, shared, sums = (
+            np.broadcast_to(seconds, shape)[index]
+            for seconds in (self.fixed_seconds, self.shared_seconds, self.sum_seconds)
         )
+        return replace(self, fixed_seconds=fixed, shared_seconds=shared, sum_seconds=sums)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,16 +125,16 @@ class StageTable:
             )
             communication = np.where(num_replicas == 1, alone, communication)
         computing = replicated_seconds(self.compute_seconds, self.compute_parallel_fraction, num_replicas)
-        if self.trainer is not None:
-            computing = computing + self.trainer.exchange_seconds(num_replicas)
-        slower: Floats = np.maximum(computing, communication)
-        return slower
+        if self.trainer is None:
+            return np.asarray(np.maximum(computing, communication))
+        communication = communication + self.trainer.gradient_sum_seconds(num_replicas)
+        return np.asarray(self.trainer.exchange_seconds(num_replicas) + np.maximum(computing, communication))
 
     def fastest_seconds(self) -> Floats:
         """Return a bound below ET(k) for all counts that memory and the cap allow; elementwise.
 
         In the papers' model it is the least: from two replicas on, more are never slower; one alone may be the
-        fastest, as it does not communicate. In the trainer's, exchanges are left out.
+        fastest, as it does not communicate. In the trainer's, exchanges and sums are left out.
         """
         if self.trainer is not None:
             return replace(self, trainer=None).seconds(
@@ -151,15 +168,15 @@ class StageTable:
             Shape (X, *N); infinite where no k is allowed.
         """
         x = stage_seconds.reshape(-1, *(1,) * self.compute_seconds.ndim)
+        if self.trainer is not None:
+            replicas = self._least_of_trainer(self.trainer, x)
+            replicas[replicas > np.minimum(self.max_units, self.trainer.microbatch_rows)] = np.inf
+            return replicas
         with np.errstate(divide="ignore", invalid="ignore"):
             exact = np.maximum(
                 _amdahl_replicas(self.compute_seconds, self.compute_parallel_fraction, x),
                 _amdahl_replicas(self.communication_seconds, self.communication_parallel_fraction, x),
             )
-            if self.trainer is not None:
-                replicas = self._least_of_trainer(self.trainer, exact, x)
-                replicas[replicas > np.minimum(self.max_units, self.trainer.microbatch_rows)] = np.inf
-                return replicas
             np.maximum(exact, self.memory_replicas, out=exact)
             nearest = np.rint(exact)
             doubtful = np.abs(exact - nearest) <= _NEAR_INTEGER * nearest
@@ -175,29 +192,33 @@ class StageTable:
         replicas[replicas > self.max_units] = np.inf
         return replicas
 
-    def _least_of_trainer(self, trainer: TrainerTerms, pacing: Floats, x: Floats) -> Floats:
-        """Return the least whole k that keeps x, from the k that keeps it without exchanges.
+    def _least_of_trainer(self, trainer: TrainerTerms, x: Floats) -> Floats:
+        """Return the least whole k that keeps x.
 
-        CT(k) + XT(k) = a + b / k - c / k^2 keeps x where (x - a) k^2 - b k + c >= 0. If it does not for the fewest
-        that memory and the rest want, it does from the larger root on where x > a, and nowhere where x <= a.
+        The times of a worker and of its links are both a + b / k - c / k^2, which keeps x where
+        (x - a) k^2 - b k + c >= 0: up to the smaller root and, where x > a, from the larger one on. So the least k
+        that keeps both is the fewest that memory wants or one of the two larger roots.
         """
-        serial, parallel = (
-            self.compute_seconds * share
-            for share in (1 - self.compute_parallel_fraction, self.compute_parallel_fraction)
-        )
-        a, b = serial + trainer.fixed_seconds, parallel + trainer.shared_seconds
-        c = np.zeros_like(b)
-        if not trainer.single_replica_communicates:
-            b, c = b - trainer.fixed_seconds, trainer.shared_seconds
-        fewest = np.maximum(trainer.whole(pacing), self.memory_replicas)
-        slack = x - a
-        root = (b + np.sqrt(np.maximum(b * b - 4 * slack * c, 0.0))) / (2 * slack)
-        least = np.where(slack > 0, np.maximum(trainer.whole(np.maximum(root, pacing)), fewest), np.inf)
-        # What rounding let through has a row more for its slowest replica than the next count.
-        rows = np.ceil(trainer.microbatch_rows / least) - 1
-        next_least = np.where(rows >= 1, np.ceil(trainer.microbatch_rows / np.maximum(rows, 1.0)), np.inf)
-        least = np.where(self.seconds(least) <= x, least, next_least)
-        return np.where(self.seconds(fewest) <= x, fewest, least)
+        crossing_once = 0.0 if trainer.single_replica_communicates else 1.0
+        least = np.broadcast_to(self.memory_replicas, (x.shape[0], *self.compute_seconds.shape))
+        least = np.where(self.seconds(least) <= x, least, np.inf)
+        for seconds, fraction, sums in (
+            (self.compute_seconds, self.compute_parallel_fraction, 0.0),
+            (self.communication_seconds, self.communication_parallel_fraction, trainer.sum_seconds),
+        ):
+            fixed = trainer.fixed_seconds + sums
+            slack = x - (seconds * (1 - fraction) + fixed)
+            b = seconds * fraction + trainer.shared_seconds - crossing_once * fixed
+            c = crossing_once * trainer.shared_seconds
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                root = (b + np.sqrt(np.maximum(b * b - 4 * slack * c, 0.0))) / (2 * slack)
+            root = np.where(slack > 0, np.maximum(root, 1.0), np.inf)
+            replicas = np.maximum(trainer.whole(root), self.memory_replicas)
+            # What rounding let through has a row more for its slowest replica than the next count.
+            for candidates in (replicas, trainer.next_whole(replicas)):
+                kept = (candidates < least) & (self.seconds(candidates) <= x)
+                least = np.where(kept, candidates, least)
+        return least
 
     def take(self, rows: Ints) -> StageTable:
         """Return the candidates with these flat indices, as a table of one axis."""
@@ -300,8 +321,9 @@ def _stage_table(
     trainer = None
     if is_trainers:
         trainer = TrainerTerms(
-            fixed_seconds=sum_seconds + rows_seconds * (1 - communication_fraction),
+            fixed_seconds=rows_seconds * (1 - communication_fraction),
             shared_seconds=rows_seconds * communication_fraction,
+            sum_seconds=sum_seconds,
             single_replica_communicates=problem.single_replica_communicates,
             microbatch_rows=problem.batch_size // num_microbatches,
         )

@@ -5,13 +5,14 @@ Both take the longest time of a stage for the time of a step. `papers` is the fo
     ET(k) = max(CT(k), DT(k)),   CT(k) = OCT s (1 - alpha + alpha / k),   DT(k) = ODT s (1 - beta + beta / k)
 
 with s = B / B_o. `trainer` is the pipeline with delayed updates (`training/pipeline/stage_runner.py`), which does
-not drain between steps. A worker computes, exchanges embedding rows and sums gradients one after the other, while
-what crosses the stage's boundaries travels beside:
+not drain between steps. A worker exchanges embedding rows with nothing else beside; what crosses the stage's
+boundaries and the sum of a batch's gradients travel while it computes:
 
-    ET(k) = max(CT(k) + XT(k), YT(k))
+    ET(k) = XT(k) + max(CT(k), YT(k) + AT(k))
     CT(k) = OCT (m (1 - alpha) + alpha s / k)
     YT(k) = Y (m (1 - beta) + beta s / k)
-    XT(k) = (k - 1) / k  (A s + E (m (1 - beta) + beta s / k))
+    XT(k) = (k - 1) / k  E (m (1 - beta) + beta s / k)
+    AT(k) = (k - 1) / k  A s
 
 with m micro-batches, Y the boundaries' share of ODT, E that of sharded layers (the exchange) and A that of the others
 (the all-reduce, once a step); the shares 1 - alpha and 1 - beta are fixed costs of each micro-batch and its messages,
@@ -21,8 +22,8 @@ with most of them sets the pace: k stands for R / ceil(R / k), with R = B / m.
 
 A pipeline of S stages does not wait for itself where each stage is `WARMUP_PER_STAGE` micro-batches ahead of the one
 behind it, and the first at most a batch ahead: with 4 (S - 1) micro-batches. Fewer cost less, so m is the least
-divisor of B that is enough. Over 113 drawn plans of 2 to 5 stages the simulated step is 0.1 % longer in the median,
-by 6 % in one of twenty, and 24 % in the worst, where a stage sums gradients for half of a step (docs/LOG.md).
+divisor of B that is enough. Over 100 drawn plans of 1 to 5 stages the simulated step is 0.02 % longer in one of ten
+and 0.5 % in the worst (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ class StageSeconds(NamedTuple):
     across: float
     """YT; DT in the papers' model."""
 
+    gradient_sum: float
+    """AT; 0 in the papers' model."""
+
 
 def stage_seconds(
     problem: SchedulingProblem, stage: Stage, *, num_microbatches: int, num_replicas: float
@@ -98,21 +102,19 @@ def stage_seconds(
         profile_batch_size=problem.profile_batch_size,
         bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s,
     )
-    exchange = 0.0
+    communication = [layer.communication_seconds[stage.device_type] for layer in layers]
+    exchange = gradient_sum = 0.0
     if problem.step_model is StepModel.TRAINER:
-        rows, sums = (
-            sum(
-                layer.communication_seconds[stage.device_type]
-                for layer in layers
-                if layer.is_sharded is sharded
-            )
-            for sharded in (True, False)
+        crossing = crossing_share(problem, num_replicas)
+        rows = sum(seconds for seconds, layer in zip(communication, layers, strict=True) if layer.is_sharded)
+        exchange = crossing * replicated_seconds(
+            rows * terms.communication_scale, terms.communication_fraction, num_replicas
         )
-        exchange = exchange_seconds(
-            problem, terms, rows_seconds=rows, sum_seconds=sums, num_replicas=num_replicas
+        gradient_sum = (
+            crossing * (sum(communication) - rows) * problem.batch_size / problem.profile_batch_size
         )
     elif num_replicas > 1 or problem.single_replica_communicates:
-        across = sum(layer.communication_seconds[stage.device_type] for layer in layers) + across
+        across = sum(communication) + across
     compute = sum(layer.compute_seconds[stage.device_type] for layer in layers)
     return StageSeconds(
         compute=replicated_seconds(compute * terms.compute_scale, terms.compute_fraction, num_replicas),
@@ -120,23 +122,13 @@ def stage_seconds(
         across=replicated_seconds(
             across * terms.communication_scale, terms.communication_fraction, num_replicas
         ),
+        gradient_sum=gradient_sum,
     )
 
 
-def exchange_seconds(
-    problem: SchedulingProblem,
-    terms: StepTerms,
-    *,
-    rows_seconds: float,
-    sum_seconds: float,
-    num_replicas: float,
-) -> float:
-    """Return XT(k) of the trainer's step, from E and A."""
-    crossing = 1.0 if problem.single_replica_communicates else 1 - 1 / num_replicas
-    rows = replicated_seconds(
-        rows_seconds * terms.communication_scale, terms.communication_fraction, num_replicas
-    )
-    return crossing * float(sum_seconds * problem.batch_size / problem.profile_batch_size + rows)
+def crossing_share(problem: SchedulingProblem, num_replicas: float) -> float:
+    """Return what share of a replica's traffic within its stage goes to others."""
+    return 1.0 if problem.single_replica_communicates else 1 - 1 / num_replicas
 
 
 def pacing_replicas(microbatch_rows: Any, num_replicas: Any) -> Any:

@@ -8,9 +8,8 @@ problem is solved by `chain_solver.py`; over the stage time it is branch and bou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from heterps_core.planning.cost_model.stage_table import (
     segment_row,
     segment_table,
 )
-from heterps_core.planning.cost_model.step_model import num_microbatches_of, step_groups
+from heterps_core.planning.cost_model.step_model import step_groups
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.provisioning.replica_balance import (
     LayerRun,
@@ -44,14 +43,11 @@ from heterps_core.plans.scheduling_plan import Stage
 _POINTS_PER_ROUND = 32
 """Stage times per round of the branch and bound."""
 
-_SAME_WHEN_SIMULATED = 5e-3
-"""Relative distance from the bound at which plans in which stages wait less are not looked for."""
+_MOST_FLOORS = 4
+"""Floors that are asked for one after the other where plans miss the problem's own when simulated."""
 
-_VARIATIONS = ((2.0, 1.0), (4.0, 0.8))
-"""All-reduces so many times as long, and the share of the limit on the stage time, of plans that wait less."""
-
-_SIMULATED_PASSES = 2_000
-"""Stages times micro-batches of all plans together that are simulated to improve the best one."""
+_ABOVE_FLOOR = 1e-4
+"""Relative distance of what is asked for from what would be enough."""
 
 _UNLIMITED = 1e12
 """Factor on the caps that stands for no caps."""
@@ -70,8 +66,8 @@ class Optimum:
 def find_optimum(problem: SchedulingProblem) -> Optimum:
     """Return the cheapest plan and the proven lower bound on the cost of any plan.
 
-    By the trainer's step plans are proven by its formula and judged by its simulation: where stages of the cheapest
-    plan wait for one another, plans are tried in which they do so less, and the bound stays.
+    By the trainer's step plans are proven by its formula, and the one that is found is simulated: it costs what its
+    simulation says, and keeps the floor there.
 
     Raises:
         InfeasiblePlanError: No plan keeps all constraints; names the one that cannot be kept. Or none was met, and
@@ -79,7 +75,7 @@ def find_optimum(problem: SchedulingProblem) -> Optimum:
     """
     stages, bound_usd, is_proven = _proven(problem)
     if problem.step_model is StepModel.TRAINER:
-        stages, cost_usd = _judged(problem, stages, bound_usd)
+        stages, cost_usd = _judged(problem, stages)
         is_proven = is_proven and cost_usd <= bound_usd * (1 + COMPARISON_TOLERANCE)
     else:
         cost_usd = evaluate(problem, stages).cost_usd
@@ -91,13 +87,11 @@ def find_optimum(problem: SchedulingProblem) -> Optimum:
 
 
 def proven_bound_usd(problem: SchedulingProblem) -> float:
-    """Return a cost in USD that no plan undercuts, without looking for a plan that is simulated to cost no more.
+    """Return a cost in USD that no plan undercuts, without simulating any.
 
     Raises:
-        InfeasiblePlanError: As `find_optimum`, but not where only the plans that it tries miss the floor.
+        InfeasiblePlanError: As `find_optimum`, but not where only the plans that it simulates miss the floor.
     """
-    if problem.step_model is StepModel.PAPERS:
-        return find_optimum(problem).cost_lower_bound_usd
     return _proven(problem)[1]
 
 
@@ -111,85 +105,36 @@ def _proven(problem: SchedulingProblem) -> tuple[tuple[Stage, ...], float, bool]
     return found.plan, float(objective_of(problem).cost_usd(found.lower_bound)), is_proven
 
 
-def _judged(
-    problem: SchedulingProblem, cheapest: tuple[Stage, ...], bound_usd: float
-) -> tuple[tuple[Stage, ...], float]:
-    """Return the plan of least simulated cost that is met, and that cost.
+def _judged(problem: SchedulingProblem, cheapest: tuple[Stage, ...]) -> tuple[tuple[Stage, ...], float]:
+    """Return the cheapest plan that keeps the floor when simulated, and its cost.
+
+    Stages wait for one another by a little: where that misses the floor, one so much higher is asked for.
 
     Raises:
-        InfeasiblePlanError: None keeps the floor.
+        InfeasiblePlanError: None of them keeps the floor.
     """
-    best, best_usd = cheapest, _simulated_usd(problem, cheapest)
-    enough_usd = bound_usd * (1 + _SAME_WHEN_SIMULATED)
-    if best_usd <= enough_usd:
-        return best, best_usd
-    # The fewer stages there are, the less they wait for one another.
-    candidates = [_cheapest_by_formula(problem, most_stages=most).plan for most in (2, 3, 5)]
-    candidates += [_cheapest_by_formula(_varied(problem, *variation)).plan for variation in _VARIATIONS]
-    for found in candidates:
-        if found is not None and (usd := _simulated_usd(problem, found)) < best_usd:
-            best, best_usd = found, usd
-    num_passes, moves = 0, _neighbours(best)
-    while best_usd > enough_usd and num_passes < _SIMULATED_PASSES and (moved := next(moves, None)):
-        num_passes += len(moved) * num_microbatches_of(problem, len(moved))
-        if (usd := _simulated_usd(problem, moved)) < best_usd:
-            best, best_usd, moves = moved, usd, _neighbours(moved)
-    if math.isinf(best_usd):
-        raise InfeasiblePlanError(
-            "throughput floor",
-            f"stages wait for one another: the plan of the highest throughput by the formula reaches "
-            f"{evaluate(problem, best).throughput_samples_per_s:.6g} samples/s when simulated, below the floor of "
-            f"{problem.throughput_floor_samples_per_s:.6g}, and no other plan was met; lower the floor or raise "
-            f"max_units",
-        )
-    return best, best_usd
-
-
-def _simulated_usd(problem: SchedulingProblem, stages: tuple[Stage, ...]) -> float:
-    """Return the cost of a plan, infinite where it breaks a constraint."""
-    evaluation = evaluate(problem, stages)
-    return math.inf if evaluation.violations else evaluation.cost_usd
-
-
-def _varied(problem: SchedulingProblem, weight: float, share: float) -> SchedulingProblem:
-    """Return the problem with all-reduces so many times as long, and a floor that this share of the limit keeps.
-
-    Others wait for a stage while it sums gradients, so shorter sums and some slack wait less.
-    """
-    layers = tuple(
-        layer
-        if layer.is_sharded
-        else replace(
-            layer,
-            communication_seconds={
-                name: weight * seconds for name, seconds in layer.communication_seconds.items()
-            },
-        )
-        for layer in problem.layers
-    )
-    return replace(
-        problem,
-        layers=layers,
-        throughput_floor_samples_per_s=problem.throughput_floor_samples_per_s / share,
+    stages: tuple[Stage, ...] | None = cheapest
+    asked = problem
+    for _ in range(_MOST_FLOORS):
+        assert stages is not None
+        evaluation = evaluate(problem, stages)
+        if not evaluation.violations:
+            return stages, evaluation.cost_usd
+        missed = problem.throughput_floor_samples_per_s / evaluation.throughput_samples_per_s
+        higher = asked.throughput_floor_samples_per_s * missed * (1 + _ABOVE_FLOOR)
+        asked = replace(asked, throughput_floor_samples_per_s=higher)
+        stages = _cheapest_by_formula(asked).plan
+        if stages is None:
+            break
+    raise InfeasiblePlanError(
+        "throughput floor",
+        f"stages wait for one another: the plans of the highest throughput by the formula reach "
+        f"{evaluation.throughput_samples_per_s:.6g} samples/s when simulated, below the floor of "
+        f"{problem.throughput_floor_samples_per_s:.6g}; lower the floor or raise max_units",
     )
 
 
-def _neighbours(stages: tuple[Stage, ...]) -> Iterator[tuple[Stage, ...]]:
-    """Yield the plans with other replicas of one stage, or one boundary moved by a layer."""
-    for index, stage in enumerate(stages):
-        for count in (stage.num_replicas + step for step in (-2, -1, 1, 2)):
-            if count >= 1:
-                yield (*stages[:index], replace(stage, num_replicas=count), *stages[index + 1 :])
-    for index, (left, right) in enumerate(pairwise(stages)):
-        for cut in (left.last_layer - 1, left.last_layer + 1):
-            if left.first_layer <= cut < right.last_layer:
-                moved = replace(left, last_layer=cut), replace(right, first_layer=cut + 1)
-                yield (*stages[:index], *moved, *stages[index + 2 :])
-
-
-def _cheapest_by_formula(
-    problem: SchedulingProblem, *, most_stages: int | None = None
-) -> StageTimeOptimum[tuple[Stage, ...]]:
+def _cheapest_by_formula(problem: SchedulingProblem) -> StageTimeOptimum[tuple[Stage, ...]]:
     objective = objective_of(problem)
     limit_seconds = problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE)
     stages: tuple[Stage, ...] | None = None
@@ -206,13 +151,11 @@ def _cheapest_by_formula(
         )
 
     for group in step_groups(problem):
-        if most_stages is not None and (group.most_stages or math.inf) > most_stages:
-            break
         table = segment_table(problem, num_microbatches=group.num_microbatches)
         # More micro-batches only cost more: what a plan costs with those of this group, those of all further groups
         # cost at least. So if the best of all plans is one of this group, or none is better, they need no look.
         is_last = group.most_stages in (None, problem.num_layers)
-        if (group.most_stages != 1 and most_stages is None) or is_last:
+        if group.most_stages != 1 or is_last:
             found = minimise(ChainSolver(table, objective))
             if found.plan is None or is_last or found.plan.rows.size <= (group.most_stages or 0):
                 is_last = True

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import LayerKind
 from heterps_core.planning.cost_model.stage_cost import boundary_seconds
-from heterps_core.planning.cost_model.step_model import exchange_seconds, stage_seconds, step_terms
+from heterps_core.planning.cost_model.step_model import stage_seconds, step_terms
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 
@@ -118,26 +117,28 @@ def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
             0 if is_last else layers[-1].output_bytes_per_sample,
         )
     )
-    exchange_odt, all_reduce_odt = (
-        sum(layer.communication_seconds[stage.device_type] for layer in layers if layer.is_sharded is sharded)
-        for sharded in (True, False)
-    )
     terms = step_terms(problem, unit, num_microbatches)
     # Of a replica with the mean number of rows; what others have more or less is in the durations of their slices.
     seconds = stage_seconds(
         problem, stage, num_microbatches=num_microbatches, num_replicas=stage.num_replicas
     )
-    across_odt = input_odt + output_odt
+    boundaries_odt = input_odt + output_odt
     if problem.step_model is StepModel.TRAINER:
-        scale = seconds.across / across_odt if across_odt else 0.0
-        by_k = partial(exchange_seconds, problem, terms, num_replicas=stage.num_replicas)
+        scale = seconds.across / boundaries_odt if boundaries_odt else 0.0
         # Rows are pulled and gradients pushed one after the other.
-        pull_seconds = by_k(rows_seconds=exchange_odt, sum_seconds=0.0) / 2
-        all_reduce_seconds = by_k(rows_seconds=0.0, sum_seconds=all_reduce_odt)
+        pull_seconds, all_reduce_seconds = seconds.exchange / 2, seconds.gradient_sum
     else:
+        exchange_odt, all_reduce_odt = (
+            sum(
+                layer.communication_seconds[stage.device_type]
+                for layer in layers
+                if layer.is_sharded is sharded
+            )
+            for sharded in (True, False)
+        )
         if stage.num_replicas == 1 and not problem.single_replica_communicates:
             exchange_odt = all_reduce_odt = 0.0
-        total_odt = across_odt + exchange_odt + all_reduce_odt
+        total_odt = boundaries_odt + exchange_odt + all_reduce_odt
         scale = seconds.across / total_odt if total_odt else 0.0
         pull_seconds, all_reduce_seconds = scale * exchange_odt, scale * all_reduce_odt
     compute_seconds = seconds.compute / num_microbatches

@@ -10,7 +10,8 @@ micro-batch that is not done when a message comes keeps the trainer a little lon
 
 A pipeline either drains at the end of each step, with exchanges of rows on the links beside the passes, or it has the
 trainer's delayed updates: micro-batches of all steps follow one another, and a worker exchanges rows before a forward
-and after a backward pass, and sums gradients behind the last one of a batch, with nothing else beside.
+and after a backward pass with nothing else beside. The sum of a batch's gradients begins behind its last backward
+pass, takes as long as the links need for all that they carry in a step, and is waited for at the end of the next.
 
 Ignored: that a switch between the machines may be narrower than their links, latency of messages, reading the
 batch, checkpoints. Buffers at a receiver are as large as the schedule needs.
@@ -153,6 +154,9 @@ class _StageState:
         self.updated_seconds = 0.0
         """When all replicas ended the step before; no row is read before."""
 
+        self.summed_seconds = 0.0
+        """When the sum of gradients that was begun last is through."""
+
         self.computing = np.zeros(num_replicas)
         self.waiting_for_data = np.zeros(num_replicas)
         self.waiting_for_link = np.zeros(num_replicas)
@@ -172,6 +176,12 @@ class _StageState:
             self.waiting_at_barrier += last - self.worker_free
             self.waiting_for_link += seconds
             self.worker_free = np.full_like(self.worker_free, last + seconds)
+
+    def finish_sum(self) -> None:
+        """Wait for the sum that was begun last."""
+        waiting = np.maximum(self.summed_seconds - self.worker_free, 0.0)
+        self.waiting_for_link += waiting
+        self.worker_free = self.worker_free + waiting
 
     def use(self) -> StageUse:
         parts = {
@@ -220,6 +230,9 @@ class _Simulation:
                 most_ahead=num_microbatches,
             ):
                 self._pass(stage, action)
+            for state in self.states:
+                state.finish_sum()
+                self.step_ends[-1] = max(self.step_ends[-1], state.worker_free.max())
         return SimulatedRun(
             batch_size=self.load.batch_size,
             step_end_seconds=self.step_ends,
@@ -273,8 +286,17 @@ class _Simulation:
             if microbatch == self.load.num_microbatches - 1:
                 state.fill(state.put_off_seconds)
                 if not self.load.drains:
-                    state.meet(self.load.stages[stage].all_reduce_seconds)
+                    state.finish_sum()
                     self.step_ends[step] = max(self.step_ends[step], state.worker_free.max())
+                    state.summed_seconds = state.worker_free.max() + self._sum_seconds(stage)
+
+    def _sum_seconds(self, stage: int) -> float:
+        """Return how long the sum of a step takes beside what else is on the links."""
+        load = self.load.stages[stage]
+        if not load.all_reduce_seconds:
+            return 0.0
+        messages = load.input_seconds + load.output_seconds + 2 * load.exchange_seconds
+        return load.all_reduce_seconds + self.load.num_microbatches * messages
 
     def _end_step(self, stage: int) -> float:
         """Wait until all is sent and sum the gradients; return when the stage's last replica is through."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ class GradientSum:
     """Adds up what replicas have, in the same order on all of them, so that their parameters stay the same.
 
     Args:
-        group: The replicas, for tensors on `device`; None for one.
+        group: The replicas, for tensors on `device`; None for one. Sums travel beside what other groups exchange.
         link: Between them where they sit on one machine.
     """
 
@@ -34,43 +35,71 @@ class GradientSum:
         self._group = group
         self._outbox: Outbox | None = None if link is None else link.new_outbox()
 
-    def over_replicas(self, losses: Sequence[Tensor]) -> list[float]:
-        """Sum the parameters' gradients in place, and return the summed losses.
+    def begin(self, gradients: Sequence[Tensor | None], losses: Sequence[Tensor]) -> PendingSum:
+        """Begin to sum the gradients of a batch, one for each parameter, and its losses.
 
         Args:
+            gradients: Written over by the sums; None for zeros.
             losses: Of micro-batches, one number each.
+        """
+        losses_M = torch.stack(list(losses)) if losses else torch.empty(0, device=self._device)
+        if self._group is None or not (self._parameters or losses):
+            return PendingSum(self._parameters, [*gradients, losses_M])
+        own = [
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(self._parameters, gradients, strict=True)
+        ]
+        own += [losses_M]
+        if self._outbox is not None:
+            # Replicas on one machine read each other's where they lie, when all have come to the end of the sum.
+            return PendingSum(self._parameters, own, outbox=self._outbox)
+        flat = torch.cat([tensor.reshape(-1) for tensor in own])
+        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        parts = torch.split(flat, [tensor.numel() for tensor in own])
+        return PendingSum(self._parameters, parts, work=work)
+
+
+@dataclass(slots=True)
+class PendingSum:
+    """A sum that is under way."""
+
+    _parameters: Sequence[nn.Parameter]
+    _tensors: Sequence[Tensor | None]
+    """A gradient for each parameter, and the losses."""
+
+    work: dist.Work | None = None
+    outbox: Outbox | None = None
+
+    def finish(self) -> list[float]:
+        """Leave the sums in the parameters' gradients, and return the summed losses; sums end in their order.
 
         Raises:
             LostWorkerError: Another replica has ended, or was silent for too long, where they share memory.
             RuntimeError: The same, where they do not.
         """
-        losses_M = torch.stack(list(losses)) if losses else torch.empty(0, device=self._device)
-        if self._group is not None and (self._parameters or losses):
-            own = [
-                torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                for parameter in self._parameters
-            ]
-            *gradients, losses_M = self._summed([*own, losses_M])
-            for parameter, gradient in zip(self._parameters, gradients, strict=True):
-                parameter.grad = gradient.view_as(parameter)
+        if self.work is not None:
+            self.work.wait()
+        if self.outbox is not None:
+            self._tensors = _summed(self.outbox, self._tensors)
+        *gradients, losses_M = self._tensors
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.view_as(parameter)
+        assert losses_M is not None
         # Read once a step, when nothing is left to compute.
         return losses_M.tolist()
 
-    def _summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sums of tensors that every replica has, flat."""
-        if self._outbox is None:
-            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-            dist.all_reduce(flat, group=self._group)
-            return list(torch.split(flat, [tensor.numel() for tensor in tensors]))
-        for tensor in tensors:
-            self._outbox.append(tensor.reshape(1, -1))
-        sums = []
-        for first, second, *others in zip(*self._outbox.exchange(), strict=True):
-            total = first + second
-            for other in others:
-                total += other
-            sums.append(total[0])
-        return sums
+
+def _summed(outbox: Outbox, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    for tensor in tensors:
+        assert tensor is not None
+        outbox.append(tensor.reshape(1, -1))
+    sums: list[Tensor | None] = []
+    for first, second, *others in zip(*outbox.exchange(), strict=True):
+        total = first + second
+        for other in others:
+            total += other
+        sums.append(total[0])
+    return sums
 
 
 def take_buffers_of_first_replica(layers: Iterable[nn.Module], *, group: ProcessGroup | None) -> None:

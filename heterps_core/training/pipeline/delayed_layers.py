@@ -1,6 +1,6 @@
 """The two copies of a stage's dense parameters that batches in flight at the same time compute with.
 
-Batch t computes with the parameters after t - 1 batches while batch t + 1 already does with those after t; see
+Batch t computes with the parameters after t - 2 batches while batch t + 1 already does with those after t - 1; see
 `stage_runner`. Optimizers work on the layers themselves.
 """
 
@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.pipeline.stage_layers import StageLayers
@@ -46,12 +46,14 @@ class DelayedLayers:
         self._refresh(1)
         return self._run_layers[0], self._run_layers[1]
 
-    def take_gradients(self) -> None:
-        """Hand the gradients of the batch to the layers themselves, and end its step."""
-        for newest, used in zip(self._newest, self._copies[0], strict=True):
-            newest.grad, used.grad = used.grad, None
+    def take_gradients(self) -> list[Tensor | None]:
+        """Return the gradients of the batch, one for each parameter, and end its step."""
+        gradients = [used.grad for used in self._copies[0]]
+        for used in self._copies[0]:
+            used.grad = None
         self._copies.reverse()
         self._run_layers.reverse()
+        return gradients
 
     @torch.no_grad()
     def _refresh(self, index: int) -> None:

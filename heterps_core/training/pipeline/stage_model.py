@@ -50,15 +50,18 @@ class StageModel:
         """The stage looks rows up, so it needs the features of a batch."""
         return any(isinstance(layer, SlotEmbedding) for layer in self.layers.values())
 
-    def apply_gradients(self, *, dense_learning_rate: float, embedding_learning_rate: float) -> None:
-        """Update all parameters and clear the gradients; once a step."""
+    def update_dense(self, learning_rate: float) -> None:
+        """Update the dense parameters by the gradients of a batch, and clear them."""
         if self.dense_optimizer is not None:
             for parameters in self.dense_optimizer.param_groups:
-                parameters["lr"] = dense_learning_rate
+                parameters["lr"] = learning_rate
             self.dense_optimizer.step()
             self.dense_optimizer.zero_grad()
+
+    def update_rows(self, learning_rate: float) -> None:
+        """Update the rows of tables by the gradients of a batch, and clear them."""
         for table in self.tables.values():
-            table.apply_gradients(learning_rate=embedding_learning_rate)
+            table.apply_gradients(learning_rate=learning_rate)
 
 
 def build_stage_model(

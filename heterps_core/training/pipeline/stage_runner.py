@@ -5,11 +5,12 @@ with computing. Losses are summed and divided by the size of the whole batch, so
 gradient of the batch mean, whatever the cut.
 
 With delayed updates a step does not wait for the pipeline to drain: while backward passes of batch t run, forward
-passes of batch t + 1 do too. Dense layers compute batch t, forward and backward, with the parameters after t - 1
-batches instead of t, on all stages, which takes two copies of them (PipeDream-2BW: Narayanan et al. 2021,
-"Memory-Efficient Pipeline-Parallel DNN Training"). Rows of tables are read as they are when a forward pass runs:
-those passes of batch t + 1 that run ahead see none of batch t's updates, the others all. Both follow from the order
-of passes alone, so a run can be repeated bit for bit. The first batch after a drained pipeline sees all updates.
+passes of batch t + 1 do too (PipeDream-2BW: Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN
+Training"). Nor does it for the sum of batch t's gradients over replicas, which travels while batch t + 1 computes.
+Dense layers compute batch t, forward and backward, with the parameters after t - 2 batches instead of t, on all
+stages, which takes two copies of them. Rows of tables are read as they are when a forward pass runs: those passes of
+batch t + 1 that run ahead see none of batch t's updates, the others all. Both follow from the order of passes alone,
+so a run can be repeated bit for bit. A batch behind a drained pipeline sees all updates from before it.
 
 Shapes: B rows of this replica in a micro-batch, W width of a boundary activation.
 """
@@ -31,7 +32,7 @@ from torch.distributed import ProcessGroup
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
-from heterps_core.training.gradients.gradient_sum import GradientSum
+from heterps_core.training.gradients.gradient_sum import GradientSum, PendingSum
 from heterps_core.training.gradients.weight_gradients import WeightGradients
 from heterps_core.training.pipeline.delayed_layers import DelayedLayers
 from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE, one_forward_one_backward
@@ -91,7 +92,8 @@ class StageRunner:
         output_width: Width of the activation that leaves it.
         group: The replicas of this stage, for tensors on `device`.
         precision: Name in `PRECISIONS`: in what dense layers multiply.
-        delays_updates: Let forward passes of the next batch run before a batch's update.
+        delays_updates: Let passes of the next batch run before a batch's update.
+        sum_group: The replicas of `group` again, for sums that travel beside the passes; by default `group`.
         warmup_per_stage: See `pipeline_schedule`; the same for all stages.
         silence_limit_s: Longest wait for a message, from the second step on.
         link: Between the replicas of this stage where they sit on one machine.
@@ -111,6 +113,7 @@ class StageRunner:
         group: ProcessGroup | None,
         precision: str = "float32",
         delays_updates: bool = False,
+        sum_group: ProcessGroup | None = None,
         warmup_per_stage: int = WARMUP_PER_STAGE,
         silence_limit_s: float = SILENCE_LIMIT_S,
         link: SharedMemoryLink | None = None,
@@ -123,7 +126,8 @@ class StageRunner:
         run_layers = partial(StageLayers, precision=precision, puts_off=layout.num_stages > 1)
         self._run_layers = run_layers(layers)
         self._delayed = None
-        if delays_updates and layout.num_stages > 1:
+        # A single worker has no other to wait for.
+        if delays_updates and (layout.num_stages > 1 or group is not None):
             self._delayed = DelayedLayers(layers, run_layers)
         self.stage = stage
         self.replica = replica
@@ -132,9 +136,10 @@ class StageRunner:
         self.group = group
         self.is_first = stage == 0
         self.is_last = stage == layout.num_stages - 1
+        self._parameters = [parameter for layer in layers for parameter in layer.parameters()]
         self._gradient_sum = GradientSum(
-            [parameter for layer in layers for parameter in layer.parameters()],
-            group=group,
+            self._parameters,
+            group=sum_group or group,
             link=link,
             device=device,
         )
@@ -150,6 +155,9 @@ class StageRunner:
         self._is_drained = True
         self._ahead: deque[_LivePass] = deque()
         """Forward passes whose backward passes are still to come."""
+
+        self._sums: deque[PendingSum] = deque()
+        """Of batches whose update is still to come."""
 
         self._layout = layout
         self._silence_limit_s = silence_limit_s
@@ -181,8 +189,8 @@ class StageRunner:
 
     def train_step(
         self, microbatches: Sequence[MicroBatch], *, following: Sequence[MicroBatch] = ()
-    ) -> list[float]:
-        """Run forward and backward passes of a batch and leave summed gradients in the parameters.
+    ) -> Iterator[list[float]]:
+        """Run forward and backward passes of a batch and begin to sum its gradients over replicas.
 
         Args:
             microbatches: Of the batch, in order.
@@ -190,8 +198,9 @@ class StageRunner:
                 then received while this step ends and, with delayed updates, computed. Empty drains the pipeline.
 
         Returns:
-            On the last stage, for each micro-batch, its share of the mean loss over the whole batch; they add up
-            to it. Elsewhere nothing.
+            An iterator, which must be run to its end, over the batches that may be updated: this one; with delayed
+            updates the one before, or both where the pipeline drains. For each the summed gradients lie in the
+            parameters. It gives what the micro-batches have of the mean loss over the batch, on the last stage.
 
         Raises:
             LostWorkerError: A neighbour died, or was silent for too long.
@@ -238,8 +247,16 @@ class StageRunner:
         weight_gradients.finish()
         self._wait_until_sent()
         if self._delayed is not None:
-            self._delayed.take_gradients()
-        shares = self._gradient_sum.over_replicas(losses)
+            gradients = self._delayed.take_gradients()
+        else:
+            gradients = [parameter.grad for parameter in self._parameters]
+        self._sums.append(self._gradient_sum.begin(gradients, losses))
+        return self._finish_sums(started_s)
+
+    def _finish_sums(self, started_s: float) -> Iterator[list[float]]:
+        num_under_way = 0 if self._delayed is None or self._is_drained else 1
+        while len(self._sums) > num_under_way:
+            yield self._sums.popleft().finish()
         # The first step warms up, and says nothing of the others.
         elapsed_s = time.perf_counter() - started_s if self._is_warm else 0.0
         self.trained_seconds += elapsed_s
@@ -250,7 +267,6 @@ class StageRunner:
             boundary.silence_limit_s = self.silence_limit_s
         if self._link is not None:
             self._link.silence_limit_s = self.silence_limit_s
-        return shares
 
     def _run_forward(
         self,

@@ -27,6 +27,7 @@ from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS, exported_sha256
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.rank_layout import RankLayout
+from tests.one_step import train_one_step
 from tests.worker_processes import run_in_processes
 
 NUM_ROWS = 400
@@ -61,8 +62,8 @@ def train_one_step_and_save(rank: int, dataset_folder: str, run_folder: str) -> 
     )
     batch_rows = dataset.batch_rows(0, 0, batch_size=32, seed=0)
     ((size, mine),) = runner.row_slices(32, 1)
-    runner.train_step([MicroBatch(size, dataset.train_batch(batch_rows[mine.first : mine.stop]))])
-    model.apply_gradients(dense_learning_rate=1e-2, embedding_learning_rate=0.1)
+    batch = MicroBatch(size, dataset.train_batch(batch_rows[mine.first : mine.stop]))
+    train_one_step(model, runner, [batch], dense_learning_rate=1e-2, embedding_learning_rate=0.1)
     save_checkpoint(RunDirectory(run_folder), model, TrainingCursor(step=1), group=group)
     ((size, mine),) = runner.row_slices(dataset.num_eval_rows, 1)
     return runner.predict([MicroBatch(size, dataset.eval_batch(mine.first, mine.stop))]).tolist()

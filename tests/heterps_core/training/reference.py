@@ -118,7 +118,7 @@ def train_with_delay(
         batches: In order.
         num_microbatches: Of each batch.
         num_ahead: By embedding: micro-batches of a batch that read its table before the update of the batch before.
-        drained: Batches before which the pipeline was empty.
+        drained: Batches before which the pipeline was empty; the first, 0, is one.
         dense_learning_rate, embedding_learning_rate: Constant.
 
     Returns:
@@ -131,15 +131,18 @@ def train_with_delay(
         total = {name: torch.zeros_like(value) for name, value in versions[-1].items()}
         loss_of_batch = 0.0
         before = batches[number - 1] if number else batch
+        last_drained = max(each for each in drained if each <= number)
         for index, rows in enumerate(_filled_slices(batch, num_microbatches)):
             most_ahead = len(_filled_slices(before, num_microbatches))
             part = ClickBatch(dense=batch.dense[rows], ids=batch.ids[rows], labels=batch.labels[rows])
             seen = {}
-            for name, newest in versions[-1].items():
-                is_late = number not in drained and (
-                    name not in tables or index < min(tables[name], most_ahead)
-                )
-                seen[name] = (versions[-2][name] if is_late else newest).clone().requires_grad_()
+            for name in total:
+                if name in tables:
+                    is_late = number != last_drained and index < min(tables[name], most_ahead)
+                    version = number - is_late
+                else:
+                    version = max(number - 2, last_drained)
+                seen[name] = versions[version][name].clone().requires_grad_()
             logits = torch.func.functional_call(model, seen, (part,))
             loss = F.binary_cross_entropy_with_logits(logits, part.labels, reduction="sum") / batch.num_rows
             gradients = torch.autograd.grad(loss, list(seen.values()))

@@ -38,7 +38,8 @@ def train_and_save(rank: int, optimizer: str, folder: str) -> dict[str, list[flo
     batch = ClickBatch(dense=torch.ones(3, 2), ids=ids, labels=torch.zeros(3))
     for _ in range(2):
         stage.layers["embedding"](batch, None).sum().backward()
-        stage.apply_gradients(dense_learning_rate=0.1, embedding_learning_rate=0.1)
+        stage.update_dense(0.1)
+        stage.update_rows(0.1)
     save_checkpoint(RunDirectory(folder), stage, TrainingCursor(), group=dist.group.WORLD)
     return {name: tensor.tolist() for name, tensor in stage.tables["embedding"].tensors().items()}
 
@@ -66,7 +67,8 @@ def save_alone(rank: int, optimizer: str, folder: str, device: torch.device) -> 
     for name, layer in stage.layers.items():
         activation = layer(batch.to(device), activation) if name == "embedding" else layer(activation)
     activation.sum().backward()
-    stage.apply_gradients(dense_learning_rate=0.1, embedding_learning_rate=0.1)
+    stage.update_dense(0.1)
+    stage.update_rows(0.1)
     torch.save({name: tensor.cpu() for name, tensor in tensors_of(stage).items()}, f"{folder}/saved.pt")
     save_checkpoint(RunDirectory(folder), stage, TrainingCursor(), group=None)
 

@@ -30,6 +30,7 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.rank_layout import RankLayout
 from tests.heterps_core.training.test_start_model import make_start
 from tests.heterps_core.training.worker_parts import training_loop_of
+from tests.one_step import train_one_step
 from tests.worker_processes import run_in_processes
 
 pytestmark = pytest.mark.slow
@@ -161,14 +162,14 @@ def trained_without_a_break(folder: Path) -> tuple[dict[str, Tensor], dict[str, 
         for step in range(num_steps):
             rows = dataset.batch_rows(0, step, batch_size=BATCH_SIZE, seed=night)
             size = BATCH_SIZE // NUM_MICROBATCHES
-            runner.train_step(
+            share = (num_steps - step) / num_steps
+            train_one_step(
+                model,
+                runner,
                 [
                     MicroBatch(size, dataset.train_batch(rows[first : first + size]))
                     for first in range(0, BATCH_SIZE, size)
-                ]
-            )
-            share = (num_steps - step) / num_steps
-            model.apply_gradients(
+                ],
                 dense_learning_rate=config.dense_learning_rate * share,
                 embedding_learning_rate=config.embedding_learning_rate * share,
             )

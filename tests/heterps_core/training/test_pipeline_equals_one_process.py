@@ -41,6 +41,7 @@ from tests.heterps_core.training.cut_models import (
     numbers_of,
     take,
 )
+from tests.one_step import train_one_step
 from tests.worker_processes import run_in_processes
 
 pytestmark = pytest.mark.slow
@@ -135,6 +136,8 @@ CASES = [
     Case("ctrdnn", (2, 1), (0, 3), num_microbatches=4, precision="bfloat16"),
     Case("2emb", (2, 1, 2), (0, 3, 6), num_microbatches=5, precision="bfloat16"),
     Case("2emb", (2, 1, 2), (0, 3, 6), num_microbatches=5, shares_memory=True, stages_share_memory=True),
+    Case("2emb", (2,), (0,), delays_updates=True, asks_ahead=True),
+    Case("matchnet", (3,), (0,), num_microbatches=1, delays_updates=True, shares_memory=True),
     Case("ctrdnn", (1, 1), (0, 3), num_microbatches=4, delays_updates=True),
     Case("ctrdnn", (1, 1), (0, 3), num_microbatches=4, warmup_per_stage=4, delays_updates=True),
     Case("ctrdnn", (1, 1), (0, 3), num_microbatches=1, delays_updates=True),
@@ -175,7 +178,7 @@ def make_replica(rank: int, case: Case) -> tuple[StageModel, StageRunner] | None
         ranks.append(tuple(range(next_rank, next_rank + num_replicas)))
         next_rank += num_replicas
     layout = RankLayout(tuple(ranks))
-    groups = [dist.new_group(list(members)) for members in ranks]
+    groups, sum_groups = ([dist.new_group(list(members)) for members in ranks] for _ in range(2))
     everyone = dist.new_group(list(range(next_rank)))
     device = CPU
     if rank < next_rank and layout.position(rank)[0] in case.on_cuda:
@@ -214,6 +217,7 @@ def make_replica(rank: int, case: Case) -> tuple[StageModel, StageRunner] | None
         group=device_group or group,
         precision=case.precision,
         delays_updates=case.delays_updates,
+        sum_group=sum_groups[index] if group is not None and device == CPU else None,
         warmup_per_stage=case.warmup_per_stage,
         link=link,
         neighbours=neighbours,
@@ -254,8 +258,11 @@ def train_replica(stage_model: StageModel, runner: StageRunner, case: Case) -> d
         if step + 1 < len(STEP_ROWS):
             following = microbatches_of(stage_model, runner, make_batch(step + 1, STEP_ROWS[step + 1]), case)
         is_followed = case.receives_ahead and step + 1 < len(STEP_ROWS) and step + 1 not in DRAINED
-        losses.append(sum(runner.train_step(microbatches, following=following if is_followed else [])))
-        stage_model.apply_gradients(
+        losses += train_one_step(
+            stage_model,
+            runner,
+            microbatches,
+            following=following if is_followed else [],
             dense_learning_rate=CONFIG.dense_learning_rate,
             embedding_learning_rate=CONFIG.embedding_learning_rate,
         )

@@ -66,7 +66,7 @@ def train_with_slow_steps(rank: int, is_in_shared_memory: bool) -> int:
         dense=torch.empty(NUM_ROWS, 0), ids=torch.empty(NUM_ROWS, 0), labels=torch.ones(NUM_ROWS)
     )
     for _ in SECONDS_OF_STEPS:
-        runner.train_step([MicroBatch(NUM_ROWS, batch)])
+        list(runner.train_step([MicroBatch(NUM_ROWS, batch)]))
     return len(SECONDS_OF_STEPS)
 
 

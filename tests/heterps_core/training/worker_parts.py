@@ -29,6 +29,6 @@ def training_loop_of(rank: int, run: RunDirectory) -> tuple[TrainingJob, Trainin
     worker.stage, worker.replica = layout.position(rank)
     group = groups[worker.stage] if counts[worker.stage] > 1 else None
     loop = worker._build_loop(
-        job, layout, device=CPU, group=group, device_group=group, ids_group=None, link=None
+        job, layout, device=CPU, group=group, device_group=group, ids_group=None, sum_group=None, link=None
     )
     return job, loop

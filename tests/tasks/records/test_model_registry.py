@@ -36,6 +36,7 @@ from infra.workspace import Workspace
 from tasks.records import model_registry
 from tasks.running import run_lifecycle
 from tests.heterps_core.serving.builders import raw_columns
+from tests.one_step import train_one_step
 from tests.s3_server import bucket_location
 from tests.worker_processes import run_in_processes
 
@@ -66,8 +67,8 @@ def train_and_save(rank: int, dataset_folder: str, run_folder: str) -> list[floa
     )
     for index in range(dataset.num_batches(BATCH_SIZE)):
         rows = dataset.batch_rows(0, index, batch_size=BATCH_SIZE, seed=0)
-        runner.train_step([MicroBatch(BATCH_SIZE, dataset.train_batch(rows))])
-        model.apply_gradients(dense_learning_rate=1e-2, embedding_learning_rate=0.1)
+        batch = MicroBatch(BATCH_SIZE, dataset.train_batch(rows))
+        train_one_step(model, runner, [batch], dense_learning_rate=1e-2, embedding_learning_rate=0.1)
     run = RunDirectory(run_folder)
     submit_job(run, job)
     save_checkpoint(run, model, TrainingCursor(step=1), group=dist.group.WORLD)

@@ -61,8 +61,9 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
     across = 2 * problem.profile_batch_size * cut_bytes / unit.bandwidth_bytes_per_s
     on_worker = computing * (m * (1 - alpha) + alpha * samples / k)
     to_others = 1.0 if problem.single_replica_communicates else 1 - 1 / k
-    on_worker += to_others * (summing * samples + exchanging * (m * (1 - beta) + beta * samples / k))
-    return max(on_worker, across * (m * (1 - beta) + beta * samples / k))
+    exchange = to_others * exchanging * (m * (1 - beta) + beta * samples / k)
+    on_link = across * (m * (1 - beta) + beta * samples / k) + to_others * summing * samples
+    return exchange + max(on_worker, on_link)
 
 
 def all_plans(problem: SchedulingProblem, most_replicas: int):
@@ -205,27 +206,29 @@ def test_a_plan_promises_what_its_simulation_reaches_and_keeps_the_floor(seed):
     assert found.cost_lower_bound_usd <= found.cost_usd
 
 
-def test_a_stage_that_sums_gradients_for_long_makes_the_others_wait():
+def test_a_sum_of_gradients_costs_nothing_until_it_takes_longer_than_the_slowest_stage():
     problem = trainer_problem(4, num_layers=6, communicates=True)
     stages = (Stage(0, 1, "cpu", 2), Stage(2, 3, "gpu_a", 1), Stage(4, 5, "gpu_b", 1))
     times = {"cpu": 0.008, "gpu_a": 0.001, "gpu_b": 0.001}
-    layers = tuple(
-        replace(
-            layer,
-            is_sharded=False,
-            output_bytes_per_sample=0,
-            compute_seconds=times,
-            # The stage in the middle sums for as long as the first one computes.
-            communication_seconds=dict.fromkeys(times, 0.004 if 2 <= index <= 3 else 0.0),
-        )
-        for index, layer in enumerate(problem.layers)
-    )
-    problem = replace(problem, layers=layers)
-    found = evaluate(problem, stages)
-    formula_seconds = max(part.seconds for part in found.stages)
 
-    # Of eight micro-batches the first stage is four ahead of it, so it waits for a part of the sum.
-    assert problem.batch_size / found.throughput_samples_per_s > 1.03 * formula_seconds
+    def seconds(of_sum):
+        layers = tuple(
+            replace(
+                layer,
+                is_sharded=False,
+                output_bytes_per_sample=0,
+                compute_seconds=times,
+                communication_seconds=dict.fromkeys(times, of_sum / 2 if 2 <= index <= 3 else 0.0),
+            )
+            for index, layer in enumerate(problem.layers)
+        )
+        return problem.batch_size / evaluate(replace(problem, layers=layers), stages).throughput_samples_per_s
+
+    alone = seconds(0.0)
+    scale = problem.batch_size / problem.profile_batch_size
+
+    assert seconds(0.99 * alone / scale) == pytest.approx(alone, rel=1e-3)
+    assert seconds(1.5 * alone / scale) == pytest.approx(1.5 * alone, rel=1e-3)
 
 
 def test_the_number_of_microbatches_divides_the_batch_and_rises_with_the_stages():

@@ -126,12 +126,23 @@ def simulate_by_events(
                         yield queue.now + put_off
                         put_off = 0.0
                         if not load.drains:
-                            if own.all_reduce_seconds:
-                                yield from together("sum", stage, replica, step)
-                                yield queue.now + own.all_reduce_seconds
+                            if own.all_reduce_seconds and step:
+                                yield ("summed", stage, step - 1)
                             step_ends[step] = max(step_ends[step], queue.now)
+                            queue.happen(("updated", stage, replica, step))
             if load.drains:
                 yield from end_group(stage, replica, group)
+
+    def sums(stage: int) -> Process:
+        own = load.stages[stage]
+        on_links = own.all_reduce_seconds
+        on_links += num_microbatches * (own.input_seconds + own.output_seconds + 2 * own.exchange_seconds)
+        for step in range(num_steps):
+            for replica in replicas[stage]:
+                yield ("updated", stage, replica, step)
+            yield queue.now + on_links
+            queue.happen(("summed", stage, step))
+        step_ends[-1] = max(step_ends[-1], queue.now)
 
     def lane_out(stage: int, replica: int) -> Process:
         own = load.stages[stage]
@@ -196,5 +207,7 @@ def simulate_by_events(
         for replica in replicas[stage]:
             for process in (processor, lane_in, lane_out):
                 queue.start(process(stage, replica))
+        if load.stages[stage].all_reduce_seconds and not load.drains:
+            queue.start(sums(stage))
     queue.run()
     return step_ends

@@ -106,11 +106,13 @@ def test_weight_gradients_close_the_gaps_of_two_equal_stages():
 
 
 def test_delayed_updates_leave_no_gap_between_steps():
-    stages = [stage_load(**THIRDS, all_reduce_seconds=0.5), stage_load(**THIRDS), stage_load(**THIRDS)]
+    def seconds_with_sum_of(all_reduce_seconds):
+        first = stage_load(**THIRDS, all_reduce_seconds=all_reduce_seconds)
+        stages = pipeline(first, stage_load(**THIRDS), stage_load(**THIRDS), num_microbatches=8)
+        return step_seconds(simulate(replace(stages, drains=False), num_steps=6))[2:-1]
 
-    run = simulate(replace(pipeline(*stages, num_microbatches=8), drains=False), num_steps=6)
-
-    assert step_seconds(run)[2:-1] == pytest.approx([24.5] * 3)
+    assert seconds_with_sum_of(20.0) == pytest.approx([24.0] * 3)
+    assert seconds_with_sum_of(30.0) == pytest.approx([30.0] * 3)
 
 
 def test_too_few_micro_batches_leave_a_gap_that_weight_gradients_cannot_fill():

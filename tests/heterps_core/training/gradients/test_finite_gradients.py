@@ -45,7 +45,8 @@ def train_and_check(model: StageModel) -> None:
         )
         for _ in range(2)
     ]
-    check_losses(runner.train_step(microbatches), step=7, config=CONFIG)
+    (losses,) = runner.train_step(microbatches)
+    check_losses(losses, step=7, config=CONFIG)
     check_gradients(model.layers, step=7, config=CONFIG)
 
 

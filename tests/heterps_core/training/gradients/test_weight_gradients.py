@@ -90,7 +90,7 @@ def train(layers: list[nn.Module], entering: Tensor, num_microbatches: int) -> t
     first: FirstStage = runner._before  # type: ignore[assignment]
     first.begin(runner, num_microbatches)
     batch = make_batch()
-    losses = runner.train_step(
+    (losses,) = runner.train_step(
         [
             MicroBatch(len(labels), ClickBatch(dense=batch.dense, ids=batch.ids, labels=labels))
             for labels in batch.labels.chunk(num_microbatches)
