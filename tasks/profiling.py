@@ -46,6 +46,9 @@ class PlannedJob:
 
     batch_size: int
 
+    evaluated_share: float
+    """Rows that are held out, over those of an epoch."""
+
 
 def planned_job(
     dataset: PreparedDataset,
@@ -64,6 +67,7 @@ def planned_job(
         num_samples=num_samples,
         features=features,
         batch_size=batch_size or default_batch_size(num_samples),
+        evaluated_share=dataset.num_eval_rows / dataset.num_train_rows,
     )
 
 

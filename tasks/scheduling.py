@@ -33,7 +33,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.machine import num_cores
 from heterps_core.profiling.profile_cache import worker_costs_of
 from heterps_core.training.job import DELAYED, TrainingConfig, TrainingJob, default_update_mode
-from tasks.planning.extra_costs import job_extra_costs
+from tasks.planning.extra_costs import job_extra_costs, pause_share
 from tasks.profiling import PlannedJob, ProfiledModel
 
 PROVING_SCHEDULER = "exact"
@@ -110,6 +110,7 @@ def make_problem(
                 throughput_floor_samples_per_s=throughput_floor_samples_per_s,
                 extra_costs=extra_costs,
                 step_model=StepModel.TRAINER if update_mode == DELAYED else StepModel.PAPERS,
+                pause_share=pause_share(job.evaluated_share / num_epochs),
             )
         )
     return problems[0] if len(problems) == 1 else min(problems, key=lambda p: find_optimum(p).cost_usd)

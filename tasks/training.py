@@ -30,6 +30,7 @@ from heterps_core.training.node.host_memory import check_workers_fit
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import TrainingRun
+from tasks.planning.extra_costs import CHECKPOINT_INTERVAL_SECONDS
 from tasks.provisioning import Provisioning, usd_for
 from tasks.running.start import Start
 
@@ -76,10 +77,17 @@ def training_config(
     batch_size: int,
     epochs: int,
     num_stages: int,
+    samples_per_s: float,
     update_mode: str | None,
     **others: Any,
 ) -> TrainingConfig:
-    """Return the numbers of a run; without an update mode, with the one that so many steps want."""
+    """Return the numbers of a run; without an update mode, with the one that so many steps want.
+
+    Args:
+        samples_per_s: Predicted; checkpoints come five times a run, but neither every few seconds nor, where this is
+            known, seldom enough to lose much more than `CHECKPOINT_INTERVAL_SECONDS` of work.
+    """
+    most_steps = max(MOST_CHECKPOINT_STEPS, int(CHECKPOINT_INTERVAL_SECONDS * samples_per_s / batch_size))
     steps = dataset.num_batches(batch_size) * epochs
     update_mode = update_mode or default_update_mode(steps)
     microbatches = delayed_microbatches if update_mode == DELAYED else default_microbatches
@@ -88,7 +96,7 @@ def training_config(
         num_microbatches=microbatches(batch_size, num_stages=num_stages),
         update_mode=update_mode,
         num_epochs=epochs,
-        checkpoint_interval_steps=min(max(steps // 5, LEAST_CHECKPOINT_STEPS), MOST_CHECKPOINT_STEPS),
+        checkpoint_interval_steps=min(max(steps // 5, LEAST_CHECKPOINT_STEPS), most_steps),
         **others,
     )
 

@@ -23,6 +23,7 @@ from tasks.clusters import directory_of_run
 from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, source_name
 from tasks.learning import Learning, learn_from_runs
 from tasks.planning.deadline import deadline_for, explained_by, floor_text, floor_with
+from tasks.planning.extra_costs import pause_share
 from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import ProfiledModel, planned_job, profile_layers
 from tasks.provisioning import check_lifetime, find_offers, provision
@@ -184,6 +185,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
             zone=ZoneInfo(nightly_timezone()),
             num_samples=job.num_samples,
             num_epochs=asked.epochs,
+            pause_share=pause_share(job.evaluated_share / asked.epochs),
         )
     device_types = device_types_to_buy(run.workspace, asked.device_types, asked.markets, run_id=run.run_id)
     profiled = profile_layers(
@@ -250,6 +252,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
         run.dataset,
         epochs=asked.epochs,
         num_stages=len(provisioning.launch_stages),
+        samples_per_s=0.0 if run.is_dry_run else chosen.evaluation.throughput_samples_per_s,
         **{**asked.values_for(TrainingConfig), "batch_size": run.batch_size},
     )
     report = PlanReport(

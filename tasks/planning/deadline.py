@@ -94,9 +94,18 @@ def next_time_of_day(wanted: time, *, now: datetime, zone: ZoneInfo) -> datetime
 
 
 def deadline_for(
-    ready_by: str, *, now: datetime, zone: ZoneInfo, num_samples: float, num_epochs: int
+    ready_by: str,
+    *,
+    now: datetime,
+    zone: ZoneInfo,
+    num_samples: float,
+    num_epochs: int,
+    pause_share: float = 0.0,
 ) -> Deadline:
     """Return what a deadline asks of a plan.
+
+    Args:
+        pause_share: What pauses add to the time of all steps, as a share of it.
 
     Raises:
         InfeasiblePlanError: So little time is left that no throughput would do.
@@ -105,7 +114,7 @@ def deadline_for(
     ready_at = next_time_of_day(parse_time_of_day(ready_by), now=now, zone=zone)
     # In UTC: two times of one zone are subtracted as their clocks show them, wrong by an hour on two nights a year.
     left_s = (ready_at.astimezone(UTC) - now.astimezone(UTC)).total_seconds()
-    training_s = left_s - BEFORE_TRAINING_SECONDS - AFTER_TRAINING_SECONDS
+    training_s = (left_s - BEFORE_TRAINING_SECONDS - AFTER_TRAINING_SECONDS) / (1 + pause_share)
     if training_s <= 0:
         raise InfeasiblePlanError(
             "deadline",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.planning.problem.extra_costs import ExtraCosts
+from heterps_core.planning.simulate.pipeline_load import FORWARD_SHARE
 from heterps_core.training.step_metrics import BUCKET_REPORT_INTERVAL_S
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
@@ -25,8 +26,10 @@ TRANSFER_USD_PER_GB = 0.02
 """Between zones of a region: 0.01 for each direction (aws.amazon.com/ec2/pricing/on-demand, data transfer)."""
 
 CHECKPOINT_SECONDS = 5.0
-"""Assumed pause of all workers for one checkpoint, which is written before the next step begins. It is charged where
-machines may be interrupted, at the interval that then costs least, and not on on-demand machines."""
+"""Assumed pause of all workers for one checkpoint, which is written before the next step begins."""
+
+CHECKPOINT_INTERVAL_SECONDS = 600.0
+"""Between two checkpoints of a long run."""
 
 RESTART_SECONDS = STARTUP_SECONDS + 10.0
 """Assumed, from an interruption to the next step: a new machine starts as the first did, then all meet again
@@ -64,6 +67,15 @@ def job_extra_costs(graph: ModelGraph, *, leave_out: Sequence[str], profiling_us
         checkpoint_seconds=CHECKPOINT_SECONDS,
         restart_seconds=RESTART_SECONDS,
     ).without(leave_out)
+
+
+def pause_share(evaluated_share: float) -> float:
+    """Return what checkpoints and the evaluation behind the last step add to the time of all steps, as a share.
+
+    Args:
+        evaluated_share: Rows that are evaluated over those that are trained in all epochs; they pass forward only.
+    """
+    return CHECKPOINT_SECONDS / CHECKPOINT_INTERVAL_SECONDS + FORWARD_SHARE * evaluated_share
 
 
 def planned_usage(*, state_bytes: float, hours: float, leaves_region: bool) -> StorageUsage:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -32,8 +34,36 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
 
 def config_for(dataset: PreparedDataset, *, num_stages: int) -> TrainingConfig:
     return training_config(
-        dataset, batch_size=4096, epochs=1, seed=0, num_stages=num_stages, update_mode=None
+        dataset,
+        batch_size=4096,
+        epochs=1,
+        seed=0,
+        num_stages=num_stages,
+        samples_per_s=0.0,
+        update_mode=None,
     )
+
+
+def test_a_long_run_is_saved_every_ten_minutes_and_a_short_one_five_times(dataset):
+    """26 million rows a night: 6,347 steps of 4,096."""
+    night: Any = SimpleNamespace(num_batches=lambda batch_size: 26_000_000 // batch_size)
+
+    def interval(samples_per_s: float) -> int:
+        config = training_config(
+            night,
+            batch_size=4096,
+            epochs=1,
+            seed=0,
+            num_stages=1,
+            samples_per_s=samples_per_s,
+            update_mode=None,
+        )
+        return config.checkpoint_interval_steps
+
+    assert interval(4096.0) == 600
+    assert interval(409_600.0) == 6_347 // 5
+    assert interval(0.0) == 200
+    assert config_for(dataset, num_stages=1).checkpoint_interval_steps == 50
 
 
 def provisioned(*stages: Stage, is_dry_run: bool) -> Provisioning:

@@ -89,7 +89,7 @@ class PlanEvaluation:
     throughput_samples_per_s: float
     price_usd_per_hour: float
     run_seconds: float
-    """ETT: wall time of all epochs, without start-up, teardown and interruptions."""
+    """ETT: wall time of all epochs with checkpoints and evaluation, without start-up, teardown and interruptions."""
 
     num_microbatches: int
     """Of the trainer's step; 1 in the papers' model, which has none."""
@@ -137,7 +137,7 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
         load = pipeline_load(problem, stages, num_microbatches=num_microbatches)
         slowest_seconds = max(slowest_seconds, simulate(load).step_seconds)
     throughput_samples_per_s = problem.batch_size / slowest_seconds
-    run_seconds = problem.num_epochs * problem.num_samples / throughput_samples_per_s
+    run_seconds = problem.run_seconds(slowest_seconds)
     return PlanEvaluation(
         stages=parts,
         throughput_samples_per_s=throughput_samples_per_s,

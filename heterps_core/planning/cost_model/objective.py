@@ -2,8 +2,9 @@
 
 With x the longest stage time in seconds, R the price of all instances in USD per hour, the bill of a run is
 
-    E M / B / 3600 * (x h + x0) * (R + r0 + w / (x + x0))  +  fixed USD
+    N / 3600 * (x h + x0) * (R + r0 + w / (x + x0))  +  fixed USD
 
+N are the steps of the run, E M / B, and what pauses for checkpoints and evaluation take, counted as steps.
 x0 are start-up and teardown, spread over the steps; r0 is storage per hour; w the price of what crosses between
 zones in one step (in seconds times USD per hour); h >= 1 is the stretch by interruptions. With all terms off it is
 the planning contract's x * R. Young's checkpoint interval sqrt(2 delta / L) for L interruptions per hour costs a
@@ -126,11 +127,12 @@ def objective_of(problem: SchedulingProblem) -> Objective:
     """Return the objective of a problem."""
     extra = problem.extra_costs
     units = tuple(problem.device_types.values())
-    usd_per_product = problem.num_steps / SECONDS_PER_HOUR
+    num_steps = problem.num_steps * (1 + problem.pause_share)
+    usd_per_product = num_steps / SECONDS_PER_HOUR
     counts_interruptions = extra.checkpoint_seconds > 0 or extra.restart_seconds > 0
     interruptions = np.array([unit.interruptions_per_hour for unit in units]) * counts_interruptions
     return Objective(
-        extra_seconds=(extra.startup_seconds + extra.teardown_seconds) / problem.num_steps,
+        extra_seconds=(extra.startup_seconds + extra.teardown_seconds) / num_steps,
         extra_usd_per_hour=extra.storage_usd_per_hour,
         checkpoint_hours=extra.checkpoint_seconds / SECONDS_PER_HOUR,
         restart_hours=extra.restart_seconds / SECONDS_PER_HOUR,

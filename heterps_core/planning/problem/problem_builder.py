@@ -76,6 +76,7 @@ def build_problem(
     throughput_floor_samples_per_s: float,
     extra_costs: ExtraCosts = NO_EXTRA_COSTS,
     step_model: StepModel = StepModel.PAPERS,
+    pause_share: float = 0.0,
 ) -> SchedulingProblem:
     """Build the planning problem of a model.
 
@@ -88,6 +89,7 @@ def build_problem(
         throughput_floor_samples_per_s: 0 for no floor.
         extra_costs: What is charged besides the units' time.
         step_model: What a step takes.
+        pause_share: What pauses add to the time of all steps.
 
     Raises:
         ConfigurationError: Profiles are missing, are of another model, or have different batch sizes.
@@ -129,6 +131,7 @@ def build_problem(
         extra_costs=extra_costs,
         single_replica_communicates=False,
         step_model=step_model,
+        pause_share=pause_share,
     )
 
 

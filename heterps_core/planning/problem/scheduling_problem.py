@@ -155,6 +155,9 @@ class SchedulingProblem(JsonDocument):
 
     step_model: StepModel = StepModel.PAPERS
 
+    pause_share: NotNegative = 0.0
+    """What checkpoints and the evaluation behind the last step add to the time of all steps, as a share of it."""
+
     def __post_init__(self) -> None:
         check_fields(self)
         for name, unit in self.device_types.items():
@@ -189,6 +192,10 @@ class SchedulingProblem(JsonDocument):
     def num_steps(self) -> float:
         """Training steps over all epochs: E * M / B."""
         return self.num_epochs * self.num_samples / self.batch_size
+
+    def run_seconds(self, step_seconds: float) -> float:
+        """Return the time of all steps, with checkpoints and evaluation."""
+        return self.num_steps * step_seconds * (1 + self.pause_share)
 
     @property
     def stage_seconds_limit(self) -> float:

@@ -131,7 +131,7 @@ def simulation_to_json(
             label.replace(" ", "_"): {
                 "throughput_samples_per_s": problem.batch_size / step_seconds,
                 "step_seconds": step_seconds,
-                "run_seconds": problem.num_steps * step_seconds,
+                "run_seconds": problem.run_seconds(step_seconds),
                 "cost_usd": run_cost_usd(problem, simulation.evaluation, step_seconds=step_seconds),
             }
             for label, step_seconds in _step_seconds(problem, simulation)
@@ -180,7 +180,7 @@ def _speed_table(problem: SchedulingProblem, simulation: PlanSimulation) -> Tabl
                 if label == "planned"
                 else f"{100 * (problem.batch_size / step_seconds / planned - 1):+.1f} %",
                 step_seconds * MS_PER_S,
-                problem.num_steps * step_seconds / SECONDS_PER_HOUR,
+                problem.run_seconds(step_seconds) / SECONDS_PER_HOUR,
                 run_cost_usd(problem, simulation.evaluation, step_seconds=step_seconds),
             )
             for label, step_seconds in _step_seconds(problem, simulation)

@@ -34,6 +34,16 @@ def test_the_floor_is_samples_over_the_time_that_is_left_for_training():
     assert found.text == "floor 10,000 samples/s, to be ready by 06:00 (2026-11-21 06:00 UTC)"
 
 
+def test_checkpoints_and_evaluation_take_their_share_of_the_time_that_is_left():
+    now = datetime(2026, 11, 21, 4, 30, tzinfo=UTC)
+
+    found = deadline_for(
+        "06:00", now=now, zone=ZoneInfo("UTC"), num_samples=25_350_000, num_epochs=2, pause_share=0.1
+    )
+
+    assert found.floor_samples_per_s == pytest.approx(11_000)
+
+
 @pytest.mark.parametrize(
     ("now", "hours"),
     [

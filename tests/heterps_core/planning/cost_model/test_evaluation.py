@@ -5,7 +5,9 @@ import pytest
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
+from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
+from tests.builders import make_problem
 
 
 @pytest.fixture
@@ -115,3 +117,14 @@ def test_one_replica_that_does_not_communicate_only_moves_what_crosses_its_bound
     assert (alone.compute_seconds, alone.communication_seconds) == (4.0, 0.0)
     # Two replicas as ever; one: 2 * 10 * 50 / 1000 of the input cut, times 20/10.
     assert (first.communication_seconds, last.communication_seconds) == (3.0, 2.0)
+
+
+def test_pauses_lengthen_the_run_and_cost_by_the_hour():
+    problem = make_problem(3, num_layers=4, num_types=2)
+    stages = find_optimum(problem).stages
+    plain, paused = (evaluate(replace(problem, pause_share=share), stages) for share in (0.0, 0.25))
+
+    assert paused.run_seconds == pytest.approx(1.25 * plain.run_seconds)
+    assert paused.cost_usd == pytest.approx(1.25 * plain.cost_usd)
+    assert paused.throughput_samples_per_s == plain.throughput_samples_per_s
+    assert find_optimum(replace(problem, pause_share=0.25)).cost_usd == pytest.approx(paused.cost_usd)
