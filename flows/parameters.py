@@ -97,8 +97,8 @@ class ModelParameters(FlowParameters):
     """Number format in which dense layers multiply: float32 or bfloat16. Parameters are float32 in both."""
 
     update_mode: Annotated[str, OneOf("update mode", UPDATE_MODES)] | None = None
-    """When a pipeline applies the gradients of a batch: delayed, while the next one runs, or sync, before it begins,
-    for which it drains in every step; empty for delayed from 1,000 steps on."""
+    """When the gradients of a batch are applied: sync, before the next one begins, for which a pipeline drains in
+    each step; or delayed, two batches later, so that nothing waits. Empty for delayed from 1,000 steps on."""
 
     @property
     def sized_model(self) -> str:
