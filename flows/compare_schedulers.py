@@ -105,11 +105,11 @@ def _compare_measured(workspace: Workspace, asked: CompareParameters) -> None:
         log_step("profile", profiled.summary)
         found = search_measured(
             profiled,
-            dataset=str(dataset.directory),
+            dataset=dataset,
             batch_size=batch_size,
             methods=asked.methods or list(MEASURED_METHODS),
             budget_measurements=asked.budget_measurements,
-            seed=0,
+            num_seeds=asked.seeds,
             num_cores=num_cores(),
         )
         log_block("\n".join(measured_table(model, found, batch_size=batch_size).lines()))

@@ -2,12 +2,13 @@
 
 The schedulers that propose plans and learn from ratings do not ask where ratings come from. Here each plan is run
 on the engine, its step time becomes the bill of a run on these devices, and the bill is what the scheduler is told.
+A measurement takes seconds: none is spent on a plan that is known to fail, and plans that need no search come first.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -29,14 +30,20 @@ Assignment: TypeAlias = tuple[int, ...]
 MeasureStep: TypeAlias = Callable[[Assignment], float]
 """Runs a few steps under a plan and returns the seconds of one; raises HeterpsError where the plan fails."""
 
+RunsAs: TypeAlias = Callable[[Assignment], Hashable | None]
+"""What a plan comes to when it is run, the same for plans that differ in names only; None where it breaks a limit
+that is known before, such as memory."""
+
 MEASURED_METHODS: Mapping[str, Callable[[], ProposingScheduler]] = {
     "genetic": lambda: GeneticScheduler(GeneticSettings(num_parents=8, children_per_generation=8)),
     "reinforce": lambda: ReinforceScheduler(ReinforceSettings(plans_per_round=8, elite_fraction=0.3)),
     "tapp": lambda: TappScheduler(
-        TappSettings(groupings_per_round=4, placements_per_grouping=2), rewards=root_cost_rewards
+        TappSettings(most_groups=8, neighbour_bias=2.0, groupings_per_round=4, placements_per_grouping=2),
+        rewards=root_cost_rewards,
     ),
 }
-"""Methods that learn from so few plans as can be measured: they rate eight a round in place of hundreds."""
+"""Methods that learn from so few plans as can be measured: they rate eight a round in place of hundreds, and begin
+with plans of few stages."""
 
 MOST_REPEATS = 10
 """Plans that may be proposed for each one measured: a policy that has settled draws the same ones for ever."""
@@ -60,7 +67,10 @@ class MeasuredSearch:
     """Each once."""
 
     num_proposed: int
-    """Plans that the scheduler drew, repeated ones included."""
+    """Plans that the scheduler drew, repeated and refused ones included."""
+
+    num_refused: int
+    """Of these, plans beyond a known limit, which were not run."""
 
     search_seconds: float
 
@@ -82,6 +92,8 @@ def search_by_measuring(
     budget_measurements: int,
     penalty_seconds: float,
     seed: int,
+    runs_as: RunsAs = tuple,
+    first_plans: Sequence[Assignment] = (),
 ) -> MeasuredSearch:
     """Let a scheduler propose plans and learn from how long their steps take.
 
@@ -89,28 +101,44 @@ def search_by_measuring(
         scheduler: Proposes plans; never sees the times of the problem's cost model.
         problem: Layers and device types; every unit of every type is one device here.
         measure: Called once for each plan, repeated ones are remembered.
-        budget_measurements: Most plans to measure, failed ones included; at least 1.
-        penalty_seconds: Stands for the step time of a plan that fails; above that of any plan worth having.
+        budget_measurements: Most plans to measure, first and failed ones included; at least 1.
+        penalty_seconds: Stands for the step time of a plan that fails or is refused; above that of any plan worth
+            having.
         seed: Of the scheduler's choices.
+        runs_as: Which plans are the same, and which are refused; every plan is itself by default.
+        first_plans: Measured before the scheduler is asked, as they need no search; it is not told of them.
 
     Raises:
         ConfigurationError: The budget is below 1.
     """
     check_budget(budget_measurements)
     started = time.perf_counter()
-    known: dict[Assignment, MeasuredPlan] = {}
-    num_proposed = 0
+    known: dict[Hashable, MeasuredPlan] = {}
+    num_proposed = num_refused = 0
+
+    def is_within_budget(ran: Hashable | None) -> bool:
+        return ran is None or ran in known or len(known) < budget_measurements
+
+    def step_seconds_of(assignment: Assignment, ran: Hashable | None) -> float:
+        if ran is None:
+            return penalty_seconds
+        if ran not in known:
+            known[ran] = _tried(assignment, measure, penalty_seconds)
+        return known[ran].step_seconds
+
+    for assignment in first_plans:
+        if is_within_budget(ran := runs_as(assignment)):
+            step_seconds_of(assignment, ran)
     proposals = scheduler.propose(problem, budget_evaluations=budget_measurements, seed=seed)
     try:
         batch = next(proposals)
         while len(known) < budget_measurements and num_proposed < MOST_REPEATS * budget_measurements:
             step_seconds = []
             for assignment in map(tuple, batch.tolist()):
-                if assignment not in known:
-                    if len(known) == budget_measurements:
-                        break
-                    known[assignment] = _tried(assignment, measure, penalty_seconds)
-                step_seconds.append(known[assignment].step_seconds)
+                if not is_within_budget(ran := runs_as(assignment)):
+                    break
+                num_refused += ran is None
+                step_seconds.append(step_seconds_of(assignment, ran))
             num_proposed += len(step_seconds)
             batch = proposals.send(
                 Ratings(cost_usd=run_cost_usd(problem, step_seconds), shortfalls=np.zeros(len(step_seconds)))
@@ -122,6 +150,7 @@ def search_by_measuring(
     return MeasuredSearch(
         plans=tuple(known.values()),
         num_proposed=num_proposed,
+        num_refused=num_refused,
         search_seconds=time.perf_counter() - started,
     )
 

@@ -1,6 +1,6 @@
 """A search by measurements on real clicks: the trainer itself runs every plan."""
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
@@ -8,10 +8,13 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.models.model_graph import ModelGraph
 from heterps_core.profiling.layer_profiler import trace_model
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
-from tasks.planning.measured_plans import measured_table, search_measured
+from tasks.planning import measured_plans
+from tasks.planning.measured_plans import measured_table, search_measured, stages_of
 from tasks.profiling import ProfiledModel
+from tests.heterps_core.profiling.builders import EMBEDDING
 
 BATCH_SIZE = 64
 
@@ -47,18 +50,35 @@ def profiled(dataset: PreparedDataset) -> ProfiledModel:
 def test_each_method_runs_as_many_plans_and_the_faster_step_comes_first(profiled, dataset):
     found = search_measured.fn(
         profiled,
-        dataset=str(Path(dataset.directory)),
+        dataset=dataset,
         batch_size=BATCH_SIZE,
-        methods=["genetic", "reinforce"],
+        methods=["genetic", "tapp"],
         budget_measurements=3,
-        seed=0,
+        num_seeds=2,
         num_cores=2,
     )
 
-    assert {each.method for each in found} == {"genetic", "reinforce"}
-    assert [len(each.search.plans) for each in found] == [3, 3]
-    assert found[0].step_seconds <= found[1].step_seconds
-    assert all(each.stages[-1].last_layer == len(profiled.graph.layers) - 1 for each in found)
-    assert [row[0] for row in measured_table("ctrdnn", found, batch_size=BATCH_SIZE).rows] == [
-        each.method for each in found
-    ]
+    last_layer = len(profiled.graph.layers) - 1
+    searches = [search for each in found for search in each.searches]
+    assert {each.method for each in found} == {"genetic", "tapp"}
+    assert [len(search.plans) for search in searches] == [3, 3, 3, 3]
+    # Both begin with the model in one stage and the same cut in two.
+    assert {search.plans[0].assignment for search in searches} == {(0,) * (last_layer + 1)}
+    (half,) = {stages_of(search.plans[1].assignment) for search in searches}
+    assert (half[0].first_layer, half[-1].last_layer, len(half)) == (0, last_layer, 2)
+    assert all(cut[-1].last_layer == last_layer for each in found for cut in each.cuts)
+    table = measured_table("ctrdnn", found, batch_size=BATCH_SIZE)
+    assert [row[0] for row in table.rows] == [each.method for each in found]
+    assert table.rows[0][1] <= table.rows[1][1]
+
+
+def test_as_many_stages_are_run_as_the_free_memory_holds(monkeypatch):
+    """By hand: 0.4 GB a worker beside tables of 1 GB."""
+    tables = replace(EMBEDDING, parameter_bytes=10**9, optimizer_state_bytes=0)
+    graph = ModelGraph(name="tables", layers=(tables,))
+
+    monkeypatch.setattr(measured_plans, "available_bytes", lambda: 2_300_000_000)
+    assert measured_plans._most_stages(graph, num_train_rows=0) == 3
+
+    monkeypatch.setattr(measured_plans, "available_bytes", lambda: 0)
+    assert measured_plans._most_stages(graph, num_train_rows=0) == 1

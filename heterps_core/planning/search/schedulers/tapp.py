@@ -31,6 +31,9 @@ class TappSettings:
     most_groups: int = 16
     """G, or as many as there are layers; the ancestor has 20 per device for graphs of thousands of operations."""
 
+    neighbour_bias: float = 0.0
+    """How much the policy prefers one group for neighbouring layers, see `neighbour_logits`; 0 as published."""
+
     groupings_per_round: int = 8
     """m."""
 
@@ -101,6 +104,7 @@ class TappScheduler(PolicyGradientScheduler):
                 num_partition_hidden=settings.num_partition_hidden,
                 num_allocation_hidden=settings.num_allocation_hidden,
                 tanh_constant=settings.tanh_constant,
+                neighbour_bias=settings.neighbour_bias,
             )
         generator = torch.Generator().manual_seed(seed)
         optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate)

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from heterps_core.errors import ConfigurationError, TrainingError
-from heterps_core.planning.search.measured_search import run_cost_usd, search_by_measuring
+from heterps_core.planning.search.measured_search import (
+    MEASURED_METHODS,
+    run_cost_usd,
+    search_by_measuring,
+)
 from heterps_core.planning.search.schedulers.reinforce import ReinforceScheduler, ReinforceSettings
 from heterps_core.planning.search.schedulers.tapp import TappScheduler, TappSettings, root_cost_rewards
 from tests.builders import make_problem
@@ -71,7 +75,7 @@ def test_the_search_finds_the_fastest_of_all_plans(new_scheduler):
     assert stopwatch.seconds(fastest.assignment) == fastest.step_seconds
 
 
-@pytest.mark.parametrize("new_scheduler", [new_tapp, new_reinforce])
+@pytest.mark.parametrize("new_scheduler", [new_tapp, new_reinforce, MEASURED_METHODS["genetic"]])
 def test_no_plan_is_measured_twice_and_none_beyond_the_budget(new_scheduler):
     stopwatch = Stopwatch()
 
@@ -80,6 +84,44 @@ def test_no_plan_is_measured_twice_and_none_beyond_the_budget(new_scheduler):
     assert len(stopwatch.measured) == len(set(stopwatch.measured)) == 21
     assert [plan.assignment for plan in found.plans] == stopwatch.measured
     assert found.num_proposed >= 21
+
+
+def at_most_three_stages(plan):
+    """The stopwatch's own limit, known before: a plan by its borders, None beyond the limit."""
+    borders = tuple(layer for layer in range(1, NUM_LAYERS) if plan[layer] != plan[layer - 1])
+    return borders if len(borders) <= 2 else None
+
+
+def test_a_plan_beyond_a_known_limit_is_told_as_failed_and_never_measured():
+    stopwatch = Stopwatch()
+
+    found = search(new_tapp(), stopwatch, runs_as=at_most_three_stages, budget_measurements=12)
+
+    assert found.num_refused > 0
+    assert not any(plan.has_failed for plan in found.plans)
+    assert all(at_most_three_stages(plan) is not None for plan in stopwatch.measured)
+    assert len(stopwatch.measured) == 12  # refused plans take nothing of the budget
+
+
+def test_plans_that_run_alike_are_measured_once():
+    stopwatch = Stopwatch()
+
+    search(new_tapp(), stopwatch, runs_as=at_most_three_stages, budget_measurements=60)
+
+    # By hand: one stage, 5 cuts in two and 10 in three; each may have either device first.
+    assert len(stopwatch.measured) <= 16
+    assert len({at_most_three_stages(plan) for plan in stopwatch.measured}) == len(stopwatch.measured)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 10])
+def test_the_first_plans_are_measured_first_and_within_the_budget(budget):
+    stopwatch, first_plans = Stopwatch(), [(0,) * NUM_LAYERS, (0, 0, 0, 1, 1, 1)]
+
+    found = search(new_tapp(), stopwatch, first_plans=first_plans, budget_measurements=budget)
+
+    assert stopwatch.measured[:2] == first_plans[:budget]
+    assert len(found.plans) == budget
+    assert found.fastest(1)[0].step_seconds <= stopwatch.seconds(first_plans[0])
 
 
 def test_a_budget_above_the_number_of_plans_comes_to_an_end():

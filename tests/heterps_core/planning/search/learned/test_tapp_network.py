@@ -13,6 +13,7 @@ from heterps_core.planning.search.learned.tapp_network import (
     group_vectors,
     layer_inputs,
     metric_entries,
+    neighbour_logits,
     successor_entries,
 )
 from tests.builders import make_problem
@@ -20,7 +21,7 @@ from tests.builders import make_problem
 NUM_GROUPS, NUM_TYPES, NUM_HIDDEN = 3, 2, 5
 
 
-def make_policy(inputs, *, num_groups=NUM_GROUPS, num_types=NUM_TYPES, seed=0):
+def make_policy(inputs, *, num_groups=NUM_GROUPS, num_types=NUM_TYPES, neighbour_bias=0.0, seed=0):
     torch.manual_seed(seed)
     return TappPolicy(
         inputs,
@@ -29,6 +30,7 @@ def make_policy(inputs, *, num_groups=NUM_GROUPS, num_types=NUM_TYPES, seed=0):
         num_partition_hidden=8,
         num_allocation_hidden=NUM_HIDDEN,
         tanh_constant=1.0,
+        neighbour_bias=neighbour_bias,
     )
 
 
@@ -229,3 +231,22 @@ def test_the_gradient_is_that_of_the_expected_reward():
 
     torch.testing.assert_close(estimate, exact, atol=0.05, rtol=0)
     assert exact.abs().max() > 0.05
+
+
+def test_with_a_neighbour_bias_untrained_plans_have_few_stages():
+    inputs = layer_inputs(make_problem(0, num_layers=16, num_types=2))
+
+    def mean_stages(neighbour_bias):
+        policy = make_policy(inputs, num_groups=8, neighbour_bias=neighbour_bias)
+        plans = policy.sample(50, 4, torch.Generator().manual_seed(0)).plans.numpy()
+        return 1 + (plans[:, 1:] != plans[:, :-1]).sum(axis=1).mean()
+
+    # 16 layers on two devices at random have 8.5 stages; 8 groups of neighbours have 4.5.
+    assert mean_stages(0.0) > 6
+    assert mean_stages(2.0) < 5
+
+
+def test_neighbour_logits_are_squares_of_distances_in_groups():
+    # By hand: layers at 1/8, 3/8, 5/8, 7/8 and groups at 1/4, 3/4 of the chain.
+    by_hand = [[-3 / 16, -75 / 16], [-3 / 16, -27 / 16], [-27 / 16, -3 / 16], [-75 / 16, -3 / 16]]
+    assert neighbour_logits(4, 2, bias=3.0).numpy() == pytest.approx(np.array(by_hand))
