@@ -273,7 +273,8 @@ class CompareParameters(FlowParameters):
     """Parameters of compare-schedulers, which compares search methods on the same problems, evaluations and seeds."""
 
     models: list[str] | None = None
-    """Models to plan for a night's job; empty for all, or for none where problem files are given."""
+    """Models to plan for a night's job, with and without a floor and caps; empty for all, or for none where problem
+    files are given."""
 
     problem: list[str] | None = None
     """Problem files to compare on; may be given more than once."""
@@ -293,13 +294,13 @@ class CompareParameters(FlowParameters):
     throughput_floor_samples_per_s: Throughput = 0.0
     """Least throughput of a plan for a model in samples/s; 0 for none."""
 
-    seeds: Count = 3
+    seeds: Count = 5
     """How many seeds each method searches with, from 0."""
 
-    budget_evaluations: Count = 10_000
-    """Plans that each search may rate."""
+    budget_evaluations: Count = 2_000
+    """Plans that each search may rate; as many as for a night by default."""
 
-    max_seconds_per_search: Annotated[float, of_unit("seconds", ge=1)] = 20.0
+    max_seconds_per_search: Annotated[float, of_unit("seconds", ge=1)] = 10.0
     """A method that takes longer gets a tenth of the evaluations, or its own default."""
 
     output: str | None = None

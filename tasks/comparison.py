@@ -1,5 +1,8 @@
 """Every search method against the same problems, with the same evaluations and seeds, one after the other.
 
+Each model makes two problems, one without a floor and one with a floor and caps that bind, and each of them is
+searched by the papers' closed form of a step and by the trainer's own.
+
 That a method finds no plan, takes no such problem, fails or does not end is an answer with its reason; nothing that
 one method does ends the comparison.
 """
@@ -7,15 +10,16 @@ one method does ends the comparison.
 from __future__ import annotations
 
 import math
-import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.hardware import InstanceOffer
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
+from heterps_core.planning.search.optimum import find_optimum, highest_throughput
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.training.job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT
@@ -29,6 +33,12 @@ WARM_UP_EVALUATIONS = 256
 """Of each method before the clock runs, as the first search of a process loads parts of torch."""
 
 
+NO_FLOOR, FLOOR_AND_CAPS, AS_GIVEN = "no floor", "floor and caps", "as given"
+"""Conditions of the problems of a model, and of one from a file."""
+
+CAPPED_SHARE, FLOOR_SHARE = 0.75, 0.8
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedProblem:
     """A problem that the methods are compared on."""
@@ -37,6 +47,7 @@ class ComparedProblem:
     """Of the model, or the file as it was given."""
 
     problem: SchedulingProblem
+    conditions: str = AS_GIVEN
     estimated_device_types: tuple[str, ...] = ()
     """Whose times are a roofline and not a measurement; not known of a file."""
 
@@ -50,37 +61,40 @@ class MethodSummary:
     results: tuple[SearchResult, ...]
     """Of the seeds that led to a plan, in their order."""
 
+    cpu_seconds: tuple[float, ...]
+    """Of the searches with their proofs, also of those without a plan."""
+
     remark: str = ""
     """Why there are no more results, or what is different about them."""
 
     @property
-    def typical(self) -> SearchResult | None:
-        """The result of median cost, the cheaper of the middle two; None where no seed led to a plan."""
-        if not self.results:
-            return None
-        return sorted(self.results, key=lambda result: result.plan.cost_usd)[(len(self.results) - 1) // 2]
+    def gaps(self) -> tuple[float, ...]:
+        """How far each plan may be above the cheapest one, as a share of the proven bound."""
+        return tuple(result.plan.optimality_gap for result in self.results)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProblemOutcome:
+    """What all methods found for one problem."""
+
+    compared: ComparedProblem
+    summaries: tuple[MethodSummary, ...]
+    """In the order in which the methods were given."""
 
     @property
-    def median_seconds(self) -> float:
-        """Of the searches alone."""
-        return statistics.median(result.search_seconds for result in self.results)
-
-    @property
-    def largest_gap(self) -> float:
-        """Of the seeds that led to a plan."""
-        return max(result.plan.optimality_gap for result in self.results)
+    def best(self) -> SearchResult | None:
+        """The cheapest plan that any method found with any seed."""
+        results = [result for summary in self.summaries for result in summary.results]
+        return min(results, key=lambda result: result.plan.cost_usd, default=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """All methods on all problems."""
 
-    problems: tuple[ComparedProblem, ...]
+    outcomes: tuple[ProblemOutcome, ...]
     left_out: Mapping[str, str]
     """Models of which no problem could be made, with the reason."""
-
-    summaries: Mapping[str, tuple[MethodSummary, ...]]
-    """Problem name -> a summary for each method, the cheapest first and those without a plan last."""
 
     num_seeds: int
     budget_evaluations: int
@@ -122,7 +136,7 @@ def problems_of_models(
     device_types: Sequence[str],
     throughput_floor_samples_per_s: float,
 ) -> tuple[list[ComparedProblem], dict[str, str]]:
-    """Make the problem of a night's job for each model; return them, and what cannot be made with the reason."""
+    """Make the problems of a night's job for each model; return them, and what cannot be made with the reason."""
     problems: list[ComparedProblem] = []
     left_out: dict[str, str] = {}
     for model in dict.fromkeys(models):
@@ -136,19 +150,52 @@ def problems_of_models(
                 num_epochs=1,
                 throughput_floor_samples_per_s=throughput_floor_samples_per_s,
             )
+            under = {NO_FLOOR: problem, FLOOR_AND_CAPS: with_floor_and_caps(problem)}
         except HeterpsError as error:
             left_out[model] = reason_in_one_line(error)
             log_step("left out", f"{model}: {left_out[model]}")
             continue
         log_step("profile", profiled.summary)
-        problems.append(
+        problems += [
             ComparedProblem(
                 name=model,
-                problem=problem,
+                problem=replace(each, step_model=step_model),
+                conditions=conditions,
                 estimated_device_types=profiled.estimated_device_types,
             )
-        )
+            for conditions, each in under.items()
+            for step_model in StepModel
+        ]
     return problems, left_out
+
+
+def with_floor_and_caps(problem: SchedulingProblem) -> SchedulingProblem:
+    """Return a problem whose cheapest plan is forbidden by caps and whose floor is near what they allow.
+
+    Of each device type that the cheapest plan uses, at most three quarters of its units may be taken, unless the
+    model fits into no memory then; the floor is 80 % of the highest throughput with these caps, of the step model
+    with which that is lower. By the trainer's step it is the throughput of the formula, which plans of many stages
+    miss.
+
+    Raises:
+        InfeasiblePlanError: The problem has no plan.
+    """
+    used = Counter[str]()
+    for stage in find_optimum(problem).stages:
+        used[stage.device_type] += stage.num_replicas
+    capped = replace(problem, throughput_floor_samples_per_s=0.0)
+    highest = _highest_throughput(capped)
+    for name, num_units in used.items():
+        most = max(1, math.floor(CAPPED_SHARE * num_units))
+        unit = replace(capped.device_types[name], max_units=most)
+        tighter = replace(capped, device_types={**capped.device_types, name: unit})
+        if reachable := _highest_throughput(tighter):
+            capped, highest = tighter, reachable
+    return replace(capped, throughput_floor_samples_per_s=float(f"{FLOOR_SHARE * highest:.2g}"))
+
+
+def _highest_throughput(problem: SchedulingProblem) -> float:
+    return min(highest_throughput(replace(problem, step_model=step_model)) for step_model in StepModel)
 
 
 def profiled_job(
@@ -187,16 +234,19 @@ def compare(
         budget = min(terms.budget_evaluations, WARM_UP_EVALUATIONS)
         _search(problems[0].problem, method, seed=0, budget_evaluations=budget, terms=terms)
     started = time.perf_counter()
-    summaries = {}
+    outcomes = []
     for compared in problems:
-        found = [compare_method(compared.problem, method, terms) for method in methods]
-        summaries[compared.name] = tuple(sorted(found, key=_rank))
+        found = tuple(compare_method(compared.problem, method, terms) for method in methods)
+        outcomes.append(ProblemOutcome(compared=compared, summaries=found))
         num_found = sum(bool(summary.results) for summary in found)
-        log_step("compared", f"{compared.name}: {num_found} of {len(found)} methods found a plan")
+        log_step(
+            "compared",
+            f"{compared.name}, {compared.conditions}, {compared.problem.step_model}: {num_found} of {len(found)} "
+            f"methods found a plan",
+        )
     return Comparison(
-        problems=tuple(problems),
+        outcomes=tuple(outcomes),
         left_out=left_out,
-        summaries=summaries,
         num_seeds=terms.num_seeds,
         budget_evaluations=terms.budget_evaluations,
         seconds=time.perf_counter() - started,
@@ -212,9 +262,12 @@ def compare_method(problem: SchedulingProblem, method: str, terms: Terms) -> Met
     budget = terms.budget_evaluations
     results: list[SearchResult] = []
     remarks: list[str] = []
+    cpu_seconds: list[float] = []
     seed = 0
     while seed < terms.num_seeds:
+        started = time.process_time()
         found = _search(problem, method, seed=seed, budget_evaluations=budget, terms=terms)
+        cpu_seconds.append(time.process_time() - started)
         seed += 1
         if isinstance(found, SearchResult):
             results.append(found)
@@ -226,6 +279,7 @@ def compare_method(problem: SchedulingProblem, method: str, terms: Terms) -> Met
                 f"{terms.budget_evaluations:,} took more than {terms.max_seconds:g} s; {budget:,} instead"
             ]
             results.clear()
+            cpu_seconds.clear()
             seed = 0
         else:
             results.clear()
@@ -235,6 +289,7 @@ def compare_method(problem: SchedulingProblem, method: str, terms: Terms) -> Met
         method=method,
         num_seeds=terms.num_seeds,
         results=tuple(results),
+        cpu_seconds=tuple(cpu_seconds),
         remark="; ".join(dict.fromkeys(remarks)),
     )
 
@@ -249,12 +304,3 @@ def _search(
     )
     found: SearchResult | Exception = state.result(raise_on_failure=False)
     return found
-
-
-def _rank(summary: MethodSummary) -> tuple[float, float, str]:
-    """Return what summaries are sorted by: the cost, of equal costs the time, and methods without a plan last."""
-    typical = summary.typical
-    if typical is None:
-        return math.inf, math.inf, summary.method
-    # The same plan summed in another order differs in the last digits.
-    return float(f"{typical.plan.cost_usd:.9g}"), summary.median_seconds, summary.method

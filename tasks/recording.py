@@ -126,13 +126,13 @@ def record_comparison(
         run,
         {
             "comparison/seconds": comparison.seconds,
-            "comparison/problems": float(len(comparison.problems)),
+            "comparison/problems": float(len(comparison.outcomes)),
             "comparison/seeds": float(comparison.num_seeds),
             "comparison/budget_evaluations": float(comparison.budget_evaluations),
         },
     )
-    for number, compared in enumerate(comparison.problems):
-        client.log_dict(run.mlflow_run_id, compared.problem.to_json(), f"problems/{number}.json")
+    for number, outcome in enumerate(comparison.outcomes):
+        client.log_dict(run.mlflow_run_id, outcome.compared.problem.to_json(), f"problems/{number}.json")
     close_run(workspace, run, status="FINISHED", reason="completed")
     return run
 

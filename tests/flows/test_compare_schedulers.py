@@ -76,18 +76,18 @@ def problem_files(tmp_path_factory):
 
 
 def tables_of(markdown):
-    """Read Markdown tables back: heading -> method -> column -> cell."""
-    tables, heading, header = {}, "", []
+    """Read Markdown tables back: caption -> method -> column -> cell."""
+    tables, caption, header = {}, "", []
     for line in markdown.splitlines():
-        if line.startswith("## "):
-            heading, header = line[3:], []
-            tables[heading] = {}
+        if line.startswith("**") and line.endswith("**"):
+            caption, header = line.strip("*"), []
+            tables[caption] = {}
         elif line.startswith("|"):
             cells = [cell.strip() for cell in line.strip("|").split("|")]
             if not header:
                 header = cells
             elif set(cells) != {"---"}:
-                tables[heading][cells[0]] = dict(zip(header, cells, strict=True))
+                tables[caption][cells[0]] = dict(zip(header, cells, strict=True))
     return tables
 
 
@@ -99,20 +99,22 @@ def test_tables_and_record_say_what_the_searches_found(workspace, problem_files,
         problem=problem_files, methods=METHODS, seeds=2, budget_evaluations=BUDGET, output=str(output)
     )
 
-    tables = tables_of(output.read_text())
-    assert list(tables) == problem_files
-    for file in problem_files:
-        problem = SchedulingProblem.load(Path(file))
-        for method in METHODS:
-            row = tables[file][method]
-            if (file, method) == (problem_files[1], "gpu-only"):
-                assert (row["plans"], row["USD per run"]) == ("0/2", "-")
-                assert row["remark"].count("9090.91 samples/s") == 1  # each reason once
+    overview, gaps = tables_of(output.read_text()).values()
+    for method in METHODS:
+        missed = [problem_files[1]] * (method == "gpu-only")
+        assert overview[method]["with a plan"] == ("2/4" if missed else "4/4")
+        for file in problem_files:
+            cell = gaps[method][f"{file} (3 layers)"]
+            if file in missed:
+                assert cell == "-"
                 continue
-            plan = get_scheduler(method).search(problem, budget_evaluations=BUDGET, seed=0).plan
-            assert (row["plans"], row["remark"]) == ("2/2", "")
-            assert float(row["USD per run"]) == pytest.approx(plan.cost_usd, rel=1e-5)
-            assert row["evaluations"] == str(plan.num_evaluations)
+            plan = (
+                get_scheduler(method)
+                .search(SchedulingProblem.load(Path(file)), budget_evaluations=BUDGET, seed=0)
+                .plan
+            )
+            assert float(cell.strip("%")) == pytest.approx(100 * plan.optimality_gap, abs=0.06)
+    assert output.read_text().count("9090.91 samples/s") == 1  # each reason once
     client = MlflowClient(workspace.tracking_uri)
     experiment = client.get_experiment_by_name("compare-schedulers")
     [run] = client.search_runs(
@@ -142,16 +144,15 @@ def test_a_method_with_a_defect_and_one_without_end_are_rows(workspace, problem_
         output=str(output),
     )
 
-    rows = tables_of(output.read_text())[problem_files[0]]
-    assert rows["broken"]["remark"] == "failed: ZeroDivisionError: a defect"
-    assert (rows["slow"]["evaluations"], rows["slow"]["plans"]) == ("2", "2/2")
-    assert rows["slow"]["remark"] == "70 took more than 1 s; 2 instead"
-    assert (rows["endless"]["plans"], rows["endless"]["remark"]) == (
-        "0/2",
-        "7 evaluations took more than 1 s",
-    )
-    assert rows["cpu-only"]["plans"] == "2/2"
-    assert rows["brute-force"]["evaluations"] == "8"
+    text = output.read_text()
+    overview, _ = tables_of(text).values()
+    assert "- **broken**: failed: ZeroDivisionError: a defect\n" in text
+    assert "- **slow**: 70 took more than 1 s; 2 instead\n" in text
+    assert "- **endless**: 7 evaluations took more than 1 s\n" in text
+    assert (overview["slow"]["plans rated"], overview["slow"]["with a plan"]) == ("2", "2/2")
+    assert overview["endless"]["with a plan"] == overview["broken"]["with a plan"] == "0/2"
+    assert overview["cpu-only"]["with a plan"] == "2/2"
+    assert overview["brute-force"]["plans rated"] == "8"
 
 
 @pytest.mark.slow
@@ -167,9 +168,15 @@ def test_models_are_planned_for_a_night_and_one_that_cannot_be_made_is_left_out(
     )
 
     text = output.read_text()
-    assert tables_of(text)["nce"]["exact"]["plans"] == "1/1"
-    assert "1,000,000,000 samples" in text
-    assert "Times are estimated, not measured, for cpu-c7i, gpu-t4." in text
+    tables = tables_of(text)
+    for step in ("the papers' closed form", "the trainer's step"):
+        assert tables[f"2 problems by {step}"]["exact"]["with a plan"] == "2/2"
+        for conditions in ("no floor", "floor and caps"):
+            assert tables[f"Median gap / worst gap by {step}, {conditions}"]["exact"]["nce (5 layers)"] != "-"
+    assert list(tables["The cheapest plans found by each step model"]) == [
+        *("nce, no floor", "nce, floor and caps")
+    ]
+    assert "times are estimated, not measured, for cpu-c7i, gpu-t4." in text
     assert "- **json:no_such_function**: " in text
 
 
