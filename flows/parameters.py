@@ -298,10 +298,10 @@ class CompareParameters(FlowParameters):
     """How many seeds each method searches with, from 0."""
 
     budget_evaluations: Count = 2_000
-    """Plans that each search may rate; as many as for a night by default."""
+    """Plans that each search may rate, where the method's own default is not less; as many as a night by default."""
 
-    max_seconds_per_search: Annotated[float, of_unit("seconds", ge=1)] = 10.0
-    """A method that takes longer gets a tenth of the evaluations, or its own default."""
+    max_seconds_per_search: Annotated[float, of_unit("seconds", ge=1)] = 120.0
+    """A method that takes longer is given up on the problem."""
 
     output: str | None = None
     """Markdown file for the tables; empty for none."""

@@ -125,7 +125,7 @@ def record_comparison(
         workspace,
         run,
         {
-            "comparison/seconds": comparison.seconds,
+            "comparison/cpu_seconds": comparison.cpu_seconds,
             "comparison/problems": float(len(comparison.outcomes)),
             "comparison/seeds": float(comparison.num_seeds),
             "comparison/budget_evaluations": float(comparison.budget_evaluations),

@@ -51,7 +51,7 @@ def comparison_document(comparison: Comparison, *, command: str, finished_at: da
         title="Comparison of the search methods",
         summary=f"`{command}`, {finished_at:%Y-%m-%d}, on {this_machine()}; "
         + ", ".join(f"{name} {number}" for name, number in versions.items())
-        + f"; {comparison.seconds / 60:.1f} minutes.",
+        + f"; {comparison.cpu_seconds / 60:.1f} CPU minutes.",
         sections=sections,
     )
 

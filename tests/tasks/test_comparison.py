@@ -35,7 +35,7 @@ def found(method, seed, gap):
     """A search that ended at a cost of the bound times 1 + gap, with the bound at the cost of the usual plan."""
     result = make_result(PROBLEM, scheduler=method)
     plan = replace(result.plan, cost_usd=COST_USD * (1 + gap), optimality_gap=gap, seed=seed)
-    return replace(result, plan=plan, search_seconds=1.0 + seed)
+    return replace(result, plan=plan)
 
 
 def summary(method, *results, num_seeds=2, remark=""):
@@ -73,7 +73,7 @@ def comparison():
         left_out={"broken-model": "cannot be built"},
         num_seeds=2,
         budget_evaluations=1_000,
-        seconds=90.0,
+        cpu_seconds=90.0,
     )
 
 
@@ -82,7 +82,7 @@ def test_markdown_says_how_to_make_it_again_and_what_is_uncertain(comparison):
 
     assert "`python -m flows.compare_schedulers`, 2026-11-21, on " in text
     assert "torch 2." in text
-    assert "; 1.5 minutes." in text
+    assert "; 1.5 CPU minutes." in text
     assert "at most 1,000 plans" in text
     assert "estimated, not measured, for gpu-t4" in text
     assert "- **broken-model**: cannot be built" in text
@@ -132,7 +132,7 @@ def test_a_plan_of_the_closed_form_stands_beside_the_best_one_by_the_trainers_st
 
     text = markdown(
         comparison_document(
-            Comparison(outcomes=outcomes, left_out={}, num_seeds=1, budget_evaluations=10, seconds=1.0),
+            Comparison(outcomes=outcomes, left_out={}, num_seeds=1, budget_evaluations=10, cpu_seconds=1.0),
             **ORIGIN,
         )
     )
