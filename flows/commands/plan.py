@@ -25,7 +25,7 @@ Search the cheapest plan for a planning problem and print it with its proof and 
 examples:
   heterps plan problem.json --scheduler exact
   heterps plan problem.json --scheduler reinforce --seed 7 --budget-evaluations 100000 --output plan.json
-  heterps plan problem.json --scheduler exact --leave-out startup --leave-out storage --explain none
+  heterps plan problem.json --scheduler exact --leave-out-costs startup storage --explain none
 
 exit status: 0 with a plan; 2 where the problem or an argument is malformed; 3 where no plan exists.
 """
@@ -59,11 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="most plans to rate (default: the scheduler's own)",
     )
     parser.add_argument(
-        "--leave-out",
-        action="append",
+        "--leave-out-costs",
+        action="extend",
+        nargs="+",
         default=[],
         metavar="TERM",
-        help=f"plan without this cost, may be repeated; one of: {', '.join(COST_TERMS)}",
+        help=f"plan without these costs, of: {', '.join(COST_TERMS)}",
     )
     parser.add_argument(
         "--explain",
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
     scheduler = get_scheduler(options.scheduler)
     if options.seed < 0:
         raise ConfigurationError(f"--seed must not be negative, got {options.seed}")
-    problem = _load_problem(options.problem, leave_out=options.leave_out)
+    problem = _load_problem(options.problem, leave_out=options.leave_out_costs)
     budget = options.budget_evaluations
     result = scheduler.search(
         problem,

@@ -24,7 +24,7 @@ Time each layer of a model alone on this machine: forward, backward and update, 
 
 examples:
   heterps profile --model ctrdnn
-  heterps profile --model my_models:build --batch-size 1024 --device-type gpu-t4 --output profiles.json
+  heterps profile --model my_models:build --batch-size 1024 --device-types gpu-t4 --output profiles.json
   heterps profile --batch-size 4096 --device cuda --output profiles.json
 
 exit status: 0 with a profile; 2 where an argument cannot be used.
@@ -54,11 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"rows that are trained at once (default: {DEFAULT_BATCH_SIZE})",
     )
     parser.add_argument(
-        "--device-type",
-        action="append",
+        "--device-types",
+        action="extend",
+        nargs="+",
         default=[],
         metavar="NAME",
-        help=f"estimate for this type too, may be repeated; one of: {', '.join(sorted(DEVICE_TYPES))}",
+        help=f"estimate for these types too, of: {', '.join(sorted(DEVICE_TYPES))}",
     )
     parser.add_argument(
         "--device",
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
     # Always measured again: a person who asks on the command line wants to see this machine as it is now.
     if options.device == "cuda":
         require_cuda()
-    profiles = profile_model(request, trace_model(request), options.device_type, cache_directory=None)
+    profiles = profile_model(request, trace_model(request), options.device_types, cache_directory=None)
     if options.device == "cuda":
         on_gpu = measure_in_fresh_process(replace(request, device="cuda"))
         profiles = {**profiles, on_gpu.device_type: on_gpu}

@@ -36,7 +36,7 @@ def test_the_table_shows_times_and_what_follows_from_them():
 
 def test_an_unknown_device_type_is_answered_with_the_known_ones_before_anything_is_measured():
     with pytest.raises(UnknownNameError, match=r"known are: .*cpu-c5.*gpu-t4.*local-cpu"):
-        run(parse("--device-type", "gpu-t5"))
+        run(parse("--device-types", "gpu-t5"))
 
 
 def test_profiles_are_written_by_device_type(tmp_path):

@@ -59,7 +59,7 @@ def command_result(tmp_path_factory, request_for_dataset):
     output = tmp_path_factory.mktemp("profiles") / "profiles.json"
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    options = parser.parse_args(f"--batch-size {BATCH_SIZE} --device-type gpu-t4 --output {output}".split())
+    options = parser.parse_args(f"--batch-size {BATCH_SIZE} --device-types gpu-t4 --output {output}".split())
     num_threads = torch.get_num_threads()
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "ProfileRequest", lambda **asked: request_for_dataset)
