@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -14,9 +15,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import Market
 from heterps_core.planning.explain.text import explanation_text
 from heterps_core.training.storage.run_directory import STEPS, RunDirectory
+from infra.billing.bill import Bill
 from infra.workspace import Workspace
 from tasks.comparison import Comparison
 from tasks.data import PreparedClicks
@@ -39,10 +40,11 @@ STORE_POLL_S = 5.0
 
 
 @task(name="record plan", cache_policy=NO_CACHE)
-def record_plan(workspace: Workspace, report: PlanReport) -> None:
+def record_plan(workspace: Workspace, report: PlanReport, bills: Sequence[Bill] = ()) -> None:
     """Write plan, searches and their figures to MLflow.
 
-    The chosen plan's figures stand on the parent run too, as the comparison page folds children away.
+    The chosen plan's figures stand on the parent run too, as the comparison page folds children away; with the
+    markets of the machines that the bills name, which may be others than the plan's.
     """
     run, chosen, client = report.tracked, report.chosen, client_of(workspace)
     for tag, text in experiment_tags().items():
@@ -53,7 +55,8 @@ def record_plan(workspace: Workspace, report: PlanReport) -> None:
             workspace, run, result, _settings(report, name), is_chosen=name == report.searches.taken
         )
     trained_with = {f"training.{name}": str(value) for name, value in asdict(report.config).items()}
-    tracking.record_settings(workspace, run, _settings(report, report.searches.taken) | trained_with)
+    settings = _settings(report, report.searches.taken) | {"market": _bought_in(report, bills)}
+    tracking.record_settings(workspace, run, settings | trained_with)
     tracking.record_metrics(workspace, run, {**tracking.plan_metrics(chosen), **report.plan_metrics()})
     documents = {
         "plan": chosen.plan,
@@ -191,7 +194,22 @@ def _settings(report: PlanReport, scheduler: str) -> dict[str, str]:
         plan.stages,
         method=scheduler,
         model=report.model,
-        market=Market.ON_DEMAND,
         batch_size=report.problem.batch_size,
         seed=plan.seed,
     )
+
+
+def _bought_in(report: PlanReport, bills: Sequence[Bill]) -> str:
+    """Return the markets of each stage's machines: those that were rented, else those that the plan would rent."""
+    rented = [
+        (line.stage, line.market)
+        for bill in bills
+        if not bill.is_dry_run
+        for line in bill.lines
+        if not line.is_waste
+    ]
+    planned = [(group.stage, str(group.offer.market)) for group in report.provisioning.cloud_plan.groups]
+    stages: dict[int, set[str]] = {}
+    for stage, market in rented or planned:
+        stages.setdefault(stage, set()).add(market)
+    return " | ".join(" + ".join(sorted(markets)) for _, markets in sorted(stages.items()))

@@ -147,7 +147,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         best_reachable=run.clicks.best_reachable,
         bills=bills_of_run(run.workspace, run.asked.provider, run.run_id),
     )
-    record_plan(run.workspace, planned)
+    record_plan(run.workspace, planned, report.bills)
     record_run(run.workspace, report)
     decision = _judged(run, report, version)
     text = publish_report(run.workspace, report, decision=decision)

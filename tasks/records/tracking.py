@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from heterps_core.device_types import get_device_type
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.units import SAMPLES_PER_MILLION, SECONDS_PER_HOUR
@@ -54,18 +55,19 @@ class TrackedRun:
 
 
 def run_settings(
-    stages: Sequence[Stage], *, method: str, model: str, market: str, batch_size: int, seed: int
+    stages: Sequence[Stage], *, method: str, model: str, batch_size: int, seed: int
 ) -> dict[str, str]:
     """Return the parameters that every run has, parent or child, so that columns line up.
 
-    `device_types` and `replicas` are in the order of the stages, for instance "cpu-c7i | gpu-t4" and "4 | 1".
+    `device_types`, `replicas` and `market` are in the order of the stages: "cpu-c7i-spot | gpu-t4", "4 | 1" and
+    "spot | on-demand".
     """
     return {
         "method": method,
         "model": model,
         "device_types": " | ".join(stage.device_type for stage in stages),
         "replicas": " | ".join(str(stage.num_replicas) for stage in stages),
-        "market": market,
+        "market": " | ".join(get_device_type(stage.device_type).market for stage in stages),
         "batch_size": str(batch_size),
         "seed": str(seed),
     }

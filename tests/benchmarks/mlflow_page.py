@@ -145,9 +145,7 @@ def write_night(
 
 
 def _settings(stages: Any, method: str) -> dict[str, str]:
-    return tracking.run_settings(
-        stages, method=method, model="ctrdnn", market="on-demand", batch_size=100, seed=0
-    )
+    return tracking.run_settings(stages, method=method, model="ctrdnn", batch_size=100, seed=0)
 
 
 @contextmanager

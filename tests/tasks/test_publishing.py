@@ -1,10 +1,12 @@
 """Recording and publishing a run from its reports, against a real store; Prefect's artifacts are collected here."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from mlflow import MlflowClient
 
+from heterps_core.hardware import Market
 from infra.workspace import Workspace
 from tasks import publishing
 from tasks.learning import learn_from_runs, readable_past
@@ -13,7 +15,7 @@ from tasks.recording import record_plan, record_run
 from tasks.records.mlflow_names import SPEED_TAG
 from tasks.running import run_lifecycle
 from tests.paths import PROJECT
-from tests.tasks.report_builders import RUN_ID, make_plan_report, make_run_report
+from tests.tasks.report_builders import RUN_ID, make_bill, make_plan_report, make_run_report
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +116,34 @@ def test_a_run_does_not_learn_from_itself_nor_from_a_damaged_record(recorded):
     run_lifecycle.close_run(workspace, damaged, status="FAILED", reason="made up")
 
     assert learn_from_runs.fn(workspace, run_id=RUN_ID).speeds == ()
+
+
+def market_of(workspace, planned, bills):
+    tracked = run_lifecycle.open_run(workspace, run_id=planned.run_id, run_name=planned.run_id, tags={})
+    record_plan.fn(workspace, replace(planned, tracked=tracked), bills)
+    run_lifecycle.close_run(workspace, tracked, status="FINISHED", reason="completed")
+    return MlflowClient(workspace.tracking_uri).get_run(tracked.mlflow_run_id).data.params["market"]
+
+
+def test_a_run_has_the_markets_of_the_machines_that_were_rented(recorded):
+    """The first stage lost a machine on spot, and the next was rented on-demand; a failed launch counts not."""
+    workspace, _, _ = recorded
+    bill = make_bill(run_id="rented")
+    first, second = bill.lines
+    failed = replace(second, market="spot", is_waste=True)
+    rented = replace(bill, is_dry_run=False, lines=(first, replace(first, market="spot"), second, failed))
+
+    assert market_of(workspace, make_plan_report(run_id="rented"), [rented]) == "on-demand + spot | on-demand"
+
+
+def test_a_dry_run_has_the_markets_that_its_plan_would_rent_in(recorded):
+    workspace, _, _ = recorded
+    planned = make_plan_report(run_id="dry")
+    cloud = planned.provisioning.cloud_plan
+    on_spot = replace(cloud.groups[0].offer, market=Market.SPOT)
+    groups = (replace(cloud.groups[0], offer=on_spot, alternatives=()), *cloud.groups[1:])
+    planned = replace(
+        planned, provisioning=replace(planned.provisioning, cloud_plan=replace(cloud, groups=groups))
+    )
+
+    assert market_of(workspace, planned, [make_bill(run_id="dry")]) == "spot | on-demand"

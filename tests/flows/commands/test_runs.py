@@ -21,9 +21,7 @@ def workspace(tmp_path_factory):
         tags={DAY_TAG: "2026-11-19"},
     )
     stages = [Stage(0, 0, "cpu-c7i", 4), Stage(1, 2, "gpu-t4", 1)]
-    settings = tracking.run_settings(
-        stages, method="exact", model="ctrdnn", market="on-demand", batch_size=512, seed=0
-    )
+    settings = tracking.run_settings(stages, method="exact", model="ctrdnn", batch_size=512, seed=0)
     tracking.record_settings(workspace, good, settings)
     figures = {
         "cost/billed_usd": 0.125,

@@ -30,9 +30,7 @@ def children_of(client, run):
 
 
 def settings(result):
-    return run_settings(
-        result.plan.stages, method="exact", model="tiny", market="on-demand", batch_size=100, seed=0
-    )
+    return run_settings(result.plan.stages, method="exact", model="tiny", batch_size=100, seed=0)
 
 
 def test_a_searcher_becomes_a_finished_child_with_the_plans_figures(workspace, client):
@@ -50,7 +48,7 @@ def test_a_searcher_becomes_a_finished_child_with_the_plans_figures(workspace, c
         "model": "tiny",
         "device_types": "cpu-c7i | gpu-t4",
         "replicas": "4 | 1",
-        "market": "on-demand",
+        "market": "on-demand | on-demand",
         "batch_size": "100",
         "seed": "0",
     }
@@ -97,9 +95,7 @@ def test_a_resumed_run_goes_on_in_its_old_record(workspace, client):
     tracking.record_settings(
         workspace,
         again,
-        run_settings(
-            result.plan.stages, method="genetic", model="tiny", market="spot", batch_size=100, seed=1
-        ),
+        run_settings(result.plan.stages, method="genetic", model="tiny", batch_size=100, seed=1),
     )
 
     assert again == first
