@@ -67,7 +67,12 @@ def _terms(comparison: Comparison) -> list[str]:
         f"and worst are over seeds, and over problems where there are several. **cheapest**: searches that ended at "
         f"the cheapest plan that any method found. **CPU s**: median processor time of a search with its proof.",
         f"The device types are {', '.join(types)}"
-        + (f"; times are estimated, not measured, for {', '.join(estimated)}." if estimated else "."),
+        + (
+            f"; times are estimated for {', '.join(estimated)}, from what this machine measured of each layer: "
+            f"on another machine the same night has another cost."
+            if estimated
+            else "."
+        ),
     ]
     if any(outcome.compared.conditions != AS_GIVEN for outcome in comparison.outcomes):
         terms.append(

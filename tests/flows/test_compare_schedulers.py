@@ -176,7 +176,7 @@ def test_models_are_planned_for_a_night_and_one_that_cannot_be_made_is_left_out(
     assert list(tables["The cheapest plans found by each step model"]) == [
         *("nce, no floor", "nce, floor and caps")
     ]
-    assert "times are estimated, not measured, for cpu-c7i, gpu-t4." in text
+    assert "times are estimated for cpu-c7i, gpu-t4, from" in text
     assert "- **json:no_such_function**: " in text
 
 

@@ -84,7 +84,7 @@ def test_markdown_says_how_to_make_it_again_and_what_is_uncertain(comparison):
     assert "torch 2." in text
     assert "; 1.5 CPU minutes." in text
     assert "at most 1,000 plans" in text
-    assert "estimated, not measured, for gpu-t4" in text
+    assert "times are estimated for gpu-t4, from" in text
     assert "- **broken-model**: cannot be built" in text
     assert "- **reinforce-paper**: met no | plan (on 1 of 2 problems; this is the first)" in text
     assert "searched twice" not in text  # files are searched with the step model that they name
