@@ -23,6 +23,7 @@ BENCHMARKS = {
     "killed_services": "tests.benchmarks.killed_services:run",
     "mlflow_page": "tests.benchmarks.mlflow_page:run",
     "nights": "tests.benchmarks.nights:run",
+    "measured_plans": "tests.benchmarks.measured_plans:run",
     "orchestration_overhead": "tests.benchmarks.orchestration_overhead:run",
     "pipeline_efficiency": "tests.benchmarks.pipeline_efficiency:run",
     "plan_truth": "tests.benchmarks.plan_truth:run",

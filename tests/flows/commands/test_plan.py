@@ -7,7 +7,7 @@ import pytest
 from flows.cli import main
 from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from tests.paths import TESTS
+from tests.paths import PROJECT, TESTS
 
 PROBLEMS = TESTS / "golden" / "problems"
 FIVE_LAYERS = str(PROBLEMS / "five_layers_1.json")
@@ -182,3 +182,14 @@ def test_the_cost_is_shown_in_lines_where_it_has_several(problem_with_extra_cost
 def test_a_cost_that_does_not_exist_cannot_be_left_out(capsys):
     assert main(["plan", FIVE_LAYERS, "--scheduler", "exact", "--leave-out-costs", "starting"]) == 2
     assert "known are: search, spot-risk, startup, storage, transfer" in capsys.readouterr().err
+
+
+def test_the_documents_tell_the_cost_of_the_example_night(capsys):
+    assert (
+        main(["plan", str(PROJECT / "docs" / "examples" / "night.problem.json"), "--scheduler", "exact"]) == 0
+    )
+
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cost  ")]
+    cost = f"{float(line.split()[1]):.2f} USD"
+    for name in ("README.md", "docs/AWS.md", "docs/OPERATING.md"):
+        assert cost in (PROJECT / name).read_text(), name
