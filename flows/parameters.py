@@ -181,6 +181,9 @@ class TrainParameters(PlannedParameters, TrainedParameters):
     budget_evaluations: Count = 2_000
     """Plans that each search method may rate."""
 
+    max_planning_seconds: Annotated[float, of_unit("seconds", ge=0.1)] | None = None
+    """After which the proof of the plan ends with a gap; empty for no limit."""
+
     markets: list[Annotated[str, OneOf("market", tuple(map(str, Market)))]] = Field(
         [str(Market.ON_DEMAND)], min_length=1
     )

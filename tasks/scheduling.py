@@ -25,6 +25,7 @@ from heterps_core.planning.provisioning.offer_choice import (
 )
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.schedulers import get_scheduler
+from heterps_core.planning.search.schedulers.exact import ExactScheduler
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction, predict_dry_run
 from heterps_core.planning.simulate.dry_run_workers import simulate_workers
@@ -141,13 +142,17 @@ def search_plan(
     budget_evaluations: int,
     seed: int,
     policies: Path | None = None,
+    max_seconds: float | None = None,
 ) -> SearchResult | InfeasiblePlanError:
     """Search the cheapest plan with one method, from what its last search kept where a folder for that is given.
 
+    A limit in seconds is of the proving method.
     That a method finds no plan is an answer and no failure of the task: cpu-only cannot reach every floor.
     """
     method, terms = get_scheduler(scheduler), {"budget_evaluations": budget_evaluations, "seed": seed}
     try:
+        if isinstance(method, ExactScheduler):
+            return method.search(problem, **terms, max_seconds=max_seconds)
         if policies is None:
             return method.search(problem, **terms)
         return method.search_from_last(problem, policies=policies, **terms)
@@ -162,17 +167,22 @@ def search_chosen(
     budget_evaluations: int,
     seed: int,
     policies: Path | None = None,
+    max_seconds: float | None = None,
 ) -> Searches:
     """Search with the method that is asked for and with the one that proves, and take the cheaper plan.
 
     Where both cost the same, the plan of the method that is asked for is taken. The method starts from what its last
-    search kept in the folder `policies`.
+    search kept in the folder `policies`. The proof ends after `max_seconds` at the latest, with a gap.
 
     Raises:
         InfeasiblePlanError: There is no plan; names the constraint and by how far it is missed.
     """
     proven = search_plan(
-        problem, scheduler=PROVING_SCHEDULER, budget_evaluations=budget_evaluations, seed=seed
+        problem,
+        scheduler=PROVING_SCHEDULER,
+        budget_evaluations=budget_evaluations,
+        seed=seed,
+        max_seconds=max_seconds,
     )
     if not isinstance(proven, SearchResult):
         raise proven

@@ -17,13 +17,14 @@ from heterps_core.text_table import Table, labelled_lines
 if TYPE_CHECKING:
     from heterps_core.planning.explain.explanation import PlanExplanation
     from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+    from heterps_core.planning.search.schedulers.exact import ExactScheduler
     from heterps_core.planning.search.search_result import SearchResult
 
 HELP = """\
 Search the cheapest plan for a planning problem and print it with its proof and why it is as it is.
 
 examples:
-  heterps plan problem.json --scheduler exact
+  heterps plan problem.json --scheduler exact --seconds 10
   heterps plan problem.json --scheduler reinforce --seed 7 --budget-evaluations 100000 --output plan.json
   heterps plan problem.json --scheduler exact --leave-out-costs startup storage --explain none
 
@@ -59,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="most plans to rate (default: the scheduler's own)",
     )
     parser.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="of the scheduler exact: return the best plan and the bound after so many seconds (default: no limit)",
+    )
+    parser.add_argument(
         "--leave-out-costs",
         action="extend",
         nargs="+",
@@ -83,11 +90,16 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigurationError(f"--seed must not be negative, got {options.seed}")
     problem = _load_problem(options.problem, leave_out=options.leave_out_costs)
     budget = options.budget_evaluations
-    result = scheduler.search(
-        problem,
-        budget_evaluations=scheduler.default_budget_evaluations if budget is None else budget,
-        seed=options.seed,
-    )
+    terms = {
+        "budget_evaluations": scheduler.default_budget_evaluations if budget is None else budget,
+        "seed": options.seed,
+    }
+    if options.seconds is None:
+        result = scheduler.search(problem, **terms)
+    else:
+        result = _exact(options.scheduler, options.seconds).search(
+            problem, **terms, max_seconds=options.seconds
+        )
     explanation = _explain(problem, result, asked=options.explain)
     if options.output is not None:
         explained = {} if explanation is None else {"explanation": explanation.to_json()}
@@ -97,6 +109,18 @@ def run(options: argparse.Namespace) -> None:
         from heterps_core.planning.explain.text import explanation_text
 
         print(f"\n{explanation_text(explanation)}")
+
+
+def _exact(scheduler: str, seconds: float) -> ExactScheduler:
+    from heterps_core.planning.search.schedulers.exact import ExactScheduler
+
+    if scheduler != ExactScheduler.name:
+        raise ConfigurationError(
+            f"--seconds is of the scheduler 'exact', got {scheduler!r}; limit others by --budget-evaluations"
+        )
+    if not seconds > 0:
+        raise ConfigurationError(f"--seconds must be above 0, got {seconds:g}")
+    return ExactScheduler()
 
 
 def plan_table(problem: SchedulingProblem, result: SearchResult) -> str:

@@ -228,6 +228,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
             budget_evaluations=asked.budget_evaluations,
             seed=asked.seed,
             policies=run.workspace.policies_directory,
+            max_seconds=asked.max_planning_seconds,
         )
     chosen = searches.chosen
     floor = floor_text(deadline, asked.throughput_floor_samples_per_s)

@@ -27,6 +27,7 @@ BENCHMARKS = {
     "orchestration_overhead": "tests.benchmarks.orchestration_overhead:run",
     "pipeline_efficiency": "tests.benchmarks.pipeline_efficiency:run",
     "plan_truth": "tests.benchmarks.plan_truth:run",
+    "planner_anytime": "tests.benchmarks.planner_anytime:run",
     "planner_proofs": "tests.benchmarks.planner_proofs:run",
     "planner_quality": "tests.benchmarks.planner_quality:run",
     "planner_speed": "tests.benchmarks.planner_speed:run",

@@ -114,7 +114,7 @@ def draw_capped(*, seed: int) -> SchedulingProblem:
         single_replica_communicates=seed % 3 != 0,
     )
     if seed % CHARGED_EVERY == 0:
-        problem = _charged(problem, random)
+        problem = charged(problem, random)
     if seed % TRAINERS_EVERY == 1:
         problem = replace(problem, step_model=StepModel.TRAINER)
     return replace(problem, throughput_floor_samples_per_s=_draw_floor(problem, random))
@@ -187,7 +187,7 @@ def _is_cheaper_without_caps(problem: SchedulingProblem, bound_usd: float) -> bo
         return False
 
 
-def _charged(problem: SchedulingProblem, random: np.random.Generator) -> SchedulingProblem:
+def charged(problem: SchedulingProblem, random: np.random.Generator) -> SchedulingProblem:
     """Return the problem with extra costs, its types in two zones and partly on spot."""
     units = {
         name: replace(

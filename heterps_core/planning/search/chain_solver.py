@@ -1,7 +1,8 @@
 """The cheapest plan for a given longest stage time, over all placements of the chain.
 
 For a fixed stage time the problem is a chain partition (`chain_partition.py`, with interruptions a few of them,
-`cheapest_hull.py`), with binding caps a capped one (`capped_partition.py`).
+`cheapest_hull.py`). The caps on the units of a whole plan are left aside: where its optimum keeps them, it is the
+optimum, and else `capped_search.py` finds it.
 
 Shape legend: X = stage times, G = runs of layers, T = device types, L = layers.
 """
@@ -18,19 +19,10 @@ from heterps_core.planning.cost_model.objective import Objective
 from heterps_core.planning.cost_model.partition_sums import sums_over_stages
 from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.provisioning.stage_time_search import RateSolutions
-from heterps_core.planning.search.capped_partition import cheapest_capped_partition, used_units
-from heterps_core.planning.search.cheapest_hull import CheapestProducts, LinearProduct, cheapest_products
+from heterps_core.planning.search.cheapest_hull import CheapestProducts, cheapest_products
 
 _NUMBERS_PER_PASS = 400_000
 """Table entries times stage times per vectorised pass; beyond it the arrays leave the cache."""
-
-_CUTOFF_MARGIN = 1.03
-"""How far above the best cost the capped search must look: showing a rate that is only just too expensive would
-rule out next to nothing below the stage time, one 3 % too expensive rules out 3 %."""
-
-_UNSETTLED_STEP = 1e-3
-"""Where the capped search gave up at x, the bound is taken to hold down to x (1 - this); the proof then
-has a gap instead of an end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +34,7 @@ class ReplicatedRows:
 
 
 class ChainSolver:
-    """Cheapest rate over all plans for given stage times; a `RateSolver`.
-
-    Where the caps on units do not bind, the partition of the chain is exact. Where they do, it is a lower
-    bound; if that bound cannot rule the stage time out, the capped search settles it, exactly unless
-    interruptions cost something too, or the plan that it finds has more than `most_stages`.
-    """
+    """Cheapest rate over all plans for given stage times, caps over the whole plan left aside; a `RateSolver`."""
 
     def __init__(self, table: StageTable, objective: Objective, *, most_stages: int | None = None) -> None:
         self.table = table
@@ -92,53 +79,10 @@ class ChainSolver:
             rates_from_reached = self._rates(at_reached, reached_seconds)
         else:
             rates_from_reached = rates
-        is_exact = (used_units(replicas, rows, self.num_types) <= self.table.max_units).all(axis=1)
         products = np.full(stage_seconds.size, np.inf)
-        is_plan = is_exact & is_possible
-        products[is_plan] = self._products(replicas[is_plan], prices[is_plan], rows[is_plan])
-        rates = np.where(is_exact, rates_from_reached, rates)
-        reached_seconds = np.where(is_exact, reached_seconds, stage_seconds)
-        best_product = min(best_product, float(products.min()))
-        # Stage times fall along the pass, so what one of them costs at least, the next ones do too.
-        known_rate, known_down_to = 0.0, np.inf
-        for index in np.flatnonzero(~is_exact & is_possible):
-            x = float(stage_seconds[index])
-            rates[index] = max(rates[index], known_rate)
-            if x >= known_down_to:
-                reached_seconds[index] = known_down_to
-                continue
-            if (x + self.shift_seconds) * rates[index] >= best_product:
-                continue
-            case = slice(index, index + 1)
-            linear = LinearProduct(
-                self.objective,
-                charged_seconds=x,
-                least_hourly=float(found.hourly[index]),
-                least_interruptions_per_hour=float(found.interruptions_per_hour[index]),
-            )
-            capped = cheapest_capped_partition(
-                replicas[index],
-                stage_prices=linear.stage_prices(prices[index], interruptions[index]),
-                change_prices=linear.change_prices(),
-                max_units=self.table.max_units,
-                cutoff=best_product * _CUTOFF_MARGIN - linear.constant,
-            )
-            bound = (capped.lower_bound + linear.constant) / (x + self.shift_seconds)
-            rates[index] = max(rates[index], bound)
-            is_within_limit = self.most_stages is None or (
-                capped.rows is not None and capped.rows.size <= self.most_stages
-            )
-            if capped.rows is not None and is_within_limit:
-                rows[index] = -1
-                rows[index, : capped.rows.size] = capped.rows
-                reached_seconds[index] = self._slowest(replicas[case], rows[case])[0]
-                products[index] = self._products(replicas[case], prices[case], rows[case])[0]
-                best_product = min(best_product, float(products[index]))
-            if not capped.is_settled or (capped.rows is not None and not is_within_limit):
-                reached_seconds[index] = x * (1 - _UNSETTLED_STEP)
-            known_rate, known_down_to = float(rates[index]), float(reached_seconds[index])
+        products[is_possible] = self._products(replicas[is_possible], prices[is_possible], rows[is_possible])
         return RateSolutions(
-            rates=rates,
+            rates=rates_from_reached,
             reached_seconds=reached_seconds,
             products=products,
             plan_at=lambda index: _replicated_rows(replicas[index], rows[index]),

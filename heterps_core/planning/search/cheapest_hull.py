@@ -92,8 +92,8 @@ def cheapest_products(
 class LinearProduct:
     """A lower bound on the product that adds up over stages, for searches that need that.
 
-    With l the least interruptions and H0 the least hourly charge of any plan, and s the slope of the chord of
-    g from l to the most interruptions that there are, g(L) >= g(l) + s (L - l), so
+    With l the least interruptions and H0 the least hourly charge of the plans that are meant, and s the slope of the
+    chord of g from l to their most interruptions, g(L) >= g(l) + s (L - l), so
 
         H g(L)  >=  H g(l) + H0 s (L - l)
 
@@ -104,6 +104,8 @@ class LinearProduct:
     charged_seconds: float
     least_hourly: float
     least_interruptions_per_hour: float
+    most_interruptions_per_hour: float
+    """Of the plans that are meant."""
 
     @property
     def constant(self) -> float:
@@ -134,7 +136,7 @@ class LinearProduct:
         return self.charged_seconds * stretch + self.objective.extra_seconds
 
     def _usd_seconds_per_interruption(self) -> float:
-        low, high = self.least_interruptions_per_hour, self.objective.most_interruptions_per_hour
+        low, high = self.least_interruptions_per_hour, self.most_interruptions_per_hour
         if high <= low:
             return 0.0
         return self.least_hourly * (self._stretched(high) - self._stretched(low)) / (high - low)

@@ -1,14 +1,16 @@
 """The cheapest plan of a problem with its proof: the optimum, or a lower bound that no plan undercuts.
 
-This is the certificate that every plan carries, whatever method found it. For a fixed longest stage time the
-problem is solved by `chain_solver.py`; over the stage time it is branch and bound
-(`provisioning/stage_time_search.py`).
+This is the certificate that every plan carries, whatever method found it. Caps on units left aside, the problem is
+solved for a fixed longest stage time by `chain_solver.py`, and over the stage time by branch and bound
+(`provisioning/stage_time_search.py`). Where the cheapest plan breaks a cap, `capped_search.py` goes on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,11 +26,12 @@ from heterps_core.planning.cost_model.stage_table import (
     segment_row,
     segment_table,
 )
-from heterps_core.planning.cost_model.step_model import step_groups
+from heterps_core.planning.cost_model.step_model import (
+    StepGroup,
+    step_groups,
+)
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.provisioning.replica_balance import (
-    LayerRun,
-    fixed_stages,
     floor_missed,
     memory_text,
 )
@@ -36,6 +39,11 @@ from heterps_core.planning.provisioning.stage_time_search import (
     StageTimeOptimum,
     least_stage_seconds,
     minimise_stage_time_rate,
+)
+from heterps_core.planning.search.capped_search import (
+    CappedSearch,
+    FeasibilitySearch,
+    stage_time_range,
 )
 from heterps_core.planning.search.chain_solver import ChainSolver, ReplicatedRows
 from heterps_core.plans.scheduling_plan import Stage
@@ -63,8 +71,15 @@ class Optimum:
     """Equal to the cost where the optimum is proven, below it where the search over caps gave up."""
 
 
-def find_optimum(problem: SchedulingProblem) -> Optimum:
+def find_optimum(
+    problem: SchedulingProblem, *, seconds: float = math.inf, known: Sequence[Stage] = ()
+) -> Optimum:
     """Return the cheapest plan and the proven lower bound on the cost of any plan.
+
+    Args:
+        problem: The problem.
+        seconds: After about so many seconds of wall time the best plan and bound so far are returned.
+        known: A plan to begin with, where one is known.
 
     By the trainer's step plans are proven by its formula, and the one that is found is simulated: it costs what its
     simulation says, and keeps the floor there.
@@ -73,9 +88,10 @@ def find_optimum(problem: SchedulingProblem) -> Optimum:
         InfeasiblePlanError: No plan keeps all constraints; names the one that cannot be kept. Or none was met, and
             the message says that none is proven impossible.
     """
-    stages, bound_usd, is_proven = _proven(problem)
+    deadline = time.perf_counter() + seconds
+    stages, bound_usd, is_proven = _proven(problem, known, deadline)
     if problem.step_model is StepModel.TRAINER:
-        stages, cost_usd = _judged(problem, stages)
+        stages, cost_usd = _judged(problem, stages, deadline)
         is_proven = is_proven and cost_usd <= bound_usd * (1 + COMPARISON_TOLERANCE)
     else:
         cost_usd = evaluate(problem, stages).cost_usd
@@ -86,26 +102,31 @@ def find_optimum(problem: SchedulingProblem) -> Optimum:
     )
 
 
-def proven_bound_usd(problem: SchedulingProblem) -> float:
-    """Return a cost in USD that no plan undercuts, without simulating any.
+def proven_bound_usd(problem: SchedulingProblem, *, known: Sequence[Stage] = ()) -> float:
+    """Return a cost in USD that no plan undercuts, without simulating any; a plan that is `known` shortens the proof.
 
     Raises:
         InfeasiblePlanError: As `find_optimum`, but not where only the plans that it simulates miss the floor.
     """
-    return _proven(problem)[1]
+    return _proven(problem, known, math.inf)[1]
 
 
-def _proven(problem: SchedulingProblem) -> tuple[tuple[Stage, ...], float, bool]:
+def _proven(
+    problem: SchedulingProblem, known: Sequence[Stage], deadline: float
+) -> tuple[tuple[Stage, ...], float, bool]:
     """Return the plan of least cost by the formula, the bound in USD, and whether the plan meets it."""
-    found = _cheapest_by_formula(problem)
+    found = _cheapest_by_formula(problem, step_groups(problem), known=known, deadline=deadline)
     if found.plan is None:
-        raise explain_infeasibility(problem) if math.isinf(found.lower_bound) else _nothing_met()
+        is_infeasible = math.isinf(found.lower_bound)
+        raise explain_infeasibility(problem, deadline=deadline) if is_infeasible else _nothing_met()
     # A bound that misses the optimum by rounding alone is the optimum.
     is_proven = found.lower_bound >= found.product * (1 - COMPARISON_TOLERANCE)
     return found.plan, float(objective_of(problem).cost_usd(found.lower_bound)), is_proven
 
 
-def _judged(problem: SchedulingProblem, cheapest: tuple[Stage, ...]) -> tuple[tuple[Stage, ...], float]:
+def _judged(
+    problem: SchedulingProblem, cheapest: tuple[Stage, ...], deadline: float
+) -> tuple[tuple[Stage, ...], float]:
     """Return the cheapest plan that keeps the floor when simulated, and its cost.
 
     Stages wait for one another by a little: where that misses the floor, one so much higher is asked for.
@@ -123,7 +144,7 @@ def _judged(problem: SchedulingProblem, cheapest: tuple[Stage, ...]) -> tuple[tu
         missed = problem.throughput_floor_samples_per_s / evaluation.throughput_samples_per_s
         higher = asked.throughput_floor_samples_per_s * missed * (1 + _ABOVE_FLOOR)
         asked = replace(asked, throughput_floor_samples_per_s=higher)
-        stages = _cheapest_by_formula(asked).plan
+        stages = _cheapest_by_formula(asked, step_groups(asked), deadline=deadline).plan
         if stages is None:
             break
     raise InfeasiblePlanError(
@@ -134,79 +155,67 @@ def _judged(problem: SchedulingProblem, cheapest: tuple[Stage, ...]) -> tuple[tu
     )
 
 
-def _cheapest_by_formula(problem: SchedulingProblem) -> StageTimeOptimum[tuple[Stage, ...]]:
-    objective = objective_of(problem)
-    limit_seconds = problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE)
-    stages: tuple[Stage, ...] | None = None
-    best_product = lower_bound = math.inf
-
-    def minimise(solver: ChainSolver) -> StageTimeOptimum[ReplicatedRows]:
-        low_seconds, high_seconds = stage_time_range(problem, solver.table)
-        return minimise_stage_time_rate(
-            solver,
-            low_seconds=low_seconds,
-            high_seconds=min(high_seconds, limit_seconds),
-            batch_size=_POINTS_PER_ROUND,
-            known_product=best_product,
-        )
-
-    for group in step_groups(problem):
-        table = segment_table(problem, num_microbatches=group.num_microbatches)
-        # More micro-batches only cost more: what a plan costs with those of this group, those of all further groups
-        # cost at least. So if the best of all plans is one of this group, or none is better, they need no look.
-        is_last = group.most_stages in (None, problem.num_layers)
-        if group.most_stages != 1 or is_last:
-            found = minimise(ChainSolver(table, objective))
-            if found.plan is None or is_last or found.plan.rows.size <= (group.most_stages or 0):
-                is_last = True
-            else:
-                improved = _rebalanced(problem, _as_stages(problem, found.plan))
-                if improved is not None and improved[1] < best_product:
-                    stages, best_product = improved
-        if not is_last:
-            found = minimise(ChainSolver(table, objective, most_stages=group.most_stages))
-        lower_bound = min(lower_bound, found.lower_bound)
-        if found.plan is not None:
-            stages, best_product = _as_stages(problem, found.plan), found.product
-        if is_last:
-            break
-    return StageTimeOptimum(plan=stages, product=best_product, lower_bound=lower_bound)
+def _cheapest_by_formula(
+    problem: SchedulingProblem,
+    groups: Sequence[StepGroup],
+    *,
+    known: Sequence[Stage] = (),
+    deadline: float = math.inf,
+) -> StageTimeOptimum[tuple[Stage, ...]]:
+    """Return the cheapest plan of these groups; known plans may be of others."""
+    if problem.step_model is StepModel.PAPERS:
+        found = _cheapest_without_caps(problem, deadline)
+        if found is not None:
+            return found
+    return CappedSearch(problem, groups, known=known, deadline=deadline).run()
 
 
-def _rebalanced(
-    problem: SchedulingProblem, stages: tuple[Stage, ...]
-) -> tuple[tuple[Stage, ...], float] | None:
-    """Return these stages with the best replicas for their own number of micro-batches, and the product."""
-    runs = [LayerRun(stage.first_layer, stage.last_layer, stage.device_type) for stage in stages]
-    fixed = fixed_stages(problem, runs)
-    found = fixed.cheapest_replicas(limit_seconds=problem.stage_seconds_limit)
+def _cheapest_without_caps(
+    problem: SchedulingProblem, deadline: float
+) -> StageTimeOptimum[tuple[Stage, ...]] | None:
+    """Return the optimum by the papers' step where that keeps the caps, None where it does not."""
+    solver = ChainSolver(segment_table(problem), objective_of(problem))
+    low_seconds, high_seconds = stage_time_range(problem, solver.table)
+    found = minimise_stage_time_rate(
+        solver,
+        low_seconds=low_seconds,
+        high_seconds=min(high_seconds, problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE)),
+        batch_size=_POINTS_PER_ROUND,
+        deadline=deadline,
+    )
     if found.plan is None:
         return None
-    counts = found.plan.tolist()
-    return tuple(
-        replace(stage, num_replicas=int(count)) for stage, count in zip(stages, counts, strict=True)
-    ), found.product
+    stages = _as_stages(problem, found.plan)
+    used = Counter[str]()
+    for stage in stages:
+        used[stage.device_type] += stage.num_replicas
+    if any(used[name] > unit.max_units for name, unit in problem.device_types.items()):
+        return None
+    return StageTimeOptimum(plan=stages, product=found.product, lower_bound=found.lower_bound)
 
 
-def highest_throughput(problem: SchedulingProblem) -> float:
+def highest_throughput(problem: SchedulingProblem, *, deadline: float = math.inf) -> float:
     """Return the highest throughput in samples/s that memory and caps allow, 0 where no plan was met.
 
-    Where the search over caps gives up, it is the highest that was met.
+    Where the search over caps gives up or the deadline (of `time.perf_counter`) passes, it is the highest that was
+    met.
     """
-    objective = objective_of(problem)
     least_seconds = math.inf
     for group in step_groups(problem):
         table = segment_table(problem, num_microbatches=group.num_microbatches)
         low_seconds, high_seconds = stage_time_range(problem, table)
         if low_seconds >= least_seconds:
             break
-        solver = ChainSolver(table, objective, most_stages=group.most_stages)
-        found = least_stage_seconds(solver, low_seconds=low_seconds, high_seconds=high_seconds)
+        found = least_stage_seconds(
+            FeasibilitySearch(table, most_stages=group.most_stages, deadline=deadline),
+            low_seconds=low_seconds,
+            high_seconds=high_seconds,
+        )
         least_seconds = min(least_seconds, found)
     return problem.batch_size / least_seconds
 
 
-def explain_infeasibility(problem: SchedulingProblem) -> InfeasiblePlanError:
+def explain_infeasibility(problem: SchedulingProblem, *, deadline: float = math.inf) -> InfeasiblePlanError:
     """Return the error that names the constraint that no plan keeps, and how far it is missed.
 
     Constraints are dropped one after the other, the floor first, then the caps: the first whose absence
@@ -214,7 +223,7 @@ def explain_infeasibility(problem: SchedulingProblem) -> InfeasiblePlanError:
     """
     table = segment_table(problem)
     if _has_plan(problem, table):
-        highest = highest_throughput(problem)
+        highest = highest_throughput(problem, deadline=deadline)
         return floor_missed(problem, problem.batch_size / highest) if highest else _nothing_met()
     if _has_plan(problem, _with_scaled_caps(table, _UNLIMITED)):
         factor = _least_factor(lambda scale: _has_plan(problem, _with_scaled_caps(table, scale)))
@@ -234,8 +243,8 @@ def explain_infeasibility(problem: SchedulingProblem) -> InfeasiblePlanError:
 def _nothing_met() -> InfeasiblePlanError:
     return InfeasiblePlanError(
         "constraints",
-        "the search over the caps gave up before it met one, though none is proven impossible; raise max_units, "
-        "lower the floor, join layers, or use the scheduler 'genetic'",
+        "the search over the caps ended before it met one, though none is proven impossible; give it more seconds, "
+        "raise max_units, lower the floor, join layers, or use the scheduler 'genetic'",
     )
 
 
@@ -248,30 +257,12 @@ def _as_stages(problem: SchedulingProblem, plan: ReplicatedRows) -> tuple[Stage,
     return tuple(sorted(stages, key=lambda stage: stage.first_layer))
 
 
-def stage_time_range(problem: SchedulingProblem, table: StageTable) -> tuple[float, float]:
-    """Return the shortest longest-stage time that any plan could have, and the longest that makes sense.
-
-    No plan beats its slowest layer, computed alone with all units of its best type. With more time than
-    the slowest stage needs on the fewest replicas that hold it, nothing gets cheaper.
-    """
-    alone = np.arange(problem.num_layers)
-    alone = alone * (alone + 1) // 2 + alone
-    fastest = table.compute_seconds * (
-        1 - table.compute_parallel_fraction + table.compute_parallel_fraction / table.max_units
-    )
-    low_seconds = float(fastest[alone].min(axis=1).max())
-    fits = np.isfinite(table.memory_replicas) & (table.memory_replicas <= table.max_units)
-    seconds = table.seconds(table.memory_replicas)
-    return low_seconds, float(seconds[fits].max(initial=0.0))
-
-
 def _has_plan(problem: SchedulingProblem, table: StageTable) -> bool:
     """Return whether a plan keeps memory and caps, the floor left aside."""
     _, high_seconds = stage_time_range(problem, table)
     if high_seconds == 0:
         return False
-    solver = ChainSolver(table, objective_of(problem))
-    return bool(np.isfinite(solver.solve(np.array([high_seconds]), np.inf).rates[0]))
+    return bool(np.isfinite(FeasibilitySearch(table).solve(np.array([high_seconds]), np.inf).rates[0]))
 
 
 def _with_scaled_caps(table: StageTable, factor: float) -> StageTable:

@@ -144,7 +144,7 @@ def certified_result(
 ) -> SearchResult:
     """Return a found plan with the proven bound, as every scheduler hands it back."""
     started = time.perf_counter()
-    bound_usd = proven_bound_usd(problem)
+    bound_usd = proven_bound_usd(problem, known=stages)
     return result_with_bound(
         problem,
         bound_usd,

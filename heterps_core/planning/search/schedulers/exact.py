@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -14,17 +15,25 @@ class ExactScheduler(Scheduler):
     """Constructs the cheapest plan with its proof.
 
     It rates one plan, the one it returns, whatever the budget: its work is not counted in plans but
-    shows in the seconds. The seed changes nothing.
+    shows in the seconds. The seed changes nothing. After a limit in seconds it returns the best plan so
+    far with a bound that holds.
     """
 
     name = "exact"
     default_budget_evaluations = 1
 
-    def search(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> SearchResult:
-        """Return the optimum; see `Scheduler.search`."""
+    def search(
+        self,
+        problem: SchedulingProblem,
+        *,
+        budget_evaluations: int,
+        seed: int,
+        max_seconds: float | None = None,
+    ) -> SearchResult:
+        """Return the optimum, or the best plan after so many seconds; see `Scheduler.search`."""
         check_budget(budget_evaluations)
         started = time.perf_counter()
-        optimum = find_optimum(problem)
+        optimum = find_optimum(problem, seconds=math.inf if max_seconds is None else max_seconds)
         search_seconds = time.perf_counter() - started
         return result_with_bound(
             problem,

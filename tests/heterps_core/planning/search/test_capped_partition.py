@@ -1,4 +1,4 @@
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -97,10 +97,10 @@ def test_proves_that_nothing_is_below_the_cutoff(max_units):
 
 def test_keeps_a_valid_bound_when_it_gives_up(monkeypatch):
     monkeypatch.setattr(capped_partition, "MAX_PARTIAL_PLANS", 1)
-    caps = np.array([4.0, 4.0, 4.0])
+    monkeypatch.setattr(capped_partition, "_MAX_PRICE_STEPS", 1)  # no price on scarce units
     gave_up = 0
-    for seed in range(30):
-        replicas = draw_replicas(seed)
+    for seed, max_units in product(range(20), CAPS):
+        replicas, caps = draw_replicas(seed), np.array(max_units, dtype=float)
         prices = replicas * UNIT_PRICES
         expected = min(price_within_caps(replicas, prices, rows, caps) for rows in ALL_PARTITIONS)
         found = cheapest_capped_partition(replicas, stage_prices=prices, max_units=caps, cutoff=np.inf)

@@ -6,9 +6,11 @@ import pytest
 
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.cost_model.step_model import step_groups
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
-from heterps_core.planning.search import capped_partition
+from heterps_core.planning.search import capped_search
+from heterps_core.planning.search.capped_search import CappedSearch
 from heterps_core.planning.search.optimum import find_optimum, highest_throughput
 from tests.benchmarks.independent_planner import CandidateStages
 from tests.builders import make_problem
@@ -63,20 +65,24 @@ def test_equals_trying_all_assignments(seed, scarce):
         assert found.cost_lower_bound_usd == found.cost_usd
 
 
-def test_bound_stays_valid_where_the_capped_search_gives_up(monkeypatch):
+@pytest.mark.parametrize("step_model", StepModel)
+@pytest.mark.parametrize("most_steps", [16, 40])
+def test_the_bound_holds_wherever_the_search_over_caps_ends(most_steps, step_model):
     problems = [
-        make_problem(seed, num_layers=8, num_types=3, scarce=True, floor_samples_per_s=20_000)
-        for seed in range(12)
+        replace(
+            make_problem(seed, num_layers=8, num_types=3, scarce=True, floor_samples_per_s=20_000),
+            step_model=step_model,
+        )
+        for seed in range(5)
     ]
-    proven = [find_optimum(problem).cost_usd for problem in problems]
-    monkeypatch.setattr(capped_partition, "MAX_PARTIAL_PLANS", 1)
+    proven = [CappedSearch(problem, step_groups(problem)).run().product for problem in problems]
 
-    found = [find_optimum(problem) for problem in problems]
+    found = [CappedSearch(each, step_groups(each), most_steps=most_steps).run() for each in problems]
 
-    for optimum, cost_usd in zip(found, proven, strict=True):
-        assert optimum.cost_lower_bound_usd <= cost_usd * (1 + 1e-12)
-        assert optimum.cost_usd >= cost_usd * (1 - 1e-12)
-    assert any(optimum.cost_lower_bound_usd < optimum.cost_usd for optimum in found)
+    for optimum, least in zip(found, proven, strict=True):
+        assert optimum.lower_bound <= least * (1 + 1e-12)
+        assert optimum.product >= least * (1 - 1e-12)
+    assert any(optimum.lower_bound < optimum.product for optimum in found)
 
 
 def nearly_out_of_reach(seed):
@@ -84,26 +90,24 @@ def nearly_out_of_reach(seed):
     return replace(problem, throughput_floor_samples_per_s=0.97 * highest_throughput(problem))
 
 
-def test_a_capped_search_that_gives_up_still_finds_a_plan(monkeypatch):
-    problems = [nearly_out_of_reach(seed) for seed in range(3, 19)]
+def test_a_capped_search_that_ends_early_still_finds_a_plan():
+    problems = [nearly_out_of_reach(seed) for seed in range(3, 11)]
     proven = [find_optimum(problem).cost_usd for problem in problems]
-    monkeypatch.setattr(capped_partition, "MAX_PARTIAL_PLANS", 1)
 
-    found = [find_optimum(problem) for problem in problems]
+    found = [CappedSearch(each, step_groups(each), most_steps=100).run().plan for each in problems]
 
-    assert [optimum.cost_usd for optimum in found] == pytest.approx(proven, rel=0.01)
-    assert sum(optimum.cost_lower_bound_usd < optimum.cost_usd for optimum in found) > 8
+    costs = [evaluate(each, stages).cost_usd for each, stages in zip(problems, found, strict=True)]
+    assert costs == pytest.approx(proven, rel=0.01)
 
 
 def test_a_search_that_met_no_plan_does_not_say_that_there_is_none(monkeypatch):
-    problems = [nearly_out_of_reach(seed) for seed in range(20)]
-    monkeypatch.setattr(capped_partition, "MAX_PARTIAL_PLANS", 1)
-    monkeypatch.setattr(capped_partition, "_KEPT_WITHOUT_PROOF", 1)
+    monkeypatch.setattr(capped_search, "_NUM_FIRST_INTERVALS", 1)
+    problems = [nearly_out_of_reach(seed) for seed in range(8)]
 
     messages = []
     for problem in problems:
         try:
-            find_optimum(problem)
+            find_optimum(problem, seconds=0.0)
         except InfeasiblePlanError as error:
             messages.append(str(error))
 
