@@ -176,7 +176,8 @@ def _found_by_others(
         except AssertionError:  # the planner itself saw that the plan contradicts the bound
             yield name, -math.inf
         else:
-            yield name, found.plan.cost_usd
+            # Where the judge of the trainer's step refuses every plan, methods still hand theirs back.
+            yield name, math.inf if found.evaluation.violations else found.plan.cost_usd
 
 
 def _is_cheaper_without_caps(problem: SchedulingProblem, bound_usd: float) -> bool:

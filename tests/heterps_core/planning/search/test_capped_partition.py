@@ -3,8 +3,11 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from heterps_core.planning.search import capped_partition
-from heterps_core.planning.search.capped_partition import cheapest_capped_partition
+from heterps_core.planning.search.capped_partition import (
+    CappedChain,
+    cheapest_below,
+    cheapest_capped_partition,
+)
 from tests.heterps_core.planning.search.test_chain_partition import all_partitions
 
 NUM_LAYERS, NUM_TYPES = 5, 3
@@ -95,15 +98,26 @@ def test_proves_that_nothing_is_below_the_cutoff(max_units):
         assert cutoff <= found.lower_bound <= expected * (1 + 1e-9), f"seed {seed}"
 
 
-def test_keeps_a_valid_bound_when_it_gives_up(monkeypatch):
-    monkeypatch.setattr(capped_partition, "MAX_PARTIAL_PLANS", 1)
-    monkeypatch.setattr(capped_partition, "_MAX_PRICE_STEPS", 1)  # no price on scarce units
+def test_the_bound_of_few_partial_plans_is_valid():
     gave_up = 0
     for seed, max_units in product(range(20), CAPS):
-        replicas, caps = draw_replicas(seed), np.array(max_units, dtype=float)
+        replicas, caps = draw_replicas(seed), np.array(max_units, dtype=float) + 4
+        lasts, firsts = np.tril_indices(NUM_LAYERS)
+        replicas[lasts - firsts > 1] = np.inf  # no stage takes more than two layers
         prices = replicas * UNIT_PRICES
         expected = min(price_within_caps(replicas, prices, rows, caps) for rows in ALL_PARTITIONS)
-        found = cheapest_capped_partition(replicas, stage_prices=prices, max_units=caps, cutoff=np.inf)
-        gave_up += not found.is_settled
+        rows = np.flatnonzero(np.isfinite(replicas))
+        chain = CappedChain(
+            rows,
+            prices=prices.reshape(-1)[rows],
+            units=replicas.reshape(-1)[rows],
+            caps=caps,
+            num_layers=NUM_LAYERS,
+        )
+
+        found = cheapest_below(chain, np.zeros(NUM_TYPES), target=np.inf, most_partial_plans=1)
+
         assert found.lower_bound <= expected * (1 + 1e-9)
+        assert not found.is_settled or found.lower_bound == pytest.approx(expected)
+        gave_up += not found.is_settled
     assert gave_up > 3
