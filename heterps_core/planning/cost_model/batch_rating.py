@@ -28,6 +28,9 @@ _EXTRA_POINTS = 16
 _TABLE_BYTES = 100_000_000
 """All tables together, in single precision."""
 
+_ROWS_PER_PASS = 2_000
+"""Rows that are looked up in one pass; more would leave the cache."""
+
 _MISFIT_SHORTFALL = 20.0
 """Shortfall of a plan that no stage time makes feasible; above the log of any ratio of stage times met."""
 
@@ -124,14 +127,22 @@ class GridRater:
         self.step_ratio = within[1] / within[0]
         shape = (num_rows, self.grid_seconds.size)
         self.rates, self.seconds, self.units = (np.empty(shape, dtype=np.float32) for _ in range(3))
-        for index, x in enumerate(self.grid_seconds):
-            replicas = table.least_replicas(np.array([x]))[0]
-            self.rates[:, index] = table.usd_per_hour(replicas).reshape(-1)
-            self.units[:, index] = np.where(np.isfinite(replicas), replicas, 0.0).reshape(-1)
-            self.seconds[:, index] = _in_single_precision(table.seconds(replicas)).reshape(-1)
+        self._is_filled = np.zeros(num_rows, dtype=bool)
+
+    def _fill(self, rows: Ints) -> None:
+        """Look up what is asked for the first time: the first plans of a search have few of all runs."""
+        missing = np.unique(rows[~self._is_filled[rows]])
+        self._is_filled[missing] = True
+        for part in np.split(missing, np.arange(_ROWS_PER_PASS, missing.size, _ROWS_PER_PASS)):
+            table = self.table.take(part)
+            replicas = table.least_replicas(self.grid_seconds)  # (J, rows)
+            self.rates[part] = table.usd_per_hour(replicas).T
+            self.units[part] = np.where(np.isfinite(replicas), replicas, 0.0).T
+            self.seconds[part] = _in_single_precision(table.seconds(replicas)).T
 
     def rate(self, stages: PlanStages) -> BatchRating:
         """Return approximate costs and bounds of P plans."""
+        self._fill(stages.rows)
         transfers = self._transfers(stages)
         charges = self._charges(stages, transfers)  # (P, J)
         point, feasible = self._best_points(charges)
