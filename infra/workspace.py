@@ -84,9 +84,6 @@ class Workspace:
     profiles_directory = _Below("profiles")
     """Cached layer profiles."""
 
-    policies_directory = _Below("policies")
-    """What the last searches learned, where the next ones start; made with the first."""
-
     runs_directory = _Below("runs")
     """One folder for each run."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -141,21 +140,17 @@ def search_plan(
     scheduler: str,
     budget_evaluations: int,
     seed: int,
-    policies: Path | None = None,
     max_seconds: float | None = None,
 ) -> SearchResult | InfeasiblePlanError:
-    """Search the cheapest plan with one method, from what its last search kept where a folder for that is given.
+    """Search the cheapest plan with one method; a limit in seconds is of the proving one.
 
-    A limit in seconds is of the proving method.
     That a method finds no plan is an answer and no failure of the task: cpu-only cannot reach every floor.
     """
     method, terms = get_scheduler(scheduler), {"budget_evaluations": budget_evaluations, "seed": seed}
     try:
         if isinstance(method, ExactScheduler):
             return method.search(problem, **terms, max_seconds=max_seconds)
-        if policies is None:
-            return method.search(problem, **terms)
-        return method.search_from_last(problem, policies=policies, **terms)
+        return method.search(problem, **terms)
     except InfeasiblePlanError as error:
         return error
 
@@ -166,13 +161,12 @@ def search_chosen(
     scheduler: str,
     budget_evaluations: int,
     seed: int,
-    policies: Path | None = None,
     max_seconds: float | None = None,
 ) -> Searches:
     """Search with the method that is asked for and with the one that proves, and take the cheaper plan.
 
-    Where both cost the same, the plan of the method that is asked for is taken. The method starts from what its last
-    search kept in the folder `policies`. The proof ends after `max_seconds` at the latest, with a gap.
+    Where both cost the same, the plan of the method that is asked for is taken. The proof ends after `max_seconds` at
+    the latest, with a gap.
 
     Raises:
         InfeasiblePlanError: There is no plan; names the constraint and by how far it is missed.
@@ -189,9 +183,7 @@ def search_chosen(
     results = {PROVING_SCHEDULER: proven}
     if scheduler == PROVING_SCHEDULER:
         return Searches(results=results, without_plan={}, taken=scheduler)
-    asked = search_plan(
-        problem, scheduler=scheduler, budget_evaluations=budget_evaluations, seed=seed, policies=policies
-    )
+    asked = search_plan(problem, scheduler=scheduler, budget_evaluations=budget_evaluations, seed=seed)
     if not isinstance(asked, SearchResult):
         return Searches(results=results, without_plan={scheduler: asked}, taken=PROVING_SCHEDULER)
     results[scheduler] = asked

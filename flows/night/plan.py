@@ -227,7 +227,6 @@ def plan_night(run: OpenedRun) -> NightPlan:
             scheduler=asked.scheduler,
             budget_evaluations=asked.budget_evaluations,
             seed=asked.seed,
-            policies=run.workspace.policies_directory,
             max_seconds=asked.max_planning_seconds,
         )
     chosen = searches.chosen

@@ -36,6 +36,7 @@ BENCHMARKS = {
     "simulator": "tests.benchmarks.simulator:run",
     "training_speed": "tests.benchmarks.training_speed:run",
     "update_modes": "tests.benchmarks.update_modes:run",
+    "zero_shot": "tests.benchmarks.zero_shot:run",
 }
 
 PACKAGES = ("heterps", "numpy", "torch", "optuna", "pyarrow", "torchrec", "fbgemm-gpu-cpu")

@@ -57,21 +57,6 @@ def search_before_launch(monkeypatch, *, scheduler, budget_evaluations=64, **pro
     return search_chosen(asked, scheduler=scheduler, budget_evaluations=budget_evaluations, seed=0)
 
 
-def test_only_the_method_that_is_asked_for_keeps_what_it_learned(monkeypatch, tmp_path):
-    from tasks import scheduling
-
-    monkeypatch.setattr(scheduling, "search_plan", scheduling.search_plan.fn)
-    asked = {"budget_evaluations": 64, "seed": 0}
-    proven = search_chosen(make_problem(), scheduler="exact", policies=tmp_path, **asked)
-    with_compared(proven, make_problem(), **asked)
-    assert list(tmp_path.iterdir()) == []
-
-    learned = search_chosen(make_problem(), scheduler="reinforce", policies=tmp_path, **asked)
-
-    assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
-    assert learned.chosen.plan.cost_usd == pytest.approx(proven.chosen.plan.cost_usd)
-
-
 def test_the_cheaper_plan_of_the_proof_is_taken_and_the_other_stays_in_the_record(monkeypatch):
     found = search_before_launch(monkeypatch, scheduler="gpu-only")
 

@@ -4,53 +4,29 @@ A chain table holds P(type of layer l | type of layer l - 1); any number of plan
 objectives have closed gradients with respect to the logarithms of the table, so that training a policy that
 emits tables needs no automatic differentiation through the chain.
 
-Shape legend: L = layers, T = device types, P = plans, N = tables. Tables have shape (L, T + 1, T); row T stands
-for "no previous layer".
+Shape legend: L = layers, T = device types, P = plans. Tables have shape (L, T + 1, T); row T stands for "no previous
+layer".
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from heterps_core.planning.cost_model.arrays import Floats, Ints
 
 
-def sample_chains(tables: Floats, choices: Ints, random: np.random.Generator) -> Ints:
-    """Draw plans, each layer from one of several tables.
-
-    Args:
-        tables: Probabilities, shape (N, L, T + 1, T).
-        choices: Which table draws each layer of each plan, shape (P, L).
-
-    Returns:
-        Type indices, shape (P, L).
-    """
-    num_tables, num_layers, num_rows, _ = tables.shape
-    thresholds = tables[..., :-1].cumsum(axis=3).swapaxes(0, 1).reshape(num_layers, num_tables * num_rows, -1)
-    draws = random.random((num_layers, len(choices), 1))
-    plans = np.empty(choices.shape, dtype=np.int64)
-    previous = np.full(len(choices), num_rows - 1)
+def sample_chains(tables: Floats, num_plans: int, random: np.random.Generator) -> Ints:
+    """Draw P plans from a table of probabilities, shape (L, T + 1, T); return type indices, shape (P, L)."""
+    num_layers, num_rows, _ = tables.shape
+    thresholds = tables[..., :-1].cumsum(axis=2)
+    draws = random.random((num_layers, num_plans, 1))
+    plans = np.empty((num_plans, num_layers), dtype=np.int64)
+    previous = np.full(num_plans, num_rows - 1)
     for layer in range(num_layers):
         # The last type takes what the thresholds leave, so rounding leaves no draw without a type.
-        rows = choices[:, layer] * num_rows + previous
-        previous = (draws[layer] > thresholds[layer, rows]).sum(axis=1)
+        previous = (draws[layer] > thresholds[layer, previous]).sum(axis=1)
         plans[:, layer] = previous
     return plans
-
-
-def random_windows(
-    num_plans: int, num_layers: int, *, longest: int, random: np.random.Generator
-) -> NDArray[np.bool_]:
-    """Draw one run of 1 to `longest` layers for each plan, as flags of shape (P, L).
-
-    Runs may hang over either end, up to missing the chain, so that all layers are in one equally often.
-    """
-    lengths = random.integers(1, longest + 1, size=(num_plans, 1))
-    ends = random.integers(num_layers + longest - 1, size=(num_plans, 1))
-    layers = np.arange(num_layers)
-    return (layers <= ends) & (layers > ends - lengths)
 
 
 def transition_shares(plans: Ints, num_types: int) -> Floats:
@@ -91,3 +67,25 @@ def chain_entropy_gradient(log_tables: Floats) -> Floats:
     for layer in range(1, num_layers):
         chances[layer, :-1] = chances[layer - 1] @ tables[layer - 1]
     return chances[:, :, None] * tables * gains
+
+
+def likeliest_chain(log_tables: Floats) -> Ints:
+    """Return the plan of the highest probability (Viterbi), shape (L, T + 1, T) -> (L,)."""
+    num_layers = len(log_tables)
+    best = log_tables[0, -1]
+    arrivals = np.empty((num_layers, best.size), dtype=np.int64)
+    for layer in range(1, num_layers):
+        total = best[:, None] + log_tables[layer, :-1]
+        arrivals[layer] = total.argmax(axis=0)
+        best = total.max(axis=0)
+    plan = np.empty(num_layers, dtype=np.int64)
+    plan[-1] = best.argmax()
+    for layer in range(num_layers - 1, 0, -1):
+        plan[layer - 1] = arrivals[layer, plan[layer]]
+    return plan
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """Return log-probabilities along the last axis."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))

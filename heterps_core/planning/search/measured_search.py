@@ -43,7 +43,7 @@ MEASURED_METHODS: Mapping[str, Callable[[], ProposingScheduler]] = {
     ),
 }
 """Methods that learn from so few plans as can be measured: they rate eight a round in place of hundreds, and begin
-with plans of few stages."""
+with plans of few stages; `reinforce` with the likeliest plan of the shipped policy."""
 
 MOST_REPEATS = 10
 """Plans that may be proposed for each one measured: a policy that has settled draws the same ones for ever."""

@@ -1,9 +1,4 @@
-"""Recurrent policies over the layers of a chain: what the learning searches sample their plans from.
-
-Both policies read the layers in order and emit, for each, a distribution over device types. They differ in how
-the previous choice enters: `ChainTablePolicy` answers for every previous type at once, so that one pass gives a
-table from which any number of plans is drawn (`chain_tables.py`); `AutoregressivePolicy` is fed the choice itself,
-as in the HeterPS paper (arXiv 2111.10635).
+"""The recurrent policy of the HeterPS paper (arXiv 2111.10635), trained anew for each problem: `reinforce-paper`.
 
 Shape legend: L = layers, T = device types, F = features, H = hidden units, P = plans.
 """
@@ -12,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -55,51 +49,6 @@ def layer_features(problem: SchedulingProblem) -> Tensor:
 
 _TICKS_PER_S = 1e6
 """Times enter in microseconds, so that log1p keeps the small ones apart."""
-
-
-class ChainTablePolicy(nn.Module):
-    """P(type of layer l | type of layer l - 1) for all pairs, from one pass of the LSTM.
-
-    The logit of a pair is the sum of one for the type and one for the pair: what is learned of a type in a
-    layer holds for previous types that were seldom drawn, too.
-
-    Args:
-        num_features: F.
-        num_types: T.
-        num_hidden: H.
-        stay_bias: Added to the logit of keeping the previous type, so that a fresh policy draws runs of
-            layers instead of noise.
-        type_leanings: Added to the logit of each type in every layer, shape (T,); lets fresh policies
-            begin in different corners.
-    """
-
-    def __init__(
-        self,
-        num_features: int,
-        num_types: int,
-        *,
-        num_hidden: int,
-        stay_bias: float,
-        type_leanings: NDArray[np.float64],
-    ) -> None:
-        super().__init__()
-        self.num_types = num_types
-        self.lstm = nn.LSTM(num_features, num_hidden)
-        # Rows of logits: one per previous type, one for the first layer, which has none, and one for all.
-        self.head = nn.Linear(num_hidden, (num_types + 2) * num_types)
-        prior = stay_logits(num_types, stay_bias) + type_leanings
-        self.register_buffer("prior", torch.tensor(prior, dtype=torch.float32))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return log-probabilities, shape (L, T + 1, T); row T stands for "no previous layer"."""
-        hidden, _ = self.lstm(features)
-        rows = self.head(hidden).view(-1, self.num_types + 2, self.num_types)
-        return torch.log_softmax(rows[:, :-1] + rows[:, -1:] + self.prior, dim=-1)
-
-
-def stay_logits(num_types: int, stay_bias: float) -> NDArray[np.float64]:
-    """Return logits that favour the previous type and no type else, shape (T + 1, T)."""
-    return np.vstack([stay_bias * np.eye(num_types), np.zeros((1, num_types))])
 
 
 class AutoregressivePolicy(nn.Module):

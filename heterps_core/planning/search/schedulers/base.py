@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError
@@ -53,12 +52,6 @@ class Scheduler(ABC):
             ConfigurationError: The budget is below 1, or too small for a method that cannot do with less.
             InfeasiblePlanError: No plan was found; names the constraint and how far it is missed.
         """
-
-    def search_from_last(
-        self, problem: SchedulingProblem, *, policies: Path, budget_evaluations: int, seed: int
-    ) -> SearchResult:
-        """Search, starting from what the last such search kept in a folder; most methods keep nothing."""
-        return self.search(problem, budget_evaluations=budget_evaluations, seed=seed)
 
 
 class ProposingScheduler(Scheduler):

@@ -2,7 +2,7 @@
 
 A recurrent cell emits one type per layer, each fed the previous choice; every plan of a round carries gradient by
 its reward less a moving average. The cell is an LSTM's, or a plain one for the paper's own baseline RL-RNN.
-`reinforce.py` says what was changed to make a strong search of it.
+`reinforce.py` is the strong search.
 """
 
 from __future__ import annotations

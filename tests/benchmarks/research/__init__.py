@@ -1,0 +1,1 @@
+"""Evidence and training that are no product."""
