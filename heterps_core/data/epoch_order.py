@@ -1,0 +1,161 @@
+"""Which row stands at which position of a batch, as a formula: no array of the rows, no state, no replica in it.
+
+A keyed permutation puts the row groups of an epoch into a new sequence. It is cut into lanes that are read side by
+side; each batch takes the next rows of every lane, in the order of lanes, so that a replica, which works on the same
+positions of every batch, meets the same few lanes from the first step to the last. Within the part of a row group
+that lies in a lane another keyed permutation orders the rows: what is shuffled is what lies in memory, one row group
+for each lane. Batch and position name a row directly, so a run goes on from the number of its step, with any number
+of replicas.
+
+Symbols: G = row groups, N = rows, B = rows of a batch, T = N // B batches, L = lanes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from heterps_core.data.hashing import UInt64Array, mix
+from heterps_core.errors import ConfigurationError
+
+MAX_LANES = 1_024
+"""31 replicas then share few row groups: at most 30 of 1,024 lanes are read twice."""
+
+_ROUNDS = 4
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_GROUPS_PER_BLOCK = 4_096
+
+Int64Array = npt.NDArray[np.int64]
+Starts = npt.NDArray[np.integer[Any]]
+
+
+def permute(
+    values: npt.NDArray[Any], sizes: npt.NDArray[Any] | int, keys: npt.NDArray[Any] | np.uint64
+) -> Int64Array:
+    """Return where a keyed permutation of 0..size - 1 takes each value [n]; sizes and keys may differ by value.
+
+    Each round is a bijection of the numbers of as many bits (xor with one part of the key, multiplication by another,
+    made odd, and the high bits xored onto the low ones); what falls outside of 0..size - 1 goes round again until it
+    falls inside, which keeps it a bijection (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). It
+    has to mix, not to hide.
+
+    Example:
+        >>> sorted(permute(np.arange(5), 5, np.uint64(1)).tolist())
+        [0, 1, 2, 3, 4]
+    """
+    result = values.astype(np.uint64)
+    size = np.broadcast_to(np.asarray(sizes, dtype=np.uint64), result.shape)
+    key = np.broadcast_to(np.asarray(keys, dtype=np.uint64), result.shape)
+    bits = np.frexp((np.maximum(size, 1) - 1).astype(np.float64))[1].astype(np.uint64)
+    mask, half = (np.uint64(1) << bits) - np.uint64(1), (bits + np.uint64(1)) >> np.uint64(1)
+    outside: Any = slice(None)
+    while True:
+        result[outside] = _scramble(result[outside], key[outside], mask[outside], half[outside])
+        outside = np.flatnonzero(result >= size)
+        if not len(outside):
+            return result.view(np.int64)
+
+
+def _scramble(values: UInt64Array, keys: UInt64Array, mask: UInt64Array, half: UInt64Array) -> UInt64Array:
+    for _ in range(_ROUNDS):
+        keys = keys * _ODD + np.uint64(1)
+        values = ((values ^ (keys >> np.uint64(32))) * (keys | np.uint64(1))) & mask
+        values ^= values >> half
+    return values
+
+
+class EpochOrder:
+    """The order of one epoch.
+
+    Attributes:
+        num_batches: Full batches T, at least 1. The N - T B rows behind the last one are left out of this epoch, and
+            another epoch leaves out others; fewer rows than one batch takes are repeated in it.
+
+    Args:
+        group_starts: First row of each row group, then the number of rows [G + 1]; ascending.
+        seed: Of the run; None keeps all rows in their order, which held-out rows are read in.
+        max_lanes: So many row groups are held in memory by all replicas of a stage together.
+
+    Raises:
+        ConfigurationError: There is no row, or the batch size is below 1.
+    """
+
+    def __init__(
+        self,
+        group_starts: Int64Array,
+        *,
+        batch_size: int,
+        seed: int | None,
+        epoch: int = 0,
+        max_lanes: int = MAX_LANES,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}")
+        self._num_rows, self._num_groups = int(group_starts[-1]), len(group_starts) - 1
+        if self._num_rows < 1:
+            raise ConfigurationError(f"there must be a row to train on, got {self._num_rows}")
+        self._group_starts = group_starts
+        self._batch_size = batch_size
+        self.num_batches = max(1, self._num_rows // batch_size)
+        self._num_lanes = max(1, min(batch_size, max_lanes)) if self._num_rows >= batch_size else 1
+        self._key: np.uint64 | None = None
+        self._starts: Starts = group_starts
+        if seed is not None:
+            self._key = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]
+            self._starts = self._permuted_starts()
+
+    def rows(self, batch_index: int, positions: npt.NDArray[Any]) -> Int64Array:
+        """Return the row indices [n] at positions [n] of a batch.
+
+        Raises:
+            ConfigurationError: The batch or a position lies outside.
+        """
+        if not 0 <= batch_index < self.num_batches:
+            raise ConfigurationError(
+                f"batch_index must be in 0..{self.num_batches - 1} for {self._num_rows} rows in batches of "
+                f"{self._batch_size}, got {batch_index}"
+            )
+        positions = positions.astype(np.int64)
+        if len(positions) and not 0 <= positions.min() <= positions.max() < self._batch_size:
+            raise ConfigurationError(
+                f"positions must be in 0..{self._batch_size - 1}, got {positions.min()} to {positions.max()}"
+            )
+        if self._num_rows < self._batch_size:
+            positions = positions % self._num_rows
+            first, share = np.zeros_like(positions), np.full_like(positions, self._num_rows)
+        else:
+            # Lane l has the positions from l B // L on of every batch.
+            lane = ((positions + 1) * self._num_lanes - 1) // self._batch_size
+            first = lane * self._batch_size // self._num_lanes
+            share = (lane + 1) * self._batch_size // self._num_lanes - first
+        lane_start = first * self.num_batches
+        ordered: Int64Array = lane_start + batch_index * share + positions - first
+        if self._key is None:
+            return ordered
+        return self._shuffled(ordered, lane_start, lane_start + share * self.num_batches)
+
+    def _shuffled(self, ordered: Int64Array, lane_start: Int64Array, lane_stop: Int64Array) -> Int64Array:
+        """Return the rows behind places of the new sequence, shuffled where row group and lane overlap."""
+        assert self._key is not None
+        place = np.searchsorted(self._starts, ordered.astype(self._starts.dtype), side="right") - 1
+        start, stop = self._starts[place].astype(np.int64), self._starts[place + 1].astype(np.int64)
+        group = permute(place, self._num_groups, self._key)
+        first: Int64Array = np.maximum(start, lane_start)
+        last: Int64Array = np.minimum(stop, lane_stop)
+        within = permute(ordered - first, last - first, mix(group.astype(np.uint64) ^ self._key))
+        rows: Int64Array = self._group_starts[group] + (first - start) + within
+        return rows
+
+    def _permuted_starts(self) -> Starts:
+        """Return where each place of the new sequence begins [G + 1]; made in parts, to hold little else."""
+        assert self._key is not None
+        dtype = np.uint32 if self._num_rows < 2**32 else np.int64
+        starts: Starts = np.zeros(self._num_groups + 1, dtype=dtype)
+        for begin in range(0, self._num_groups, _GROUPS_PER_BLOCK):
+            places = np.arange(begin, min(begin + _GROUPS_PER_BLOCK, self._num_groups))
+            group = permute(places, self._num_groups, self._key)
+            sizes = self._group_starts[group + 1] - self._group_starts[group]
+            starts[places + 1] = starts[begin] + np.cumsum(sizes)
+        return starts
