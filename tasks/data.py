@@ -187,7 +187,7 @@ def prepare_data(
             # A folder of its own, so that no other night takes its place.
             out_dir=workspace.data_directory / f"{name}-{night.day}-{way}",
         )
-    _forget_old_nights(workspace, name, keep=dataset.directory)
+    _forget_old_nights(workspace, name, keep=Path(dataset.directory))
     if buckets_per_slot is not None:
         outgrown = outgrown_tables(buckets_per_slot, num_rows=dataset.num_train_rows)
         if outgrown is not None:

@@ -25,7 +25,6 @@ from heterps_core.training.job import (
     delayed_microbatches,
 )
 from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
-from heterps_core.training.node.data_slices import check_slices_fit
 from heterps_core.training.node.host_memory import check_workers_fit
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.storage.run_directory import RunDirectory
@@ -110,15 +109,11 @@ def write_job(
     provisioning: Provisioning,
     config: TrainingConfig,
     start: Start,
-    disk_bytes: float,
 ) -> TrainingJob:
     """Write the job into the run directory, before any node is launched, with the model that it begins with.
 
-    Args:
-        disk_bytes: Of one rented machine; 0 where nodes are processes of this one.
-
     Raises:
-        ConfigurationError: Its workers do not fit into this machine's memory, or its data into a rented one's disk.
+        ConfigurationError: Its workers do not fit into this machine's memory.
     """
     from heterps_core.training.memory_need import worker_bytes
 
@@ -140,7 +135,7 @@ def write_job(
             is_dry_run=provisioning.is_dry_run,
         ),
     )
-    if disk_bytes == 0:
+    if run.is_local:
         check_workers_fit(
             {
                 f"stage {index}": [num_bytes] * stage.num_replicas
@@ -148,9 +143,6 @@ def write_job(
             },
             where="this machine",
         )
-    else:
-        for purchase in (provisioning.launch_plan, *provisioning.fallback_plans):
-            check_slices_fit(dataset.manifest, job, purchase.node_requests(), disk_bytes=disk_bytes)
     submit_job(run, job, start_folder=start.folder)
     return job
 

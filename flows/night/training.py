@@ -8,7 +8,6 @@ from heterps_core.planning.provisioning.node_order import plan_traffic
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.billing.caps import Caps
-from infra.providers import get_provider
 from tasks.clusters import bills_of_run, keep_storage_usage, rented_cluster
 from tasks.data import source_name
 from tasks.judging.baseline import measure_baseline
@@ -51,7 +50,6 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
         provisioning=provisioning,
         config=plan.config,
         start=run.start,
-        disk_bytes=get_provider(run.asked.provider).disk_gb_each * 1e9,
     )
     with (
         rented_cluster(

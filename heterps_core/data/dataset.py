@@ -1,63 +1,79 @@
-"""A prepared table of clicks: mapped into memory by any number of workers, and visited in the same order by all."""
+"""A prepared table of clicks: Parquet files that any number of workers stream, in the same order."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from heterps_core.data.array_files import map_array
-from heterps_core.data.features import FeatureSpec
-from heterps_core.data.manifest import FORMAT_VERSION, MANIFEST_NAME, DatasetManifest, read_manifest
-from heterps_core.errors import ConfigurationError, DataError
+from heterps_core.data.epoch_order import MAX_LANES, EpochOrder, Int64Array
+from heterps_core.data.features import BUFFER_BYTES, FeatureSpec
+from heterps_core.data.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    DatasetManifest,
+    Folder,
+    folder_of,
+    read_manifest,
+)
+from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.row_arrays import RowArrays, rows_as_arrays
+from heterps_core.data.row_groups import RowBuffer, RowGroups
+from heterps_core.errors import DataError
 
 if TYPE_CHECKING:
     from heterps_core.data.batch import ClickBatch
 
 
 class PreparedDataset:
-    """Training and held-out rows on disk, mapped into memory and gathered by row index.
+    """Training and held-out rows, read by row index.
 
     Rows stand in time order: the training rows 0..num_train_rows - 1 come first, the held-out rows
     after them. An epoch visits the training rows in an order that depends on (seed, epoch) only, so
-    that every worker, also one that joins after a restart, computes the same order by itself.
+    that every worker, also one that joins after a restart, computes the same order by itself (`epoch_order.py`).
 
     Attributes:
         directory: Where the files lie; another process calls `PreparedDataset.open` with it.
         manifest: What the dataset holds.
-        dense: [N, D] float32, standardised numbers of all rows, 0 where missing.
-        ids: [N, S] int32, embedding row inside each slot's table, 0 where missing.
-        labels: [N] uint8, 1 for a click.
     """
 
-    def __init__(self, directory: Path, manifest: DatasetManifest) -> None:
+    def __init__(
+        self, directory: Path | str, manifest: DatasetManifest, *, folder: Folder | None = None
+    ) -> None:
         self.directory = directory
         self.manifest = manifest
-        self.dense: npt.NDArray[np.float32] = map_array(directory, "dense")
-        self.ids: npt.NDArray[np.int32] = map_array(directory, "ids")
-        self.labels: npt.NDArray[np.uint8] = map_array(directory, "labels")
-        self._order_key: tuple[int, int] | None = None
-        self._order: npt.NDArray[np.uint32] = np.zeros(0, dtype=np.uint32)
-        self._check_shapes()
+        self._groups = RowGroups(folder or folder_of(Path(directory)), manifest, where=directory)
+        starts = self._groups.starts
+        self._rows = RowBuffer(starts, self._arrays)
+        self._labels = RowBuffer(starts, lambda group: (self._groups.read_labels(group),))
+        last = self._groups.between(0, self.num_train_rows).stop
+        self._train_starts = np.minimum(starts[: last + 1], self.num_train_rows)
+        largest_bytes = int(np.diff(starts).max()) * self.features.row_bytes
+        self._max_lanes = min(MAX_LANES, BUFFER_BYTES // largest_bytes)
+        self._order_key: tuple[int, int, int] | None = None
+        self._order: EpochOrder | None = None
 
     @classmethod
-    def open(cls, directory: Path | str) -> PreparedDataset:
-        """Open a dataset that `prepare_dataset` has written.
+    def open(cls, directory: Path | str, *, folder: Folder | None = None) -> PreparedDataset:
+        """Open a dataset that `prepare_dataset` has written, in a folder of this machine or elsewhere.
 
         Raises:
             DataError: There is no complete dataset, or its files do not fit its manifest.
         """
-        directory = Path(directory)
-        manifest = read_manifest(directory)
+        if folder is None:
+            directory = Path(directory)
+            folder = folder_of(directory)
+        manifest = read_manifest(folder)
         if manifest is None:
             raise DataError(
                 directory,
                 f"must be a prepared dataset, but has no readable {MANIFEST_NAME} of format "
                 f"{FORMAT_VERSION}; prepare it again",
             )
-        return cls(directory, manifest)
+        return cls(directory, manifest, folder=folder)
 
     @property
     def features(self) -> FeatureSpec:
@@ -76,106 +92,109 @@ class PreparedDataset:
 
     @property
     def eval_labels(self) -> npt.NDArray[np.uint8]:
-        """Labels [num_eval_rows] of the held-out rows, in order."""
-        return self.labels[self.num_train_rows :]
+        """Labels [num_eval_rows] of the held-out rows, in order; read at each call."""
+        return self.labels(self.num_train_rows, self.manifest.num_rows)
+
+    def labels(self, first: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Return the labels of rows first..stop - 1."""
+        groups = self._groups.between(first, stop)
+        labels = [self._groups.read_labels(group) for group in groups]
+        offset = first - int(self._groups.starts[groups.start])
+        found: npt.NDArray[np.uint8] = np.concatenate([np.zeros(0, dtype=np.uint8), *labels])
+        return found[offset : offset + stop - first]
+
+    def parts(
+        self,
+        first: int,
+        stop: int,
+        *,
+        features: FeatureSpec | None = None,
+        numeric_transform: NumericTransform | None = None,
+    ) -> Iterator[RowArrays]:
+        """Yield rows first..stop - 1 in order, those of one row group at a time.
+
+        Args:
+            features: Of a model whose tables have other sizes; by default as prepared, like the transform.
+        """
+        for group in self._groups.between(first, stop):
+            start, end = self._groups.starts[group : group + 2].tolist()
+            rows = rows_as_arrays(
+                self._groups.read(group),
+                features or self.features,
+                numeric_transform or self.manifest.numeric_transform,
+            )
+            mine = slice(max(first - start, 0), min(stop, end) - start)
+            yield RowArrays(dense=rows.dense[mine], ids=rows.ids[mine], labels=rows.labels[mine])
 
     def num_batches(self, batch_size: int) -> int:
-        """Return the global batches of one epoch, at least 1.
-
-        Every batch is full. The rows that do not fill a last batch are left out of this epoch (another
-        epoch's order leaves out others); where there are fewer rows than one batch takes, the
-        epoch is one batch that repeats them.
-        """
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}")
-        return max(1, self.num_train_rows // batch_size)
-
-    def train_indices(self, epoch: int, seed: int) -> npt.NDArray[np.uint32]:
-        """Return the order [num_train_rows] in which an epoch visits the training rows.
-
-        The last order is kept, so asking again for the same epoch costs nothing.
-        """
-        if (epoch, seed) != self._order_key:
-            self._order = epoch_order(self.num_train_rows, epoch, seed)
-            self._order.flags.writeable = False
-            self._order_key = (epoch, seed)
-        return self._order
-
-    def batch_rows(
-        self, epoch: int, batch_index: int, *, batch_size: int, seed: int, lo: int = 0, hi: int | None = None
-    ) -> npt.NDArray[np.int64]:
-        """Return the row indices of positions lo..hi (half open) of one global batch.
-
-        Epochs and batches count from 0; `hi` None stands for `batch_size`.
-
-        The rows of a global batch are sorted before they are cut, so which rows a position holds does
-        not depend on how many workers share the batch, and each slice reads the files forwards.
+        """Return the global batches of one epoch, at least 1; see `EpochOrder`.
 
         Raises:
-            ConfigurationError: The batch or the positions lie outside.
+            ConfigurationError: The batch size is below 1.
         """
-        num_batches = self.num_batches(batch_size)
-        stop = batch_size if hi is None else hi
-        if not 0 <= batch_index < num_batches:
-            raise ConfigurationError(
-                f"batch_index must be in 0..{num_batches - 1} for {self.num_train_rows} training rows in "
-                f"batches of {batch_size}, got {batch_index}"
-            )
-        if not 0 <= lo <= stop <= batch_size:
-            raise ConfigurationError(
-                f"positions must satisfy 0 <= lo <= hi <= {batch_size}, got {lo} and {stop}"
-            )
-        order = self.train_indices(epoch, seed)
-        if self.num_train_rows < batch_size:
-            batch = np.resize(order, batch_size)
-        else:
-            batch = order[batch_index * batch_size : (batch_index + 1) * batch_size]
-        return np.sort(batch)[lo:stop].astype(np.int64)
+        return self._lanes(self.num_train_rows, batch_size).num_batches
 
-    def train_batch(self, rows: npt.NDArray[np.int64]) -> ClickBatch:
-        """Return training rows as tensors, by their indices [B] below `num_train_rows`."""
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self.num_train_rows:
-            raise ConfigurationError(
-                f"training rows must be in 0..{self.num_train_rows - 1}, got {rows.min()}..{rows.max()}"
-            )
-        return self._batch(rows)
+    def batch_rows(
+        self,
+        epoch: int,
+        batch_index: int,
+        *,
+        batch_size: int,
+        seed: int,
+        positions: npt.NDArray[Any] | None = None,
+    ) -> Int64Array:
+        """Return the row indices at some positions of a global batch; None stands for all, 0..batch_size - 1.
 
-    def eval_batch(self, start: int, stop: int) -> ClickBatch:
-        """Return held-out rows start..stop (half open, counted from the first held-out row) as tensors.
+        Epochs and batches count from 0. Which rows a position holds does not depend on how many workers share the
+        batch.
 
-        A `stop` beyond the last row means the last row.
+        Raises:
+            ConfigurationError: The batch or a position lies outside.
         """
-        first = self.num_train_rows
-        rows = np.arange(first + start, first + min(stop, self.num_eval_rows), dtype=np.int64)
-        return self._batch(rows)
+        if self._order is None or self._order_key != (epoch, seed, batch_size):
+            self._order = EpochOrder(
+                self._train_starts, batch_size=batch_size, seed=seed, epoch=epoch, max_lanes=self._max_lanes
+            )
+            self._order_key = (epoch, seed, batch_size)
+        return self._order.rows(batch_index, np.arange(batch_size) if positions is None else positions)
 
-    def _batch(self, rows: npt.NDArray[np.int64]) -> ClickBatch:
+    def held_out_rows(self, batch_index: int, *, batch_size: int) -> Int64Array:
+        """Return the row indices of a batch of held-out rows, the last of which may be short; none behind it.
+
+        Each lane is a run of rows, so that a replica meets the same part of the files in each batch.
+        """
+        first, positions = batch_index * batch_size, np.arange(batch_size)
+        if first + batch_size <= self.num_eval_rows:
+            return self.num_train_rows + self._lanes(self.num_eval_rows, batch_size).rows(
+                batch_index, positions
+            )
+        return self.num_train_rows + np.arange(first, max(first, self.num_eval_rows))
+
+    def batch(self, rows: Int64Array) -> ClickBatch:
+        """Return rows as tensors, by their indices [B]; row groups of the last call stay in memory for the next.
+
+        Raises:
+            DataError: A row group is damaged.
+        """
         # Here and not above: preparing data must not load torch.
         from heterps_core.data.batch import ClickBatch
 
-        return ClickBatch.from_numpy(
-            self.dense.take(rows, axis=0), self.ids.take(rows, axis=0), self.labels.take(rows)
+        dense, ids, labels = self._rows.gather(rows)
+        return ClickBatch.from_numpy(dense, ids, labels)
+
+    def label_batch(self, rows: Int64Array) -> ClickBatch:
+        """Return the labels alone of rows [B], with features of no column; else as `batch`."""
+        from heterps_core.data.batch import ClickBatch
+
+        (labels,) = self._labels.gather(rows)
+        none = (len(rows), 0)
+        return ClickBatch.from_numpy(np.zeros(none, np.float32), np.zeros(none, np.int64), labels)
+
+    def _lanes(self, num_rows: int, batch_size: int) -> EpochOrder:
+        return EpochOrder(
+            np.array([0, max(num_rows, 1)]), batch_size=batch_size, seed=None, max_lanes=self._max_lanes
         )
 
-    def _check_shapes(self) -> None:
-        num_rows, features = self.manifest.num_rows, self.features
-        expected = {
-            "dense": (num_rows, features.num_dense),
-            "ids": (num_rows, features.num_slots),
-            "labels": (num_rows,),
-        }
-        for name, shape in expected.items():
-            found = getattr(self, name).shape
-            if found != shape:
-                raise DataError(
-                    self.directory / f"{name}.npy",
-                    f"must have the shape {shape} of the manifest, got {found}; prepare the dataset again",
-                )
-
-
-def epoch_order(num_train_rows: int, epoch: int, seed: int) -> npt.NDArray[np.uint32]:
-    """Return the order [num_train_rows] in which an epoch visits the training rows; from its arguments alone."""
-    generator = np.random.default_rng([seed, epoch])
-    order = np.arange(num_train_rows, dtype=np.uint32)
-    generator.shuffle(order)  # in place: `permutation` gives the same order and holds it twice
-    return order
+    def _arrays(self, group: int) -> tuple[npt.NDArray[Any], ...]:
+        rows = rows_as_arrays(self._groups.read(group), self.features, self.manifest.numeric_transform)
+        return rows.dense, rows.ids, rows.labels

@@ -23,6 +23,9 @@ from heterps_core.errors import ConfigurationError
 MAX_LANES = 1_024
 """31 replicas then share few row groups: at most 30 of 1,024 lanes are read twice."""
 
+_LEAST_LANES, _GROUPS_PER_LANE = 256, 16
+"""Where row groups do not all lie in memory, each end of a lane has one read twice: a lane should hold many."""
+
 _ROUNDS = 4
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _GROUPS_PER_BLOCK = 4_096
@@ -99,7 +102,9 @@ class EpochOrder:
         self._group_starts = group_starts
         self._batch_size = batch_size
         self.num_batches = max(1, self._num_rows // batch_size)
-        self._num_lanes = max(1, min(batch_size, max_lanes)) if self._num_rows >= batch_size else 1
+        self._num_lanes = max(1, min(batch_size, max_lanes))
+        if self._num_groups > max_lanes:
+            self._num_lanes = min(self._num_lanes, max(self._num_groups // _GROUPS_PER_LANE, _LEAST_LANES))
         self._key: np.uint64 | None = None
         self._starts: Starts = group_starts
         if seed is not None:

@@ -23,6 +23,10 @@ OUTGROWN = 4
 """Tables this many times smaller than new ones would be are worth a word; days differ by less."""
 
 
+BUFFER_BYTES = 1 << 30
+"""Of the row groups that all replicas of a stage hold together; the larger they are, the fewer lie side by side."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeatureSpec(JsonDocument):
     """Shape of the input of a click model: dense columns and categorical slots.
@@ -78,6 +82,11 @@ class FeatureSpec(JsonDocument):
     def total_rows(self) -> int:
         """Rows of all slots together."""
         return sum(self.slot_rows)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in memory: float32 numbers, int32 ids, a label."""
+        return 4 * (self.num_dense + self.num_slots) + 1
 
     @property
     def slot_offsets(self) -> tuple[int, ...]:

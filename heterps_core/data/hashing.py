@@ -45,11 +45,20 @@ def hash_texts(texts: pa.StringArray, *, slot: int) -> UInt64Array:
     return hashes
 
 
-def rows_of_texts(texts: pa.StringArray, *, slot: int, num_rows: int) -> npt.NDArray[np.int32]:
+def rows_of_texts(
+    texts: pa.StringArray | pa.DictionaryArray, *, slot: int, num_rows: int
+) -> npt.NDArray[np.int32]:
     """Return the embedding row [n] of each text: 1 + hash mod (num_rows - 1), or row 0 where missing.
 
-    Missing is what is null or empty. It has a row of its own, so the model learns what absence means.
+    Missing is what is null or empty. It has a row of its own, so the model learns what absence means. Of a dictionary
+    each text is hashed once.
     """
+    if pa.types.is_dictionary(texts.type):
+        different = rows_of_texts(texts.dictionary, slot=slot, num_rows=num_rows)
+        # An index that is null points behind the last.
+        indices = texts.indices.fill_null(len(different)) if texts.indices.null_count else texts.indices
+        rows: npt.NDArray[np.int32] = np.append(different, np.int32(MISSING_ROW)).take(indices.to_numpy())
+        return rows
     if num_rows < MIN_SLOT_ROWS:
         raise ConfigurationError(f"a slot needs at least {MIN_SLOT_ROWS} rows, got {num_rows}")
     rows = (hash_texts(texts, slot=slot) % np.uint64(num_rows - 1)).astype(np.int32)

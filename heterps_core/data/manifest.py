@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import pyarrow as pa
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
@@ -17,12 +19,15 @@ from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_codec import JsonDocument, JsonForm
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever the same source would give other files, so that older caches are not reused."""
 
 MANIFEST_NAME = "manifest.json"
 
 _SAMPLED_BYTES = 65_536
+
+Folder = Callable[[str], pa.NativeFile]
+"""Opens a file of a dataset by its name, on this machine or in a bucket; a missing one is an OSError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +70,13 @@ class DatasetManifest(JsonDocument):
 
     num_train_rows: int
     num_eval_rows: int
-    num_train_clicks: int
-    num_eval_clicks: int
+    num_sampled_rows: int
+    """Training rows that the share of clicks, and the transform where none was given, were measured on."""
+
+    num_sampled_clicks: int
+    file_groups: tuple[int, ...]
+    """Row groups of each Parquet file, in the order of rows."""
+
     sources: tuple[SourceFile, ...]
 
     @property
@@ -76,14 +86,20 @@ class DatasetManifest(JsonDocument):
 
     @property
     def train_click_rate(self) -> float:
-        """Share of clicks among the training rows, in [0, 1]."""
-        return self.num_train_clicks / self.num_train_rows
+        """Share of clicks among the sampled training rows, in [0, 1]."""
+        return self.num_sampled_clicks / self.num_sampled_rows
 
 
-def read_manifest(directory: Path) -> DatasetManifest | None:
+def folder_of(directory: Path) -> Folder:
+    """Return how the files of a folder of this machine are opened."""
+    return lambda name: pa.OSFile(str(directory / name))
+
+
+def read_manifest(folder: Folder) -> DatasetManifest | None:
     """Return the manifest, or None where there is none of this format that can be read."""
     try:
-        document = json.loads((directory / MANIFEST_NAME).read_text(encoding="utf-8"))
+        with folder(MANIFEST_NAME) as file:
+            document = json.loads(file.read())
         return DatasetManifest.from_json(document)
     except (OSError, ValueError, ConfigurationError):
         return None

@@ -58,6 +58,8 @@ def take_logarithms(
         [[0.0, 5.0], [-0.6930000185966492, -1.0]]
     """
     dense = values.astype(np.float32)
+    if all(is_count):
+        return np.copysign(np.log1p(np.abs(dense)), dense)
     if any(is_count):
         counts = np.flatnonzero(is_count)
         dense[:, counts] = np.copysign(np.log1p(np.abs(dense[:, counts])), dense[:, counts])

@@ -1,4 +1,4 @@
-"""Makes a table of clicks ready for training: one streaming pass from text or Parquet to three NumPy files.
+"""Makes a table of clicks ready for training: Parquet is linked as it lies, text is converted to it once.
 
 Rows are split by time and never at random: a random split shows the model the future and flatters it.
 """
@@ -8,35 +8,47 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from heterps_core.data.array_files import ARRAY_NAMES, map_array, standardise_in_place, write_arrays
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.features import MIN_SLOT_ROWS, FeatureSpec, buckets_for_rows
+from heterps_core.data.features import BUFFER_BYTES, MIN_SLOT_ROWS, FeatureSpec, buckets_for_rows
 from heterps_core.data.manifest import (
     MANIFEST_NAME,
     DatasetManifest,
     SourceFile,
     compute_fingerprint,
     describe_source,
+    folder_of,
     read_manifest,
 )
-from heterps_core.data.numeric_transform import NumericTransform
-from heterps_core.data.reading.readers import Source, count_rows, list_source_files, read_rows
-from heterps_core.data.reading.row_batch import RowBatch
+from heterps_core.data.numeric_transform import NumericTransform, fit_numeric_transform, take_logarithms
+from heterps_core.data.reading.parquet_reader import group_sizes
+from heterps_core.data.reading.readers import Source, is_parquet, list_source_files, read_rows
+from heterps_core.data.row_groups import STARTS_NAME, RowGroups, parquet_name
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_file import replace_json
 
 logger = logging.getLogger(__name__)
 
-_MAX_ROWS = 2**32 - 1
-"""Row indices of an epoch's order are held in 32 bits."""
+ROWS_PER_GROUP = 16_384
+"""Of the files that text is converted to: a gigabyte holds 417 row groups of Criteo's columns."""
+
+SAMPLED_ROWS = 1_048_576
+
+_OWN_NAMES = re.compile(rf"{MANIFEST_NAME}|{STARTS_NAME}|rows-\d{{5}}\.parquet|(dense|ids|labels)\.npy")
+"""The last of format 1."""
 
 
 def prepare_dataset(
@@ -49,7 +61,10 @@ def prepare_dataset(
     numeric_transform: NumericTransform | None = None,
     out_dir: Path | str,
 ) -> PreparedDataset:
-    """Read a table of clicks once and write it as a prepared dataset, or reuse the one that is there.
+    """Make a prepared dataset of a table of clicks, or reuse the one that is there.
+
+    Parquet files are read by their footers and a sample of their row groups, and must stay where they are; text is
+    read and checked as a whole.
 
     `out_dir` is reused if it was made from the same files (by size, time of change and a sample of
     the content), schema and parameters. Otherwise it is replaced in one step at the end; a failure
@@ -86,7 +101,7 @@ def prepare_dataset(
             num_eval_sources=len(eval_files),
             numeric_transform=numeric_transform,
         )
-        present = read_manifest(out_dir)
+        present = read_manifest(folder_of(out_dir))
         if present is not None and present.fingerprint == fingerprint:
             logger.info("reusing the prepared dataset in %s", out_dir)
             return PreparedDataset(out_dir, present)
@@ -95,7 +110,7 @@ def prepare_dataset(
             # What a killed preparation left there goes.
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            manifest = _prepare_arrays(
+            manifest = _prepare_rows(
                 partial,
                 files,
                 eval_files,
@@ -107,7 +122,7 @@ def prepare_dataset(
                 fingerprint=fingerprint,
             )
             replace_json(partial / MANIFEST_NAME, manifest.to_json(), indent=2)
-            # Who has the old files mapped keeps them.
+            # Who has the old files open keeps them.
             shutil.rmtree(out_dir, ignore_errors=True)
             partial.rename(out_dir)
         except OSError as error:
@@ -121,7 +136,7 @@ def prepare_dataset(
         return PreparedDataset(out_dir, manifest)
 
 
-def _prepare_arrays(
+def _prepare_rows(
     directory: Path,
     files: Sequence[Path],
     eval_files: Sequence[Path],
@@ -133,51 +148,135 @@ def _prepare_arrays(
     sources: tuple[SourceFile, ...],
     fingerprint: str,
 ) -> DatasetManifest:
-    """Write the three arrays into `directory` and return what they hold."""
+    """Put a Parquet file for each source into `directory`, with where their rows begin; return what they hold."""
+    with ThreadPoolExecutor(thread_name_prefix="convert") as pool:
+        # Arrow leaves Python's lock while it parses and writes.
+        sizes = list(
+            pool.map(
+                lambda numbered: _take_file(numbered[1], directory / parquet_name(numbered[0]), schema),
+                enumerate((*files, *eval_files)),
+            )
+        )
+    num_rows_of = [sum(each) for each in sizes]
+    num_rows = sum(num_rows_of)
     if buckets_per_slot is None:
-        buckets_per_slot = buckets_for_rows(count_rows(files, schema))
-    features = FeatureSpec(
-        num_dense=len(schema.numeric_columns),
-        slot_rows=(buckets_per_slot,) * len(schema.categorical_columns),
-        slot_names=schema.categorical_columns,
-        dense_names=schema.numeric_columns,
-    )
-    is_count = schema.count_flags
-    num_read_to_train = 0
-
-    def rows() -> Iterator[RowBatch]:
-        nonlocal num_read_to_train
-        for batch in read_rows(files, schema):
-            num_read_to_train += len(batch.labels)
-            yield batch
-        yield from read_rows(eval_files, schema)
-
-    num_rows = write_arrays(directory, rows(), features, is_count)
+        buckets_per_slot = buckets_for_rows(sum(num_rows_of[: len(files)]))
     if eval_files:
-        num_eval_rows = num_rows - num_read_to_train
+        num_eval_rows = sum(num_rows_of[len(files) :])
         eval_fraction = num_eval_rows / num_rows
     else:
         num_eval_rows = min(max(1, round(num_rows * eval_fraction)), num_rows - 1) if eval_fraction else 0
-    if num_rows > _MAX_ROWS:
-        raise DataError(files[0], f"a dataset can hold at most {_MAX_ROWS} rows, got {num_rows}")
     if eval_fraction > 0.0 and num_rows < 2:
         raise DataError(
             files[0], f"at least 2 rows are needed to train on one and hold out another, got {num_rows}"
         )
-    num_train_rows = num_rows - num_eval_rows
-    transform = standardise_in_place(directory, num_train_rows, is_count, numeric_transform)
-    labels = map_array(directory, "labels")
-    return DatasetManifest(
+    starts = np.cumsum([0, *(size for each in sizes for size in each)], dtype=np.int64)
+    np.save(directory / STARTS_NAME, starts)
+    manifest = DatasetManifest(
         fingerprint=fingerprint,
         schema=schema,
-        features=features,
-        numeric_transform=transform,
+        features=FeatureSpec(
+            num_dense=len(schema.numeric_columns),
+            slot_rows=(buckets_per_slot,) * len(schema.categorical_columns),
+            slot_names=schema.categorical_columns,
+            dense_names=schema.numeric_columns,
+        ),
+        numeric_transform=numeric_transform
+        or NumericTransform(is_count=(), means=(), standard_deviations=()),
         eval_fraction=eval_fraction,
-        num_train_rows=num_train_rows,
+        num_train_rows=num_rows - num_eval_rows,
         num_eval_rows=num_eval_rows,
-        num_train_clicks=int(labels[:num_train_rows].sum(dtype=np.int64)),
-        num_eval_clicks=int(labels[num_train_rows:].sum(dtype=np.int64)),
+        num_sampled_rows=0,
+        num_sampled_clicks=0,
+        file_groups=tuple(len(each) for each in sizes),
         sources=sources,
+    )
+    _check_groups_fit((*files, *eval_files), sizes, manifest.features)
+    return _with_sample(
+        manifest, RowGroups(folder_of(directory), manifest, where=directory), fits=numeric_transform is None
+    )
+
+
+def _take_file(source: Path, target: Path, schema: DataSchema) -> list[int]:
+    """Link a Parquet file, or write a text file as one; returns the rows of each row group."""
+    if is_parquet(source, schema):
+        target.symlink_to(source.absolute())
+    else:
+        _write_parquet(source, target, schema)
+    sizes = group_sizes(target, schema)
+    if not sum(sizes):
+        raise DataError(source, f"must hold at least one row of {schema.name} data, got none")
+    return sizes
+
+
+def _write_parquet(source: Path, target: Path, schema: DataSchema) -> None:
+    """Write the rows of a file as Parquet that the same schema reads."""
+    label_texts = pa.array([schema.label_negative[0], schema.label_positive[0]])
+    types = [pa.dictionary(pa.int8(), pa.string())]
+    types += [pa.float32()] * len(schema.numeric_columns) + [pa.string()] * len(schema.categorical_columns)
+    table_schema = pa.schema(list(zip(schema.used_columns, types, strict=True)))
+    with pq.ParquetWriter(target, table_schema, compression="zstd", write_statistics=False) as writer:
+        held: list[pa.RecordBatch] = []
+        for batch in read_rows([source], schema):
+            columns = [pa.DictionaryArray.from_arrays(pa.array(batch.labels.view(np.int8)), label_texts)]
+            columns += [pa.array(numbers, from_pandas=True) for numbers in batch.numbers.T.astype(np.float32)]
+            held.append(pa.record_batch([*columns, *batch.texts], schema=table_schema))
+            if sum(each.num_rows for each in held) >= ROWS_PER_GROUP:
+                held = _write_groups(writer, held, at_least=ROWS_PER_GROUP)
+        _write_groups(writer, held, at_least=1)
+
+
+def _write_groups(
+    writer: pq.ParquetWriter, batches: list[pa.RecordBatch], *, at_least: int
+) -> list[pa.RecordBatch]:
+    """Write full row groups of the batches; returns the rest, of fewer rows than `at_least`."""
+    table = pa.Table.from_batches(batches, writer.schema) if batches else None
+    first = 0
+    while table is not None and table.num_rows - first >= at_least:
+        writer.write_table(table.slice(first, ROWS_PER_GROUP))
+        first += ROWS_PER_GROUP
+    return [] if table is None else list(table.slice(first).to_batches())
+
+
+def _check_groups_fit(files: Sequence[Path], sizes: Sequence[Sequence[int]], features: FeatureSpec) -> None:
+    """Refuse a row group that is too large to be held in memory."""
+    for file, group_rows in zip(files, sizes, strict=True):
+        num_bytes = max(group_rows) * features.row_bytes
+        if num_bytes > BUFFER_BYTES:
+            raise DataError(
+                file,
+                f"a row group must fit into {BUFFER_BYTES / 1e9:.1f} GB of memory, but one holds {max(group_rows):,} "
+                f"rows of {features.row_bytes} bytes, {num_bytes / 1e9:.1f} GB; write the file again with row "
+                f"groups of about {ROWS_PER_GROUP:,} rows",
+            )
+
+
+def _with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> DatasetManifest:
+    """Return a manifest with what evenly spread row groups of the training rows show; all of them where they are few.
+
+    Means and deviations of the parts are merged exactly.
+    """
+    training = groups.between(0, manifest.num_train_rows)
+    largest = int(np.diff(groups.starts[: training.stop + 1]).max())
+    count = min(len(training), max(1, SAMPLED_ROWS // largest))
+    num_rows = num_clicks = 0
+
+    def chunks() -> Iterator[npt.NDArray[np.float32]]:
+        nonlocal num_rows, num_clicks
+        for number in range(count):
+            group = number * len(training) // count
+            batch = groups.read(group)
+            stop = manifest.num_train_rows - int(groups.starts[group])
+            num_rows += min(stop, len(batch.labels))
+            num_clicks += int(batch.labels[:stop].sum(dtype=np.int64))
+            yield take_logarithms(batch.numbers[:stop], manifest.schema.count_flags)
+
+    transform = fit_numeric_transform(chunks(), manifest.schema.count_flags)
+    return replace(
+        manifest,
+        num_sampled_rows=num_rows,
+        num_sampled_clicks=num_clicks,
+        numeric_transform=transform if fits else manifest.numeric_transform,
     )
 
 
@@ -206,8 +305,7 @@ def _check_replaceable(out_dir: Path) -> None:
         return
     if not out_dir.is_dir():
         raise ConfigurationError(f"out_dir must be a folder, but {out_dir} is a file; choose another path")
-    own = {MANIFEST_NAME, *(f"{name}.npy" for name in ARRAY_NAMES)}
-    foreign = sorted(entry.name for entry in out_dir.iterdir() if entry.name not in own)
+    foreign = sorted(entry.name for entry in out_dir.iterdir() if not _OWN_NAMES.fullmatch(entry.name))
     if foreign:
         raise ConfigurationError(
             f"out_dir must be new, empty or a prepared dataset, but {out_dir} holds {foreign[0]!r}; "

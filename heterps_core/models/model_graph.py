@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from heterps_core.data.features import BUFFER_BYTES
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DeviceKind, DeviceType
 from heterps_core.json_codec import JsonDocument, JsonForm
@@ -91,13 +92,12 @@ class ModelGraph(JsonDocument):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-WORKER_BYTES = 0.4e9
-"""Resident size of an idle worker, with torch, a gloo group, the checkpoint writer and a small network: 361 MB
-measured on 2 cores, Python 3.11, torch 2.13.0+cpu, 2026-11-22; rounded up."""
+WORKER_BYTES = 0.45e9
+"""Resident size of an idle worker, with torch, a gloo group, the checkpoint writer and a small network, 361 MB, and
+of Arrow's reader, 70 MB; measured on 2 cores, Python 3.11, torch 2.13.0+cpu, 2026-11-22; rounded up."""
 
-ROW_ORDER_BYTES_PER_SAMPLE = 4.1
-"""Order in which an epoch visits the training rows, of which each worker holds all: 32 bits a row, 4.0 at its peak
-and 4.1 held for 100 M rows, measured on the same machine and day."""
+ROW_BUFFER_BYTES_PER_SAMPLE = 200
+"""Of row groups in memory: 157 with Criteo's columns, and what is read, hashed and copied meanwhile."""
 
 CARD_BYTES = 1.0e9
 """Of a card: the context of CUDA, NCCL's buffers and the allocator's rounding. Assumed: the order of what PyTorch
@@ -109,7 +109,7 @@ FREE_SHARE = 0.03
 
 def host_bytes_of_worker(num_samples: float) -> float:
     """Return the host memory that one worker takes before any table, for training rows of one epoch."""
-    return WORKER_BYTES + ROW_ORDER_BYTES_PER_SAMPLE * num_samples
+    return WORKER_BYTES + min(ROW_BUFFER_BYTES_PER_SAMPLE * num_samples, 1.25 * BUFFER_BYTES)
 
 
 def reserved_bytes(

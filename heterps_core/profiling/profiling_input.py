@@ -31,7 +31,7 @@ def click_batches(request: ProfileRequest) -> list[ClickBatch]:
         dataset = PreparedDataset.open(request.dataset)
         # Wraps around where the data set has fewer rows.
         rows = np.resize(np.arange(dataset.num_train_rows, dtype=np.int64), num_rows)
-        batch = dataset.train_batch(rows)
+        batch = dataset.batch(rows)
     firsts = range(0, num_rows, request.batch_size)
     return [rows_of(batch, first, first + request.batch_size) for first in firsts]
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from heterps_core.data.array_files import hash_batch
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.manifest import DatasetManifest
 from heterps_core.data.numeric_transform import NumericTransform
-from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.schema import DataSchema
 from heterps_core.embeddings.row_optimizers import RowWiseSGD
-from heterps_core.errors import CheckpointError, ConfigurationError, DataError
+from heterps_core.errors import CheckpointError, ConfigurationError
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
@@ -108,7 +105,7 @@ def _load_layers(model: str, features: FeatureSpec, weights: Mapping[str, Tensor
 
 def held_out_labels(dataset: PreparedDataset) -> npt.NDArray[np.uint8]:
     """Return the labels [N] of the rows that a data set holds out; of all its rows where it holds out none."""
-    return dataset.labels[_first_row(dataset) :]
+    return dataset.labels(_first_row(dataset), dataset.manifest.num_rows)
 
 
 def held_out_logits(predictor: ClickPredictor, dataset: PreparedDataset) -> npt.NDArray[np.float64]:
@@ -116,36 +113,16 @@ def held_out_logits(predictor: ClickPredictor, dataset: PreparedDataset) -> npt.
 
     Raises:
         ConfigurationError: The data set has other columns than the model.
-        DataError: A source that must be read again is gone or has changed.
+        DataError: A source is gone or has changed.
     """
-    first = _first_row(dataset)
-    prepared = dataset.manifest
-    if (prepared.features, prepared.numeric_transform) == (predictor.features, predictor.numeric_transform):
-        return predictor.logits(dataset.dense[first:], dataset.ids[first:])
-    return _logits_of_sources(predictor, dataset, first)
-
-
-def _logits_of_sources(
-    predictor: ClickPredictor, dataset: PreparedDataset, first: int
-) -> npt.NDArray[np.float64]:
-    """Return logits of the rows from `first` on, read from the files that the data set was prepared from."""
     _check_columns(predictor, dataset)
-    files = [Path(source.path) for source in dataset.manifest.sources]
-    logits: list[npt.NDArray[Any]] = []
-    position = 0
-    for batch in read_rows(files, dataset.manifest.schema):
-        rows = slice(max(0, first - position), None)
-        known = dataset.labels[position : position + len(batch.labels)]
-        if not np.array_equal(known, batch.labels):
-            raise _changed(dataset)
-        position += len(batch.labels)
-        if position > first:
-            dense_ND = predictor.numeric_transform.apply(batch.numbers)
-            ids_NS = hash_batch(batch, predictor.features.slot_rows)
-            logits.append(predictor.logits(dense_ND[rows], ids_NS[rows]))
-    if position != dataset.manifest.num_rows:
-        raise _changed(dataset)
-    return np.concatenate(logits)
+    rows = dataset.parts(
+        _first_row(dataset),
+        dataset.manifest.num_rows,
+        features=predictor.features,
+        numeric_transform=predictor.numeric_transform,
+    )
+    return np.concatenate([predictor.logits(part.dense, part.ids) for part in rows])
 
 
 def _check_columns(predictor: ClickPredictor, dataset: PreparedDataset) -> None:
@@ -161,13 +138,6 @@ def _check_columns(predictor: ClickPredictor, dataset: PreparedDataset) -> None:
 
 def _first_row(dataset: PreparedDataset) -> int:
     return dataset.num_train_rows if dataset.num_eval_rows else 0
-
-
-def _changed(dataset: PreparedDataset) -> DataError:
-    return DataError(
-        dataset.manifest.sources[-1].path,
-        f"must hold the rows that {dataset.directory} was prepared from, but has changed since; prepare them again",
-    )
 
 
 def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path, *, model: str) -> None:

@@ -21,7 +21,7 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.training.batch_feed import BatchFeed, check_ids
+from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.checkpoint import TrainingCursor, save_checkpoint
 from heterps_core.training.gradients.finite_gradients import check_gradients, check_losses
 from heterps_core.training.gradients.gradient_sum import take_buffers_of_first_replica
@@ -45,6 +45,26 @@ def remaining_share(step: int, num_steps: int) -> float:
     (docs/LOG.md).
     """
     return 1.0 - step / num_steps
+
+
+def spread(
+    num_rows: int, num_microbatches: int, slices: Sequence[tuple[int, RowSlice]]
+) -> npt.NDArray[np.int64]:
+    """Return the positions in a batch of the rows of a replica's slices, one after the other.
+
+    Micro-batch j of m takes positions j, j + m, j + 2 m, ..., so that the slices of a replica are neighbours in the
+    batch, whose positions stand for places in the files. A batch that m does not divide is cut as it lies.
+
+    Example:
+        >>> spread(8, 2, [(4, RowSlice(2, 4)), (4, RowSlice(6, 8))]).tolist()
+        [4, 6, 5, 7]
+    """
+    places = np.concatenate([np.arange(mine.first, mine.stop) for _, mine in slices])
+    if num_rows % num_microbatches:
+        return places
+    size = num_rows // num_microbatches
+    positions: npt.NDArray[np.int64] = places % size * num_microbatches + places // size
+    return positions
 
 
 def noise_seed(seed: int, *, step: int, stage: int, replica: int) -> int:
@@ -132,19 +152,19 @@ class TrainingLoop:
 
     def predict_held_out(self) -> npt.NDArray[np.float32] | None:
         """Return the logits of all held-out rows in order, on the reporting worker; None elsewhere."""
-        parts = []
-        for first in range(0, self.dataset.num_eval_rows, self.config.batch_size):
-            stop = min(first + self.config.batch_size, self.dataset.num_eval_rows)
-            slices = self.runner.row_slices(stop - first, self.config.num_microbatches)
-            microbatches = [
-                MicroBatch(num_rows, self._held_out_slice(first, rows)) for num_rows, rows in slices
-            ]
-            logits = self.runner.predict(microbatches)
+        found = np.zeros(self.dataset.num_eval_rows, dtype=np.float32)
+        batch_size, num_microbatches = self.config.batch_size, self.config.num_microbatches
+        for index in range(-(-len(found) // batch_size)):
+            rows = self.dataset.held_out_rows(index, batch_size=batch_size)
+            slices = self.runner.row_slices(len(rows), num_microbatches)
+            parts = self._batches(rows[spread(len(rows), num_microbatches, slices)], slices)
+            logits = self.runner.predict(
+                [MicroBatch(num_rows, part) for (num_rows, _), part in zip(slices, parts, strict=True)]
+            )
             if self.runner.is_last:
-                parts.append(self._in_row_order(logits, [rows for _, rows in slices], stop - first))
-        if self.metrics is None or not parts:
-            return None
-        return torch.cat(parts).numpy()
+                mine = spread(len(rows), num_microbatches, slices)
+                found[rows - self.dataset.num_train_rows] = self._of_all_replicas(logits, mine, len(rows))
+        return None if self.metrics is None or not len(found) else found
 
     def training_batch(self, cursor: TrainingCursor) -> list[MicroBatch]:
         """Read this replica's rows of a batch, cut them into micro-batches, and exchange what they look up.
@@ -154,29 +174,19 @@ class TrainingLoop:
         Raises:
             DataError: An id lies outside of its slot's table.
         """
-        slices = self.runner.row_slices(self.config.batch_size, self.config.num_microbatches)
-        if not (self.model.reads_batch or self.runner.is_last):
-            return [MicroBatch(size, _NO_ROWS) for size, _ in slices]
-        rows = np.concatenate(
-            [
-                self.dataset.batch_rows(
-                    cursor.epoch,
-                    cursor.batch_index,
-                    batch_size=self.config.batch_size,
-                    seed=self.config.seed,
-                    lo=mine.first,
-                    hi=mine.stop,
-                )
-                for _, mine in slices
-            ]
+        batch_size, num_microbatches = self.config.batch_size, self.config.num_microbatches
+        slices = self.runner.row_slices(batch_size, num_microbatches)
+        rows = self.dataset.batch_rows(
+            cursor.epoch,
+            cursor.batch_index,
+            batch_size=batch_size,
+            seed=self.config.seed,
+            positions=spread(batch_size, num_microbatches, slices),
         )
-        batch = self.dataset.train_batch(rows)
-        check_ids(batch, self.dataset.features, self.dataset.directory)
-        parts = _split(batch, [mine.num_rows for _, mine in slices])
-        exchanges = self._exchanges(parts)
+        parts = self._batches(rows, slices)
         return [
-            MicroBatch(size, part.to(self.model.device), exchanges_of_part)
-            for (size, _), part, exchanges_of_part in zip(slices, parts, exchanges, strict=True)
+            MicroBatch(size, part, exchanges)
+            for (size, _), part, exchanges in zip(slices, parts, self._exchanges(parts), strict=True)
         ]
 
     def _train_step(
@@ -229,18 +239,23 @@ class TrainingLoop:
             yield cursor
             cursor = cursor.after_batch(batches_per_epoch)
 
-    def _held_out_slice(self, first: int, rows: RowSlice) -> ClickBatch:
-        if not (self.model.reads_batch or self.runner.is_last):
-            return _NO_ROWS
-        batch = self.dataset.eval_batch(first + rows.first, first + rows.stop)
-        check_ids(batch, self.dataset.features, self.dataset.directory)
-        return batch.to(self.model.device)
+    def _batches(
+        self, rows: npt.NDArray[np.int64], slices: Sequence[tuple[int, RowSlice]]
+    ) -> list[ClickBatch]:
+        """Read what this stage needs of this replica's rows, cut into micro-batches."""
+        if self.model.reads_batch:
+            batch = self.dataset.batch(rows)
+        elif self.runner.is_last:
+            batch = self.dataset.label_batch(rows)
+        else:
+            return [_NO_ROWS for _ in slices]
+        parts = _split(batch, [mine.num_rows for _, mine in slices])
+        return [part.to(self.model.device) for part in parts]
 
-    def _in_row_order(self, logits: Tensor, slices: list[RowSlice], num_rows: int) -> Tensor:
-        """Bring the logits of all replicas of the last stage together, in the order of rows."""
+    def _of_all_replicas(self, logits: Tensor, mine: npt.NDArray[np.int64], num_rows: int) -> Tensor:
+        """Bring the logits of all replicas of the last stage together; `mine` are the positions of this one's."""
         ordered = torch.zeros(num_rows, device=CPU)
-        for rows, part in zip(slices, torch.split(logits, [rows.num_rows for rows in slices]), strict=True):
-            ordered[rows.first : rows.stop] = part
+        ordered[torch.from_numpy(mine)] = logits
         if self.runner.num_replicas > 1:
             dist.all_reduce(ordered, group=self.group)
         return ordered

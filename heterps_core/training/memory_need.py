@@ -27,12 +27,12 @@ def worker_bytes(
     """Return the bytes of host memory that one worker of each stage needs.
 
     A worker holds its shard of each table with the optimizer's state; all dense parameters of its stage with theirs
-    and their gradients, and with delayed updates two copies and gradients on their way; and the order of rows. On a
-    rented card all but the last lie in the card's memory.
+    and their gradients, and with delayed updates two copies and gradients on their way; and row groups. On a rented
+    card all but the last lie in the card's memory.
 
     Args:
         model: Registry name or import path.
-        num_train_rows: Whose order each worker draws.
+        num_train_rows: Whose row groups a worker holds, up to a bound.
         is_dry_run: All stages run on this machine's cores.
     """
     graph = trace_chain(

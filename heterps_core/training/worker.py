@@ -33,7 +33,6 @@ from heterps_core.training.node.node_life import (
     own_run_directory,
     runs_here_as_dry_run,
 )
-from heterps_core.training.node.training_node import DATASET_VARIABLE
 from heterps_core.training.node.worker_life import SIGNS_VARIABLE, SignsOfLife
 from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.pipeline.stage_device import is_gpu, join_by_nccl, stage_device
@@ -41,7 +40,7 @@ from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_runner import StageRunner
 from heterps_core.training.start_model import begin
 from heterps_core.training.step_metrics import MetricWriter, ProcessReport, write_process_report
-from heterps_core.training.storage.run_directory import CLUSTER, JOB, RESULT, STEPS, RunDirectory
+from heterps_core.training.storage.run_directory import CLUSTER, DATA, JOB, RESULT, STEPS, RunDirectory
 from heterps_core.transport.rank_layout import (
     SILENCE_LIMIT_S,
     LostWorkerError,
@@ -193,7 +192,7 @@ class Worker:
     ) -> TrainingLoop:
         assert self.stage is not None
         assert self.replica is not None
-        dataset = PreparedDataset.open(os.environ[DATASET_VARIABLE])
+        dataset = self._open_dataset(job)
         neighbours = connect_neighbours(layout, rank=self.rank, device=device)
         model = build_stage_model(
             job.model,
@@ -235,6 +234,13 @@ class Worker:
             ids_group=ids_group,
             metrics=metrics,
             on_step=self._finish_step,
+        )
+
+    def _open_dataset(self, job: TrainingJob) -> PreparedDataset:
+        if self.run.is_local:
+            return PreparedDataset.open(job.dataset)
+        return PreparedDataset.open(
+            f"{self.run.location}/{DATA}", folder=lambda name: self.run.open_file(f"{DATA}/{name}")
         )
 
     def _device(self, cluster: Cluster, job: TrainingJob) -> torch.device:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.features import FeatureSpec
+from heterps_core.data.row_arrays import RowArrays
 from heterps_core.judging.quality import ClickQuality, measure_quality
 from tasks.data import PreparedClicks
 
@@ -28,10 +30,8 @@ if TYPE_CHECKING:
 MOST_TRAIN_ROWS = 200_000
 """Rows that are fitted on: a fifth of a gigabyte as sparse matrices (docs/LOG.md, 2026-11-22)."""
 
-SAMPLE_SEED = 0
-
-ROWS_PER_PART = 50_000
-"""Held-out rows that are rated at once."""
+NUM_RUNS = 1_000
+"""Runs of rows, of one or two row groups each, that a sample is made of."""
 
 PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3)
 """Inverse strengths (scikit-learn's C) that are tried."""
@@ -73,48 +73,58 @@ def measure_baseline(clicks: PreparedClicks) -> Baseline | str:
 
 
 def _fitted_baseline(dataset: PreparedDataset) -> Baseline | str:
-    sample = sampled_rows(dataset.num_train_rows, at_most=MOST_TRAIN_ROWS)
-    labels = dataset.labels[sample]
+    from scipy.sparse import csr_matrix, vstack
+
+    parts = [
+        (design_matrix(part, dataset.features), part.labels)
+        for first, stop in sampled_runs(dataset.num_train_rows, at_most=MOST_TRAIN_ROWS)
+        for part in dataset.parts(first, stop)
+    ]
+    labels = np.concatenate([labels for _, labels in parts])
     if len(np.unique(labels)) < 2:
         return "the training rows are all of one class"
-    rows = design_matrix(dataset, sample)
+    rows = csr_matrix(vstack([rows for rows, _ in parts], format="csr"))
     # Columns that no training row uses have no weight; most buckets are empty.
     used = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]))
     rows = rows[:, used]
     model = _fit(rows, labels, _choose_penalty(rows, labels))
-    logits = np.empty(dataset.num_eval_rows)
-    for start in range(0, len(logits), ROWS_PER_PART):
-        part = np.arange(start, min(start + ROWS_PER_PART, len(logits)))
-        logits[part] = model.decision_function(design_matrix(dataset, dataset.num_train_rows + part)[:, used])
+    logits = np.concatenate(
+        [
+            model.decision_function(design_matrix(part, dataset.features)[:, used])
+            for part in dataset.parts(dataset.num_train_rows, dataset.manifest.num_rows)
+        ]
+    )
     return Baseline(
         quality=measure_quality(dataset.eval_labels, logits),
-        num_train_rows=len(sample),
+        num_train_rows=len(labels),
         logits=logits,
     )
 
 
-def sampled_rows(num_rows: int, *, at_most: int) -> npt.NDArray[np.int64]:
-    """Return the sorted indices of at most so many rows, spread evenly: one at random of each equal part.
+def sampled_runs(num_rows: int, *, at_most: int) -> list[tuple[int, int]]:
+    """Return runs of rows (first, stop) of at most so many rows together, spread evenly: few row groups are read.
 
     Example:
-        >>> [int(row) // 10 for row in sampled_rows(50, at_most=5)]
-        [0, 1, 2, 3, 4]
+        >>> sampled_runs(30, at_most=100), sampled_runs(10**6, at_most=1_000)[:2]
+        ([(0, 30)], [(0, 1), (1000, 1001)])
     """
-    num_parts = min(num_rows, at_most)
-    edges = np.arange(num_parts + 1, dtype=np.int64) * num_rows // max(num_parts, 1)
-    return np.random.default_rng(SAMPLE_SEED).integers(edges[:-1], edges[1:])
+    if num_rows <= at_most:
+        return [(0, num_rows)]
+    num_runs = min(NUM_RUNS, at_most)
+    firsts = [number * num_rows // num_runs for number in range(num_runs)]
+    return [(first, first + at_most // num_runs) for first in firsts]
 
 
-def design_matrix(dataset: PreparedDataset, rows: npt.NDArray[Any]) -> csr_matrix:
+def design_matrix(rows: RowArrays, features: FeatureSpec) -> csr_matrix:
     """Return rows [n] as a sparse matrix [n, D + all slot rows]: dense columns, then one-hot ids."""
     from scipy.sparse import csr_matrix, hstack
 
-    ids = dataset.ids[rows].astype(np.int64) + np.asarray(dataset.features.slot_offsets)
+    ids = rows.ids.astype(np.int64) + np.asarray(features.slot_offsets)
     one_hot = csr_matrix(
         (np.ones(ids.size, dtype=np.float32), ids.ravel(), np.arange(0, ids.size + 1, ids.shape[1])),
-        shape=(len(ids), dataset.features.total_rows),
+        shape=(len(ids), features.total_rows),
     )
-    return csr_matrix(hstack([csr_matrix(dataset.dense[rows]), one_hot], format="csr"))
+    return csr_matrix(hstack([csr_matrix(rows.dense), one_hot], format="csr"))
 
 
 def _choose_penalty(rows: csr_matrix, labels: npt.NDArray[np.uint8]) -> float:

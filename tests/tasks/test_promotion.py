@@ -13,6 +13,7 @@ from tasks.judging.promotion_gates import BASELINE_GATE, PromotionGates
 from tasks.promotion import promote_if_better
 from tasks.records import model_registry
 from tasks.records.champion import champion_before, champion_of, roll_back
+from tests.heterps_core.data.made_up_rows import all_rows
 from tests.tasks.registry import EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED
 
 
@@ -35,9 +36,9 @@ def logits_of(models, version):
 
     dataset = models.dataset
     tensors = load_file(models.folder_of(version) / "model.safetensors")
-    ids = dataset.ids[dataset.num_train_rows :] + np.asarray(dataset.features.slot_offsets)
+    ids = all_rows(dataset).ids[dataset.num_train_rows :] + np.asarray(dataset.features.slot_offsets)
     slots = tensors["embedding.weight"][:, 0][ids].sum(axis=1, dtype=np.float64)
-    dense = dataset.dense[dataset.num_train_rows :] @ tensors["output.weight"][0, 26:]
+    dense = all_rows(dataset).dense[dataset.num_train_rows :] @ tensors["output.weight"][0, 26:]
     return slots + dense + tensors["output.bias"][0]
 
 

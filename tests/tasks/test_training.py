@@ -16,7 +16,6 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.planning.provisioning.offer_choice import choose_instances
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig
-from heterps_core.training.node.data_slices import SYSTEM_BYTES
 from heterps_core.training.storage.run_directory import RunDirectory
 from tasks.provisioning import Provisioning
 from tasks.running.start import Start
@@ -94,28 +93,6 @@ def test_a_local_run_whose_workers_do_not_fit_is_refused_with_figures_before_it_
             provisioning=provisioned(Stage(0, 0, "cpu-c7i", 2), Stage(1, 7, "cpu-c7i", 1), is_dry_run=True),
             config=config_for(dataset, num_stages=2),
             start=Start(reason=""),
-            disk_bytes=0.0,
-        )
-
-    assert not run.exists("job.json")
-
-
-def test_rented_machines_whose_slices_exceed_their_disk_are_refused_before_they_are_launched(
-    dataset, tmp_path
-):
-    """All 500 rows have 500 * (4 * 13 + 4 * 26 + 1) bytes; a disk has room for 1,000 besides its system."""
-    run = RunDirectory(str(tmp_path))
-
-    with pytest.raises(ConfigurationError, match=r"stage0-node0 needs .* GB; nothing was launched"):
-        write_job(
-            run,
-            run_id="r1",
-            model="ctrdnn",
-            dataset=dataset,
-            provisioning=provisioned(Stage(0, 7, "cpu-c7i", 2), is_dry_run=False),
-            config=config_for(dataset, num_stages=1),
-            start=Start(reason=""),
-            disk_bytes=SYSTEM_BYTES + 1_000,
         )
 
     assert not run.exists("job.json")

@@ -3,38 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from heterps_core.data.reading.row_batch import RowBatch, check_rows, column_texts, row_problem
+from heterps_core.data.reading.row_batch import RowBatch, check_labels, check_rows, column_texts, row_problem
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
-_ROWS_PER_BATCH = 16_384
+
+def open_parquet(
+    path: Path | str, schema: DataSchema, *, source: pa.NativeFile | None = None
+) -> pq.ParquetFile:
+    """Open a Parquet file whose columns fit a schema; texts come with their dictionary, so that each is hashed once.
+
+    Args:
+        path: On this machine, or a name for `source` in messages.
+
+    Raises:
+        DataError: The file is damaged, lacks a column, or holds something else in one.
+    """
+    with _named(path):
+        source = source or pa.OSFile(str(path))
+        footer = pq.ParquetFile(source)
+    _check_columns(path, footer.schema_arrow, schema)
+    with _named(path):
+        return pq.ParquetFile(
+            source,
+            metadata=footer.metadata,
+            read_dictionary=list(schema.categorical_columns),
+            pre_buffer=True,
+        )
+
+
+def group_sizes(path: Path, schema: DataSchema) -> list[int]:
+    """Return the rows of each row group of a Parquet file, by its footer.
+
+    Raises:
+        DataError: As `open_parquet`.
+    """
+    with open_parquet(path, schema) as file:
+        return [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
+
+
+def read_group(file: pq.ParquetFile, index: int, schema: DataSchema, *, path: Path | str) -> RowBatch:
+    """Return the rows of one row group; `path` is for messages.
+
+    Raises:
+        DataError: The row group is damaged, or a row breaks the schema.
+    """
+    with _named(path, f"row group {index} of {file.num_row_groups} "):
+        record_batch = _record_batch(file, index, schema.used_columns, schema)
+        batch = check_rows(record_batch, schema, is_padded=False)
+    if batch is None:
+        raise _find_bad_row(path, record_batch, schema, _rows_before(file, index))
+    return batch
+
+
+def read_group_labels(
+    file: pq.ParquetFile, index: int, schema: DataSchema, *, path: Path | str
+) -> npt.NDArray[np.uint8]:
+    """Return the labels [n] of one row group, without reading its features; else as `read_group`."""
+    with _named(path, f"row group {index} of {file.num_row_groups} "):
+        record_batch = _record_batch(file, index, (schema.label_column,), schema)
+        labels = check_labels(record_batch.column(0), schema, is_padded=False)
+    if labels is None:
+        only_label = replace(schema, numeric_columns=(), count_columns=())
+        raise _find_bad_row(path, record_batch, only_label, _rows_before(file, index))
+    return labels
 
 
 def read_parquet(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
-    """Yield the rows of a Parquet file.
+    """Yield the rows of a Parquet file, one row group after the other.
 
     Raises:
         DataError: The file is damaged, lacks a column, or a row breaks the schema.
     """
-    num_good_rows = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            _check_columns(path, file.schema_arrow, schema)
-            for record_batch in file.iter_batches(_ROWS_PER_BATCH, columns=list(schema.used_columns)):
-                ordered = _with_nulls(record_batch.select(list(schema.used_columns)), schema)
-                batch = check_rows(ordered, schema, is_padded=False)
-                if batch is None:
-                    raise _find_bad_row(path, ordered, schema, num_good_rows)
-                num_good_rows += len(batch.labels)
-                yield batch
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(path, error) from error
+    with open_parquet(path, schema) as file:
+        for index in range(file.num_row_groups):
+            yield read_group(file, index, schema, path=path)
 
 
 def check_parquet_columns(path: Path, schema: DataSchema) -> None:
@@ -43,27 +96,20 @@ def check_parquet_columns(path: Path, schema: DataSchema) -> None:
     Raises:
         DataError: It is damaged or lacks a column.
     """
+    open_parquet(path, schema).close()
+
+
+@contextmanager
+def _named(path: Path | str, part: str = "") -> Iterator[None]:
     try:
-        with pq.ParquetFile(path) as file:
-            _check_columns(path, file.schema_arrow, schema)
+        yield
     except (pa.ArrowException, OSError) as error:
-        raise DataError(path, f"cannot be read as Parquet: {error}; write or get the file again") from error
+        raise DataError(
+            path, f"{part}cannot be read as Parquet: {error}; write or get the file again"
+        ) from error
 
 
-def count_parquet_rows(path: Path) -> int:
-    """Return how many rows the footer of a Parquet file counts.
-
-    Raises:
-        DataError: The file is damaged.
-    """
-    try:
-        with pq.ParquetFile(path) as file:
-            return int(file.metadata.num_rows)
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _check_columns(path: Path, columns: pa.Schema, schema: DataSchema) -> None:
+def _check_columns(path: Path | str, columns: pa.Schema, schema: DataSchema) -> None:
     missing = [column for column in schema.used_columns if column not in columns.names]
     if missing:
         raise DataError(path, f"must have the columns {', '.join(missing)}; has {', '.join(columns.names)}")
@@ -92,22 +138,37 @@ def _can_be_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
     return True
 
 
-def _with_nulls(record_batch: pa.RecordBatch, schema: DataSchema) -> pa.RecordBatch:
-    """Return columns with null where a NaN, or a number that is one of the schema's missing markers, stands."""
+def _record_batch(
+    file: pq.ParquetFile, index: int, names: tuple[str, ...], schema: DataSchema
+) -> pa.RecordBatch:
+    """Read columns of a row group, with null where a NaN, or a number that is a missing marker of the schema, stands.
+
+    Those that are not numeric come as dictionaries.
+    """
+    table = file.read_row_group(index, columns=list(names), use_threads=False)
     markers = pa.array(
         [float(marker) for marker in schema.missing_markers if _is_number(marker)], pa.float64()
     )
     columns = []
-    for name, column in zip(record_batch.schema.names, record_batch.columns, strict=True):
+    for name in names:
+        column = pa.concat_arrays(
+            table.column(name).unify_dictionaries().chunks or [pa.array([], table.schema.field(name).type)]
+        )
         if pa.types.is_floating(column.type):
             column = _null_where(pc.is_nan(column.cast(pa.float64())), column)
-        if name in schema.numeric_columns and _is_numeric(column.type) and len(markers):
+        if name not in schema.numeric_columns:
+            column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        elif pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        elif _is_numeric(column.type) and len(markers):
             column = _null_where(pc.is_in(column.cast(pa.float64(), safe=False), markers), column)
         columns.append(column)
-    return pa.record_batch(columns, names=record_batch.schema.names)
+    return pa.record_batch(columns, names=list(names))
 
 
 def _null_where(condition: pa.BooleanArray, column: pa.Array) -> pa.Array:
+    if not condition.true_count:
+        return column
     return pc.if_else(pc.fill_null(condition, False), pa.scalar(None, column.type), column)
 
 
@@ -123,18 +184,18 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(path, f"cannot be read as Parquet: {error}; write or get the file again")
+def _rows_before(file: pq.ParquetFile, index: int) -> int:
+    return sum(file.metadata.row_group(before).num_rows for before in range(index))
 
 
 def _find_bad_row(
-    path: Path, record_batch: pa.RecordBatch, schema: DataSchema, num_good_rows: int
+    path: Path | str, record_batch: pa.RecordBatch, schema: DataSchema, num_before: int
 ) -> DataError:
-    """Return the error of the first bad row of a batch; rows count from 1."""
+    """Return the error of the first bad row of a row group; rows count from 1."""
     names = (schema.label_column, *schema.numeric_columns)
     columns = [column_texts(record_batch.column(name)).to_pylist() for name in names]
-    for number, values in enumerate(zip(*columns, strict=True), start=num_good_rows + 1):
+    for number, values in enumerate(zip(*columns, strict=True), start=num_before + 1):
         problem = row_problem(dict(zip(names, values, strict=True)), schema)
         if problem:
             return DataError(path, f"row {number}: {problem}")
-    return DataError(path, f"cannot be read as {schema.name} data after {num_good_rows} rows")
+    return DataError(path, f"cannot be read as {schema.name} data after {num_before} rows")

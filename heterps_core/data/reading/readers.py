@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from heterps_core.data.reading.days import data_files_of, in_time_order
-from heterps_core.data.reading.parquet_reader import check_parquet_columns, count_parquet_rows, read_parquet
+from heterps_core.data.reading.parquet_reader import check_parquet_columns, read_parquet
 from heterps_core.data.reading.row_batch import RowBatch
-from heterps_core.data.reading.text_reader import GZIP_MAGIC, check_text_columns, count_text_rows, read_text
+from heterps_core.data.reading.text_reader import GZIP_MAGIC, check_text_columns, read_text
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
@@ -72,27 +72,15 @@ def check_columns(file: Path, schema: DataSchema) -> None:
     Raises:
         DataError: It cannot be read, or lacks a column; with what was expected.
     """
-    check = check_parquet_columns if _is_parquet(file, schema) else check_text_columns
+    check = check_parquet_columns if is_parquet(file, schema) else check_text_columns
     check(file, schema)
 
 
-def count_rows(files: Sequence[Path], schema: DataSchema) -> int:
-    """Return how many rows the files hold, without parsing them; blank lines of a text file count too.
-
-    Raises:
-        DataError: A file cannot be read.
-    """
-    return sum(
-        count_parquet_rows(file) if _is_parquet(file, schema) else count_text_rows(file, schema)
-        for file in files
-    )
-
-
 def _read_file(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
-    return read_parquet(path, schema) if _is_parquet(path, schema) else read_text(path, schema)
+    return read_parquet(path, schema) if is_parquet(path, schema) else read_text(path, schema)
 
 
-def _is_parquet(path: Path, schema: DataSchema) -> bool:
+def is_parquet(path: Path, schema: DataSchema) -> bool:
     """Tell whether a file is Parquet, else text.
 
     Raises:

@@ -27,8 +27,9 @@ class RowBatch:
     numbers: npt.NDArray[np.float64]
     """[n, D] numeric columns in schema order; NaN where missing, finite elsewhere."""
 
-    texts: tuple[pa.StringArray, ...]
-    """One array [n] per categorical column in schema order; null or empty where missing."""
+    texts: tuple[pa.StringArray | pa.DictionaryArray, ...]
+    """One array [n] per categorical column in schema order, of texts or of indices into different texts; null or
+    empty where missing."""
 
 
 def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: bool) -> RowBatch | None:
@@ -37,7 +38,7 @@ def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: b
     The columns are `schema.used_columns`, in that order; of padded ones the blanks around a text are dropped.
     """
     columns = iter(record_batch.columns)
-    labels = _labels(_clean(next(columns), schema, is_padded=is_padded), schema)
+    labels = check_labels(next(columns), schema, is_padded=is_padded)
     numbers = np.empty((record_batch.num_rows, len(schema.numeric_columns)), dtype=np.float64)
     num_present = 0
     for index in range(len(schema.numeric_columns)):
@@ -51,6 +52,23 @@ def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: b
     if labels is None or int(np.isfinite(numbers).sum()) != num_present:
         return None
     return RowBatch(labels=labels, numbers=numbers, texts=texts)
+
+
+def check_labels(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> npt.NDArray[np.uint8] | None:
+    """Return 1 and 0 for the schema's label texts, or None where any other text stands."""
+    texts = _clean(column, schema, is_padded=is_padded)
+    known = texts.dictionary if pa.types.is_dictionary(texts.type) else texts
+    is_click, is_none = (
+        pc.is_in(known, pa.array(values, pa.string())).to_numpy(zero_copy_only=False)
+        for values in (schema.label_positive, schema.label_negative)
+    )
+    if known is not texts:
+        if texts.null_count:
+            return None
+        indices = texts.indices.to_numpy()
+        is_click, is_none = is_click[indices], is_none[indices]
+    clicks: npt.NDArray[np.bool_] = is_click
+    return clicks.view(np.uint8) if bool((is_click | is_none).all()) else None
 
 
 def row_problem(row: Mapping[str, str | None], schema: DataSchema) -> str | None:
@@ -80,19 +98,11 @@ def column_texts(column: pa.Array) -> pa.StringArray:
     """Return an Arrow column of any plain type as texts; true and false become 1 and 0."""
     if pa.types.is_string(column.type):
         return column
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     return column.cast(pa.string())
-
-
-def _labels(texts: pa.StringArray, schema: DataSchema) -> npt.NDArray[np.uint8] | None:
-    """Return 1 and 0 for the schema's label texts, or None where any other text stands."""
-    is_click = pc.is_in(texts, pa.array(schema.label_positive, pa.string()))
-    is_none = pc.is_in(texts, pa.array(schema.label_negative, pa.string()))
-    if is_click.true_count + is_none.true_count != len(texts):
-        return None
-    clicks: npt.NDArray[np.bool_] = is_click.to_numpy(zero_copy_only=False)
-    return clicks.view(np.uint8)
 
 
 def _as_numbers(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.DoubleArray | None:
@@ -106,8 +116,11 @@ def _as_numbers(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.
         return None
 
 
-def _clean(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.StringArray:
+def _clean(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.StringArray | pa.DictionaryArray:
     """Return a column as texts without padding, null where a missing marker stands."""
+    if pa.types.is_dictionary(column.type):
+        texts = _clean(column.dictionary, schema, is_padded=is_padded)
+        return pa.DictionaryArray.from_arrays(column.indices, texts)
     texts = column_texts(column)
     if is_padded:
         texts = pc.ascii_trim(texts, characters=" ")

@@ -81,24 +81,6 @@ def check_text_columns(path: Path, schema: DataSchema) -> None:
         raise DataError(path, problem, line=number)
 
 
-def count_text_rows(path: Path, schema: DataSchema) -> int:
-    """Return how many lines a text file holds behind its header; blank ones count too.
-
-    Raises:
-        DataError: The file cannot be read, or has no header where it needs one.
-    """
-    num_lines, last = 0, b""
-    num_lines_before_rows = _find_layout(path, schema).num_lines_before_rows
-    try:
-        with _open_stream(path) as stream:
-            while block := stream.read(_BLOCK_BYTES):
-                num_lines += block.count(b"\n")
-                last = block[-1:]
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    return num_lines + (last != b"\n") - num_lines_before_rows
-
-
 def _open_stream(path: Path) -> pa.NativeFile:
     return pa.input_stream(str(path), compression="gzip" if _is_gzip(path) else None)
 

@@ -22,7 +22,6 @@ from heterps_core.errors import HeterpsError
 from heterps_core.hardware import Market
 from heterps_core.instance_metadata import interface_of
 from heterps_core.training.job import TrainingJob
-from heterps_core.training.node.data_slices import download_slices
 from heterps_core.training.node.host_memory import check_workers_fit
 from heterps_core.training.node.node_life import (
     NODE_ID_VARIABLE,
@@ -37,11 +36,9 @@ from heterps_core.training.node.node_life import (
     write_end,
 )
 from heterps_core.training.node.worker_life import SIGNS_VARIABLE, workers_watched
-from heterps_core.training.storage.run_directory import DATA, JOB, RunDirectory
+from heterps_core.training.storage.run_directory import JOB, RunDirectory
 
 logger = logging.getLogger(__name__)
-
-DATASET_VARIABLE = "HETERPS_DATASET"
 
 MAX_RESTARTS = 1
 """Times that torchrun restarts the workers after a failure; they go on from the newest checkpoint."""
@@ -99,10 +96,9 @@ def torchrun_command(cluster: Cluster, node: Node) -> list[str]:
     ]
 
 
-def worker_environment(cluster: Cluster, node: Node, job: TrainingJob, dataset: str) -> dict[str, str]:
-    """Return the environment of torchrun and its workers; `dataset` is where this node has the data set."""
+def worker_environment(cluster: Cluster, node: Node, job: TrainingJob) -> dict[str, str]:
+    """Return the environment of torchrun and its workers."""
     environment = dict(os.environ)
-    environment[DATASET_VARIABLE] = dataset
     environment[NODE_ID_VARIABLE] = node.node_id
     environment["OMP_NUM_THREADS"] = str(job.config.num_threads)
     # With the shared store most killed runs never came back; measured in docs/LOG.md.
@@ -127,10 +123,6 @@ def _run_workers(run: RunDirectory, cluster: Cluster, node: Node, job: TrainingJ
         )
     log_key = node_key(node.node_id, "workers.log")
     with tempfile.TemporaryDirectory(prefix="heterps-node-") as folder:
-        dataset = job.dataset
-        if not run.is_local:
-            dataset = f"{folder}/{DATA}"
-            download_slices(run, job, cluster, node, Path(dataset))
         log_path = run.path(log_key) if run.is_local else Path(folder) / "workers.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         signs = Path(folder) / "signs"
@@ -138,7 +130,7 @@ def _run_workers(run: RunDirectory, cluster: Cluster, node: Node, job: TrainingJ
         with log_path.open("ab") as log, workers_watched(run, signs, positions):
             process = subprocess.Popen(
                 torchrun_command(cluster, node),
-                env={**worker_environment(cluster, node, job, dataset), SIGNS_VARIABLE: str(signs)},
+                env={**worker_environment(cluster, node, job), SIGNS_VARIABLE: str(signs)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

@@ -25,6 +25,7 @@ machines have written that it does not trust.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -317,14 +318,15 @@ class RunDirectory:
             self._count(get_requests=1)
             yield from self._parts(source, ranges)
 
-    def download_ranges(self, key: str, target: Path, ranges: Sequence[tuple[int, int]]) -> None:
-        """Make a file of the same size, and fill the given (first, stop) bytes of it; the rest are holes."""
-        with self._files.open_input_file(f"{self._root}/{key}") as source, target.open("wb") as file:
-            file.truncate(source.size())
-            self._count(get_requests=1)
-            for start, content in self._parts(source, ranges):
-                file.seek(start)
-                file.write(content)
+    def open_file(self, key: str) -> pa.NativeFile:
+        """Open a file to read parts of it, each of which counts as a request.
+
+        Raises:
+            OSError: There is no such file, or it cannot be read.
+        """
+        source = self._files.open_input_file(f"{self._root}/{key}")
+        self._count(get_requests=1)
+        return source if self.is_local else pa.PythonFile(_CountedFile(source, self._count), mode="r")
 
     def _parts(self, source: pa.NativeFile, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
         for first, stop in ranges:
@@ -370,6 +372,35 @@ class RunDirectory:
     def _count(self, **more: int) -> None:
         if not self.is_local:
             self.usage += StorageUsage(**more)
+
+
+class _CountedFile(io.RawIOBase):
+    """A file in a bucket that tells each request."""
+
+    def __init__(self, source: pa.NativeFile, count: Callable[..., None]) -> None:
+        self._source, self._count = source, count
+
+    def read(self, size: int = -1) -> bytes:
+        """Read on from where the file stands."""
+        content: bytes = self._source.read(None if size < 0 else size)
+        self._count(get_requests=1, bytes_read=len(content))
+        return content
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move to a place."""
+        return int(self._source.seek(offset, whence))
+
+    def tell(self) -> int:
+        """Return where the file stands."""
+        return int(self._source.tell())
+
+    def seekable(self) -> bool:
+        """Return that it can."""
+        return True
+
+    def readable(self) -> bool:
+        """Return that it can."""
+        return True
 
 
 def _sync_folder(folder: Path) -> None:

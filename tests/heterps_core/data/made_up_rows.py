@@ -6,8 +6,14 @@ import gzip
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.row_arrays import RowArrays
 from heterps_core.data.schema import CRITEO_SCHEMA
 
 COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
@@ -33,7 +39,37 @@ def write_lines(path: Path, lines: Sequence[str | bytes], *, end: bytes = b"\n")
     return path
 
 
+def write_parquet(path: Path, stop: int, *, first: int = 0, rows_per_group: int = 1_000_000) -> Path:
+    """Write rows first..stop - 1 as Parquet, numbers as such."""
+    columns = zip(*(criteo_fields(number) for number in range(first, stop)), strict=True)
+    table = pa.table(
+        {
+            name: [int(value) for value in values] if name[0] in "lI" else list(values)
+            for name, values in zip(COLUMNS, columns, strict=True)
+        }
+    )
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(table, path, row_group_size=rows_per_group)
+    return path
+
+
 def prepare(source, out_dir: Path, **changes) -> PreparedDataset:
     """Prepare rows, in tables of 50 rows a slot."""
     parameters = {"schema": CRITEO_SCHEMA, "buckets_per_slot": 50} | changes
     return prepare_dataset(source, out_dir=out_dir, **parameters)
+
+
+def all_rows(dataset: PreparedDataset) -> RowArrays:
+    """Return all rows of a dataset, in order."""
+    parts = list(dataset.parts(0, dataset.manifest.num_rows))
+    return RowArrays(
+        **{
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("dense", "ids", "labels")
+        }
+    )
+
+
+def held_out(dataset: PreparedDataset) -> npt.NDArray[np.int64]:
+    """Return the indices of the held-out rows."""
+    return np.arange(dataset.num_train_rows, dataset.manifest.num_rows)

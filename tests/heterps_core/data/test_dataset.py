@@ -4,11 +4,15 @@ import sys
 from itertools import pairwise
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.errors import ConfigurationError, DataError
-from tests.heterps_core.data.made_up_rows import criteo_lines, prepare, write_lines
+from tests.heterps_core.data.made_up_rows import all_rows, criteo_lines, prepare, write_lines, write_parquet
+
+NO_CHANGE = NumericTransform(is_count=(True,) * 13, means=(0.0,) * 13, standard_deviations=(1.0,) * 13)
 
 
 @pytest.fixture
@@ -22,7 +26,7 @@ def test_an_opened_dataset_equals_the_prepared_one(source, tmp_path):
 
     assert opened.manifest == prepared.manifest
     for name in ("dense", "ids", "labels"):
-        np.testing.assert_array_equal(getattr(opened, name), getattr(prepared, name))
+        np.testing.assert_array_equal(getattr(all_rows(opened), name), getattr(all_rows(prepared), name))
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"format_version": 999}', "[]"])
@@ -34,25 +38,34 @@ def test_a_folder_without_a_complete_manifest_is_no_dataset(source, tmp_path, co
     else:
         manifest.write_text(content)
 
-    with pytest.raises(DataError, match=r"no readable manifest.json of format 1; prepare it again"):
+    with pytest.raises(DataError, match=r"no readable manifest.json of format 2; prepare it again"):
         PreparedDataset.open(tmp_path / "out")
     assert prepare(source, tmp_path / "out").num_train_rows == 82
 
 
-def test_arrays_that_do_not_fit_the_manifest_are_an_error(source, tmp_path):
+def test_row_groups_that_do_not_fit_the_manifest_are_an_error(source, tmp_path):
     prepare(source, tmp_path / "out")
     path = tmp_path / "out" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_eval_rows": 22}))
 
-    with pytest.raises(DataError, match=r"dense.npy: must have the shape \(104, 13\) of the manifest"):
+    with pytest.raises(DataError, match=r"row_groups.npy: must list the 1 row groups and 104 rows of the"):
         PreparedDataset.open(tmp_path / "out")
 
 
-def test_a_lost_array_is_an_error(source, tmp_path):
+def test_a_lost_file_is_an_error(source, tmp_path):
     prepare(source, tmp_path / "out")
-    (tmp_path / "out" / "ids.npy").unlink()
+    (tmp_path / "out" / "rows-00000.parquet").unlink()
 
-    with pytest.raises(DataError, match=r"ids.npy: cannot be read"):
+    with pytest.raises(DataError, match=r"rows-00000.parquet: cannot be read: .*No such file"):
+        PreparedDataset.open(tmp_path / "out")
+
+
+def test_a_file_that_was_replaced_by_one_of_other_rows_is_an_error(tmp_path):
+    source = write_parquet(tmp_path / "rows.parquet", 103)
+    prepare(source, tmp_path / "out")
+    write_parquet(source, 104)
+
+    with pytest.raises(DataError, match=r"prepared from, 103 in 1 row groups, but has 104 in 1; prepare the"):
         PreparedDataset.open(tmp_path / "out")
 
 
@@ -67,29 +80,19 @@ def test_an_epoch_visits_each_row_once_but_for_the_tail(source, tmp_path):
     assert set(visited.tolist()) <= set(range(82))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own(source, tmp_path):
-    dataset = prepare(source, tmp_path / "out")
-
-    orders = {
-        tuple(dataset.train_indices(epoch, seed).tolist()) for epoch, seed in [(0, 0), (1, 0), (0, 1), (1, 1)]
-    }
-
-    assert len(orders) == 4
-    assert all(sorted(order) == list(range(82)) for order in orders)
-
-
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
 def test_workers_slices_together_are_the_global_batch(source, tmp_path, num_workers):
     dataset = prepare(source, tmp_path / "out")
     cuts = [30 * i // num_workers for i in range(num_workers + 1)]
 
     slices = [
-        PreparedDataset.open(dataset.directory).batch_rows(2, 1, batch_size=30, seed=4, lo=lo, hi=hi)
-        for lo, hi in pairwise(cuts)
+        PreparedDataset.open(dataset.directory).batch_rows(
+            2, 1, batch_size=30, seed=4, positions=np.arange(first, stop)
+        )
+        for first, stop in pairwise(cuts)
     ]
 
     assert np.concatenate(slices).tolist() == dataset.batch_rows(2, 1, batch_size=30, seed=4).tolist()
-    assert np.concatenate(slices).tolist() == sorted(dataset.train_indices(2, 4)[30:60].tolist())
 
 
 def test_another_process_computes_the_same_batch(source, tmp_path):
@@ -118,11 +121,13 @@ def test_fewer_rows_than_a_batch_are_repeated_to_fill_it(source, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_index": 4, "batch_size": 20}, r"batch_index must be in 0..3 for 82 training rows .* got 4"),
+        ({"batch_index": 4, "batch_size": 20}, r"batch_index must be in 0..3 for 82 rows .* got 4"),
         ({"batch_index": -1, "batch_size": 20}, "batch_index must be in"),
         ({"batch_index": 0, "batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"batch_index": 0, "batch_size": 20, "lo": 5, "hi": 21}, "0 <= lo <= hi <= 20, got 5 and 21"),
-        ({"batch_index": 0, "batch_size": 20, "lo": 6, "hi": 5}, "0 <= lo <= hi <= 20, got 6 and 5"),
+        (
+            {"batch_index": 0, "batch_size": 20, "positions": np.array([5, 20])},
+            r"positions must be in 0\.\.19, got 5 to 20",
+        ),
     ],
 )
 def test_refuses_batches_and_positions_outside(source, tmp_path, arguments, message):
@@ -130,29 +135,78 @@ def test_refuses_batches_and_positions_outside(source, tmp_path, arguments, mess
         prepare(source, tmp_path / "out").batch_rows(0, seed=0, **arguments)
 
 
-def test_a_training_batch_holds_the_rows_that_were_asked_for(source, tmp_path):
+def test_a_batch_holds_the_rows_that_were_asked_for_in_their_order(source, tmp_path):
     dataset = prepare(source, tmp_path / "out")
-    rows = np.array([81, 3, 3])
+    rows = np.array([81, 3, 3, 102])
 
-    batch = dataset.train_batch(rows)
+    batch = dataset.batch(rows)
 
-    np.testing.assert_array_equal(batch.ids.numpy(), dataset.ids[rows])
-    np.testing.assert_array_equal(batch.dense.numpy(), dataset.dense[rows])
-    assert batch.labels.tolist() == [1.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("row", [-1, 82])
-def test_a_training_batch_never_holds_held_out_rows(source, tmp_path, row):
-    dataset = prepare(source, tmp_path / "out")
-
-    with pytest.raises(ConfigurationError, match=r"training rows must be in 0..81"):
-        dataset.train_batch(np.array([0, row]))
+    np.testing.assert_array_equal(batch.ids.numpy(), all_rows(dataset).ids[rows])
+    np.testing.assert_array_equal(batch.dense.numpy(), all_rows(dataset).dense[rows])
+    assert batch.labels.tolist() == [1.0, 1.0, 1.0, 1.0]
+    labels = dataset.label_batch(rows)
+    assert (labels.labels.tolist(), labels.dense.shape, labels.ids.shape) == ([1.0] * 4, (4, 0), (4, 0))
 
 
-def test_evaluation_batches_are_the_held_out_rows_in_order(source, tmp_path):
-    dataset = prepare(source, tmp_path / "out")
+@pytest.fixture(scope="module")
+def many_groups(tmp_path_factory):
+    """1,000 rows in two Parquet files of 60 row groups, of which the last 200 are held out."""
+    folder = tmp_path_factory.mktemp("groups")
+    for name, first, stop in (("a", 0, 600), ("b", 600, 1_000)):
+        write_parquet(folder / "in" / f"{name}.parquet", stop, first=first, rows_per_group=17)
+    return prepare(folder / "in", folder / "out")
 
-    batches = [dataset.eval_batch(start, start + 8) for start in range(0, dataset.num_eval_rows, 8)]
 
-    assert [batch.num_rows for batch in batches] == [8, 8, 5]
-    np.testing.assert_array_equal(np.concatenate([b.ids.numpy() for b in batches]), dataset.ids[82:])
+def test_parquet_files_are_not_copied(many_groups):
+    files = sorted(many_groups.directory.glob("*.parquet"))
+
+    assert len(files) == 2
+    assert all(path.is_symlink() for path in files)
+
+
+def test_batches_over_many_row_groups_hold_the_rows_of_the_order(many_groups):
+    """Every batch of two epochs and a jump back, beside the rows read as a whole."""
+    whole = all_rows(many_groups)
+    places = [(epoch, index) for epoch in (0, 1) for index in range(many_groups.num_batches(64))] + [(0, 2)]
+    for epoch, index in places:
+        rows = many_groups.batch_rows(epoch, index, batch_size=64, seed=5)
+
+        batch = many_groups.batch(rows)
+
+        np.testing.assert_array_equal(batch.ids.numpy(), whole.ids[rows])
+        np.testing.assert_array_equal(batch.dense.numpy(), whole.dense[rows])
+        np.testing.assert_array_equal(batch.labels.numpy(), whole.labels[rows])
+        np.testing.assert_array_equal(many_groups.label_batch(rows).labels.numpy(), whole.labels[rows])
+
+
+def test_parts_begin_and_end_within_row_groups(many_groups):
+    whole, parts = all_rows(many_groups), list(many_groups.parts(20, 610))
+
+    np.testing.assert_array_equal(np.concatenate([part.ids for part in parts]), whole.ids[20:610])
+    np.testing.assert_array_equal(many_groups.labels(20, 610), whole.labels[20:610])
+    assert list(many_groups.parts(30, 30)) == []
+
+
+@pytest.mark.parametrize("batch_size", [8, 64, 200, 500])
+def test_held_out_batches_hold_each_held_out_row_once(many_groups, batch_size):
+    num_batches = -(-200 // batch_size)
+
+    batches = [many_groups.held_out_rows(index, batch_size=batch_size) for index in range(num_batches + 1)]
+
+    assert sorted(np.concatenate(batches).tolist()) == list(range(800, 1_000))
+    assert [len(batch) for batch in batches] == [
+        min(batch_size, 200 - index * batch_size) for index in range(num_batches)
+    ] + [0]
+
+
+def test_a_row_group_that_is_damaged_is_named(tmp_path):
+    source = write_parquet(tmp_path / "rows.parquet", 500, rows_per_group=100)
+    dataset = prepare(source, tmp_path / "out", numeric_transform=NO_CHANGE)
+    column = pq.ParquetFile(source).metadata.row_group(3).column(30)
+    with source.open("r+b") as file:
+        file.seek(column.dictionary_page_offset or column.data_page_offset)
+        file.write(bytes(column.total_compressed_size))
+
+    with pytest.raises(DataError, match=r"rows-00000.parquet: row group 3 of 5 cannot be read as Parquet"):
+        dataset.batch(np.array([350]))
+    assert dataset.batch(np.array([250])).num_rows == 1

@@ -7,14 +7,20 @@ import numpy as np
 import pytest
 
 from heterps_core.data import preparation
-from heterps_core.data.array_files import write_arrays
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.hashing import rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import ConfigurationError, DataError
-from tests.heterps_core.data.made_up_rows import criteo_fields, criteo_lines, prepare, write_lines
+from tests.heterps_core.data.made_up_rows import (
+    all_rows,
+    criteo_fields,
+    criteo_lines,
+    prepare,
+    write_lines,
+    write_parquet,
+)
 
 
 @pytest.fixture
@@ -26,8 +32,8 @@ def test_rows_stay_in_file_order_and_the_latest_are_held_out(source, tmp_path):
     dataset = prepare(source, tmp_path / "out")
 
     assert (dataset.num_train_rows, dataset.num_eval_rows) == (82, 21)
-    assert dataset.labels.tolist() == [int(number % 3 == 0) for number in range(103)]
-    assert dataset.eval_labels.tolist() == dataset.labels.tolist()[82:]
+    assert all_rows(dataset).labels.tolist() == [int(number % 3 == 0) for number in range(103)]
+    assert dataset.eval_labels.tolist() == all_rows(dataset).labels.tolist()[82:]
 
 
 def test_ids_are_the_hashed_values_of_each_row(source, tmp_path):
@@ -35,7 +41,9 @@ def test_ids_are_the_hashed_values_of_each_row(source, tmp_path):
     (batch,) = read_rows([source], CRITEO_SCHEMA)
 
     for slot, texts in enumerate(batch.texts):
-        assert dataset.ids[:, slot].tolist() == rows_of_texts(texts, slot=slot, num_rows=50).tolist()
+        assert (
+            all_rows(dataset).ids[:, slot].tolist() == rows_of_texts(texts, slot=slot, num_rows=50).tolist()
+        )
     assert dataset.features.slot_rows == (50,) * 26
     assert dataset.features.slot_names == CRITEO_SCHEMA.categorical_columns
 
@@ -46,22 +54,28 @@ def test_numbers_are_standardised_by_the_training_rows_alone(tmp_path):
     dataset = prepare(write_lines(tmp_path / "rows.tsv", lines), tmp_path / "out")
 
     train = np.log1p(np.arange(80))
-    np.testing.assert_allclose(dataset.dense[:80, 1], (train - train.mean()) / train.std(), atol=1e-5)
-    np.testing.assert_allclose(dataset.dense[80:, 1], (np.log1p(1e6) - train.mean()) / train.std(), rtol=1e-5)
-    assert (dataset.dense[:, 4] == 0).all()  # missing everywhere
+    np.testing.assert_allclose(
+        all_rows(dataset).dense[:80, 1], (train - train.mean()) / train.std(), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        all_rows(dataset).dense[80:, 1], (np.log1p(1e6) - train.mean()) / train.std(), rtol=1e-5
+    )
+    assert (all_rows(dataset).dense[:, 4] == 0).all()  # missing everywhere
 
 
 def test_the_manifest_transforms_a_request_like_a_training_row(source, tmp_path):
     dataset = prepare(source, tmp_path / "out")
     (batch,) = read_rows([source], CRITEO_SCHEMA)
 
-    np.testing.assert_array_equal(dataset.manifest.numeric_transform.apply(batch.numbers), dataset.dense)
+    np.testing.assert_array_equal(
+        dataset.manifest.numeric_transform.apply(batch.numbers), all_rows(dataset).dense
+    )
 
 
-def test_the_manifest_counts_rows_and_clicks_of_both_parts(source, tmp_path):
+def test_the_manifest_counts_rows_and_the_clicks_to_train_on(source, tmp_path):
     manifest = prepare(source, tmp_path / "out").manifest
 
-    assert (manifest.num_train_clicks, manifest.num_eval_clicks) == (28, 7)  # multiples of 3 below 82 and 103
+    assert (manifest.num_sampled_rows, manifest.num_sampled_clicks) == (82, 28)  # multiples of 3 below 82
     assert manifest.train_click_rate == pytest.approx(28 / 82)
     assert [file.path for file in manifest.sources] == [str(source)]
 
@@ -72,15 +86,59 @@ def test_files_are_prepared_in_many_blocks_as_in_one(tmp_path):
     parts = [write_lines(tmp_path / f"part-{i}.tsv.gz", lines[i : i + 700]) for i in range(0, 3_000, 700)]
     pieces = prepare(parts, tmp_path / "pieces")
 
-    np.testing.assert_array_equal(whole.ids, pieces.ids)
-    np.testing.assert_array_equal(whole.dense, pieces.dense)
+    np.testing.assert_array_equal(all_rows(whole).ids, all_rows(pieces).ids)
+    np.testing.assert_array_equal(all_rows(whole).dense, all_rows(pieces).dense)
+
+
+def test_text_and_parquet_of_the_same_rows_are_prepared_alike(source, tmp_path):
+    text = prepare(source, tmp_path / "text")
+    parquet = prepare(write_parquet(tmp_path / "rows.parquet", 103, rows_per_group=20), tmp_path / "parquet")
+
+    for name in ("dense", "ids", "labels"):
+        np.testing.assert_array_equal(getattr(all_rows(text), name), getattr(all_rows(parquet), name))
+    assert text.manifest.numeric_transform.is_count == parquet.manifest.numeric_transform.is_count
+    assert text.manifest.numeric_transform.means == pytest.approx(parquet.manifest.numeric_transform.means)
+
+
+def test_a_long_text_becomes_row_groups_of_bounded_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "ROWS_PER_GROUP", 1_000)
+    source = write_lines(tmp_path / "rows.tsv", criteo_lines(3_500))
+
+    dataset = prepare(source, tmp_path / "out")
+
+    assert np.load(tmp_path / "out" / "row_groups.npy").tolist() == [0, 1_000, 2_000, 3_000, 3_500]
+    assert dataset.labels(0, 3_500).tolist() == [int(number % 3 == 0) for number in range(3_500)]
+
+
+def test_of_many_rows_row_groups_spread_over_the_training_rows_fit_the_transform(tmp_path, monkeypatch):
+    """Of eight row groups of ten training rows, every other one is read."""
+    monkeypatch.setattr(preparation, "SAMPLED_ROWS", 40)
+    source = write_parquet(tmp_path / "rows.parquet", 100, rows_per_group=10)
+
+    manifest = prepare(source, tmp_path / "out").manifest
+
+    sampled = np.concatenate([np.arange(first, first + 10) for first in (0, 20, 40, 60)])
+    numbers = np.log1p(sampled * 2 % 97)  # of I2
+    assert (manifest.num_sampled_rows, manifest.num_sampled_clicks) == (40, int((sampled % 3 == 0).sum()))
+    assert manifest.numeric_transform.means[1] == pytest.approx(numbers.mean())
+    assert manifest.numeric_transform.standard_deviations[1] == pytest.approx(numbers.std())
+
+
+def test_a_row_group_that_memory_does_not_hold_is_refused_with_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "BUFFER_BYTES", 50 * 157)
+    source = write_parquet(tmp_path / "rows.parquet", 100, rows_per_group=51)
+
+    with pytest.raises(
+        DataError, match=r"rows.parquet: a row group must fit into .* one holds 51 rows of 157"
+    ):
+        prepare(source, tmp_path / "out")
 
 
 # ---- reuse and replacement
 
 
 def inode_of(dataset):
-    return (dataset.directory / "ids.npy").stat().st_ino
+    return (dataset.directory / "rows-00000.parquet").stat().st_ino
 
 
 def test_the_same_source_is_reused(source, tmp_path):
@@ -95,13 +153,12 @@ def test_the_same_source_is_reused(source, tmp_path):
 
 def test_a_changed_source_is_prepared_anew_and_old_readers_keep_the_old_rows(source, tmp_path):
     old = prepare(source, tmp_path / "out")
-    old_labels = old.labels.tolist()
     write_lines(source, criteo_lines(60))
 
     new = prepare(source, tmp_path / "out")
 
-    assert len(new.labels) == 60
-    assert old.labels.tolist() == old_labels
+    assert len(all_rows(new).labels) == 60
+    assert all_rows(old).labels.tolist() == [int(number % 3 == 0) for number in range(103)]
 
 
 def test_a_source_rewritten_with_the_same_size_and_time_is_noticed(source, tmp_path):
@@ -110,7 +167,9 @@ def test_a_source_rewritten_with_the_same_size_and_time_is_noticed(source, tmp_p
     source.write_bytes(b"0" + source.read_bytes()[1:])
     os.utime(source, ns=times_ns)
 
-    assert prepare(source, tmp_path / "out").manifest.num_train_clicks == first.manifest.num_train_clicks - 1
+    assert (
+        prepare(source, tmp_path / "out").manifest.num_sampled_clicks == first.manifest.num_sampled_clicks - 1
+    )
 
 
 def prepare_and_tell(source, out_dir, buckets_per_slot, together, answers):
@@ -123,7 +182,13 @@ def prepare_and_tell(source, out_dir, buckets_per_slot, together, answers):
     together.wait(60)
     dataset = prepare(source, out_dir, buckets_per_slot=buckets_per_slot)
     answers.put(
-        (buckets_per_slot, dataset.features.slot_rows[0], logged, dataset.ids.sum(), len(dataset.labels))
+        (
+            buckets_per_slot,
+            dataset.features.slot_rows[0],
+            logged,
+            all_rows(dataset).ids.sum(),
+            len(all_rows(dataset).labels),
+        )
     )
 
 
@@ -150,10 +215,10 @@ def test_of_two_processes_that_prepare_the_same_folder_one_prepares_and_the_othe
     told = prepare_at_the_same_time(source, tmp_path / "both", [50, 50])
 
     assert sorted(logged for _, _, logged, _, _ in told) == [["prepared"], ["reusing"]]
-    assert {(ids, rows) for *_, ids, rows in told} == {(alone.ids.sum(), 30_000)}
+    assert {(ids, rows) for *_, ids, rows in told} == {(all_rows(alone).ids.sum(), 30_000)}
     both = PreparedDataset.open(tmp_path / "both")
-    np.testing.assert_array_equal(both.ids, alone.ids)
-    np.testing.assert_array_equal(both.dense, alone.dense)
+    np.testing.assert_array_equal(all_rows(both).ids, all_rows(alone).ids)
+    np.testing.assert_array_equal(all_rows(both).dense, all_rows(alone).dense)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "both", "rows.tsv"]
 
 
@@ -183,7 +248,7 @@ def test_who_replaces_the_rows_as_soon_as_it_may_does_not_change_what_the_first_
     dataset = prepare(source, tmp_path / "out")
 
     assert set(dataset.features.slot_rows) == {50}
-    assert dataset.ids.max() < 50
+    assert all_rows(dataset).ids.max() < 50
 
 
 @pytest.mark.parametrize("changes", [{"buckets_per_slot": 51}, {"eval_fraction": 0.3}])
@@ -200,7 +265,7 @@ def test_a_bad_source_leaves_the_last_good_dataset_and_nothing_else(source, tmp_
     with pytest.raises(DataError, match="line 11"):
         prepare(source, tmp_path / "data" / "out")
 
-    assert len(PreparedDataset.open(tmp_path / "data" / "out").labels) == 103
+    assert PreparedDataset.open(tmp_path / "data" / "out").manifest.num_rows == 103
     assert [entry.name for entry in (tmp_path / "data").iterdir()] == ["out"]
 
 
@@ -216,7 +281,7 @@ def test_a_bad_source_leaves_nothing_where_nothing_was(tmp_path):
 def test_what_a_killed_preparation_left_is_cleared_away(source, tmp_path):
     partial = tmp_path / ".out.partial"
     partial.mkdir()
-    (partial / "ids.npy").write_bytes(b"half a file")
+    (partial / "rows-00000.parquet").write_bytes(b"half a file")
 
     prepare(source, tmp_path / "out")
 
@@ -262,13 +327,15 @@ def test_one_row_is_too_few_to_hold_any_out(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
 def test_a_full_disk_is_an_error_with_its_reason(source, tmp_path, monkeypatch):
-    def write_to_full(directory, *others):
-        (directory / "ids.npy").symlink_to("/dev/full")
-        return write_arrays(directory, *others)
+    write = preparation._write_parquet
 
-    monkeypatch.setattr("heterps_core.data.preparation.write_arrays", write_to_full)
+    def write_to_full(source, target, schema):
+        target.symlink_to("/dev/full")
+        write(source, target, schema)
 
-    with pytest.raises(DataError, match="cannot write the prepared dataset: No space left on device"):
+    monkeypatch.setattr(preparation, "_write_parquet", write_to_full)
+
+    with pytest.raises(DataError, match=r"cannot write the prepared dataset: .*No space left on device"):
         prepare(source, tmp_path / "out")
 
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["rows.tsv"]
@@ -280,8 +347,8 @@ def test_a_table_of_categories_alone_has_no_dense_columns(tmp_path):
 
     dataset = prepare(source, tmp_path / "out", schema=schema)
 
-    assert dataset.dense.shape == (3, 0)
-    assert dataset.train_batch(np.array([0, 1])).dense.shape == (2, 0)
+    assert all_rows(dataset).dense.shape == (3, 0)
+    assert dataset.batch(np.array([0, 1])).dense.shape == (2, 0)
 
 
 def prepare_night(tmp_path, out_dir="out", *, eval_lines=None, **changes):
@@ -295,9 +362,8 @@ def test_rows_of_another_source_are_held_out_as_a_whole(tmp_path):
     both = prepare(write_lines(tmp_path / "both.tsv", criteo_lines(50)), tmp_path / "b", eval_fraction=0.4)
 
     assert (night.num_train_rows, night.num_eval_rows, night.manifest.eval_fraction) == (30, 20, 0.4)
-    np.testing.assert_array_equal(night.ids, both.ids)
-    np.testing.assert_array_equal(night.dense, both.dense)
-    assert night.manifest.num_eval_clicks == night.eval_labels.sum()
+    np.testing.assert_array_equal(all_rows(night).ids, all_rows(both).ids)
+    np.testing.assert_array_equal(all_rows(night).dense, all_rows(both).dense)
 
 
 def test_a_transform_that_is_given_is_applied_and_kept(tmp_path):
@@ -307,7 +373,7 @@ def test_a_transform_that_is_given_is_applied_and_kept(tmp_path):
     night = prepare_night(tmp_path, "second", numeric_transform=other)
 
     raw = np.array([float(number * 2 % 97) for number in range(50)])  # of I2
-    np.testing.assert_allclose(night.dense[:, 1], (np.log1p(raw) - 1.0) / 2.0, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(all_rows(night).dense[:, 1], (np.log1p(raw) - 1.0) / 2.0, rtol=1e-5, atol=1e-6)
     assert night.manifest.numeric_transform == other
     assert PreparedDataset.open(night.directory).manifest.numeric_transform == other
 

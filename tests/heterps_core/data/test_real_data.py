@@ -4,6 +4,7 @@ import pytest
 
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
+from tests.heterps_core.data.made_up_rows import all_rows
 from tests.paths import PROJECT, TESTS
 
 DATA = PROJECT.parent / "shared" / "data"
@@ -24,16 +25,17 @@ def prepare(name, schema, out_dir):
     ],
 )
 def test_criteo_rows_as_published_and_as_csv(tmp_path, name, num_rows, num_clicks):
-    manifest = prepare(name, CRITEO_SCHEMA, tmp_path / "out").manifest
+    dataset = prepare(name, CRITEO_SCHEMA, tmp_path / "out")
 
+    manifest = dataset.manifest
     assert manifest.num_rows == num_rows
-    assert manifest.num_train_clicks + manifest.num_eval_clicks == num_clicks
+    assert int(dataset.labels(0, manifest.num_rows).sum()) == num_clicks
 
 
 def test_shares_of_missing_values_are_those_that_were_counted_before(tmp_path):
     dataset = prepare("criteo/criteo_kaggle_rows_00001_07076.tsv.gz", CRITEO_SCHEMA, tmp_path / "out")
 
-    missing_percent = (dataset.ids == 0).mean(axis=0) * 100
+    missing_percent = (all_rows(dataset).ids == 0).mean(axis=0) * 100
 
     assert missing_percent[[2, 5, 18, 21]].round(1).tolist() == [3.4, 13.1, 45.6, 81.8]  # C3, C6, C19, C22
 
@@ -50,5 +52,5 @@ def test_the_adult_table_through_its_schema_file(tmp_path):
 
     manifest = dataset.manifest
     assert manifest.num_rows == 32_561
-    assert manifest.num_train_clicks + manifest.num_eval_clicks == 7_841
-    assert (dataset.ids == 0).any(axis=1).sum() == 2_399
+    assert int(dataset.labels(0, manifest.num_rows).sum()) == 7_841
+    assert (all_rows(dataset).ids == 0).any(axis=1).sum() == 2_399

@@ -26,6 +26,7 @@ from heterps_core.profiling.machine import this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey, profile_model
 from heterps_core.profiling.profiling_input import NUM_BATCHES, click_batches, zipf_ids
+from tests.heterps_core.data.made_up_rows import all_rows
 
 BATCH_SIZE = 64
 SMALL = ProfileRequest(
@@ -106,7 +107,7 @@ def test_the_layers_together_are_compared_with_a_whole_step(monkeypatch):
 
 def test_exchanged_bytes_are_those_of_the_distinct_rows(measured, dataset):
     rows = np.resize(np.arange(dataset.num_train_rows), NUM_BATCHES * BATCH_SIZE)
-    batches = np.split(dataset.ids[rows], NUM_BATCHES)
+    batches = np.split(all_rows(dataset).ids[rows], NUM_BATCHES)
     distinct = sum(len(np.unique(slot_ids)) for ids in batches for slot_ids in ids.T) / NUM_BATCHES
 
     # A row index of 8 bytes out, 16 floats in, 16 floats of gradient back.
@@ -165,9 +166,9 @@ def test_batches_of_a_data_set_are_its_rows_from_the_first(request_for_dataset, 
     batches = click_batches(request_for_dataset)
 
     assert len(batches) == NUM_BATCHES
-    np.testing.assert_array_equal(batches[1].ids, reopened.ids[BATCH_SIZE : 2 * BATCH_SIZE])
+    np.testing.assert_array_equal(batches[1].ids, all_rows(reopened).ids[BATCH_SIZE : 2 * BATCH_SIZE])
     # 240 training rows, so the fourth batch begins again.
-    np.testing.assert_array_equal(batches[3].ids[-1], reopened.ids[4 * BATCH_SIZE - 240 - 1])
+    np.testing.assert_array_equal(batches[3].ids[-1], all_rows(reopened).ids[4 * BATCH_SIZE - 240 - 1])
 
 
 def test_made_up_row_numbers_follow_zipfs_law():

@@ -27,6 +27,7 @@ from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS, exported_sha256
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.rank_layout import RankLayout
+from tests.heterps_core.data.made_up_rows import all_rows, held_out
 from tests.one_step import train_one_step
 from tests.worker_processes import run_in_processes
 
@@ -62,11 +63,13 @@ def train_one_step_and_save(rank: int, dataset_folder: str, run_folder: str) -> 
     )
     batch_rows = dataset.batch_rows(0, 0, batch_size=32, seed=0)
     ((size, mine),) = runner.row_slices(32, 1)
-    batch = MicroBatch(size, dataset.train_batch(batch_rows[mine.first : mine.stop]))
+    batch = MicroBatch(size, dataset.batch(batch_rows[mine.first : mine.stop]))
     train_one_step(model, runner, [batch], dense_learning_rate=1e-2, embedding_learning_rate=0.1)
     save_checkpoint(RunDirectory(run_folder), model, TrainingCursor(step=1), group=group)
     ((size, mine),) = runner.row_slices(dataset.num_eval_rows, 1)
-    return runner.predict([MicroBatch(size, dataset.eval_batch(mine.first, mine.stop))]).tolist()
+    return runner.predict(
+        [MicroBatch(size, dataset.batch(held_out(dataset)[mine.first : mine.stop]))]
+    ).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +106,7 @@ def test_prepared_rows_give_the_probabilities_of_training(exported):
     dataset = PreparedDataset.open(clicks.with_name("prepared"))
 
     held_out = slice(dataset.num_train_rows, None)
-    logits = ClickPredictor(folder).logits(dataset.dense[held_out], dataset.ids[held_out])
+    logits = ClickPredictor(folder).logits(all_rows(dataset).dense[held_out], all_rows(dataset).ids[held_out])
 
     np.testing.assert_allclose(1 / (1 + np.exp(-logits)), probabilities, atol=1e-6)
 

@@ -11,7 +11,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
-from heterps_core.errors import ConfigurationError, DataError
+from heterps_core.errors import ConfigurationError
 from heterps_core.serving.exported_model import ClickPredictor, held_out_labels, held_out_logits
 from tests.heterps_core.serving.builders import fit_logistic, raw_columns, write_logistic
 
@@ -80,17 +80,6 @@ def test_all_rows_count_where_none_are_held_out(tmp_path, stream, predictor):
     )
 
     assert len(held_out_logits(predictor, whole)) == len(held_out_labels(whole)) == NUM_ROWS
-
-
-def test_files_that_have_changed_since_are_told(tmp_path, stream, predictor):
-    other = prepare_dataset(
-        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=91, out_dir=tmp_path / "other"
-    )
-    lines = stream.path.read_text().splitlines(keepends=True)
-    stream.path.write_text("".join(lines[:-1]))
-
-    with pytest.raises(DataError, match="has changed since"):
-        held_out_logits(predictor, other)
 
 
 def test_other_columns_cannot_be_predicted(stream, dataset, predictor):

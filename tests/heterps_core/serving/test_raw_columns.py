@@ -10,10 +10,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from heterps_core.data.array_files import hash_batch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.readers import read_rows
+from heterps_core.data.row_arrays import rows_as_arrays
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 from heterps_core.serving.raw_columns import model_input
@@ -45,7 +45,7 @@ def read_as_a_file(tmp_path, texts, schema=SCHEMA):
     path = tmp_path / "rows.csv"
     path.write_text("click,age,site\n" + "".join(f"0,1,{text}\n" for text in texts))
     (batch,) = read_rows([path], schema)
-    return hash_batch(batch, FEATURES.slot_rows)[:, 0].tolist()
+    return rows_as_arrays(batch, FEATURES, PLAIN).ids[:, 0].tolist()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from heterps_core.models.chain import build_chain
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.pipeline.stage_exchange import replica_slice
+from tests.heterps_core.data.made_up_rows import held_out
 
 
 class PlainEmbedding(nn.Module):
@@ -179,7 +180,7 @@ def run_plainly(job: TrainingJob) -> PlainRun:
     dataset = PreparedDataset.open(job.dataset)
     model = plain_model(job.model, dataset.features, seed=config.seed)
     batches = [
-        dataset.train_batch(dataset.batch_rows(epoch, index, batch_size=config.batch_size, seed=config.seed))
+        dataset.batch(dataset.batch_rows(epoch, index, batch_size=config.batch_size, seed=config.seed))
         for epoch in range(config.num_epochs)
         for index in range(dataset.num_batches(config.batch_size))
     ]
@@ -191,5 +192,5 @@ def run_plainly(job: TrainingJob) -> PlainRun:
         last_share=1 / len(batches),
     )
     with torch.no_grad():
-        logits = model(dataset.eval_batch(0, dataset.num_eval_rows))
+        logits = model(dataset.batch(held_out(dataset)))
     return PlainRun(losses, measure_quality(dataset.eval_labels, logits.numpy()))

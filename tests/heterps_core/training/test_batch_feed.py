@@ -8,7 +8,7 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import DataError, TrainingError
 from heterps_core.judging.quality import WHERE_DIVERGED
-from heterps_core.training.batch_feed import BATCHES_AHEAD, BatchFeed, check_ids
+from heterps_core.training.batch_feed import BATCHES_AHEAD, BatchFeed
 from heterps_core.training.gradients.finite_gradients import check_losses
 from heterps_core.training.job import TrainingConfig
 from tests.waiting import wait_for
@@ -72,24 +72,6 @@ def test_the_time_without_a_batch_is_counted():
     assert len(list(feed)) == 5
     # Nothing is done with the batches, so nearly all of it is waited for.
     assert feed.waited_s > 0.05
-
-
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        ([(9, 3), (0, 4)], r"slot 1 \(item\) must be in 0..3, got 4"),
-        ([(-1, 0), (9, 3)], r"slot 0 \(user\) must be in 0..9, got -1"),
-        ([(2**31, 0)], r"slot 0 \(user\) must be in 0..9, got 2147483648"),
-    ],
-)
-def test_an_id_outside_of_its_slot_is_named(ids, message):
-    with pytest.raises(DataError, match=message):
-        check_ids(batch(*ids), FEATURES, "clicks")
-
-
-def test_ids_on_the_bounds_and_no_ids_at_all_are_fine():
-    check_ids(batch((0, 0), (9, 3)), FEATURES, "clicks")
-    check_ids(batch(), FEATURES, "clicks")
 
 
 def test_the_micro_batch_whose_loss_is_no_number_is_named():

@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -128,17 +127,17 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_spoils_a_checkpoint(dat
     assert "not tried again" in run.path("nodes/stage1/workers.log").read_text()
 
 
-def test_an_id_outside_of_its_table_is_named_before_it_is_looked_up(dataset, tmp_path):
+def test_a_row_group_that_is_damaged_while_it_waits_is_named(dataset, tmp_path):
     damaged = tmp_path / "damaged"
     shutil.copytree(dataset, damaged)
-    ids = np.load(damaged / "ids.npy", mmap_mode="r+")
-    ids[700, 3] = 50
-    ids.flush()
+    with (damaged / "rows-00000.parquet").open("r+b") as file:
+        file.seek(200)
+        file.write(bytes(4_000))
 
     with pytest.raises(TrainingError) as failure:
         train(RunDirectory(str(tmp_path / "run")), make_job(damaged, (2, 1)))
 
-    assert "ids of slot 3 (C4) must be in 0..49, got 50" in str(failure.value)
+    assert "rows-00000.parquet: row group 0 of 1 cannot be read as Parquet" in str(failure.value)
     assert str(damaged) in str(failure.value)
     assert failure.value.exit_status == DataError.exit_status
 

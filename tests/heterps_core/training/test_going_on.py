@@ -167,8 +167,8 @@ def trained_without_a_break(folder: Path) -> tuple[dict[str, Tensor], dict[str, 
                 model,
                 runner,
                 [
-                    MicroBatch(size, dataset.train_batch(rows[first : first + size]))
-                    for first in range(0, BATCH_SIZE, size)
+                    MicroBatch(size, dataset.batch(rows[number::NUM_MICROBATCHES]))
+                    for number in range(NUM_MICROBATCHES)
                 ],
                 dense_learning_rate=config.dense_learning_rate * share,
                 embedding_learning_rate=config.embedding_learning_rate * share,

@@ -25,6 +25,7 @@ from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
 from tests.contracts.own_models import WITH_BATCH_NORM, build_with_dropout
+from tests.heterps_core.data.made_up_rows import all_rows, held_out
 from tests.heterps_core.training.reference import plain_model, train_plainly
 from tests.heterps_core.training.test_start_model import make_start
 from tests.heterps_core.training.worker_parts import training_loop_of
@@ -159,7 +160,7 @@ def test_an_exported_model_predicts_what_the_trained_one_predicted(model, traine
 
     first, again = (held_out_logits(predictor, dataset) for _ in range(2))
     row_by_row = [
-        predictor.logits(dataset.dense[row : row + 1], dataset.ids[row : row + 1])[0]
+        predictor.logits(all_rows(dataset).dense[row : row + 1], all_rows(dataset).ids[row : row + 1])[0]
         for row in range(dataset.num_train_rows, dataset.manifest.num_rows)
     ]
 
@@ -194,7 +195,7 @@ def test_batch_normalization_in_one_process_learns_and_predicts_what_plain_torch
     config = job.config
     plain = plain_model(WITH_BATCH_NORM, dataset.features, seed=config.seed)
     batches = [
-        dataset.train_batch(dataset.batch_rows(0, index, batch_size=config.batch_size, seed=config.seed))
+        dataset.batch(dataset.batch_rows(0, index, batch_size=config.batch_size, seed=config.seed))
         for index in range(dataset.num_batches(config.batch_size))
     ]
     train_plainly(
@@ -205,7 +206,7 @@ def test_batch_normalization_in_one_process_learns_and_predicts_what_plain_torch
         last_share=1 / len(batches),
     )
     with torch.no_grad():
-        expected = plain.eval()(dataset.eval_batch(0, dataset.num_eval_rows)).numpy()
+        expected = plain.eval()(dataset.batch(held_out(dataset))).numpy()
 
     (part,) = train_and_export(dataset, tmp_path, job)
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import InterruptedTrainingError, TrainingError
-from heterps_core.models.model_graph import ROW_ORDER_BYTES_PER_SAMPLE, WORKER_BYTES
+from heterps_core.models.model_graph import ROW_BUFFER_BYTES_PER_SAMPLE, WORKER_BYTES
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.memory_need import worker_bytes
@@ -168,23 +168,23 @@ def test_a_node_whose_workers_cannot_fit_starts_none_and_says_what_they_need(dat
     assert not run.exists("nodes/stage0/workers.log")
 
 
-def test_a_worker_needs_its_shard_its_dense_layers_and_the_order_of_rows(dataset):
+def test_a_worker_needs_its_shard_its_dense_layers_and_its_row_groups(dataset):
     """By hand: 26 slots of 50 rows, each 4 floats and an accumulator; 104 + 13 weights and a bias, times four."""
     features = PreparedDataset.open(dataset).features
     config = replace(
         make_job(dataset, (1, 1)).config, dense_optimizer="adam", embedding_optimizer="rowwise-adagrad"
     )
     stages = (Stage(0, 0, "cpu", 3), Stage(1, 2, "gpu-t4", 2))
-    process_and_order = round(WORKER_BYTES + ROW_ORDER_BYTES_PER_SAMPLE * 1_280)
+    process_and_rows = round(WORKER_BYTES + ROW_BUFFER_BYTES_PER_SAMPLE * 1_280)
 
     def needed(*, is_dry_run):
         return worker_bytes(TINY, features, config, stages, num_train_rows=1_280, is_dry_run=is_dry_run)
 
     shard_bytes = math.ceil(features.num_slots * 50 * (4 + 1) * 4 / 3)
     dense_bytes = 4 * (features.num_slots * 4 + features.num_dense + 1) * 4
-    assert needed(is_dry_run=True) == (process_and_order + shard_bytes, process_and_order + dense_bytes)
+    assert needed(is_dry_run=True) == (process_and_rows + shard_bytes, process_and_rows + dense_bytes)
     # A rented card has memory of its own for what its stage trains.
-    assert needed(is_dry_run=False) == (process_and_order + shard_bytes, process_and_order)
+    assert needed(is_dry_run=False) == (process_and_rows + shard_bytes, process_and_rows)
 
 
 def test_a_worker_that_is_given_no_memory_says_so(dataset, tmp_path):

@@ -30,6 +30,7 @@ from heterps_core.training.pipeline.stage_model import StageModel, build_stage_m
 from heterps_core.training.start_model import begin, load_start_model, publish_start_model
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
 from heterps_core.training.storage.run_directory import START_MODEL, RunDirectory
+from tests.heterps_core.data.made_up_rows import all_rows
 from tests.heterps_core.training.node_processes import TINY, make_job, train
 from tests.s3_server import bucket_location
 from tests.worker_processes import run_in_processes
@@ -126,8 +127,8 @@ def start_job(dataset: PreparedDataset, exported: Path, replicas: tuple[int, int
 def first_loss_of_predictor(dataset: PreparedDataset, exported: Path, job: TrainingJob) -> float:
     """Mean log-loss of the exported model on the rows of the first batch, by NumPy."""
     rows = dataset.batch_rows(0, 0, batch_size=job.config.batch_size, seed=job.config.seed)
-    labels = dataset.labels[rows]
-    logits = ClickPredictor(exported).logits(dataset.dense[rows], dataset.ids[rows])
+    labels = all_rows(dataset).labels[rows]
+    logits = ClickPredictor(exported).logits(all_rows(dataset).dense[rows], all_rows(dataset).ids[rows])
     return float(np.mean(np.log1p(np.exp(logits)) - labels * logits))
 
 

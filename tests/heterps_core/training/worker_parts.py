@@ -9,7 +9,6 @@ import torch.distributed as dist
 from heterps_core.compute_device import CPU
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.node.training_node import DATASET_VARIABLE
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from heterps_core.training.worker import Worker
 from heterps_core.transport.rank_layout import RankLayout
@@ -18,7 +17,7 @@ from heterps_core.transport.rank_layout import RankLayout
 def training_loop_of(rank: int, run: RunDirectory) -> tuple[TrainingJob, TrainingLoop]:
     """Return a submitted job and the loop that a worker trains it by; all ranks call it together."""
     job = TrainingJob.from_json(run.require_json(JOB))
-    os.environ |= {"RANK": str(rank), DATASET_VARIABLE: job.dataset}
+    os.environ["RANK"] = str(rank)
     counts = job.replicas_per_stage
     firsts = [sum(counts[:stage]) for stage in range(len(counts))]
     layout = RankLayout(

@@ -194,7 +194,7 @@ def test_every_call_of_a_node_to_the_run_store_is_allowed(accesses_of_a_run):
         "job.json",
         "cluster.json",
         "code/heterps-1.whl",
-        "data/labels.npy",
+        "data/rows-00000.parquet",
         "leases/night-1",
         "start_model/model.npz",
     ],
@@ -210,7 +210,7 @@ def test_a_node_can_change_neither_code_nor_data_nor_job_nor_lease_of_any_run(ac
 
 KEYS = [
     "job.json",
-    "data/labels.npy",
+    "data/rows-00000.parquet",
     "checkpoints/1/rank-00000.bin",
     "nodes/n0/status.json",
     "result.json",

@@ -1,26 +1,30 @@
 """The logistic regression beside a model: what it learns, how many rows it reads, and what becomes of its failure."""
 
 import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from heterps_core.data import preparation
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.judging.quality import measure_quality
 from tasks.data import PreparedClicks
 from tasks.judging import baseline
-from tasks.judging.baseline import design_matrix, measure_baseline, sampled_rows
+from tasks.judging.baseline import design_matrix, measure_baseline, sampled_runs
 from tasks.reports.run_document import baseline_lines
 from tests.tasks.report_builders import make_run_report
 
 
 def prepare(folder, *, num_rows):
     stream = write_click_stream(folder / "clicks.tsv", num_rows=num_rows, seed=1)
-    dataset = prepare_dataset(
-        str(stream.path), schema=CRITEO_SCHEMA, buckets_per_slot=256, out_dir=folder / "prepared"
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "ROWS_PER_GROUP", 600)
+        dataset = prepare_dataset(
+            str(stream.path), schema=CRITEO_SCHEMA, buckets_per_slot=256, out_dir=folder / "prepared"
+        )
     return PreparedClicks(directory=str(dataset.directory), description="clicks", best_reachable=None)
 
 
@@ -46,12 +50,13 @@ def peak_bytes(clicks):
 
 def test_the_design_matrix_is_dense_columns_and_one_hot_ids(clicks):
     dataset = clicks.open()
+    rows = next(dataset.parts(10, 13))
 
-    matrix = design_matrix(dataset, np.array([10, 11, 13])).toarray()
+    matrix = design_matrix(rows, dataset.features).toarray()
 
     assert matrix.shape == (3, 13 + 26 * 256)
-    np.testing.assert_array_equal(matrix[:, :13], dataset.dense[[10, 11, 13]])
-    for row, ids in zip(matrix[:, 13:], dataset.ids[[10, 11, 13]], strict=True):
+    np.testing.assert_array_equal(matrix[:, :13], rows.dense)
+    for row, ids in zip(matrix[:, 13:], rows.ids, strict=True):
         np.testing.assert_array_equal(np.flatnonzero(row), ids + 256 * np.arange(26))
 
 
@@ -64,28 +69,19 @@ def test_it_learns_the_known_signal_from_all_rows_where_these_are_few(clicks):
     assert found.quality == measure_quality(clicks.open().eval_labels, found.logits)
 
 
-def test_held_out_rows_that_are_rated_in_parts_are_rated_alike(clicks, monkeypatch):
-    whole = measure_baseline.fn(clicks)
-    monkeypatch.setattr(baseline, "ROWS_PER_PART", 7)
+@pytest.mark.parametrize(("num_rows", "at_most"), [(24_000, 2_000), (10**9, 200_000), (10, 1_000), (5, 5)])
+def test_a_sample_is_spread_evenly_over_the_rows(num_rows, at_most):
+    runs = sampled_runs(num_rows, at_most=at_most)
 
-    np.testing.assert_allclose(measure_baseline.fn(clicks).logits, whole.logits)
-
-
-@pytest.mark.parametrize(("num_rows", "at_most"), [(24_000, 1_000), (1_003, 1_000), (10, 1_000), (0, 5)])
-def test_a_sample_is_spread_evenly_over_the_rows_and_always_the_same(num_rows, at_most):
-    sample = sampled_rows(num_rows, at_most=at_most)
-
-    assert len(sample) == min(num_rows, at_most)
-    assert len(set(sample)) == len(sample)
-    np.testing.assert_array_equal(sample, sampled_rows(num_rows, at_most=at_most))
-    # Row i of the sample comes from the i-th of equal parts.
-    parts = sample * len(sample) // max(num_rows, 1)
-    assert np.abs(parts - np.arange(len(sample))).max(initial=0) <= 1
+    assert sum(stop - first for first, stop in runs) == min(num_rows, at_most)
+    assert all(stop <= first for (_, stop), (first, _) in pairwise(runs))
+    assert runs[0][0] == 0
+    gaps = np.diff([first for first, _ in runs])
+    assert gaps.max(initial=0) - gaps.min(initial=10**9) <= 1
 
 
 def test_ten_times_the_rows_take_no_more_memory(clicks, many_clicks, monkeypatch):
     monkeypatch.setattr(baseline, "MOST_TRAIN_ROWS", 2_000)
-    monkeypatch.setattr(baseline, "ROWS_PER_PART", 600)
     measure_baseline.fn(clicks)  # What is imported for the first time is not counted.
 
     few, many = peak_bytes(clicks), peak_bytes(many_clicks)

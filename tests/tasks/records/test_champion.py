@@ -19,6 +19,7 @@ from tasks.judging.promotion_gates import PromotionDecision, PromotionGates
 from tasks.records import model_registry
 from tasks.records.champion import apply_decision, champion_before, champion_of, roll_back
 from tasks.records.mlflow_names import EXPERIMENT
+from tests.heterps_core.data.made_up_rows import all_rows
 from tests.heterps_core.serving.builders import fit_logistic, raw_columns, write_logistic
 from tests.tasks.registry import BROKEN, EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED
 
@@ -124,8 +125,8 @@ def test_figures_are_those_of_the_weights_added_up_by_hand(models):
 
     dataset = models.dataset
     tensors = load_file(models.folder_of(OLD) / "model.safetensors")
-    ids = dataset.ids[dataset.num_train_rows :] + np.asarray(dataset.features.slot_offsets)
-    dense = dataset.dense[dataset.num_train_rows :]
+    ids = all_rows(dataset).ids[dataset.num_train_rows :] + np.asarray(dataset.features.slot_offsets)
+    dense = all_rows(dataset).dense[dataset.num_train_rows :]
     slots = tensors["embedding.weight"][:, 0][ids].sum(axis=1, dtype=np.float64)
     logits = slots + dense @ tensors["output.weight"][0, 26:] + tensors["output.bias"][0]
 

@@ -35,6 +35,7 @@ from heterps_core.transport.rank_layout import RankLayout
 from infra.workspace import Workspace
 from tasks.records import model_registry
 from tasks.running import run_lifecycle
+from tests.heterps_core.data.made_up_rows import held_out
 from tests.heterps_core.serving.builders import raw_columns
 from tests.one_step import train_one_step
 from tests.s3_server import bucket_location
@@ -67,13 +68,12 @@ def train_and_save(rank: int, dataset_folder: str, run_folder: str) -> list[floa
     )
     for index in range(dataset.num_batches(BATCH_SIZE)):
         rows = dataset.batch_rows(0, index, batch_size=BATCH_SIZE, seed=0)
-        batch = MicroBatch(BATCH_SIZE, dataset.train_batch(rows))
+        batch = MicroBatch(BATCH_SIZE, dataset.batch(rows))
         train_one_step(model, runner, [batch], dense_learning_rate=1e-2, embedding_learning_rate=0.1)
     run = RunDirectory(run_folder)
     submit_job(run, job)
     save_checkpoint(run, model, TrainingCursor(step=1), group=dist.group.WORLD)
-    held_out = dataset.eval_batch(0, dataset.num_eval_rows)
-    return runner.predict([MicroBatch(dataset.num_eval_rows, held_out)]).tolist()
+    return runner.predict([MicroBatch(dataset.num_eval_rows, dataset.batch(held_out(dataset)))]).tolist()
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ FILES = {
     "checkpoints/00000200/manifest.json": 10,
     "checkpoints/00000200/__0_0.distcp": 4_000,
     "start_model/model.safetensors": 2_000,
-    "data/ids.npy": 1_000,
+    "data/rows-00000.parquet": 1_000,
     "nodes/0/workers.log": 90,
 }
 """Bytes of each file of a run."""

@@ -14,6 +14,7 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import best_reachable_quality, write_click_stream
 from heterps_core.data.synthetic.click_truth import CLICK_RATE
 from heterps_core.errors import ConfigurationError, DataError
+from tests.heterps_core.data.made_up_rows import all_rows
 
 NUM_ROWS = 40_000
 
@@ -68,16 +69,18 @@ def test_labels_follow_the_known_probabilities(stream, dataset):
     probabilities = stream.click_probabilities()
     deviation = np.sqrt((probabilities * (1 - probabilities)).sum())
 
-    assert abs(dataset.labels.sum() - probabilities.sum()) < 4 * deviation
+    assert abs(all_rows(dataset).labels.sum() - probabilities.sum()) < 4 * deviation
     for low, high in [(0.0, 0.2), (0.2, 0.5), (0.5, 1.0)]:
         is_inside = (low <= probabilities) & (probabilities < high)
-        assert dataset.labels[is_inside].mean() == pytest.approx(probabilities[is_inside].mean(), abs=0.02)
+        assert all_rows(dataset).labels[is_inside].mean() == pytest.approx(
+            probabilities[is_inside].mean(), abs=0.02
+        )
 
 
 def test_missing_values_and_popular_values_are_there(dataset):
-    shares = np.bincount(dataset.ids[:, 9]) / NUM_ROWS  # a slot of 1,000 values, none missing
+    shares = np.bincount(all_rows(dataset).ids[:, 9]) / NUM_ROWS  # a slot of 1,000 values, none missing
 
-    assert (dataset.ids[:, 21] == 0).mean() == pytest.approx(0.75, abs=0.02)
+    assert (all_rows(dataset).ids[:, 21] == 0).mean() == pytest.approx(0.75, abs=0.02)
     assert shares.max() > 0.1
     assert (shares > 0).sum() > 500
 
@@ -93,7 +96,7 @@ def test_click_rate_and_best_reachable_auc_are_as_promised(tmp_path, seed):
 
 
 def test_best_reachable_quality_is_that_of_the_true_probabilities(stream, dataset):
-    labels, probabilities = dataset.labels, stream.click_probabilities()
+    labels, probabilities = all_rows(dataset).labels, stream.click_probabilities()
 
     quality = best_reachable_quality(probabilities, labels)
 
@@ -104,11 +107,13 @@ def test_best_reachable_quality_is_that_of_the_true_probabilities(stream, datase
 
 def test_a_linear_model_learns_part_of_the_signal_and_leaves_room_for_a_deep_one(stream, dataset):
     num_train_rows = dataset.num_train_rows
-    encoder = OneHotEncoder(handle_unknown="ignore").fit(dataset.ids[:num_train_rows])
-    scaler = StandardScaler().fit(dataset.dense[:num_train_rows])
-    features = sparse.hstack([encoder.transform(dataset.ids), scaler.transform(dataset.dense)]).tocsr()
+    encoder = OneHotEncoder(handle_unknown="ignore").fit(all_rows(dataset).ids[:num_train_rows])
+    scaler = StandardScaler().fit(all_rows(dataset).dense[:num_train_rows])
+    features = sparse.hstack(
+        [encoder.transform(all_rows(dataset).ids), scaler.transform(all_rows(dataset).dense)]
+    ).tocsr()
     model = LogisticRegression(C=0.1, max_iter=50, tol=1e-2).fit(
-        features[:num_train_rows], dataset.labels[:num_train_rows]
+        features[:num_train_rows], all_rows(dataset).labels[:num_train_rows]
     )
 
     auc = roc_auc_score(dataset.eval_labels, model.decision_function(features[num_train_rows:]))

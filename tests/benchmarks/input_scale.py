@@ -1,0 +1,283 @@
+"""What streaming costs at a billion rows: state and time of the order, rows lost, and the speed of one core.
+
+The order is planned for 1e9 synthetic rows in 200,000 row groups; that each row is met once is counted by the ids of
+real rows, read from Parquet by each replica, also where the replicas change in mid-epoch. The speed is from Parquet
+to hashed arrays, beside Arrow's bare read and, where it is installed, Polars' in the same process; all by CPU
+seconds, since other work on the machine slows the clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.epoch_order import EpochOrder
+from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
+from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.judging.quality import measure_quality
+from heterps_core.training.batch_feed import BatchFeed
+from heterps_core.training.pipeline.stage_exchange import replica_slice
+from tests.heterps_core.training.reference import plain_model
+
+NUM_ROWS = 2_000_000
+BATCH_SIZE = 4_000
+FLEETS = ((1,), (8,), (31,), (31, 30, 8))
+"""Replicas of a stage, in equal parts of an epoch."""
+
+SPEED_ROWS = 400_000
+NUM_ROUNDS = 5
+
+LEARNED_ROWS, LEARNED_BATCH, LEARNING_SEEDS = 100_000, 256, 5
+
+NUMBERED = DataSchema(
+    name="numbered",
+    label_column="label",
+    numeric_columns=("thousands", "rest"),
+    categorical_columns=("text",),
+)
+AS_THEY_ARE = NumericTransform(is_count=(False, False), means=(0.0, 0.0), standard_deviations=(1.0, 1.0))
+
+
+def run(*, seed: int = 0, num_cases: int = NUM_ROWS) -> list[dict[str, Any]]:
+    """Measure, print a table and return its figures; `num_cases` are the real rows that are counted."""
+    figures = order_of_a_billion(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        figures += counted_rows(Path(folder), num_cases, seed)
+        figures += speeds(Path(folder), seed)
+        figures += learning(Path(folder), seed)
+    for entry in figures:
+        print(f"{entry['name']:<44}{entry['value']:>18,.6g} {entry['unit']}")
+    return figures
+
+
+def order_of_a_billion(seed: int) -> list[dict[str, Any]]:
+    """Plan an epoch of 1e9 rows and resume in its middle, as one of 31 replicas."""
+    starts = np.arange(200_001, dtype=np.int64) * 5_000
+    EpochOrder(starts[:3], batch_size=1, seed=seed)  # what is loaded by the first is not counted
+    mine = replica_slice(4_096, 31, 17)
+    tracemalloc.start()
+    started_s = time.perf_counter()
+    order = EpochOrder(starts, batch_size=4_096, seed=seed)
+    order.rows(order.num_batches // 2, np.arange(mine.first, mine.stop))
+    seconds = time.perf_counter() - started_s
+    held_bytes, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return [
+        figure("order_state_bytes_1e9", held_bytes, "bytes", higher_is_better=False),
+        figure("order_peak_bytes_1e9", peak_bytes, "bytes", higher_is_better=False),
+        figure("order_seconds_1e9", seconds, "s", higher_is_better=False),
+    ]
+
+
+def counted_rows(folder: Path, num_rows: int, seed: int) -> list[dict[str, Any]]:
+    """Count how often each of real rows is read in an epoch, by the replicas of each fleet."""
+    dataset = numbered_rows(folder / "numbered", num_rows)
+    num_batches = dataset.num_batches(BATCH_SIZE)
+    wrong, groups_read = 0, {}
+    for fleet in FLEETS:
+        counts = np.zeros(num_rows, dtype=np.int64)
+        for part, num_replicas in enumerate(fleet):
+            steps = range(part * num_batches // len(fleet), (part + 1) * num_batches // len(fleet))
+            for replica in range(num_replicas):
+                counts += rows_of_replica(dataset.directory, replica, num_replicas, steps, seed, groups_read)
+        # Batches are full; the order says which rows the last one would not have filled.
+        wrong += abs(num_batches * BATCH_SIZE - int((counts == 1).sum())) + int((counts > 1).sum())
+    num_groups = dataset.manifest.file_groups[0]
+    return [
+        figure("rows_lost_or_doubled", wrong, "rows", higher_is_better=False),
+        figure("rows_left_out_of_the_epoch", num_rows % BATCH_SIZE, "rows", higher_is_better=False),
+        figure(
+            "row_groups_read_by_31_over_all", groups_read[31] / num_groups, "ratio", higher_is_better=False
+        ),
+    ]
+
+
+def numbered_rows(folder: Path, num_rows: int) -> PreparedDataset:
+    """Write rows that bear their number, in row groups of uneven sizes, and prepare them."""
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    types = {"label": pa.int8(), "thousands": pa.int32(), "rest": pa.int32(), "text": pa.string()}
+    with pq.ParquetWriter(folder / "rows.parquet", pa.schema(list(types.items()))) as writer:
+        first = 0
+        while first < num_rows:
+            numbers = np.arange(first, min(first + int(generator.integers(20, 180)), num_rows))
+            columns = (numbers % 2, numbers // 1_000, numbers % 1_000, ["x"] * len(numbers))
+            arrays = [
+                pa.array(column).cast(kind) for column, kind in zip(columns, types.values(), strict=True)
+            ]
+            writer.write_table(pa.table(arrays, schema=writer.schema))
+            first += len(numbers)
+    return prepare_dataset(
+        folder / "rows.parquet",
+        schema=NUMBERED,
+        eval_fraction=0.0,
+        numeric_transform=AS_THEY_ARE,
+        out_dir=folder / "prepared",
+    )
+
+
+def rows_of_replica(
+    directory: Path | str,
+    replica: int,
+    num_replicas: int,
+    steps: range,
+    seed: int,
+    groups_read: dict[int, int],
+) -> npt.NDArray[np.int64]:
+    """Return how often a replica that joins at the first of some steps reads each row, by the row's own number."""
+    dataset = PreparedDataset.open(directory)
+    read = dataset._groups.read
+
+    def counting(group: int) -> Any:
+        groups_read[num_replicas] = groups_read.get(num_replicas, 0) + 1
+        return read(group)
+
+    dataset._groups.read = counting  # type: ignore[method-assign]
+    mine = replica_slice(BATCH_SIZE, num_replicas, replica)
+    counts = np.zeros(dataset.manifest.num_rows, dtype=np.int64)
+    for step in steps:
+        rows = dataset.batch_rows(
+            0, step, batch_size=BATCH_SIZE, seed=seed, positions=np.arange(mine.first, mine.stop)
+        )
+        thousands, rest = dataset.batch(rows).dense.long().numpy().T
+        np.add.at(counts, thousands * 1_000 + rest, 1)
+    return counts
+
+
+def learning(folder: Path, seed: int) -> list[dict[str, Any]]:
+    """Compare what a model learns in the streamed order and in a full permutation, on rows as they come and sorted.
+
+    A batch comes from 16 row groups of a thousand rows only, where a night's comes from hundreds.
+    """
+    stream = write_click_stream(folder / "learned.tsv", num_rows=LEARNED_ROWS, seed=seed)
+    whole = prepare_dataset(stream.path, schema=CRITEO_SCHEMA, out_dir=folder / "whole")
+    table = pq.read_table(Path(whole.directory) / "rows-00000.parquet")
+    pq.write_table(table.slice(whole.num_train_rows), folder / "held_out.parquet")
+    training = table.slice(0, whole.num_train_rows)
+    figures = []
+    for name, rows in (("", training), ("_sorted", training.sort_by([("I5", "ascending")]))):
+        pq.write_table(rows, folder / f"learned{name}.parquet", row_group_size=1_000)
+        dataset = prepare_dataset(
+            folder / f"learned{name}.parquet",
+            schema=CRITEO_SCHEMA,
+            eval_source=folder / "held_out.parquet",
+            out_dir=folder / f"learned{name}",
+        )
+        starts = np.arange(0, dataset.num_train_rows + 1, 1_000, dtype=np.int64)
+        differences, permuted, waiting = [], [], []
+        for number in range(LEARNING_SEEDS):
+            order = EpochOrder(starts, batch_size=LEARNED_BATCH, seed=number, max_lanes=16)
+            streamed = [order.rows(index, np.arange(LEARNED_BATCH)) for index in range(order.num_batches)]
+            permutation = np.random.default_rng(number).permutation(dataset.num_train_rows)
+            at_random = list(permutation[: len(streamed) * LEARNED_BATCH].reshape(-1, LEARNED_BATCH))
+            permuted.append(train(dataset, at_random, number)[0])
+            auc, share = train(PreparedDataset.open(dataset.directory), streamed, number)
+            differences.append(auc - permuted[-1])
+            waiting.append(share)
+        figures += [
+            figure(f"auc_streamed_less_permuted{name}", statistics.fmean(differences), "AUC"),
+            figure(
+                f"auc_deviation_over_seeds{name}", statistics.stdev(permuted), "AUC", higher_is_better=False
+            ),
+            figure(
+                f"share_of_time_waiting_for_data{name}",
+                statistics.median(waiting),
+                "ratio",
+                higher_is_better=False,
+            ),
+        ]
+    return figures
+
+
+def train(dataset: PreparedDataset, batches: list[npt.NDArray[np.int64]], seed: int) -> tuple[float, float]:
+    """Train CTR-DNN on batches of rows in one process; returns the AUC on held-out rows, and the share of waiting."""
+    model = plain_model("ctrdnn(embedding_dim=8)", dataset.features, seed=seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    feed = BatchFeed(dataset.batch, batches)
+    started_s = time.perf_counter()
+    for _, batch in feed:
+        loss = binary_cross_entropy_with_logits(model(batch), batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    share = feed.waited_s / (time.perf_counter() - started_s)
+    with torch.no_grad():
+        logits = model(dataset.batch(np.arange(dataset.num_train_rows, dataset.manifest.num_rows)))
+    auc = measure_quality(dataset.eval_labels, logits.numpy()).auc
+    assert auc is not None
+    return auc, share
+
+
+def speeds(folder: Path, seed: int) -> list[dict[str, Any]]:
+    """Measure rows per CPU second from Parquet, on one core."""
+    stream = write_click_stream(folder / "clicks.tsv", num_rows=SPEED_ROWS, seed=seed)
+    started_s = time.process_time()
+    dataset = prepare_dataset(stream.path, schema=CRITEO_SCHEMA, out_dir=folder / "prepared")
+    prepare_rate = SPEED_ROWS / (time.process_time() - started_s)
+    path = Path(dataset.directory) / "rows-00000.parquet"
+    pa.set_cpu_count(1)
+    ours = rate(lambda: sum(len(part.labels) for part in dataset.parts(0, SPEED_ROWS)))
+    bare = rate(lambda: read_bare(path))
+    batches = rate(lambda: drain(dataset, seed), num_rows=dataset.num_batches(BATCH_SIZE) * BATCH_SIZE)
+    figures = [
+        figure("rows_per_core_second", ours, "rows/s"),
+        figure("gathered_rows_per_core_second", batches, "rows/s"),
+        figure("arrow_bare_rows_per_core_second", bare, "rows/s"),
+        figure("ours_over_arrow_bare", ours / bare, "ratio"),
+        figure("prepare_text_rows_per_core_second", prepare_rate, "rows/s"),
+        figure("bytes_per_row_on_disk", path.stat().st_size / SPEED_ROWS, "bytes", higher_is_better=False),
+    ]
+    if find_spec("polars") is not None:
+        import polars
+
+        figures.append(
+            figure("polars_rows_per_core_second", rate(lambda: polars.read_parquet(path).height), "rows/s")
+        )
+    return figures
+
+
+def rate(work: Callable[[], object], *, num_rows: int = SPEED_ROWS) -> float:
+    """Return rows per CPU second of the median round, after one to warm up."""
+    seconds = []
+    for _ in range(NUM_ROUNDS + 1):
+        started_s = time.process_time()
+        work()
+        seconds.append(time.process_time() - started_s)
+    return num_rows / statistics.median(seconds[1:])
+
+
+def read_bare(path: Path) -> int:
+    """Read all columns with Arrow, as plain texts."""
+    file = pq.ParquetFile(path)
+    return sum(file.read_row_group(group, use_threads=False).num_rows for group in range(file.num_row_groups))
+
+
+def drain(dataset: PreparedDataset, seed: int) -> float:
+    """Make the tensors of one epoch's batches, as the only replica."""
+    total = 0.0
+    for index in range(dataset.num_batches(BATCH_SIZE)):
+        total += float(
+            dataset.batch(dataset.batch_rows(0, index, batch_size=BATCH_SIZE, seed=seed)).labels.sum()
+        )
+    return total
+
+
+def figure(name: str, value: float, unit: str, *, higher_is_better: bool = True) -> dict[str, Any]:
+    """Return one figure in the form of the benchmark contract."""
+    return {"name": name, "value": float(value), "unit": unit, "higher_is_better": higher_is_better}
