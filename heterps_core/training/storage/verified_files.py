@@ -194,25 +194,12 @@ def _damaged(run: RunDirectory, key: str, how: str) -> DamagedFileError:
 
 def _whole_blocks(ranges: Iterable[tuple[int, int]], num_bytes: int) -> list[tuple[int, int]]:
     """Return the blocks that hold some ranges, touching ones together."""
-    whole = [
-        (first // BLOCK_BYTES * BLOCK_BYTES, min(-(-stop // BLOCK_BYTES) * BLOCK_BYTES, num_bytes))
-        for first, stop in ranges
-        if first < stop
-    ]
-    return merged(whole, least_gap=1)
-
-
-def merged(parts: Iterable[tuple[int, int]], *, least_gap: int) -> list[tuple[int, int]]:
-    """Return the same numbers, (first, stop) each, in as few parts as there are wide gaps between them.
-
-    Example:
-        >>> merged([(5, 9), (0, 4), (30, 40)], least_gap=10)
-        [(0, 9), (30, 40)]
-    """
     found: list[tuple[int, int]] = []
-    for first, stop in sorted(parts):
-        if found and first - found[-1][1] < least_gap:
-            found[-1] = (found[-1][0], max(found[-1][1], stop))
-        else:
-            found.append((first, stop))
+    for first, stop in sorted(each for each in ranges if each[0] < each[1]):
+        block_first = first // BLOCK_BYTES * BLOCK_BYTES
+        block_stop = min(-(-stop // BLOCK_BYTES) * BLOCK_BYTES, num_bytes)
+        if found and block_first <= found[-1][1]:
+            block_first, before = found.pop()
+            block_stop = max(before, block_stop)
+        found.append((block_first, block_stop))
     return found
