@@ -47,7 +47,7 @@ class ReinforceSettings:
     patience_rounds: int = 10
     """Rounds without a gain of its own best after which training starts again."""
 
-    flattening: tuple[float, float] = (1.0, 2.0)
+    flattening: tuple[float, float] = (1.0, 4.0)
     """Range of the divisor of the policy's logits where training starts again; each start draws its own."""
 
     rounds_per_layer: int = 28
@@ -66,6 +66,7 @@ class ReinforceScheduler(ProposingScheduler):
 
     name = "reinforce"
     default_budget_evaluations = 250_000
+    """Seldom reached: the search ends after its rounds."""
 
     def __init__(
         self,
