@@ -22,7 +22,7 @@ from prefect.runtime import flow_run as current_flow_run
 from flows.parameter_model import takes
 from flows.service.recovery import clean_up_after
 from flows.service.schedule import PROFILE_DEVICES
-from heterps_core.profiling.device_profile import hardware_name
+from heterps_core.hardware import hardware_name
 from heterps_core.training.job import default_batch_size
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.prices.price_catalogue import PriceCatalogue

@@ -18,6 +18,16 @@ SPOT_SUFFIX = "-spot"
 """Of the names of device types that are bought on spot."""
 
 
+def hardware_name(device_type: str) -> str:
+    """Return the name of a device type without its market: a machine on spot is as fast.
+
+    Example:
+        >>> hardware_name("gpu-t4-spot")
+        'gpu-t4'
+    """
+    return device_type.removesuffix(SPOT_SUFFIX)
+
+
 class Market(StrEnum):
     """How an instance is bought."""
 
@@ -170,7 +180,7 @@ class DeviceType:
 
     def in_market(self, market: Market) -> DeviceType:
         """Return the same hardware as bought in a market."""
-        name = self.name.removesuffix(SPOT_SUFFIX)
+        name = hardware_name(self.name)
         return replace(self, name=name + SPOT_SUFFIX if market is Market.SPOT else name, market=market)
 
     def units_in(self, offer: InstanceOffer) -> int:

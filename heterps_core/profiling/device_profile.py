@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import SPOT_SUFFIX, moment_of
+from heterps_core.hardware import hardware_name, moment_of
 from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.profiling.layer_profile import LayerProfile
@@ -84,16 +84,6 @@ class DeviceProfile(JsonDocument):
             sum_over_step=self.profile.sum_over_step,
             measured_at=self.profile.measured_at,
         )
-
-
-def hardware_name(device_type: str) -> str:
-    """Return the name of a device type without its market: a machine on spot is as fast.
-
-    Example:
-        >>> hardware_name("gpu-t4-spot")
-        'gpu-t4'
-    """
-    return device_type.removesuffix(SPOT_SUFFIX)
 
 
 def _measured_where_known(measured: LayerProfile, estimate: LayerProfile, name: str) -> Any:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heterps_core.compute_device import CPU, card_text, clock_of
+from heterps_core.compute_device import CPU, card_text, clock_of, require_cuda
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.embeddings.sharded_table import ShardedTable
@@ -63,7 +63,10 @@ def measure(request: ProfileRequest) -> LayerProfile:
     On a CUDA device the clock waits for what was begun. Links are the host's there too: between machines and to other
     stages rows go through its memory.
     """
-    device = torch.device("cuda", 0) if request.device == "cuda" else CPU
+    device = CPU
+    if request.device == "cuda":
+        require_cuda()
+        device = torch.device("cuda", 0)
     torch.set_num_threads(request.num_threads)
     torch.manual_seed(request.seed)
     with tempfile.TemporaryDirectory(prefix="heterps-link-") as folder, second_process(Path(folder)) as store:

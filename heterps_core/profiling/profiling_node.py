@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from heterps_core.cluster import Cluster, Node
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
-from heterps_core.hardware import DeviceKind
-from heterps_core.profiling.device_profile import DeviceProfile, hardware_name
+from heterps_core.hardware import DeviceKind, hardware_name
+from heterps_core.profiling.device_profile import DeviceProfile
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.training.monitor import (
     BOOT_LIMIT_S,
@@ -47,11 +47,6 @@ def profile_key(node_id: str) -> str:
     return f"profiles/{node_id}.json"
 
 
-def can_be_measured(device_type: str) -> bool:
-    """Tell whether the profiler can time layers on a device type: it runs them on a processor."""
-    return get_device_type(device_type).kind is DeviceKind.CPU
-
-
 def main() -> int:
     """Measure on this node; returns its exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -76,17 +71,15 @@ def main() -> int:
 
 
 def measure_node(request: ProfileRequest, node: Node, *, is_dry_run: bool) -> DeviceProfile:
-    """Measure one core of a node.
+    """Measure one unit of a node: its first card, or a core. In a dry run a core of this machine stands for both.
 
     Raises:
-        ConfigurationError: The node has a card; a core of its host must not pass for it.
-        HeterpsError: The measurement failed.
+        HeterpsError: The measurement failed, or torch sees no card on a node that was rented for it.
     """
-    if not can_be_measured(node.device_type) and not is_dry_run:
-        raise ConfigurationError(
-            f"layers are timed on processors, but {node.node_id} is of {node.device_type}; plan with its estimate"
-        )
-    profile = measure_in_fresh_process(request)
+    is_gpu = get_device_type(node.device_type).kind is DeviceKind.GPU
+    profile = measure_in_fresh_process(
+        replace(request, device="cuda" if is_gpu and not is_dry_run else "cpu")
+    )
     stands_for = " (dry run: not the device type)" if is_dry_run else ""
     return DeviceProfile(
         device_type=hardware_name(node.device_type),

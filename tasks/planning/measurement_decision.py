@@ -9,8 +9,9 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from heterps_core.device_types import get_device_type
 from heterps_core.errors import ProvisioningError
-from heterps_core.hardware import InstanceOffer, Market
+from heterps_core.hardware import DeviceKind, InstanceOffer, Market, hardware_name
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.planning.explain.cost_range import MeasurementWorth, worth_of_measuring
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -18,8 +19,7 @@ from heterps_core.planning.provisioning.offer_choice import choose_instances
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.profiling.device_profile import DeviceProfile, hardware_name
-from heterps_core.profiling.profiling_node import can_be_measured
+from heterps_core.profiling.device_profile import DeviceProfile
 from heterps_core.units import BYTES_PER_GIB
 from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS
 from tasks.provisioning import usd_for
@@ -28,7 +28,7 @@ MEASURING_SECONDS = 30.0
 """Assumed: the repeats take 3 s, loading torch and making tables three to ten times as long on a small instance."""
 
 FREE_MEMORY_BYTES = 2 * BYTES_PER_GIB
-"""Assumed beside the tables: system, torch and batches."""
+"""Assumed beside the tables, in a machine and on a card: system, torch and batches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,10 +98,8 @@ class MeasurementDecision:
     def _obstacle(self) -> str | None:
         if self.measured is not None:
             return "it is measured"
-        if not can_be_measured(self.device_type):
-            return "layers are timed on processors only, and its times stay estimated"
         if self.instance_type is None:
-            return "none of its instances holds the tables of the data"
+            return "none of its instances, or its cards, holds the tables of the data"
         return None
 
 
@@ -168,6 +166,9 @@ def measuring_plan(
 def _plan_or_none(
     device_type: str, offers: Sequence[InstanceOffer], graph: ModelGraph
 ) -> ProvisioningPlan | None:
+    card = get_device_type(device_type)
+    if card.kind is DeviceKind.GPU and card.memory_bytes < graph.state_bytes + FREE_MEMORY_BYTES:
+        return None
     try:
         return measuring_plan([device_type], offers, graph)
     except ProvisioningError:

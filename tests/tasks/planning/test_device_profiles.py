@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 
 import boto3
 import pytest
+import torch
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import DEVICE_TYPES
-from heterps_core.errors import BudgetExceededError, ConfigurationError, TrainingError
+from heterps_core.errors import BudgetExceededError, HeterpsError, TrainingError
 from heterps_core.hardware import Market
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
@@ -159,11 +160,26 @@ def test_its_disks_and_addresses_are_held_against_the_cap_too(workspace, tmp_pat
         pass
 
 
-def test_a_host_of_a_card_does_not_pass_for_the_card():
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_a_host_whose_card_is_not_seen_does_not_pass_for_the_card():
     node = Cluster.from_json(CARD_CLUSTER).nodes[0]
 
-    with pytest.raises(ConfigurationError, match="timed on processors, but stage0-node0 is of gpu-t4"):
-        measure_node(SMALL, node, is_dry_run=False)
+    with pytest.raises(HeterpsError, match="measuring a GPU needs a CUDA device that torch sees"):
+        measure_node(replace(SMALL, dataset=None), node, is_dry_run=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_node_with_a_card_measures_the_card_and_its_profile_takes_the_place_of_the_estimate():
+    node = Cluster.from_json(CARD_CLUSTER).nodes[0]
+
+    measured = measure_node(replace(SMALL, dataset=None), node, is_dry_run=False)
+
+    assert (measured.device_type, measured.profile.device_type) == ("gpu-t4", "gpu-t4")
+    assert torch.cuda.get_device_name(0) in measured.profile.hardware
+    assert all(timing.forward.num_repeats > 0 for timing in measured.profile.timings)
+    # The layers, each by itself, take about as long as the step: the clock waits for the card.
+    assert 0.5 < measured.profile.sum_over_step < 2
 
 
 CARD_CLUSTER = {

@@ -5,13 +5,18 @@ import pytest
 
 from heterps_core.planning.explain.cost_range import MeasurementWorth
 from heterps_core.profiling.device_profile import DeviceProfile
+from heterps_core.units import BYTES_PER_GIB
 from tasks.planning.measurement_decision import MeasurementDecision, decide_measurements
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 from tests.infra.builders import offer
 from tests.tasks.builders import make_problem
 
 WORTH = MeasurementWorth(
-    device_type="cpu-c7i", largest_spread=0.5, expected_usd=0.002, most_usd=0.01, may_break=False
+    device_type="cpu-c7i",
+    largest_spread=0.5,
+    expected_usd=0.002,
+    most_usd=0.01,
+    may_break=False,
 )
 NO_WORTH = replace(WORTH, expected_usd=0.0, most_usd=0.0)
 
@@ -52,15 +57,31 @@ def test_not_rented_where_a_measurement_still_counts():
 
 
 def test_not_rented_where_it_cannot_be_measured():
-    assert "processors only" in decision(replace(WORTH, device_type="gpu-t4"), cost_usd=0.0).text
-    assert "none of its instances holds" in decision(instance_type=None, cost_usd=0.0).text
-    assert not decision(replace(WORTH, device_type="gpu-t4"), cost_usd=0.0).is_rented
+    assert "none of its instances, or its cards, holds" in decision(instance_type=None, cost_usd=0.0).text
     assert not decision(instance_type=None, cost_usd=0.0).is_rented
 
 
-def decide(problem, *offers, minimum_billed_s=60.0):
+def test_a_card_is_rented_as_a_processor_is_unless_it_is_too_small_for_the_tables():
+    host = replace(
+        offer("g4dn.4xlarge").instance_type,
+        memory_bytes=64 * BYTES_PER_GIB,
+        accelerator_name="t4",
+        accelerator_count=1,
+        accelerator_memory_bytes_each=16 * BYTES_PER_GIB,
+    )
+    card = replace(offer(price_usd_per_hour=1.204), instance_type=host)
+    large = replace(GRAPH, layers=(replace(GRAPH.layers[0], parameter_bytes=17_000_000_000), GRAPH.layers[1]))
+
+    _, fits = decide(with_spread(0.5), card)
+    _, does_not = decide(with_spread(0.5), card, graph=large)
+
+    assert (fits.device_type, fits.instance_type) == ("gpu-t4", "g4dn.4xlarge")
+    assert does_not.instance_type is None
+
+
+def decide(problem, *offers, minimum_billed_s=60.0, graph=GRAPH):
     return decide_measurements.fn(
-        problem, GRAPH, offers, measured={}, nights=30, minimum_billed_s=minimum_billed_s
+        problem, graph, offers, measured={}, nights=30, minimum_billed_s=minimum_billed_s
     )
 
 
