@@ -184,6 +184,10 @@ class TrainParameters(PlannedParameters, TrainedParameters):
     max_planning_seconds: Annotated[float, of_unit("seconds", ge=0.1)] | None = None
     """After which the proof of the plan ends with a gap; empty for no limit."""
 
+    robust: bool = False
+    """Take the plan of least worst regret where times are off by their spread: of the cheapest plans of all such
+    cases the one that costs least too much in its worst case."""
+
     markets: list[Annotated[str, OneOf("market", tuple(map(str, Market)))]] = Field(
         [str(Market.ON_DEMAND)], min_length=1
     )

@@ -16,6 +16,11 @@ Rule = Callable[[str, Any], Any]
 """Takes the path and the value of a field, and returns the value."""
 
 
+def within_limits(value: float) -> float:
+    """Return the nearest number that may stand where a positive one is asked for."""
+    return min(max(value, SMALLEST_POSITIVE), LARGEST_NUMBER)
+
+
 def shown(value: object) -> str:
     """Return a value as it is quoted in an error, cut where it is long."""
     text = repr(value)

@@ -23,6 +23,7 @@ from heterps_core.planning.provisioning.offer_choice import (
     zones_of,
 )
 from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.planning.search.robust_choice import ROBUST, RobustChoice, robust_result
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.planning.search.schedulers.exact import ExactScheduler
 from heterps_core.planning.search.search_result import SearchResult
@@ -189,6 +190,15 @@ def search_chosen(
     results[scheduler] = asked
     is_taken = asked.plan.cost_usd <= proven.plan.cost_usd * (1 + SAME_COST)
     return Searches(results=results, without_plan={}, taken=scheduler if is_taken else PROVING_SCHEDULER)
+
+
+@task(name="choose robust plan", cache_policy=NO_CACHE)
+def with_robust(problem: SchedulingProblem, searches: Searches) -> tuple[Searches, RobustChoice]:
+    """Take the plan of least worst regret in the place of the cheapest, where it is another one."""
+    result, choice = robust_result(problem, searches.chosen)
+    if result is searches.chosen:
+        return searches, choice
+    return replace(searches, results={**searches.results, ROBUST: result}, taken=ROBUST), choice
 
 
 def with_compared(

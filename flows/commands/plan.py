@@ -26,6 +26,7 @@ Search the cheapest plan for a planning problem and print it with its proof and 
 examples:
   heterps plan problem.json --scheduler exact --seconds 10
   heterps plan problem.json --scheduler reinforce --seed 7 --budget-evaluations 100000 --output plan.json
+  heterps plan problem.json --scheduler exact --robust --output plan.json
   heterps plan problem.json --scheduler exact --leave-out-costs startup storage --explain none
 
 exit status: 0 with a plan; 2 where the problem or an argument is malformed; 3 where no plan exists.
@@ -74,6 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"plan without these costs, of: {', '.join(COST_TERMS)}",
     )
     parser.add_argument(
+        "--robust",
+        action="store_true",
+        help="take the plan of least worst regret where times are off by their spread: of the cheapest plans of all "
+        "such cases the one that costs least too much in its worst case",
+    )
+    parser.add_argument(
         "--explain",
         choices=EXPLAIN_CHOICES,
         help="how much to say about the plan (default: full, or short where full would take many seconds)",
@@ -100,11 +107,17 @@ def run(options: argparse.Namespace) -> None:
         result = _exact(options.scheduler, options.seconds).search(
             problem, **terms, max_seconds=options.seconds
         )
+    choice = None
+    if options.robust:
+        from heterps_core.planning.search.robust_choice import robust_result
+
+        result, choice = robust_result(problem, result)
     explanation = _explain(problem, result, asked=options.explain)
     if options.output is not None:
-        explained = {} if explanation is None else {"explanation": explanation.to_json()}
-        write_json(options.output, {**result.plan.to_json(), **explained})
-    print(plan_table(problem, result))
+        added = {"explanation": explanation, "robust_choice": choice}
+        documents = {name: each.to_json() for name, each in added.items() if each is not None}
+        write_json(options.output, {**result.plan.to_json(), **documents})
+    print(plan_table(problem, result, *(() if choice is None else [("robust", str(choice))])))
     if explanation is not None:
         from heterps_core.planning.explain.text import explanation_text
 
@@ -123,8 +136,8 @@ def _exact(scheduler: str, seconds: float) -> ExactScheduler:
     return ExactScheduler()
 
 
-def plan_table(problem: SchedulingProblem, result: SearchResult) -> str:
-    """Return a plan as text for people: a row per stage, then the totals with the proof."""
+def plan_table(problem: SchedulingProblem, result: SearchResult, *more: tuple[str, str]) -> str:
+    """Return a plan as text for people: a row per stage, then the totals with the proof, and more labelled lines."""
     plan, evaluation = result.plan, result.evaluation
     slowest = evaluation.bottleneck
     rows = [
@@ -150,6 +163,7 @@ def plan_table(problem: SchedulingProblem, result: SearchResult) -> str:
         ("lower bound", f"{plan.cost_lower_bound_usd:,.6f} USD (proven: no plan is cheaper)"),
         ("gap", "0 (proven optimal)" if plan.optimality_gap == 0 else f"{plan.optimality_gap:.4%}"),
         ("search", f"{plan.num_evaluations:,} evaluations in {plan.search_seconds:.3f} s"),
+        *more,
     ]
     return "\n".join(
         [

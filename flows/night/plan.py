@@ -40,7 +40,14 @@ from tasks.running.losses import device_types_to_buy
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run, open_run
 from tasks.running.start import Start, choose_start, load_start
-from tasks.scheduling import explain_choice, make_problem, search_chosen, simulate_choice, with_compared
+from tasks.scheduling import (
+    explain_choice,
+    make_problem,
+    search_chosen,
+    simulate_choice,
+    with_compared,
+    with_robust,
+)
 from tasks.training import training_config
 
 
@@ -229,6 +236,10 @@ def plan_night(run: OpenedRun) -> NightPlan:
             seed=asked.seed,
             max_seconds=asked.max_planning_seconds,
         )
+    robust_choice = None
+    if asked.robust:
+        searches, robust_choice = with_robust(problem, searches)
+        log_step("robust", str(robust_choice))
     chosen = searches.chosen
     floor = floor_text(deadline, asked.throughput_floor_samples_per_s)
     log_step("plan", plan_summary(chosen.plan) + floor + taken_text(searches, asked.scheduler))
@@ -266,6 +277,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
         scheduler=asked.scheduler,
         explanation=explanation,
         simulation=simulation,
+        robust_choice=robust_choice,
         provisioning=provisioning,
         tracked=run.tracked,
         config=config,

@@ -14,6 +14,7 @@ from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import DeviceKind, InstanceOffer, Market, hardware_name
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.planning.explain.cost_range import MeasurementWorth, worth_of_measuring
+from heterps_core.planning.problem.estimates import Estimate, Quantity
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.offer_choice import choose_instances
 from heterps_core.planning.search.optimum import find_optimum
@@ -128,19 +129,19 @@ def decide_measurements(
     """
     stages = find_optimum(problem).stages
     seconds = max(STARTUP_SECONDS + MEASURING_SECONDS + TEARDOWN_SECONDS, minimum_billed_s)
-    names: dict[str, list[str]] = {}
-    for name in problem.device_types:
-        names.setdefault(hardware_name(name), []).append(name)
     decisions = []
-    for hardware, own_names in names.items():
+    for hardware in dict.fromkeys(map(hardware_name, problem.device_types)):
+        computing = Estimate(device_type=hardware, quantity=Quantity.COMPUTING)
         plan = _plan_or_none(hardware, offers, graph)
         decisions.append(
             MeasurementDecision(
-                worth=worth_of_measuring(problem, stages, hardware, names=own_names),
+                worth=worth_of_measuring(problem, stages, computing),
                 nights=nights,
                 instance_type=None if plan is None else plan.groups[0].offer.instance_type.name,
                 cost_usd=0.0 if plan is None else usd_for(plan.price_usd_per_hour, seconds),
-                measured=measured.get(own_names[0]),
+                measured=next(
+                    (kept for name, kept in measured.items() if hardware_name(name) == hardware), None
+                ),
             )
         )
     return tuple(decisions)

@@ -178,6 +178,8 @@ def _plan_section(report: PlanReport, *more: Block) -> Section:
         ("machines", report.provisioning.summary),
         ("proof", gap_text(plan)),
     ]
+    if report.robust_choice is not None:
+        facts.append(("robust", str(report.robust_choice)))
     if report.is_estimated:
         facts.append(
             ("note", "times of device types that are not at hand are estimates from published figures")

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from statistics import fmean
 
 from heterps_core.planning.calibration.run_speed import AnsweredPrediction
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.estimates import with_scaled_times
+from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem
 
 PRIOR_NIGHTS = 2.0
 """Weight of "as the more general correction says": the third night that agrees is the first to count."""
@@ -152,24 +153,10 @@ def corrected_problem(problem: SchedulingProblem, factors: Mapping[str, float]) 
     if not used:
         return problem
 
-    def stretched(seconds: Mapping[str, float]) -> dict[str, float]:
-        return {name: value * used.get(name, 1.0) for name, value in seconds.items()}
+    def factor(_: LayerCosts, name: str) -> float:
+        return used.get(name, 1.0)
 
-    return replace(
-        problem,
-        layers=tuple(
-            replace(
-                layer,
-                compute_seconds=stretched(layer.compute_seconds),
-                communication_seconds=stretched(layer.communication_seconds),
-            )
-            for layer in problem.layers
-        ),
-        device_types={
-            name: replace(unit, bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s / used.get(name, 1.0))
-            for name, unit in problem.device_types.items()
-        },
-    )
+    return with_scaled_times(problem, computing=factor, in_stage=factor, across=used)
 
 
 def shrunk_median(values: Sequence[float], *, towards: float, weight: float) -> float:

@@ -20,7 +20,12 @@ from heterps_core.planning.explain.changes import (
     price_of_floor,
     price_of_throughput,
 )
-from heterps_core.planning.explain.cost_range import CostRange, Doubt, find_cost_range, find_doubts
+from heterps_core.planning.explain.cost_range import (
+    CostRange,
+    MeasurementWorth,
+    find_cost_range,
+    find_measurements,
+)
 from heterps_core.planning.explain.placement import Move, moves_between
 from heterps_core.planning.explain.reasons import (
     RunnerUp,
@@ -58,7 +63,7 @@ class Detail(StrEnum):
 class PlanExplanation(JsonDocument):
     """What is known about the cheapest plan besides itself."""
 
-    json_form = JsonForm(version=2)
+    json_form = JsonForm(version=3)
 
     detail: Detail
     """Where it is `SHORT`, the parts that say so are empty because they were not looked for."""
@@ -93,8 +98,8 @@ class PlanExplanation(JsonDocument):
     price_flips: tuple[PriceFlip, ...]
     """Only in full."""
 
-    doubts: tuple[Doubt, ...]
-    """Where another placement would win within the spread. Only in full."""
+    measurements: tuple[MeasurementWorth, ...]
+    """Of the estimates that could change the plan noticeably. Only in full."""
 
 
 def default_detail(problem: SchedulingProblem) -> Detail:
@@ -128,5 +133,5 @@ def explain_plan(problem: SchedulingProblem, chosen: Sequence[Stage], *, detail:
         cost_range=find_cost_range(problem, stages),
         runner_up=find_runner_up(problem, stages, cost_usd) if is_full else None,
         price_flips=find_price_flips(problem, stages) if is_full else (),
-        doubts=find_doubts(problem, stages) if is_full else (),
+        measurements=find_measurements(problem, stages) if is_full else (),
     )

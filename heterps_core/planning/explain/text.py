@@ -14,7 +14,7 @@ from heterps_core.planning.explain.changes import (
     PriceFlip,
     PriceOfThroughput,
 )
-from heterps_core.planning.explain.cost_range import CostRange, Doubt
+from heterps_core.planning.explain.cost_range import CostRange
 from heterps_core.planning.explain.explanation import Detail, PlanExplanation
 from heterps_core.planning.explain.placement import layers_text, moves_text, plan_text
 from heterps_core.planning.explain.reasons import RunnerUp, TypeRole
@@ -25,6 +25,7 @@ LEAST_SPEED_RATIO = 1.5
 """Of two units; less is no reason for a choice."""
 
 MAX_SINGLE_TYPES = 3
+MAX_OTHER_ESTIMATES = 2
 
 _Line = tuple[str, str]
 """A label and what stands beside it."""
@@ -49,7 +50,8 @@ def explanation_text(explanation: PlanExplanation) -> str:
 
 
 def essential_facts(explanation: PlanExplanation) -> list[tuple[str, str]]:
-    """Return what a report has room for: the next best plan, the nearest price flip and the step of throughput."""
+    """Return what a report has room for: the next best plan, the nearest price flip and the step of
+    throughput, and the estimate that could change the plan."""
     lines: list[_Line] = []
     if explanation.runner_up is not None:
         lines.append(("next best", _runner_up_text(explanation, explanation.runner_up)))
@@ -64,7 +66,7 @@ def essential_facts(explanation: PlanExplanation) -> list[tuple[str, str]]:
     lines.append(("10 % more", _throughput_text(explanation, explanation.ten_percent_more)))
     if explanation.cost_range is not None:
         lines.append(("cost range", _range_text(explanation, explanation.cost_range)))
-    return lines
+    return [*lines, *_measurement_lines(explanation)]
 
 
 def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
@@ -74,7 +76,7 @@ def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
             "note",
             f"the plan above is not the cheapest: {_extra_text(explanation, explanation.chosen_extra_usd)}. The "
             f"cheapest has {plan_text(explanation.stages)}{moved}. All below is about "
-            f"that one; --scheduler exact returns it",
+            f"that one; --scheduler exact without --robust returns it",
         )
     for role in explanation.roles:
         yield role.device_type, _role_text(role)
@@ -98,6 +100,7 @@ def _change_lines(explanation: PlanExplanation) -> Iterator[_Line]:
     yield "10 % more", _throughput_text(explanation, explanation.ten_percent_more)
     if explanation.cost_range is not None:
         yield "cost range", _range_text(explanation, explanation.cost_range)
+    yield from _measurement_lines(explanation)
 
 
 def _role_text(role: TypeRole) -> str:
@@ -166,28 +169,33 @@ def _throughput_text(explanation: PlanExplanation, price: PriceOfThroughput) -> 
 
 
 def _range_text(explanation: PlanExplanation, cost: CostRange) -> str:
-    text = f"{_usd_text(cost.low_usd)} to {_usd_text(cost.high_usd)} within the spread of the layer times"
+    text = f"{_usd_text(cost.low_usd)} to {_usd_text(cost.high_usd)} within the spread of all times"
     if cost.misses_floor:
         text += (
             f"; at its slow end only {cost.lowest_throughput_samples_per_s:,.0f} samples/s, below the floor"
         )
-    if explanation.detail is Detail.SHORT:
-        return text
-    if not explanation.doubts:
-        return f"{text}; the placement stays the cheapest"
-    return f"{text}; {_doubt_text(explanation.doubts[0], len(explanation.single_types))}"
+    return text
 
 
-def _doubt_text(doubt: Doubt, num_types: int) -> str:
-    ends = [
-        f"{', '.join(names) if len(names) < num_types else 'all types'} at the {end} end"
-        for names, end in ((doubt.slow_types, "slow"), (doubt.fast_types, "fast"))
-        if names
+def _measurement_lines(explanation: PlanExplanation) -> Iterator[_Line]:
+    """Yield which estimate could change the plan most, what measuring it saves, and the others in a few words."""
+    if not explanation.measurements:
+        return
+    first, *rest = explanation.measurements
+    what = f"{first.estimate} (±{first.largest_spread:.0%})"
+    saving = f"saves at most {_usd_text(first.most_usd)} a run, {_usd_text(first.expected_usd)} expected"
+    end = f"at its {'slow' if first.is_slow_end else 'fast'} end"
+    other = moves_text(first.moves) if first.moves else "other replica counts"
+    if first.may_break:
+        text = f"{what} could break the plan: {end} it misses a limit that {other} would keep"
+        text += f"; short of that, measuring it {saving}" * (first.most_usd > 0)
+    else:
+        text = f"{what} could change the plan: measuring it {saving}; {end} {other} would be cheaper"
+    others = [
+        f"{each.estimate}, {'a limit' if each.may_break else _usd_text(each.most_usd)}"
+        for each in rest[:MAX_OTHER_ESTIMATES]
     ]
-    moved = f"one with {moves_text(doubt.moves)}"
-    if doubt.regret_usd is None:
-        return f"with {' and '.join(ends)} the placement breaks a limit, and the cheapest is {moved}"
-    return f"with {' and '.join(ends)} it costs {_usd_text(doubt.regret_usd)} more than {moved}"
+    yield "measure", "; then ".join([text, *others])
 
 
 def _extra_text(explanation: PlanExplanation, extra_usd: float) -> str:

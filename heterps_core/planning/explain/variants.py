@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from heterps_core.errors import InfeasiblePlanError
-from heterps_core.field_rules import LARGEST_NUMBER, SMALLEST_POSITIVE
+from heterps_core.field_rules import LARGEST_NUMBER, within_limits
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.optimum import Optimum, find_optimum
 
@@ -54,8 +54,3 @@ def with_layer_seconds(
         },
     )
     return replace(problem, layers=(*problem.layers[:layer], changed, *problem.layers[layer + 1 :]))
-
-
-def within_limits(value: float) -> float:
-    """Return the nearest number that a problem file may hold where positive ones are asked for."""
-    return min(max(value, SMALLEST_POSITIVE), LARGEST_NUMBER)

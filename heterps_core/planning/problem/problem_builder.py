@@ -42,7 +42,7 @@ def unit_type(
     interruptions_per_hour: float = 0.0,
     reserved_bytes: float = 0.0,
 ) -> UnitType:
-    """Return a device type as the planner sees it, with its published memory and network.
+    """Return a device type as the planner sees it, with its published memory and network, which nobody measured.
 
     Alpha is that of the whole chain, from its times at two batch sizes. Beta is that of all in-stage communication
     together with one boundary of average width, because the contract applies it to both. A stage of embeddings scales
@@ -58,6 +58,7 @@ def unit_type(
         memory_bytes=device_type.memory_bytes,
         reserved_bytes=reserved_bytes,
         bandwidth_bytes_per_s=device_type.network_bandwidth_bytes_per_s,
+        communication_relative_spread=ESTIMATE_RELATIVE_ERROR,
         compute_parallel_fraction=profile.compute_parallel_fraction(batch_size=batch_size),
         communication_parallel_fraction=profile.communication_parallel_fraction(
             batch_size=batch_size, boundary_bytes_per_sample=mean_boundary_bytes

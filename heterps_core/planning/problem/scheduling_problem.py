@@ -73,7 +73,7 @@ class LayerCosts(JsonDocument):
 
     compute_relative_spread: Mapping[str, NotNegative] = field(default_factory=dict)
     """Device type -> how far `compute_seconds` may be off, as a share of it (from the profile's repetitions, or
-    the error of an estimate). Plans do not depend on it; the range of their cost does. Missing: 0."""
+    the error of an estimate). Robust plans and the range of a plan's cost depend on it. Missing: 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +104,9 @@ class UnitType(JsonDocument):
 
     zone: str = ""
     """Where the units stand, for instance "us-east-1a"; types in other zones are reached at a price."""
+
+    communication_relative_spread: NotNegative = 0.0
+    """How far the time of communication, in stages and across boundaries, may be off, as a share of it."""
 
     interruptions_per_hour: NotNegative = 0.0
     """Expected interruptions of one unit: above 0 on spot. They stop the whole plan."""

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 import pytest
 
 from heterps_core.planning.explain.cost_range import MeasurementWorth
+from heterps_core.planning.problem.estimates import Quantity
 from heterps_core.profiling.device_profile import DeviceProfile
 from heterps_core.units import BYTES_PER_GIB
 from tasks.planning.measurement_decision import MeasurementDecision, decide_measurements
@@ -13,6 +14,7 @@ from tests.tasks.builders import make_problem
 
 WORTH = MeasurementWorth(
     device_type="cpu-c7i",
+    quantity=Quantity.COMPUTING,
     largest_spread=0.5,
     expected_usd=0.002,
     most_usd=0.01,

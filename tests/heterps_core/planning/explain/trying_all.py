@@ -46,6 +46,38 @@ def with_all_costs(problem):
     return replace(problem, device_types=units, extra_costs=extra)
 
 
+def with_spread(problem, spreads, *, communication=0.0):
+    """The same problem with a spread of compute times by device type, and one of all communication."""
+    units = {
+        name: replace(unit, communication_relative_spread=communication)
+        for name, unit in problem.device_types.items()
+    }
+    layers = tuple(replace(layer, compute_relative_spread=spreads) for layer in problem.layers)
+    return replace(problem, layers=layers, device_types=units)
+
+
+def with_times(problem, *, computing=None, communication=None):
+    """The same problem with the times of some device types multiplied by a factor."""
+    computing, communication = computing or {}, communication or {}
+
+    def scaled(seconds, factors):
+        return {name: value * factors.get(name, 1.0) for name, value in seconds.items()}
+
+    layers = tuple(
+        replace(
+            layer,
+            compute_seconds=scaled(layer.compute_seconds, computing),
+            communication_seconds=scaled(layer.communication_seconds, communication),
+        )
+        for layer in problem.layers
+    )
+    units = {
+        name: replace(unit, bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s / communication.get(name, 1.0))
+        for name, unit in problem.device_types.items()
+    }
+    return replace(problem, layers=layers, device_types=units)
+
+
 def placement_of(stages):
     return tuple(
         stage.device_type for stage in stages for _ in range(stage.first_layer, stage.last_layer + 1)

@@ -40,7 +40,12 @@ def with_optional_fields(*, num_layers, num_types):
     """Return a valid problem that has every optional field, as a JSON document."""
     document = make_problem(0, num_layers=num_layers, num_types=num_types).to_json()
     for unit in document["device_types"].values():
-        unit.update(zone="us-east-1a", interruptions_per_hour=0.05, instances=_instances(unit))
+        unit.update(
+            zone="us-east-1a",
+            interruptions_per_hour=0.05,
+            instances=_instances(unit),
+            communication_relative_spread=0.5,
+        )
     for layer in document["layers"]:
         layer["compute_relative_spread"] = {"cpu": 0.1}
     return {**document, "extra_costs": dict(TERMS)}

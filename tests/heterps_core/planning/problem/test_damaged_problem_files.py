@@ -147,7 +147,8 @@ def test_every_number_that_is_none_is_named_by_its_path(document):
 
 
 def test_every_required_member_that_is_missing_is_named_by_its_path(document):
-    optional = {"extra_costs", "zone", "instances", "interruptions_per_hour", "compute_relative_spread"}
+    optional = {"extra_costs", "zone", "instances", "interruptions_per_hour"}
+    optional |= {"compute_relative_spread", "communication_relative_spread"}
     required = [
         (node, key)
         for node, key in places_in(document)

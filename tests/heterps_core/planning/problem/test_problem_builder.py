@@ -99,6 +99,14 @@ def test_estimated_times_carry_the_assumed_error():
     assert [layer.compute_relative_spread for layer in layers] == [{"gpu-t4": ESTIMATE_RELATIVE_ERROR}] * 2
 
 
+def test_published_networks_carry_the_assumed_error_also_where_layers_are_measured():
+    unit = unit_type(
+        GRAPH, make_profile(), DEVICE_TYPES["cpu-c5"], batch_size=400, price_usd_per_hour=0.5, max_units=1
+    )
+
+    assert unit.communication_relative_spread == ESTIMATE_RELATIVE_ERROR
+
+
 def test_types_of_the_terms_are_planned_with_and_other_profiles_are_not_needed():
     measured = make_profile()
     profiles = {name: estimate_profile(GRAPH, measured, DEVICE_TYPES[name]) for name in ("cpu-c5", "gpu-t4")}
