@@ -293,7 +293,7 @@ class CompareParameters(FlowParameters):
     """What the methods are told of a plan: its cost by the cost model, or the step of the trainer on this machine."""
 
     budget_measurements: Count = 12
-    """With measured rewards, plans that each method may run; each takes some seconds."""
+    """With measured rewards, plans that each method may run with each seed; each takes some seconds, once."""
 
     device_types: list[str] = Field(DEFAULT_DEVICE_TYPES, min_length=1)
     """What the layers of the models may be placed on."""
