@@ -44,7 +44,7 @@ MAX_STEPS = 100_000
 
 _NUM_FIRST_INTERVALS = 16
 _FIRST_PARTIAL_PLANS = 64
-_NEAR = (1e-2, 1e-3, 0.0)
+_NEAR = (0.0099, 1e-3, 0.0)
 """Relative distances from the best plan that are proven one after the other."""
 
 _NARROWEST = 1 + 1e-9
