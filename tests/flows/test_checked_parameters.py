@@ -140,6 +140,7 @@ TRAINING = [
     ({"plan_only": True, "resume_run_id": "20261101-0430-00000000"}, "resume_run_id must be left out"),
     ({"leave_out_costs": ["electricity"]}, "not a known cost term"),
     ({"budget_evaluations": 0}, "budget_evaluations must be a whole number, at least 1"),
+    ({"max_planning_seconds": 0}, "max_planning_seconds must be .*seconds"),
     ({"seed": -1}, "seed must be a whole number, at least 0 and at most 4294967295, got -1"),
     ({"seed": 2**32}, "seed must be .*, got 4294967296"),
     ({"min_auc_gain": NAN}, "min_auc_gain must be a number"),
