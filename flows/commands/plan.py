@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds",
         type=float,
         metavar="S",
-        help="of the scheduler exact: return the best plan and the bound after so many seconds (default: no limit)",
+        help="of the scheduler exact: return the best plan and the bound after so many seconds (default: 60)",
     )
     parser.add_argument(
         "--leave-out-costs",

@@ -57,6 +57,9 @@ _MOST_FLOORS = 4
 _ABOVE_FLOOR = 1e-4
 """Relative distance of what is asked for from what would be enough."""
 
+MAX_SECONDS = 60.0
+"""After which a search ends with a gap where no other limit is given; scarce units may keep it busy for hours."""
+
 _UNLIMITED = 1e12
 """Factor on the caps that stands for no caps."""
 
@@ -72,7 +75,7 @@ class Optimum:
 
 
 def find_optimum(
-    problem: SchedulingProblem, *, seconds: float = math.inf, known: Sequence[Stage] = ()
+    problem: SchedulingProblem, *, seconds: float = MAX_SECONDS, known: Sequence[Stage] = ()
 ) -> Optimum:
     """Return the cheapest plan and the proven lower bound on the cost of any plan.
 
@@ -108,7 +111,7 @@ def proven_bound_usd(problem: SchedulingProblem, *, known: Sequence[Stage] = ())
     Raises:
         InfeasiblePlanError: As `find_optimum`, but not where only the plans that it simulates miss the floor.
     """
-    return _proven(problem, known, math.inf)[1]
+    return _proven(problem, known, time.perf_counter() + MAX_SECONDS)[1]
 
 
 def _proven(
@@ -194,12 +197,12 @@ def _cheapest_without_caps(
     return StageTimeOptimum(plan=stages, product=found.product, lower_bound=found.lower_bound)
 
 
-def highest_throughput(problem: SchedulingProblem, *, deadline: float = math.inf) -> float:
+def highest_throughput(problem: SchedulingProblem, *, deadline: float | None = None) -> float:
     """Return the highest throughput in samples/s that memory and caps allow, 0 where no plan was met.
 
-    Where the search over caps gives up or the deadline (of `time.perf_counter`) passes, it is the highest that was
-    met.
+    Where the deadline (of `time.perf_counter`; by default in `MAX_SECONDS`) passes, it is the highest that was met.
     """
+    deadline = time.perf_counter() + MAX_SECONDS if deadline is None else deadline
     least_seconds = math.inf
     for group in step_groups(problem):
         table = segment_table(problem, num_microbatches=group.num_microbatches)
@@ -215,7 +218,7 @@ def highest_throughput(problem: SchedulingProblem, *, deadline: float = math.inf
     return problem.batch_size / least_seconds
 
 
-def explain_infeasibility(problem: SchedulingProblem, *, deadline: float = math.inf) -> InfeasiblePlanError:
+def explain_infeasibility(problem: SchedulingProblem, *, deadline: float) -> InfeasiblePlanError:
     """Return the error that names the constraint that no plan keeps, and how far it is missed.
 
     Constraints are dropped one after the other, the floor first, then the caps: the first whose absence

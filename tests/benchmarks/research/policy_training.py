@@ -24,7 +24,6 @@ from heterps_core.planning.cost_model.step_model import num_microbatches_of
 from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 from heterps_core.planning.provisioning.replica_balance import LayerRun, fixed_stages
-from heterps_core.planning.search.capped_partition import used_units
 from heterps_core.planning.search.chain_partition import cheapest_partitions
 from heterps_core.planning.search.learned.placement_policy import (
     POLICY_FILE,
@@ -146,13 +145,18 @@ def good_placement(problem: SchedulingProblem) -> NDArray[np.int64] | None:
     if low_seconds > high_seconds:
         return None
     replicas = table.least_replicas(np.geomspace(low_seconds, high_seconds, NUM_STAGE_TIMES))  # (X, G, T)
+    flat_replicas = replicas.reshape(NUM_STAGE_TIMES, -1)
     prices = table.usd_per_hour(replicas)
     factors = np.ones((NUM_STAGE_TIMES, num_types))
     partitions = set()
     for _ in range(NUM_PRICE_ROUNDS):
         rows = cheapest_partitions(prices * factors[:, None]).rows
         partitions |= {tuple(each[each >= 0][::-1].tolist()) for each in rows if each[0] >= 0}
-        excess = used_units(replicas, rows, num_types) / table.max_units  # (X, T)
+        # Of each type, over what there is; (X, T).
+        counts = np.where(rows >= 0, np.take_along_axis(flat_replicas, np.maximum(rows, 0), axis=1), 0.0)
+        types = rows % num_types
+        used = np.stack([(counts * (types == index)).sum(axis=1) for index in range(num_types)], axis=1)
+        excess = used / table.max_units
         if (excess <= 1).all():
             break
         # Slower down than up: what has become too expensive is still wanted for something.

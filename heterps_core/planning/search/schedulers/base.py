@@ -175,7 +175,9 @@ def result_with_bound(
             f"{proven_usd:.9g} USD, but {scheduler} found one of {evaluation.cost_usd:.9g} USD; "
             f"this is a defect of the planner, please report it with the problem file"
         )
-    bound_usd = min(proven_usd, evaluation.cost_usd)
+    # A bound that misses the cost by rounding alone is the cost.
+    is_met = proven_usd >= evaluation.cost_usd * (1 - _SUMMATION_TOLERANCE)
+    bound_usd = evaluation.cost_usd if is_met else proven_usd
     plan = SchedulingPlan(
         scheduler=scheduler,
         seed=seed,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.planning.search.optimum import MAX_SECONDS, find_optimum
 from heterps_core.planning.search.schedulers.base import Scheduler, check_budget, result_with_bound
 from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
 
@@ -33,7 +32,7 @@ class ExactScheduler(Scheduler):
         """Return the optimum, or the best plan after so many seconds; see `Scheduler.search`."""
         check_budget(budget_evaluations)
         started = time.perf_counter()
-        optimum = find_optimum(problem, seconds=math.inf if max_seconds is None else max_seconds)
+        optimum = find_optimum(problem, seconds=MAX_SECONDS if max_seconds is None else max_seconds)
         search_seconds = time.perf_counter() - started
         return result_with_bound(
             problem,
