@@ -36,9 +36,8 @@ class ReplicatedRows:
 class ChainSolver:
     """Cheapest rate over all plans for given stage times, caps over the whole plan left aside; a `RateSolver`."""
 
-    def __init__(self, table: StageTable, objective: Objective, *, most_stages: int | None = None) -> None:
+    def __init__(self, table: StageTable, objective: Objective) -> None:
         self.table = table
-        self.most_stages = most_stages
         self.objective = objective
         self.num_types = table.price_usd_per_hour.size
 
@@ -67,14 +66,13 @@ class ChainSolver:
         replicas = self.table.least_replicas(stage_seconds)  # (X, G, T)
         prices = self.table.usd_per_hour(replicas)
         interruptions = np.where(np.isfinite(replicas), replicas, 0.0) * self.table.interruptions_per_hour
-        limit = {"most_stages": self.most_stages}
-        found = cheapest_products(self.objective, stage_seconds, prices, interruptions, **limit)
+        found = cheapest_products(self.objective, stage_seconds, prices, interruptions)
         is_possible = np.isfinite(found.lower_bounds)
         rows, rates, reached_seconds = found.rows, self._rates(found, stage_seconds), stage_seconds.copy()
         reached_seconds[is_possible] = self._slowest(replicas, rows)[is_possible]
         if self.objective.weighs_differently_over_time:
             # All plans of a true stage time in [y, x] are charged for y at least; which is best depends on that.
-            at_reached = cheapest_products(self.objective, reached_seconds, prices, interruptions, **limit)
+            at_reached = cheapest_products(self.objective, reached_seconds, prices, interruptions)
             rows = at_reached.rows
             rates_from_reached = self._rates(at_reached, reached_seconds)
         else:
