@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 MOST_TRAIN_ROWS = 200_000
 """Rows that are fitted on: a fifth of a gigabyte as sparse matrices (docs/LOG.md, 2026-11-22)."""
 
-NUM_RUNS = 1_000
-"""Runs of rows, of one or two row groups each, that a sample is made of."""
+NUM_RUNS = 50
+"""Runs of rows that a sample is made of; for each one or two row groups are read, which may hold a million rows."""
 
 PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3)
 """Inverse strengths (scikit-learn's C) that are tried."""
@@ -106,7 +106,7 @@ def sampled_runs(num_rows: int, *, at_most: int) -> list[tuple[int, int]]:
 
     Example:
         >>> sampled_runs(30, at_most=100), sampled_runs(10**6, at_most=1_000)[:2]
-        ([(0, 30)], [(0, 1), (1000, 1001)])
+        ([(0, 30)], [(0, 20), (20000, 20020)])
     """
     if num_rows <= at_most:
         return [(0, num_rows)]

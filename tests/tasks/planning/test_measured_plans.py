@@ -8,7 +8,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
-from heterps_core.models.model_graph import ModelGraph
+from heterps_core.models.model_graph import ModelGraph, host_bytes_of_worker
 from heterps_core.profiling.layer_profiler import trace_model
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from tasks.planning import measured_plans
@@ -73,11 +73,11 @@ def test_each_method_runs_as_many_plans_and_the_faster_step_comes_first(profiled
 
 
 def test_as_many_stages_are_run_as_the_free_memory_holds(monkeypatch):
-    """By hand: 0.4 GB a worker beside tables of 1 GB."""
+    """By hand: three workers beside tables of 1 GB, and a byte too few for four."""
     tables = replace(EMBEDDING, parameter_bytes=10**9, optimizer_state_bytes=0)
     graph = ModelGraph(name="tables", layers=(tables,))
 
-    monkeypatch.setattr(measured_plans, "available_bytes", lambda: 2_300_000_000)
+    monkeypatch.setattr(measured_plans, "available_bytes", lambda: 10**9 + 4 * host_bytes_of_worker(0) - 1)
     assert measured_plans._most_stages(graph, num_train_rows=0) == 3
 
     monkeypatch.setattr(measured_plans, "available_bytes", lambda: 0)
