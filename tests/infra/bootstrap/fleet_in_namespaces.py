@@ -32,11 +32,10 @@ from infra.providers.aws.provider import AwsEc2Provider
 from tests.heterps_core.training.node_processes import TINY, make_job, prepare_clicks
 from tests.infra.builders import offer
 from tests.moto_server import REGION
-from tests.waiting import wait_for
+from tests.network_hosts import NetworkHost, make_bridge
 
 CLOUD_ADDRESS = "172.31.255.254"
 """In the range of the default network, in which EC2 and moto give addresses."""
-PREFIX_BITS = 16
 METADATA_ADDRESS = "169.254.169.254"
 CLOUD_PORT = 5000
 LINK_MBIT_PER_S = 200
@@ -54,50 +53,18 @@ CREDENTIALS = {
 """Stands for the rights of an instance profile."""
 
 
-def run(*command: str) -> None:
-    subprocess.run(command, check=True)
-
-
-class Host:
-    """A machine of the fleet: a namespace that lives as long as its keeper, linked to the cloud's bridge."""
+class Host(NetworkHost):
+    """A machine of the fleet, with the metadata service at its true address."""
 
     def __init__(self, number: int, address: str, instance_id: str, folder: Path) -> None:
+        super().__init__(number, address, mbit_per_s=LINK_MBIT_PER_S)
         self.instance_id = instance_id
         self.folder = folder
         folder.mkdir(parents=True)
-        self.keeper = subprocess.Popen(["unshare", "--net", "sleep", "600"])
-        own, theirs = Path("/proc/self/ns/net"), Path(f"/proc/{self.keeper.pid}/ns/net")
-        wait_for(lambda: own.readlink() != theirs.readlink(), what="the namespace")
-        inner, outer = "eth0", f"host{number}"
-        run("ip", "link", "add", outer, "type", "veth", "peer", "name", inner, "netns", str(self.keeper.pid))
-        run("ip", "link", "set", outer, "master", "cloud", "up")
-        self.run("ip", "link", "set", "lo", "up")
         self.run("ip", "addr", "add", f"{METADATA_ADDRESS}/32", "dev", "lo")
-        self.run("ip", "addr", "add", f"{address}/{PREFIX_BITS}", "dev", inner)
-        self.run("ip", "link", "set", inner, "up")
-        limit = ("tbf", "rate", f"{LINK_MBIT_PER_S}mbit", "burst", "256kb", "latency", "100ms")
-        self.run("tc", "qdisc", "add", "dev", inner, "root", *limit)
-        run("tc", "qdisc", "add", "dev", outer, "root", *limit)
-        self.metadata = self.start(
-            [
-                sys.executable,
-                "-m",
-                "tests.metadata_server",
-                METADATA_ADDRESS,
-                "80",
-                f"instance-id={instance_id}",
-            ]
-        )
+        service = (METADATA_ADDRESS, "80", f"instance-id={instance_id}")
+        self.metadata = self.start([sys.executable, "-m", "tests.metadata_server", *service])
         self.node: subprocess.Popen[bytes] | None = None
-
-    def inside(self, *command: str) -> list[str]:
-        return ["nsenter", f"--net=/proc/{self.keeper.pid}/ns/net", *command]
-
-    def run(self, *command: str) -> None:
-        run(*self.inside(*command))
-
-    def start(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self.inside(*command), **options)
 
     def boot(self, user_data: bytes) -> None:
         """Run the user data as the first boot does, with nothing but a machine's own environment."""
@@ -122,10 +89,12 @@ class Host:
             )
 
     def end(self) -> None:
-        for process in (self.node, self.metadata, self.keeper):
+        """End what runs on it, and the host."""
+        for process in (self.node, self.metadata):
             if process is not None:
                 process.kill()
                 process.wait()
+        super().end()
 
     def report(self) -> dict[str, Any]:
         assert self.node is not None
@@ -139,10 +108,7 @@ class Host:
 @contextlib.contextmanager
 def cloud() -> Iterator[None]:
     """The bridge that all machines hang on, and moto behind it."""
-    run("ip", "link", "set", "lo", "up")
-    run("ip", "link", "add", "cloud", "type", "bridge")
-    run("ip", "addr", "add", f"{CLOUD_ADDRESS}/{PREFIX_BITS}", "dev", "cloud")
-    run("ip", "link", "set", "cloud", "up")
+    make_bridge(CLOUD_ADDRESS)
     os.environ.update(CREDENTIALS)
     server = ThreadedMotoServer(ip_address=CLOUD_ADDRESS, port=CLOUD_PORT, verbose=False)
     server.start()

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, publish_node_wheel
 from tests.heterps_core.training.node_processes import make_job, prepare_clicks
 from tests.heterps_core.training.reference import run_plainly
+from tests.network_hosts import why_no_hosts
 from tests.s3_server import bucket_location
 from tests.waiting import wait_for
 
@@ -266,17 +266,10 @@ def test_a_rented_machine_whose_script_is_killed_shuts_down_all_the_same(short_l
 
 @pytest.mark.slow
 @pytest.mark.root
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "unshare", "nsenter"))),
-    reason="hosts with addresses of their own need root, iproute2 and util-linux",
-)
 def test_a_fleet_boots_from_its_user_data_and_trains_across_hosts_through_a_bucket(tmp_path):
     """Three hosts, 200 Mbit/s each; every loss must be that of the same training in one process."""
-    allowed = subprocess.run(
-        ["unshare", "--net", "ip", "link", "add", "cloud", "type", "bridge"], check=False
-    )
-    if allowed.returncode:
-        pytest.skip("namespaces with bridges are not permitted here")
+    if (reason := why_no_hosts()) is not None:
+        pytest.skip(reason)
     (tmp_path / "clicks").mkdir()
     plain = run_plainly(make_job(prepare_clicks(tmp_path / "clicks"), (2, 1)))
 
