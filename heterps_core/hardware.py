@@ -14,6 +14,10 @@ from heterps_core.json_codec import JsonDocument
 
 AWS = "aws"
 
+PAYLOAD_SHARE = 0.97
+"""Of a network's published bandwidth that tensors get: headers and acknowledgments take 2 to 4 %, measured between
+hosts with frames of 9,001 bytes (`python -m tests.benchmarks measured_clusters`)."""
+
 SPOT_SUFFIX = "-spot"
 """Of the names of device types that are bought on spot."""
 
@@ -177,6 +181,11 @@ class DeviceType:
 
     market: Market = Market.ON_DEMAND
     """How units of this type are bought; the name of one on spot ends with SPOT_SUFFIX."""
+
+    @property
+    def tensor_bandwidth_bytes_per_s(self) -> float:
+        """What tensors get of the network, in each of the two directions at once."""
+        return PAYLOAD_SHARE * self.network_bandwidth_bytes_per_s
 
     def in_market(self, market: Market) -> DeviceType:
         """Return the same hardware as bought in a market."""

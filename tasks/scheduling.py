@@ -73,6 +73,7 @@ def make_problem(
     for name in device_types:
         instance_sizes(name, offers)
     update_mode = update_mode or default_update_mode(job.num_samples * num_epochs / job.batch_size)
+    step_model = StepModel.TRAINER if update_mode == DELAYED else StepModel.PAPERS
     extra_costs = job_extra_costs(
         profiled.planned_graph, leave_out=leave_out_costs, profiling_usd=profiling_usd
     )
@@ -90,6 +91,7 @@ def make_problem(
                 interruptions_per_hour=interruptions_per_unit(name, in_zone),
                 price_usd_per_hour=prices[name],
                 max_units=MAX_UNITS,
+                step_model=step_model,
                 reserved_bytes=reserved_bytes(
                     get_device_type(name),
                     profiled.planned_graph,
@@ -110,7 +112,7 @@ def make_problem(
                 num_epochs=num_epochs,
                 throughput_floor_samples_per_s=throughput_floor_samples_per_s,
                 extra_costs=extra_costs,
-                step_model=StepModel.TRAINER if update_mode == DELAYED else StepModel.PAPERS,
+                step_model=step_model,
                 pause_share=pause_share(job.evaluated_share / num_epochs),
             )
         )

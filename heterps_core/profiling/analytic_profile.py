@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import DeviceKind, DeviceType
+from heterps_core.hardware import DeviceType
 from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
 from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
 from heterps_core.profiling.timing import Timing
@@ -131,8 +131,8 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
     such as sorting, are several kernels on an accelerator; caches; clocks that fall under load; that a kind may
     miss the roofline by another factor on other hardware, above all embeddings on accelerators, whose random
     reads a CPU's slowdown describes badly. Links have the measured latency of this machine's software and the
-    device type's published bandwidth. All-reduce is the exception on CPU types: a unit is a core, neighbours in a
-    ring mostly share a host, and the measured loopback stands for them.
+    device type's published bandwidth. That of all-reduce errs on the slow side where several units share a host:
+    a ring crosses the host's link once for all of them.
 
     Raises:
         ConfigurationError: The profile is of another model, or is itself an estimate.
@@ -146,7 +146,7 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
     factors = slowdowns(graph, measured)
     network = Link(
         latency_seconds=measured.exchange_link.latency_seconds,
-        bandwidth_bytes_per_s=device_type.network_bandwidth_bytes_per_s,
+        bandwidth_bytes_per_s=device_type.tensor_bandwidth_bytes_per_s,
     )
 
     def estimated(timings: Sequence[LayerTiming], batch_size: int) -> tuple[LayerTiming, ...]:
@@ -162,7 +162,7 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
         timings=estimated(measured.timings, measured.batch_size),
         half_batch_timings=estimated(measured.half_batch_timings, measured.half_batch_size),
         exchange_link=network,
-        all_reduce_link=measured.all_reduce_link if device_type.kind is DeviceKind.CPU else network,
+        all_reduce_link=network,
         boundary_link=network,
         machine_speed=speed,
         sum_over_step=None,

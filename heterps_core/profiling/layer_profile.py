@@ -191,7 +191,8 @@ class LayerProfile(JsonDocument):
     ) -> float:
         """Return beta, the share of communication that shrinks with replicas.
 
-        Boundary bytes cross in one direction; 0 for in-stage communication alone.
+        Boundary bytes cross in one direction; 0 for in-stage communication alone. Their gradients cross in the
+        other at the same time.
 
         The rows of embeddings and the activations at a stage's boundary belong to samples, so two replicas
         move half of them each; dense gradients belong to parameters, so every replica moves all of them.
@@ -202,11 +203,20 @@ class LayerProfile(JsonDocument):
         whole, half = (
             dense_seconds
             + self.exchange_link.seconds(sum(timing.exchanged_bytes for timing in timings), num_messages=0)
-            + self.boundary_link.seconds(2 * num_samples * boundary_bytes_per_sample, num_messages=0)
+            + self.boundary_link.seconds(num_samples * boundary_bytes_per_sample, num_messages=0)
             for num_samples, timings in (
                 (self.batch_size, self.timings),
                 (self.half_batch_size, self.half_batch_timings),
             )
+        )
+        return parallel_fraction(whole, half, num_replicas=self.batch_size / self.half_batch_size)
+
+    @property
+    def exchange_parallel_fraction(self) -> float:
+        """The share of the exchange of rows that shrinks with replicas: several samples look up the same rows."""
+        whole, half = (
+            sum(timing.exchanged_bytes for timing in timings)
+            for timings in (self.timings, self.half_batch_timings)
         )
         return parallel_fraction(whole, half, num_replicas=self.batch_size / self.half_batch_size)
 

@@ -299,7 +299,7 @@ def _stage_table(
             bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s,
         )
         compute_seconds[:, index] = work * terms[index].compute_scale
-        boundaries[:, index] = across * terms[index].communication_scale
+        boundaries[:, index] = across * terms[index].boundary_scale
         memory_replicas[:, index] = least_memory_replicas(replicated_bytes, sharded_bytes, unit.usable_bytes)
         if is_trainers:
             communication_seconds[:, index] = boundaries[:, index]
@@ -335,7 +335,7 @@ def _stage_table(
         single_communication_seconds=boundaries if has_lone_replicas else None,
         memory_replicas=memory_replicas,
         compute_parallel_fraction=np.array([each.compute_fraction for each in terms]),
-        communication_parallel_fraction=communication_fraction,
+        communication_parallel_fraction=np.array([each.boundary_fraction for each in terms]),
         price_usd_per_hour=np.array([unit.price_usd_per_hour for unit in units]),
         max_units=np.array([unit.max_units for unit in units], dtype=np.float64),
         interruptions_per_hour=objective_of(problem).interruptions_per_hour,

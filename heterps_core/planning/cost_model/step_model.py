@@ -10,15 +10,16 @@ boundaries and the sum of a batch's gradients travel while it computes:
 
     ET(k) = XT(k) + max(CT(k), YT(k) + AT(k))
     CT(k) = OCT (m (1 - alpha) + alpha s / k)
-    YT(k) = Y (m (1 - beta) + beta s / k)
+    YT(k) = Y s / k
     XT(k) = (k - 1) / k  E (m (1 - beta) + beta s / k)
     AT(k) = (k - 1) / k  A s
 
 with m micro-batches, Y the boundaries' share of ODT, E that of sharded layers (the exchange) and A that of the others
-(the all-reduce, once a step); the shares 1 - alpha and 1 - beta are fixed costs of each micro-batch and its messages,
-which the papers count B / B_o times. The factor (k - 1) / k, what of a replica's traffic goes to another one, is left
-out where a problem says that a single replica communicates. Replicas have whole rows of a micro-batch, and the one
-with most of them sets the pace: k stands for R / ceil(R / k), with R = B / m.
+(the all-reduce, once a step); the shares 1 - alpha and 1 - beta are fixed costs of each micro-batch, which the papers
+count B / B_o times. What crosses boundaries belongs to rows alone; of the exchange, rows that several samples look up
+are what does not shrink. The factor (k - 1) / k, what of a replica's traffic goes to another one, is left out where a
+problem says that a single replica communicates. Replicas have whole rows of a micro-batch, and the one with most of
+them sets the pace: k stands for R / ceil(R / k), with R = B / m.
 
 A pipeline of S stages does not wait for itself where each stage is `WARMUP_PER_STAGE` micro-batches ahead of the one
 behind it, and the first at most a batch ahead: with 4 (S - 1) micro-batches. Fewer cost less, so m is the least
@@ -47,6 +48,8 @@ class StepTerms:
     compute_fraction: float
     communication_scale: float
     communication_fraction: float
+    boundary_scale: float
+    boundary_fraction: float
 
 
 def step_terms(problem: SchedulingProblem, unit: UnitType, num_microbatches: int) -> StepTerms:
@@ -59,6 +62,8 @@ def step_terms(problem: SchedulingProblem, unit: UnitType, num_microbatches: int
             compute_fraction=alpha,
             communication_scale=scale,
             communication_fraction=beta,
+            boundary_scale=scale,
+            boundary_fraction=beta,
         )
     compute_scale, communication_scale = (
         num_microbatches * (1 - fraction) + fraction * scale for fraction in (alpha, beta)
@@ -68,6 +73,8 @@ def step_terms(problem: SchedulingProblem, unit: UnitType, num_microbatches: int
         compute_fraction=alpha * scale / compute_scale,
         communication_scale=communication_scale,
         communication_fraction=beta * scale / communication_scale,
+        boundary_scale=scale,
+        boundary_fraction=1.0,
     )
 
 
@@ -119,9 +126,7 @@ def stage_seconds(
     return StageSeconds(
         compute=replicated_seconds(compute * terms.compute_scale, terms.compute_fraction, num_replicas),
         exchange=exchange,
-        across=replicated_seconds(
-            across * terms.communication_scale, terms.communication_fraction, num_replicas
-        ),
+        across=replicated_seconds(across * terms.boundary_scale, terms.boundary_fraction, num_replicas),
         gradient_sum=gradient_sum,
     )
 

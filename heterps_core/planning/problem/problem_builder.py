@@ -41,15 +41,23 @@ def unit_type(
     instances: tuple[InstanceSize, ...] = (),
     interruptions_per_hour: float = 0.0,
     reserved_bytes: float = 0.0,
+    step_model: StepModel = StepModel.PAPERS,
 ) -> UnitType:
-    """Return a device type as the planner sees it, with its published memory and network, which nobody measured.
+    """Return a device type as the planner sees it, with its published memory and network, which is not measured.
 
     Alpha is that of the whole chain, from its times at two batch sizes. Beta is that of all in-stage communication
-    together with one boundary of average width, because the contract applies it to both. A stage of embeddings scales
-    better than its beta says, a stage of dense layers worse.
+    together with one boundary of average width, because the papers' step applies it to both: a stage of embeddings
+    scales better than its beta says, a stage of dense layers worse. The trainer's step applies it to the exchange
+    alone.
     """
     inner_cuts = [layer.output_bytes_per_sample for layer in graph.layers[:-1]]
     mean_boundary_bytes = sum(inner_cuts) / len(inner_cuts) if inner_cuts else 0.0
+    if step_model is StepModel.TRAINER:
+        beta = profile.exchange_parallel_fraction
+    else:
+        beta = profile.communication_parallel_fraction(
+            batch_size=batch_size, boundary_bytes_per_sample=mean_boundary_bytes
+        )
     return UnitType(
         price_usd_per_hour=price_usd_per_hour,
         max_units=max_units,
@@ -57,12 +65,11 @@ def unit_type(
         interruptions_per_hour=interruptions_per_hour,
         memory_bytes=device_type.memory_bytes,
         reserved_bytes=reserved_bytes,
-        bandwidth_bytes_per_s=device_type.network_bandwidth_bytes_per_s,
+        # The contract charges both directions to one bandwidth, and a link carries both at once.
+        bandwidth_bytes_per_s=2 * device_type.tensor_bandwidth_bytes_per_s,
         communication_relative_spread=ESTIMATE_RELATIVE_ERROR,
         compute_parallel_fraction=profile.compute_parallel_fraction(batch_size=batch_size),
-        communication_parallel_fraction=profile.communication_parallel_fraction(
-            batch_size=batch_size, boundary_bytes_per_sample=mean_boundary_bytes
-        ),
+        communication_parallel_fraction=beta,
     )
 
 

@@ -7,7 +7,7 @@ exchanges and an all-reduce, in such a way that they add up to CT and DT again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import LayerKind
@@ -66,7 +66,10 @@ class PipelineLoad:
     num_microbatches: int
     stages: tuple[StageLoad, ...]
     drains: bool = True
-    """At the end of each step, with exchanges beside the passes; otherwise updates are delayed, see `simulate`."""
+    """At the end of each step; otherwise updates are delayed, see `simulate`."""
+
+    stops_to_exchange: bool = False
+    """Workers exchange rows before and after passes; otherwise links do, beside the passes."""
 
 
 def pipeline_load(
@@ -77,9 +80,10 @@ def pipeline_load(
 ) -> PipelineLoad:
     """Take the times of a plan's stages apart.
 
-    CT of a stage, for one of its k replicas and a whole batch, is divided evenly among m micro-batches. By the
-    papers' step DT is divided among its parts in proportion to their shares of ODT: the two boundaries, the exchange
-    of sharded layers, and the all-reduce of the others. By the trainer's each has its own term (`step_model.py`).
+    CT of a stage, for one of its k replicas and a whole batch, is divided evenly among m micro-batches. Boundaries,
+    the exchange of sharded layers and the all-reduce of the others each have a term of the trainer's step
+    (`step_model.py`), in a step that drains too. Of a plain contract, in which a single replica communicates, nothing
+    is known but DT, which is divided among them in proportion to their shares of ODT.
 
     Args:
         num_microbatches: m, in 1..B.
@@ -93,11 +97,15 @@ def pipeline_load(
             f"a batch of {problem.batch_size} rows must be cut into 1 to {problem.batch_size} micro-batches, "
             f"got {num_microbatches}"
         )
+    drains = problem.step_model is StepModel.PAPERS
+    if not problem.single_replica_communicates:
+        problem = replace(problem, step_model=StepModel.TRAINER)
     return PipelineLoad(
         batch_size=problem.batch_size,
         num_microbatches=num_microbatches,
         stages=tuple(_stage_load(problem, stage, num_microbatches=num_microbatches) for stage in stages),
-        drains=problem.step_model is StepModel.PAPERS,
+        drains=drains,
+        stops_to_exchange=problem.step_model is StepModel.TRAINER,
     )
 
 
@@ -136,8 +144,6 @@ def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
             )
             for sharded in (True, False)
         )
-        if stage.num_replicas == 1 and not problem.single_replica_communicates:
-            exchange_odt = all_reduce_odt = 0.0
         total_odt = boundaries_odt + exchange_odt + all_reduce_odt
         scale = seconds.across / total_odt if total_odt else 0.0
         pull_seconds, all_reduce_seconds = scale * exchange_odt, scale * all_reduce_odt

@@ -8,10 +8,11 @@ Weight gradients are put off as the trainer does: a worker without rows to work 
 its last backward pass of a step is done, then. They are taken to be divisible at will; a product of one layer and
 micro-batch that is not done when a message comes keeps the trainer a little longer.
 
-A pipeline either drains at the end of each step, with exchanges of rows on the links beside the passes, or it has the
-trainer's delayed updates: micro-batches of all steps follow one another, and a worker exchanges rows before a forward
-and after a backward pass with nothing else beside. The sum of a batch's gradients begins behind its last backward
-pass, takes as long as the links need for all that they carry in a step, and is waited for at the end of the next.
+A pipeline either drains at the end of each step, or it has the trainer's delayed updates: micro-batches of all
+steps follow one another. The sum of a batch's gradients then begins behind its last backward pass, takes as long as
+the links need for all that they carry in a step, and is waited for at the end of the next. A worker of the trainer
+exchanges rows before a forward and after a backward pass with nothing else beside; one of a plain contract, of
+which no more than DT is known, on its links beside the passes.
 
 Ignored: that a switch between the machines may be narrower than their links, latency of messages, reading the
 batch, checkpoints. Buffers at a receiver are as large as the schedule needs.
@@ -245,7 +246,7 @@ class _Simulation:
         durations = self.durations[self.row_counts[microbatch]]
         is_forward = action.direction == "forward"
         exchange_seconds = self.load.stages[stage].exchange_seconds
-        link_seconds = exchange_seconds if self.load.drains else 0.0
+        link_seconds = 0.0 if self.load.stops_to_exchange else exchange_seconds
         if is_forward and link_seconds:
             begin = max(state.lane_in_free.max(), state.updated_seconds)
             state.lane_in_free = np.full_like(state.lane_in_free, begin + link_seconds)
@@ -263,12 +264,12 @@ class _Simulation:
         state.waiting_for_data += waiting_for_data
         state.waiting_for_link += waiting - waiting_for_data
         state.worker_free = start
-        if is_forward and not self.load.drains:
+        if is_forward and self.load.stops_to_exchange:
             state.meet(exchange_seconds)
         seconds = durations[stage].pass_seconds[action.direction]
         state.computing += seconds
         state.worker_free = end = state.worker_free + seconds
-        if not is_forward and not self.load.drains:
+        if not is_forward and self.load.stops_to_exchange:
             state.meet(exchange_seconds)
             end = state.worker_free
         target = stage + 1 if is_forward else stage - 1

@@ -47,10 +47,10 @@ def test_beta_counts_what_belongs_to_samples_as_parallel():
 
 
 def test_beta_grows_with_the_boundary_of_a_stage():
-    # 2 * 60 bytes a sample on top: 17000 and 10000 bytes.
+    # 60 bytes a sample on top, in either direction: 11000 and 7000 bytes.
     found = make_profile().communication_parallel_fraction(batch_size=100, boundary_bytes_per_sample=60)
 
-    assert found == pytest.approx((1 - 10_000 / 17_000) * 2)
+    assert found == pytest.approx((1 - 7_000 / 11_000) * 2)
 
 
 def test_a_dense_update_is_charged_once_a_training_batch():

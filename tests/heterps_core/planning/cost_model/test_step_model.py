@@ -62,7 +62,7 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
     on_worker = computing * (m * (1 - alpha) + alpha * samples / k)
     to_others = 1.0 if problem.single_replica_communicates else 1 - 1 / k
     exchange = to_others * exchanging * (m * (1 - beta) + beta * samples / k)
-    on_link = across * (m * (1 - beta) + beta * samples / k) + to_others * summing * samples
+    on_link = across * samples / k + to_others * summing * samples
     return exchange + max(on_worker, on_link)
 
 

@@ -12,7 +12,7 @@ from heterps_core.planning.problem.problem_builder import (
     profiles_for_larger_tables,
     unit_type,
 )
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.timing import Timing
@@ -21,8 +21,9 @@ from tests.heterps_core.profiling.builders import GRAPH, make_profile
 HERE = replace(DEVICE_TYPES["cpu-c5"], memory_bytes=1e6, network_bandwidth_bytes_per_s=1e4)
 
 
-def local_unit(*, batch_size=400):
-    return unit_type(GRAPH, make_profile(), HERE, batch_size=batch_size, price_usd_per_hour=0.05, max_units=8)
+def local_unit(*, batch_size=400, **others):
+    terms = {"batch_size": batch_size, "price_usd_per_hour": 0.05, "max_units": 8}
+    return unit_type(GRAPH, make_profile(), HERE, **terms, **others)
 
 
 def build(profiles=None, units=None, *, batch_size=400, floor=10.0):
@@ -58,10 +59,13 @@ def test_the_device_type_carries_terms_and_parallel_fractions():
     unit = build(batch_size=100).device_types["local-cpu"]
 
     assert (unit.price_usd_per_hour, unit.max_units) == (0.05, 8)
-    assert (unit.memory_bytes, unit.bandwidth_bytes_per_s) == (1e6, 1e4)
+    assert (unit.memory_bytes, unit.bandwidth_bytes_per_s) == (1e6, 0.97 * 2e4)
     assert unit.compute_parallel_fraction == pytest.approx(0.9)
-    # 3000 and 2000 bytes of rows, 2000 of gradients, 2 * 60 bytes a sample at the one boundary.
-    assert unit.communication_parallel_fraction == pytest.approx((1 - 10_000 / 17_000) * 2)
+    # 3000 and 2000 bytes of rows, 2000 of gradients, 60 bytes a sample in each direction at the one boundary.
+    assert unit.communication_parallel_fraction == pytest.approx((1 - 7_000 / 11_000) * 2)
+    # In the trainer's step, of rows alone.
+    unit = local_unit(batch_size=100, step_model=StepModel.TRAINER)
+    assert unit.communication_parallel_fraction == pytest.approx((1 - 2_000 / 3_000) * 2)
 
 
 def test_the_cost_model_gives_the_profiled_time_of_a_batch_back():
@@ -123,7 +127,7 @@ def test_types_of_the_terms_are_planned_with_and_other_profiles_are_not_needed()
 
     assert problem.device_type_names == ("gpu-t4",)
     assert problem.device_types["gpu-t4"].memory_bytes == 16 * 2**30
-    assert problem.device_types["gpu-t4"].bandwidth_bytes_per_s == 625e6
+    assert problem.device_types["gpu-t4"].bandwidth_bytes_per_s == 2 * 0.97 * 625e6
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def simulate_by_events(
                 free = queue.now
                 yield ("arrived", stage, replica, direction, step, microbatch)
                 put_off = max(0.0, put_off - (queue.now - free))
-                if direction == "forward" and own.exchange_seconds and not load.drains:
+                if direction == "forward" and own.exchange_seconds and load.stops_to_exchange:
                     yield from together("pull", stage, replica, step, microbatch)
                     yield queue.now + own.exchange_seconds
                 rows = replica_slice(sizes[microbatch], own.num_replicas, replica).num_rows
@@ -116,7 +116,7 @@ def simulate_by_events(
                 factor = 1 + own.compute_row_share * (rows / mean_rows(stage) - 1)
                 factor *= slow_factors.get((stage, replica), 1.0)
                 yield queue.now + seconds * factor
-                if direction == "backward" and own.exchange_seconds and not load.drains:
+                if direction == "backward" and own.exchange_seconds and load.stops_to_exchange:
                     yield from together("push", stage, replica, step, microbatch)
                     yield queue.now + own.exchange_seconds
                 queue.happen(("ran", stage, replica, direction, step, microbatch))
@@ -157,7 +157,7 @@ def simulate_by_events(
                             ("sending", stage, replica, peer_stage, peer, direction, step, microbatch), sent
                         )
                         yield sent
-                if direction == "backward" and own.exchange_seconds and load.drains:
+                if direction == "backward" and own.exchange_seconds and not load.stops_to_exchange:
                     yield from together("push", stage, replica, step, microbatch)
                     yield queue.now + own.exchange_seconds
             queue.happen(("all sent", stage, replica, group))
@@ -168,7 +168,7 @@ def simulate_by_events(
         own = load.stages[stage]
         for group, passes in enumerate(schedule(stage)):
             for direction, step, microbatch in passes:
-                if direction == "forward" and own.exchange_seconds and load.drains:
+                if direction == "forward" and own.exchange_seconds and not load.stops_to_exchange:
                     if group:
                         # Rows are not read before all replicas have updated them.
                         for other in replicas[stage]:

@@ -5,6 +5,7 @@ import pytest
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.cost_model.evaluation import evaluate_stage
+from heterps_core.planning.problem.scheduling_problem import StepModel
 from heterps_core.planning.simulate.pipeline_load import pipeline_load
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
@@ -108,3 +109,14 @@ def test_one_replica_that_does_not_communicate_has_its_boundaries_alone():
         evaluate_stage(problem, Stage(0, 2, "cpu", 1)).communication_seconds
     )
     assert two.exchange_seconds + two.all_reduce_seconds > 0
+
+
+def test_a_draining_step_of_replicas_that_exchange_has_the_parts_of_the_trainers():
+    problem = replace(make_problem(3, num_layers=6, num_types=2), single_replica_communicates=False)
+    stages = (Stage(0, 2, "cpu", 3), Stage(3, 5, "gpu_a", 2))
+    delayed = replace(problem, step_model=StepModel.TRAINER)
+
+    drains = pipeline_load(problem, stages, num_microbatches=4)
+
+    assert drains.drains
+    assert replace(drains, drains=False) == pipeline_load(delayed, stages, num_microbatches=4)

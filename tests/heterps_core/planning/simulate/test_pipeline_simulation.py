@@ -64,11 +64,11 @@ def step_seconds(run):
     return np.diff(run.step_end_seconds, prepend=0.0)
 
 
-@pytest.mark.parametrize("drains", [True, False])
+@pytest.mark.parametrize(("drains", "stops_to_exchange"), [(True, False), (True, True), (False, True)])
 @pytest.mark.parametrize("seed", range(60))
-def test_agrees_with_single_events_from_a_heap(seed, drains):
+def test_agrees_with_single_events_from_a_heap(seed, drains, stops_to_exchange):
     load, options = draw_case(seed)
-    load = replace(load, drains=drains)
+    load = replace(load, drains=drains, stops_to_exchange=stops_to_exchange)
 
     found = simulate(load, **options).step_end_seconds
 
