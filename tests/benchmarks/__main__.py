@@ -22,6 +22,7 @@ BENCHMARKS = {
     "input_scale": "tests.benchmarks.input_scale:run",
     "input_speed": "tests.benchmarks.input_speed:run",
     "killed_services": "tests.benchmarks.killed_services:run",
+    "measured_clusters": "tests.benchmarks.measured_clusters:run",
     "mlflow_page": "tests.benchmarks.mlflow_page:run",
     "nights": "tests.benchmarks.nights:run",
     "measured_plans": "tests.benchmarks.measured_plans:run",

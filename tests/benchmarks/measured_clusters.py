@@ -1,0 +1,458 @@
+"""How far a plan's simulated speed is from that of the same plan on hosts with limited links, over random clusters.
+
+Each cluster is drawn by the seed: 4 to 6 hosts, network namespaces of this machine, a model, a cut, a rate for the
+hosts of each stage. Workers of the trainer, one on each host, train synthetic clicks, once with delayed updates and
+once with a step that drains; the speed is that of the middle of the run by its own step metrics. The prediction is
+that of a user's plan: layers timed on this machine at the size of a micro-batch, links as wide as the hosts' are,
+then the simulation. This machine has few cores, so rates are so low that links set the pace; the share of the cores
+that the workers needed is told, and where it comes near 1 the measurement is that of the cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from heterps_core.cluster import Cluster, Node
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.device_types import get_device_type
+from heterps_core.errors import HeterpsError
+from heterps_core.field_rules import sized
+from heterps_core.hardware import Market
+from heterps_core.json_codec import JsonDocument, JsonForm
+from heterps_core.planning.problem.problem_builder import build_problem, unit_type
+from heterps_core.planning.problem.scheduling_problem import StepModel
+from heterps_core.planning.simulate.plan_simulation import simulate_plan
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.profiling.analytic_profile import estimate_profile
+from heterps_core.profiling.device_profile import DeviceProfile
+from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE
+from heterps_core.profiling.measuring_process import ProfileRequest
+from heterps_core.profiling.profile_cache import profile_model
+from heterps_core.training.job import (
+    DELAYED,
+    SYNC,
+    UPDATE_MODES,
+    TrainingConfig,
+    TrainingJob,
+    default_microbatches,
+    delayed_microbatches,
+)
+from heterps_core.training.monitor import publish_cluster, submit_job
+from heterps_core.training.node.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE
+from heterps_core.training.node.training_node import DATASET_VARIABLE
+from heterps_core.training.step_metrics import read_progress, read_steps
+from heterps_core.training.storage.run_directory import STOP, RunDirectory
+from heterps_core.units import BYTES_PER_S_PER_MBIT_PER_S
+from tests.network_hosts import INTERFACE, NetworkHost, make_bridge, why_no_hosts
+from tests.waiting import wait_for
+
+MODELS = (
+    "ctrdnn(hidden_widths=64-32, embedding_dim=8)",
+    "ctrdnn(hidden_widths=256-64-32, embedding_dim=8)",
+    "ctrdnn(hidden_widths=128-64)",
+    "2emb(hidden_widths=128-64)",
+)
+RELATIVE_RATES = (10, 15, 20, 30, 40, 60)
+STEP_S = 0.4
+"""That rates are chosen for: a worker's calls take some 100 ms of a core for each step of all hosts."""
+
+BATCH_SIZES = (512, 1024)
+LEAST_HOSTS, MOST_HOSTS = 4, 6
+MOST_STAGES, MOST_REPLICAS = 4, 3
+NUM_CLICKS = 24_000
+BUCKETS_PER_SLOT = 2_000
+MEASURED_S, LEAST_STEPS = 8.0, 24
+LIMIT_S = 180.0
+BRIDGE_ADDRESS, PORT = "10.77.255.254", 29_500
+CLONE_NEWNET = 0x40000000
+
+multiprocessing.set_forkserver_preload(["heterps_core.training.worker"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawnCluster(JsonDocument):
+    """One case."""
+
+    json_form = JsonForm(what="a drawn cluster", version=1)
+
+    model: str
+    batch_size: int
+    last_layers: Annotated[tuple[int, ...], sized(1, MOST_STAGES, "stages")]
+    replicas: tuple[int, ...]
+    mbit_per_s: tuple[float, ...]
+    """Of the hosts of each stage."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages, each on a device type of its own."""
+        firsts = (0, *(last + 1 for last in self.last_layers[:-1]))
+        return tuple(
+            Stage(first, last, f"cpu-hosts-{index}", count)
+            for index, (first, last, count) in enumerate(
+                zip(firsts, self.last_layers, self.replicas, strict=True)
+            )
+        )
+
+    def config(self, update_mode: str) -> TrainingConfig:
+        """Return the numbers of a run, with the trainer's own micro-batches."""
+        of_mode = {DELAYED: delayed_microbatches, SYNC: default_microbatches}
+        return TrainingConfig(
+            batch_size=self.batch_size,
+            num_microbatches=of_mode[update_mode](self.batch_size, num_stages=len(self.replicas)),
+            num_epochs=1_000,
+            seed=0,
+            checkpoint_interval_steps=1_000_000,
+            update_mode=update_mode,
+        )
+
+    def __str__(self) -> str:
+        cuts = " ".join(
+            f"{stage.first_layer}-{stage.last_layer}x{stage.num_replicas}@{rate:.0f}"
+            for stage, rate in zip(self.stages, self.mbit_per_s, strict=True)
+        )
+        return f"{self.model} {self.batch_size}: {cuts}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured(JsonDocument):
+    """A run in the middle of its steps."""
+
+    json_form = JsonForm(what="a measurement", version=1)
+
+    samples_per_s: float
+    core_share: float
+    """Of this machine's cores, by the processor time of all workers."""
+
+    link_shares: tuple[tuple[float, float], ...]
+    """By host, what was received and sent over what its link could carry."""
+
+
+def run(*, seed: int = 0, num_cases: int = 10, keep: Path | None = None) -> list[dict[str, Any]]:
+    """Measure, print a table and return its figures in the form of the benchmark contract."""
+    if (reason := why_no_hosts()) is not None:
+        sys.exit(reason)
+    errors: dict[str, list[float]] = {mode: [] for mode in UPDATE_MODES}
+    gains = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = keep or Path(temporary)
+        dataset = make_dataset(folder)
+        print(f"{'cluster: layers x replicas @ Mbit/s':<92}mode    predicted measured   error cores  link")
+        for drawn in draw_clusters(dataset, num_clusters=num_cases, seed=seed):
+            cluster = at_pace(drawn, dataset, folder / "profiles")
+            predicted = predicted_samples_per_s(cluster, dataset, folder / "profiles")
+            measured = measured_in_namespace(cluster, dataset, folder / "measured")
+            for mode in UPDATE_MODES:
+                errors[mode].append(predicted[mode] / measured[mode].samples_per_s - 1)
+                print(
+                    f"{cluster!s:<92}{mode:<8}{predicted[mode]:>9,.0f}{measured[mode].samples_per_s:>9,.0f}"
+                    f"{errors[mode][-1]:>+8.1%}{measured[mode].core_share:>6.0%}"
+                    f"{max(map(max, measured[mode].link_shares)):>6.0%}",
+                    flush=True,
+                )
+            gains.append(measured[DELAYED].samples_per_s / measured[SYNC].samples_per_s)
+    absolute = {mode: [abs(error) for error in errors[mode]] for mode in UPDATE_MODES}
+    figures = [
+        figure("cluster_error_median", statistics.median(absolute[DELAYED])),
+        figure("cluster_error_worst", max(absolute[DELAYED])),
+        figure("cluster_error_median_sync", statistics.median(absolute[SYNC])),
+        figure("cluster_error_worst_sync", max(absolute[SYNC])),
+        figure("delayed_over_sync_median", statistics.median(gains), higher_is_better=True),
+        figure("clusters_measured", len(gains), unit="", higher_is_better=True),
+    ]
+    print(f"seed {seed}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}")
+    for entry in figures:
+        print(f"{entry['name']:<28}{entry['value']:>9.4f}")
+    return figures
+
+
+def make_dataset(folder: Path, *, num_clicks: int = NUM_CLICKS) -> PreparedDataset:
+    """Write and prepare synthetic clicks, or open those that are there."""
+    clicks = folder / "clicks.tsv"
+    if not clicks.exists():
+        write_click_stream(clicks, num_rows=num_clicks, seed=0)
+    return prepare_dataset(
+        clicks, schema=CRITEO_SCHEMA, buckets_per_slot=BUCKETS_PER_SLOT, out_dir=folder / "prepared"
+    )
+
+
+def draw_clusters(dataset: PreparedDataset, *, num_clusters: int, seed: int) -> list[DrawnCluster]:
+    """Draw clusters; models take turns, so that each occurs. Rates are right in their proportions alone."""
+    from heterps_core.models.chain import build_chain
+
+    random = np.random.default_rng(seed)
+    num_layers_of = {model: len(build_chain(model, dataset.features, seed=0)) for model in MODELS}
+    clusters = []
+    for index in range(num_clusters):
+        model = MODELS[index % len(MODELS)]
+        num_layers = num_layers_of[model]
+        replicas: list[int] = []
+        while not LEAST_HOSTS <= sum(replicas) <= MOST_HOSTS:
+            num_stages = int(random.integers(2, MOST_STAGES + 1))
+            replicas = random.integers(1, MOST_REPLICAS + 1, num_stages).tolist()
+        cuts = np.sort(random.choice(num_layers - 1, len(replicas) - 1, replace=False)).tolist()
+        clusters.append(
+            DrawnCluster(
+                model=model,
+                batch_size=int(random.choice(BATCH_SIZES)),
+                last_layers=(*cuts, num_layers - 1),
+                replicas=tuple(replicas),
+                mbit_per_s=tuple(random.choice(RELATIVE_RATES, len(replicas)).astype(float).tolist()),
+            )
+        )
+    return clusters
+
+
+def at_pace(cluster: DrawnCluster, dataset: PreparedDataset, cache: Path) -> DrawnCluster:
+    """Return a cluster with rates of the same proportions with which steps take about `STEP_S`, in whole Mbit/s."""
+    step_s = cluster.batch_size / predicted_samples_per_s(cluster, dataset, cache)[DELAYED]
+    rates = tuple(max(round(rate * step_s / STEP_S), 1.0) for rate in cluster.mbit_per_s)
+    return replace(cluster, mbit_per_s=rates)
+
+
+def predicted_samples_per_s(
+    cluster: DrawnCluster, dataset: PreparedDataset, cache: Path
+) -> Mapping[str, float]:
+    """Profile, build the problem of each update mode as a plan's is, and simulate it; returns samples/s by mode."""
+    from heterps_core.profiling.layer_profiler import trace_model
+
+    request = ProfileRequest(
+        model=cluster.model,
+        features=dataset.features,
+        batch_size=cluster.config(DELAYED).microbatch_size,
+        dataset=str(dataset.directory),
+        dataset_fingerprint=dataset.manifest.fingerprint,
+    )
+    graph = trace_model(request)
+    local = profile_model(request, graph, (), cache_directory=cache)[LOCAL_DEVICE_TYPE]
+    hosts = {
+        stage.device_type: replace(
+            get_device_type("cpu-c7i"),
+            name=stage.device_type,
+            network_bandwidth_bytes_per_s=rate * BYTES_PER_S_PER_MBIT_PER_S,
+        )
+        for stage, rate in zip(cluster.stages, cluster.mbit_per_s, strict=True)
+    }
+    # As after `heterps profile-devices`: the layers' times measured, the links published.
+    profiles = {
+        name: DeviceProfile(
+            device_type=name, instance_type="host", is_dry_run=False, profile=local
+        ).in_place_of(estimate_profile(graph, local, host))
+        for name, host in hosts.items()
+    }
+    predicted = {}
+    for mode, step_model in {SYNC: StepModel.PAPERS, DELAYED: StepModel.TRAINER}.items():
+        units = {
+            name: unit_type(
+                graph,
+                profiles[name],
+                host,
+                batch_size=cluster.batch_size,
+                price_usd_per_hour=1.0,
+                max_units=MOST_HOSTS,
+                step_model=step_model,
+            )
+            for name, host in hosts.items()
+        }
+        problem = build_problem(
+            graph,
+            profiles,
+            units,
+            batch_size=cluster.batch_size,
+            num_samples=NUM_CLICKS,
+            num_epochs=1,
+            throughput_floor_samples_per_s=0,
+            step_model=step_model,
+        )
+        simulation = simulate_plan(
+            problem, cluster.stages, num_microbatches=cluster.config(mode).num_microbatches
+        )
+        predicted[mode] = simulation.run.throughput_samples_per_s
+    return predicted
+
+
+def measured_in_namespace(
+    cluster: DrawnCluster, dataset: PreparedDataset, folder: Path
+) -> dict[str, Measured]:
+    """Train a cluster in both modes in a fresh namespace, or return what is kept of an earlier run.
+
+    Raises:
+        HeterpsError: The runs did not come to their end.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / f"{cluster!s}.json".replace(" ", "_")
+    if not kept.exists():
+        with tempfile.TemporaryDirectory() as temporary:
+            (Path(temporary) / "cluster.json").write_text(json.dumps(cluster.to_json()))
+            command = ["unshare", "--net", sys.executable, "-m", __name__, temporary, str(dataset.directory)]
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+            if ended.returncode:
+                raise HeterpsError(f"{cluster} was not trained: {ended.stderr[-3000:]}")
+            kept.write_text((Path(temporary) / "measured.json").read_text())
+    return {mode: Measured.from_json(one) for mode, one in json.loads(kept.read_text()).items()}
+
+
+def measure(cluster: DrawnCluster, dataset: str, folder: Path) -> dict[str, Measured]:
+    """Make the hosts in this namespace, a fresh one, and train on them in each mode."""
+    make_bridge(BRIDGE_ADDRESS)
+    places = [(stage, part) for stage, count in enumerate(cluster.replicas) for part in range(count)]
+    hosts: list[NetworkHost] = []
+    try:
+        for number, (stage, _) in enumerate(places):
+            rate = cluster.mbit_per_s[stage]
+            hosts.append(NetworkHost(number, f"10.77.0.{number + 1}", mbit_per_s=rate))
+        nodes = tuple(
+            Node(
+                node_id=f"stage{stage}-{part}",
+                address=host.address,
+                device_type=cluster.stages[stage].device_type,
+                instance_type="host",
+                market=Market.ON_DEMAND,
+                stage=stage,
+                num_workers=1,
+                price_usd_per_hour=1.0,
+                provider_instance_id=str(number),
+            )
+            for number, ((stage, part), host) in enumerate(zip(places, hosts, strict=True))
+        )
+        description = Cluster(
+            run_id="measured",
+            provider="local",
+            nodes=nodes,
+            rendezvous=f"{hosts[0].address}:{PORT}",
+            created_at="2026-11-22T00:00:00+00:00",
+        )
+        return {
+            mode: train(cluster, mode, description, hosts, dataset, folder / mode) for mode in UPDATE_MODES
+        }
+    finally:
+        for host in hosts:
+            host.end()
+
+
+def train(
+    cluster: DrawnCluster,
+    mode: str,
+    description: Cluster,
+    hosts: list[NetworkHost],
+    dataset: str,
+    folder: Path,
+) -> Measured:
+    """Train until enough steps were seen, with one worker of the trainer on each host."""
+    run_directory = RunDirectory(str(folder))
+    config = cluster.config(mode)
+    job = TrainingJob(
+        run_id="measured", model=cluster.model, dataset=dataset, stages=cluster.stages, config=config
+    )
+    submit_job(run_directory, job)
+    publish_cluster(run_directory, description)
+    forked = multiprocessing.get_context("forkserver")
+    workers = []
+    for rank, (host, node) in enumerate(zip(hosts, description.nodes, strict=True)):
+        environment = {
+            RUN_DIRECTORY_VARIABLE: run_directory.location,
+            NODE_ID_VARIABLE: node.node_id,
+            DATASET_VARIABLE: dataset,
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "MASTER_ADDR": hosts[0].address,
+            "MASTER_PORT": str(PORT),
+            "WORLD_SIZE": str(len(hosts)),
+            "RANK": str(rank),
+            "LOCAL_RANK": "0",
+        }
+        arguments = (str(host.namespace), environment, str(folder / f"clock-{rank}.json"))
+        workers.append(forked.Process(target=train_on_host, args=arguments))
+        workers[-1].start()
+
+    def is_enough() -> bool:
+        progress = read_progress(run_directory)
+        ended = [worker for worker in workers if worker.exitcode]
+        assert not ended, f"{len(ended)} workers failed"
+        return progress is not None and progress.step >= LEAST_STEPS and progress.elapsed_s >= MEASURED_S
+
+    try:
+        wait_for(is_enough, timeout_s=LIMIT_S, what="enough steps", poll_s=0.2)
+        run_directory.write_json(STOP, {})
+        for worker in workers:
+            worker.join(LIMIT_S)
+        assert not any(worker.exitcode for worker in workers), [worker.exitcode for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    [steps] = read_steps(run_directory)
+    # The first steps fill links and caches; the last ones drain.
+    first, last = len(steps) // 4, len(steps) - 4
+    seconds = steps[last].elapsed_s - steps[first].elapsed_s
+    uses = []
+    for rank in range(len(hosts)):
+        clock = json.loads((folder / f"clock-{rank}.json").read_text())
+        uses.append([after - before for before, after in zip(clock[first], clock[last], strict=True)])
+    return Measured(
+        samples_per_s=config.batch_size * (last - first) / seconds,
+        core_share=sum(use[1] for use in uses) / seconds / (os.cpu_count() or 1),
+        link_shares=tuple(
+            (received / host.bytes_per_s / own_seconds, sent / host.bytes_per_s / own_seconds)
+            for host, (own_seconds, _, received, sent) in zip(hosts, uses, strict=True)
+        ),
+    )
+
+
+def train_on_host(namespace: str, environment: dict[str, str], clock_file: str) -> None:
+    """Move this process, forked a moment ago, to a host, and be a worker there."""
+    from heterps_core.training.node.node_life import own_run_directory
+    from heterps_core.training.worker import Worker
+
+    with Path(namespace).open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns failed")
+    os.environ |= environment
+    clock: list[tuple[float, float, int, int]] = []
+
+    class ClockedWorker(Worker):
+        """Notes the time, its processor time and what its link has received and sent, at the end of each step."""
+
+        def _finish_step(self, step: int) -> None:
+            super()._finish_step(step)
+            if step:
+                clock.append((time.monotonic(), time.process_time(), *carried_bytes()))
+
+    ClockedWorker(own_run_directory()).train()
+    Path(clock_file).write_text(json.dumps(clock))
+
+
+def carried_bytes() -> tuple[int, int]:
+    """Return what the link of this host has received and sent."""
+    counts = Path("/proc/self/net/dev").read_text().partition(f"{INTERFACE}:")[2].split()
+    return int(counts[0]), int(counts[8])
+
+
+def figure(name: str, value: float, *, unit: str = "ratio", higher_is_better: bool = False) -> dict[str, Any]:
+    """Return a figure in the form of the benchmark contract."""
+    return {"name": name, "value": round(value, 4), "unit": unit, "higher_is_better": higher_is_better}
+
+
+def main(folder: Path, dataset: str) -> None:
+    """Measure the cluster that is described in a folder, and leave the result there."""
+    cluster = DrawnCluster.from_json(json.loads((folder / "cluster.json").read_text()))
+    found = {mode: one.to_json() for mode, one in measure(cluster, dataset, folder).items()}
+    (folder / "measured.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
