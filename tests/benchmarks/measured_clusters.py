@@ -56,7 +56,6 @@ from heterps_core.training.job import (
 )
 from heterps_core.training.monitor import publish_cluster, submit_job
 from heterps_core.training.node.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE
-from heterps_core.training.node.training_node import DATASET_VARIABLE
 from heterps_core.training.step_metrics import read_progress, read_steps
 from heterps_core.training.storage.run_directory import STOP, RunDirectory
 from heterps_core.units import BYTES_PER_S_PER_MBIT_PER_S
@@ -368,7 +367,6 @@ def train(
         environment = {
             RUN_DIRECTORY_VARIABLE: run_directory.location,
             NODE_ID_VARIABLE: node.node_id,
-            DATASET_VARIABLE: dataset,
             "GLOO_SOCKET_IFNAME": INTERFACE,
             "MASTER_ADDR": hosts[0].address,
             "MASTER_PORT": str(PORT),

@@ -26,6 +26,9 @@ TIMED_OUT = 124
 
 WHERE_IS_THE_CODE = ("-c", "import heterps_core; print(heterps_core.__file__)")
 
+ARROW_TAIL_BYTES = 2**16
+"""What Arrow reads of the end of a file, in which its footer lies."""
+
 
 @pytest.fixture
 def environment(tmp_path):
@@ -287,6 +290,6 @@ def test_a_fleet_boots_from_its_user_data_and_trains_across_hosts_through_a_buck
         # The clock that ends the machine whatever happens, and the end that it gives itself.
         assert host["exit_status"] == 0, host["log"]
         assert host["shutdowns"] == ["-P +60", "-P now"]
-    # One host for labels alone reads far less than those that read features.
-    read = sorted(usage["bytes_read"] for usage in found["usage"])
-    assert read[0] * 10 < read[-1]
+    # One host for labels alone reads far less of the rows than those that read features.
+    read = sorted(usage["bytes_read"] - ARROW_TAIL_BYTES for usage in found["usage"])
+    assert 0 < read[0] * 10 < read[-1]
