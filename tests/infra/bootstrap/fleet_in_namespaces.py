@@ -175,7 +175,9 @@ def main(folder: Path) -> None:
                 error = f"{type(problem).__name__}: {problem}"
                 for host in hosts:
                     host.node and host.node.kill()
-            usage = [report.storage for report in read_process_reports(run_directory) if report.stage is not None]
+            usage = [
+                report.storage for report in read_process_reports(run_directory) if report.stage is not None
+            ]
             print(
                 json.dumps(
                     {
