@@ -43,7 +43,7 @@ def why_no_hosts() -> str | None:
         )
     bridge = ["unshare", "--net", "ip", "link", "add", BRIDGE, "type", "bridge"]
     if subprocess.run(bridge, capture_output=True, check=False).returncode:
-        return "network namespaces with bridges are not permitted here"
+        return "namespaces with bridges are not permitted here"
     return None
 
 
