@@ -31,14 +31,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
     return PreparedDataset.open(folder / "prepared")
 
 
-def config_for(dataset: PreparedDataset, *, num_stages: int) -> TrainingConfig:
+def config_for(dataset: PreparedDataset, *, num_stages: int, samples_per_s: float = 0.0) -> TrainingConfig:
     return training_config(
         dataset,
         batch_size=4096,
         epochs=1,
         seed=0,
         num_stages=num_stages,
-        samples_per_s=0.0,
+        samples_per_s=samples_per_s,
         update_mode=None,
     )
 
@@ -48,16 +48,7 @@ def test_a_long_run_is_saved_every_ten_minutes_and_a_short_one_five_times(datase
     night: Any = SimpleNamespace(num_batches=lambda batch_size: 26_000_000 // batch_size)
 
     def interval(samples_per_s: float) -> int:
-        config = training_config(
-            night,
-            batch_size=4096,
-            epochs=1,
-            seed=0,
-            num_stages=1,
-            samples_per_s=samples_per_s,
-            update_mode=None,
-        )
-        return config.checkpoint_interval_steps
+        return config_for(night, num_stages=1, samples_per_s=samples_per_s).checkpoint_interval_steps
 
     assert interval(4096.0) == 600
     assert interval(409_600.0) == 6_347 // 5

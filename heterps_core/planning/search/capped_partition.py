@@ -196,14 +196,14 @@ class CappedChain:
             price += float(sums_over_changes(self.change_prices, self.rows[stages][None, ::-1])[0])
         return price
 
-    def dearest_price(self) -> float:
+    def highest_price(self) -> float:
         """Return a price that no partition within the caps exceeds."""
         per_unit = np.zeros(self.num_types)
         np.maximum.at(per_unit, self.types, self.prices / self.units)
-        dearest = float(per_unit @ self.caps[: self.num_types])
+        highest = float(per_unit @ self.caps[: self.num_types])
         if self.change_prices is not None:
-            dearest += float(self.change_prices.max(axis=(1, 2)).sum())
-        return dearest * (1 + 1e-9)
+            highest += float(self.change_prices.max(axis=(1, 2)).sum())
+        return highest * (1 + 1e-9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -490,44 +490,3 @@ class _PartialPlanSearch:
             rows.append(self.chain.rows[stage])
             parent, stage = kept_origins[parent]
         return np.array(rows, dtype=np.int64)
-
-
-def cheapest_capped_partition(
-    replicas: Floats,
-    *,
-    stage_prices: Floats,
-    max_units: Floats,
-    cutoff: float,
-    change_prices: Floats | None = None,
-) -> CappedPartition:
-    """Return the cheapest partition whose replicas keep the caps, if it is cheaper than the cutoff.
-
-    Args:
-        replicas: Units that each run takes on each type, infinite where not allowed; shape (G, T).
-        stage_prices: Price of each run on each type, positive, infinite where not allowed; shape (G, T).
-        max_units: Caps over the whole plan, shape (T,).
-        cutoff: Only partitions below this price are of interest; may be infinite.
-        change_prices: Price of a boundary before a layer between two types, shape (L, T, T); None where free.
-    """
-    rows = np.flatnonzero(np.isfinite(stage_prices))
-    num_runs = len(stage_prices)
-    chain = CappedChain(
-        rows,
-        prices=stage_prices.reshape(-1)[rows],
-        units=replicas.reshape(-1)[rows],
-        caps=max_units,
-        num_layers=int((np.sqrt(8 * num_runs + 1) - 1) // 2),
-        change_prices=change_prices,
-    )
-    # No plan within the caps costs more than all units together: a bound above that proves there is none.
-    everything = chain.dearest_price()
-    target = min(cutoff, everything)
-    ascent = ascend(chain, target=target)
-    if ascent.lower_bound < target:
-        chain = without_hopeless(chain, ascent.scarcity, target)
-        found = cheapest_below(chain, ascent.scarcity, target=target, most_partial_plans=MAX_PARTIAL_PLANS)
-    else:
-        found = CappedPartition(rows=None, lower_bound=ascent.lower_bound, is_settled=True)
-    if found.rows is None and found.lower_bound >= everything:
-        return CappedPartition(rows=None, lower_bound=np.inf, is_settled=True)
-    return found

@@ -6,8 +6,10 @@ the lower end, every plan of an interval costs at least what it seems to, so the
 what keeps the bound low, else its partial plans are searched. Stages that no better plan has are struck out for all
 parts of an interval. Where interruptions are charged, intervals are divided by them as well.
 
-By the trainer's step the number of micro-batches grows with the stages. An interval begins with all plans, charged
-for the fewest micro-batches, and is divided into plans of few stages and the rest.
+By the trainer's step the number of micro-batches grows with the stages. An interval begins with all plans, with the
+fewest replicas that any of these numbers wants, and is divided into plans of few stages and the rest. More
+micro-batches want more replicas as a rule, but not always: where a replica fewer has rows, less of its traffic is
+counted as crossing.
 """
 
 from __future__ import annotations
@@ -43,21 +45,32 @@ MAX_STEPS = 100_000
 """Intervals that are looked at before a search without a deadline gives up its proof."""
 
 _NUM_FIRST_INTERVALS = 16
+"""So many are looked at even where the time is over and no plan was met."""
+
 _FIRST_PARTIAL_PLANS = 64
+"""Kept in the first search of an interval; four times as many in each further one."""
+
 _NEAR = (0.0099, 1e-3, 0.0)
 """Relative distances from the best plan that are proven one after the other."""
 
-_NARROWEST = 1 + 1e-9
-_NARROW = 1 + 1e-3
-_SEARCHED = 1.03
+_SEARCHED, _NARROW_WHERE_FAR, _NARROW, _NARROWEST = 1.03, 1.005, 1 + 1e-3, 1 + 1e-9
+"""Longest over shortest stage time of an interval: where its partial plans are searched; where they no longer are
+while the best plan is far from the bound; where it is given up after them; where it is not divided further."""
+
 _FIRST_REACH = 0.01
-_STEPS_WITHOUT_PLAN = 64
+"""How far above the bound partial plans are searched first, relatively; twice as far each further time."""
+
 _FAR = 0.03
+"""Relative distance of the best plan from a bound from which on a better plan is wanted first."""
+
+_STEPS_WITHOUT_PLAN = 64
+"""After which it is asked whether any plan keeps the caps at all."""
+
 _SAME_PRODUCT = 1.002
-_NARROW_WHERE_FAR = 1.005
-_DIVE_REACH = 0.1
-_DIVE_PARTIAL_PLANS = 16
-_DIVE_STAGES_PER_LAYER = 12
+"""True product over the linear one from which on an interval is divided by interruptions."""
+
+_DIVE_REACH, _DIVE_PARTIAL_PLANS, _DIVE_STAGES_PER_LAYER = 0.1, 16, 12
+"""Of a search for a better plan alone: how far above the bound, and how many partial plans and stages it keeps."""
 
 
 @dataclass(order=True, slots=True)
@@ -175,8 +188,14 @@ class CappedSearch:
     def _feasible_rows(self, seconds: float) -> Ints | None:
         """Return a plan that keeps the caps at the longest stage time; empty where there is none, None where open."""
         half = (time.perf_counter() + self.deadline) / 2
-        rows, _ = FeasibilitySearch(self.table(0), deadline=half).plan_within(seconds)
-        return None if rows is None else rows[np.argsort(rows // len(self.names))]
+        is_open = False
+        for index, group in enumerate(self.groups):
+            search = FeasibilitySearch(self.table(index), most_stages=group.most_stages, deadline=half)
+            rows, _ = search.plan_within(seconds)
+            if rows is not None and rows.size:
+                return rows[np.argsort(rows // len(self.names))]
+            is_open |= rows is None
+        return None if is_open else np.empty(0, dtype=np.int64)
 
     def _is_over(self) -> bool:
         return time.perf_counter() >= self.deadline
@@ -252,7 +271,13 @@ class CappedSearch:
         part = table if whole else table.take(interval.rows)
         group = self.groups[interval.group]
         most_stages = None if interval.is_rest else group.most_stages
-        replicas = part.least_replicas(np.array([interval.high]))[0].reshape(-1)
+        limit_seconds = np.array([interval.high])
+        replicas = part.least_replicas(limit_seconds)[0]
+        if interval.is_rest:
+            for further in range(interval.group + 1, len(self.groups)):
+                others = self.table(further) if whole else self.table(further).take(interval.rows)
+                np.minimum(replicas, others.least_replicas(limit_seconds)[0], out=replicas)
+        replicas = replicas.reshape(-1)
         hourly = part.usd_per_hour(replicas.reshape(part.compute_seconds.shape)).reshape(-1)
         is_possible = np.isfinite(hourly)
         rows, units, hourly = interval.rows[is_possible], replicas[is_possible], hourly[is_possible]
@@ -285,7 +310,7 @@ class CappedSearch:
             interval.constant, interval.factor = linear.constant, 1.0
         interval.chain = chain
         best = self.product / interval.factor - interval.constant
-        everything = chain.dearest_price()
+        everything = chain.highest_price()
         target = min(best, everything)
         if chain.rows.size > 20_000 and math.isfinite(best):
             chain = without_hopeless(chain, scarcity, best)
@@ -410,7 +435,7 @@ class CappedSearch:
         chain = interval.chain
         assert chain is not None
         target = min(target, interval.bound * (1 + interval.reach))
-        best = min(target / interval.factor - interval.constant, chain.dearest_price())
+        best = min(target / interval.factor - interval.constant, chain.highest_price())
         found = cheapest_below(
             without_hopeless(chain, interval.scarcity, best),
             interval.scarcity,
@@ -418,7 +443,7 @@ class CappedSearch:
             most_partial_plans=interval.most_partial_plans,
             is_over=self._is_over,
         )
-        if found.rows is None and found.lower_bound >= chain.dearest_price():
+        if found.rows is None and found.lower_bound >= chain.highest_price():
             return
         bound = (found.lower_bound + interval.constant) * interval.factor
         interval.bound = max(interval.bound, min(bound, self.product))
@@ -510,7 +535,7 @@ class FeasibilitySearch:
             num_layers=int((np.sqrt(8 * len(replicas) + 1) - 1) // 2),
             most_stages=self.most_stages,
         )
-        everything = chain.dearest_price()
+        everything = chain.highest_price()
         ascent = ascend(chain, target=everything)
         if ascent.lower_bound >= everything:
             return np.empty(0, dtype=np.int64), x

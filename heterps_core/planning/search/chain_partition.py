@@ -80,30 +80,6 @@ def cheapest_partitions(
     return ChainPartitions(prices=best_price, rows=rows)
 
 
-def completion_prices(stage_prices: Floats, change_prices: Floats | None = None) -> Floats:
-    """Return the least price of layers a.. to the end when the stage before a is on type t.
-
-    Args:
-        stage_prices: One case, shape (G, T).
-        change_prices: One case, shape (L, T, T).
-
-    Returns:
-        Shape (L + 1, T); row L is 0.
-    """
-    num_runs, num_types = stage_prices.shape
-    num_layers = int((np.sqrt(8 * num_runs + 1) - 1) // 2)
-    changes = _forbid_same_type(
-        None if change_prices is None else change_prices[None], num_layers, num_types
-    )[0]
-    after = np.zeros((num_layers + 1, num_types))
-    lasts = np.arange(num_layers)
-    for first in range(num_layers - 1, -1, -1):
-        rows = lasts[first:] * (lasts[first:] + 1) // 2 + first
-        beginning = (stage_prices[rows] + after[first + 1 :]).min(axis=0)
-        after[first] = (changes[first] + beginning).min(axis=1)
-    return after
-
-
 def _forbid_same_type(change_prices: Floats | None, num_layers: int, num_types: int) -> Floats:
     """Return change prices that are infinite where the type stays."""
     if change_prices is None:

@@ -1,4 +1,4 @@
-"""The recurrent policy of the HeterPS paper (arXiv 2111.10635), trained anew for each problem: `reinforce-paper`.
+"""The recurrent policy of the HeterPS paper (arXiv 2111.10635), trained for each problem alone: `reinforce-paper`.
 
 Shape legend: L = layers, T = device types, F = features, H = hidden units, P = plans.
 """

@@ -261,3 +261,23 @@ def test_every_scheduler_plans_the_trainers_step_and_knows_how_far_it_is_from_th
     evaluation = evaluate(problem, plan.stages)
     assert plan.cost_usd == pytest.approx(evaluation.cost_usd)
     assert plan.cost_lower_bound_usd == pytest.approx(find_optimum(problem).cost_usd)
+
+
+@pytest.mark.usefixtures("formula_alone")
+@pytest.mark.parametrize("seed", range(6))
+def test_the_optimum_is_found_where_more_micro_batches_make_a_stage_faster(seed):
+    problem = with_long_sums(trainer_problem(seed, num_layers=3, num_types=2), 30.0)
+    units = {name: replace(unit, max_units=4, instances=()) for name, unit in problem.device_types.items()}
+    problem = replace(problem, batch_size=(45, 90, 63)[seed % 3], device_types=units)
+    few, many = (segment_table(problem, num_microbatches=count) for count in (1, 9))
+    replicas = np.full(few.compute_seconds.shape, 4.0)
+    evaluations = [evaluate(problem, plan) for plan in all_plans(problem, 4)]
+    highest = max(
+        each.throughput_samples_per_s for each in evaluations if len(each.stages) > 1 and not each.violations
+    )
+    problem = replace(problem, throughput_floor_samples_per_s=highest * (1 - 1e-7))
+
+    found = find_optimum(problem)
+
+    assert (many.seconds(replicas) < few.seconds(replicas)).any()
+    assert found.cost_usd == pytest.approx(cheapest_by_trying_all(problem), rel=1e-9)

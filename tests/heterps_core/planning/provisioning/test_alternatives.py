@@ -96,7 +96,7 @@ def bought(max_usd_per_hour: float) -> ProvisioningPlan:
     return plan.within_price(max_usd_per_hour)
 
 
-def test_alternatives_that_could_break_a_cap_are_left_out_the_dearest_first():
+def test_alternatives_that_could_break_a_cap_are_left_out_the_costliest_first():
     # By hand: 0.357 + 0.526 = 0.883; m7i + 0.0462, r7i + 0.1722, g4dn.2xlarge + 0.226.
     assert [names(group.alternatives) for group in bought(math.inf).groups] == [
         ["m7i.2xlarge", "r7i.2xlarge"],

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 
 from heterps_core.planning.search.capped_partition import (
+    MAX_PARTIAL_PLANS,
     CappedChain,
+    CappedPartition,
+    ascend,
     cheapest_below,
-    cheapest_capped_partition,
+    without_hopeless,
 )
 from tests.heterps_core.planning.search.test_chain_partition import all_partitions
 
@@ -43,6 +46,32 @@ def price_within_caps(replicas, stage_prices, rows, max_units, changes=None):
             first_layer, _ = runs[after // NUM_TYPES]
             price += changes[first_layer, before % NUM_TYPES, after % NUM_TYPES]
     return price if (used <= max_units).all() else np.inf
+
+
+def cheapest_capped_partition(replicas, *, stage_prices, max_units, cutoff, change_prices=None):
+    """Price the caps, strike hopeless stages out, search what is left: the steps of `capped_search.py`."""
+    rows = np.flatnonzero(np.isfinite(stage_prices))
+    num_runs = len(stage_prices)
+    chain = CappedChain(
+        rows,
+        prices=stage_prices.reshape(-1)[rows],
+        units=replicas.reshape(-1)[rows],
+        caps=max_units,
+        num_layers=int((np.sqrt(8 * num_runs + 1) - 1) // 2),
+        change_prices=change_prices,
+    )
+    # No plan within the caps costs more than all units together: a bound above that proves there is none.
+    everything = chain.highest_price()
+    target = min(cutoff, everything)
+    ascent = ascend(chain, target=target)
+    if ascent.lower_bound < target:
+        chain = without_hopeless(chain, ascent.scarcity, target)
+        found = cheapest_below(chain, ascent.scarcity, target=target, most_partial_plans=MAX_PARTIAL_PLANS)
+    else:
+        found = CappedPartition(rows=None, lower_bound=ascent.lower_bound, is_settled=True)
+    if found.rows is None and found.lower_bound >= everything:
+        return CappedPartition(rows=None, lower_bound=np.inf, is_settled=True)
+    return found
 
 
 @pytest.mark.parametrize("max_units", CAPS)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from heterps_core.planning.cost_model.stage_table import segment_layers
-from heterps_core.planning.search.chain_partition import cheapest_partitions, completion_prices
+from heterps_core.planning.search.chain_partition import cheapest_partitions
 
 
 def all_partitions(num_layers, num_types, first=0, last_type=-1):
@@ -45,18 +45,3 @@ def test_stages_come_last_first_and_cover_the_chain():
     assert runs[0][0] == 0
     assert runs[-1][1] == 5
     assert all(left[1] + 1 == right[0] for left, right in pairwise(runs))
-
-
-def test_completion_prices_of_the_whole_chain_equal_the_cheapest_partition():
-    prices = np.random.default_rng(2).random((15, 3))
-
-    after = completion_prices(prices)
-
-    best = cheapest_partitions(prices[None]).prices[0]
-    assert after[0].min() == pytest.approx(best)
-    assert after[5].tolist() == [0, 0, 0]
-    # The last layer alone, when the stage before is on type t: the cheapest other type.
-    alone = prices[14]
-    assert after[4] == pytest.approx(
-        [min(alone[1], alone[2]), min(alone[0], alone[2]), min(alone[0], alone[1])]
-    )
