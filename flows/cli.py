@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "profile": ("time each layer of a model here, and estimate other device types", "flows.commands.profile"),
     "plan": ("search the cheapest plan for a problem.json", "flows.commands.plan"),
     "simulate": ("run a plan's pipeline in simulation, with stragglers if asked", "flows.commands.simulate"),
+    "init": ("write a schema file for a table, from what its first rows show", "flows.commands.init"),
     "make-days": ("write days of synthetic clicks whose truth drifts", "flows.commands.make_days"),
 }
 """Name -> summary and module."""

@@ -24,6 +24,8 @@ from heterps_core.training.job import (
     PRECISIONS,
     PRODUCTION_ROWS_PER_SLOT,
     SCRATCH,
+    TELL,
+    TRAIN,
     UPDATE_MODES,
     TrainingConfig,
 )
@@ -64,8 +66,8 @@ class ModelParameters(FlowParameters):
     """What is trained, and on which rows."""
 
     data: str | None = None
-    """File, folder or pattern of clicks in time order, or a folder of folders day=YYYY-MM-DD; empty for a synthetic
-    stream."""
+    """File, folder or pattern of clicks in time order, or a folder of folders day=YYYY-MM-DD, here or in S3
+    (s3://bucket/prefix); empty for a synthetic stream."""
 
     schema_file: str | None = None
     """JSON file that names label, numeric and categorical columns; empty for the Criteo format."""
@@ -118,6 +120,9 @@ class TrainedParameters(ModelParameters):
     day: Day | None = None
     """Day to train on, YYYY-MM-DD, judged on the one after it; empty for the latest whose next day is there too. Only
     for data that is cut into days."""
+
+    late_rows: Annotated[str, OneOf("use of late rows", (TELL, TRAIN))] = TELL
+    """What is done with files that a day has got since it was trained on: tell, or train them with this day."""
 
     start_from: Annotated[str, OneOf("start", (CHAMPION, SCRATCH))] = CHAMPION
     """What a day begins with: champion goes on with its weights, scratch draws new ones."""
@@ -206,6 +211,10 @@ class TrainParameters(PlannedParameters, TrainedParameters):
     again: bool = False
     """Train a day once more that has been trained on with the same data and model."""
 
+    baseline: bool = True
+    """Fit a logistic regression on a sample of the rows, behind the training, and show the model beside it; a first
+    champion must not be proven worse."""
+
     min_auc_gain: Number = GATES.min_auc_gain
     """Promote only if the lower confidence bound of (challenger - champion) AUC, on rows that neither has seen,
     exceeds this; negative tolerates a regression."""
@@ -264,7 +273,7 @@ class BackfillParameters(FlowParameters):
     """Last day to train on; the day after it must be there too."""
 
     data: str
-    """Folder of folders day=YYYY-MM-DD, or a pattern of them."""
+    """Folder of folders day=YYYY-MM-DD, or a pattern of them, here or in S3 (s3://bucket/prefix)."""
 
     settings: dict[str, Any] = Field({})
     """Other parameters of train-ctr by name, such as {"epochs": 2, "again": true}."""

@@ -64,6 +64,11 @@ class Table:
         return ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in table]
 
 
+def table_text(table: Table) -> str:
+    """Return caption and lines of a table as one text."""
+    return "\n".join([table.caption, *table.lines()])
+
+
 def labelled_lines(pairs: Iterable[tuple[str, str]], *, indent: str = "  ") -> list[str]:
     """Return texts beside their labels, wrapped at `WIDTH` columns.
 

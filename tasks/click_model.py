@@ -33,10 +33,10 @@ class ClickModel:
     def predict(
         self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None
     ) -> npt.NDArray[np.float64]:
-        """Return click probabilities [N] of N rows of raw columns.
+        """Return click probabilities [N] of N rows of raw columns, [N, labels] of a model of several labels.
 
         Args:
-            model_input: The numeric and categorical columns of the schema, under their names, in any order and of any
+            model_input: The numeric columns and the slots of the schema, under their names, in any order and of any
                 type; others are ignored. Ids of more than 15 digits should be texts, as MLflow makes whole numbers
                 with missing ones among them floating.
 
@@ -53,7 +53,7 @@ def example_rows(schema: DataSchema) -> pd.DataFrame:
     import pandas as pd
 
     columns: dict[str, Any] = {name: [1.0, float("nan")] for name in schema.numeric_columns}
-    columns |= {name: pd.Series(["a1b2c3d4", None], dtype=object) for name in schema.categorical_columns}
+    columns |= {name: pd.Series(["a1b2c3d4", None], dtype=object) for name in schema.slot_columns}
     return pd.DataFrame(columns)
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import posixpath
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from heterps_core.cluster import Cluster
+from heterps_core.data.manifest import read_manifest
+from heterps_core.data.reading.bucket_path import BucketPath
 from heterps_core.errors import LedgerError, ProvisioningError
 from heterps_core.json_codec import to_json
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.provisioning.node_order import near_order
-from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
+from heterps_core.training.storage.run_directory import CHECKPOINTS, DATA, RunDirectory
 from heterps_core.training.storage.store import StorageUsage
 from infra.billing.bill import Bill, bill_for_run
 from infra.billing.budget import spent_usd, start_of_month
@@ -71,10 +75,12 @@ def rented_cluster(
     model: str,
     caps: Caps,
     traffic: Floats,
+    spot_until: datetime | None = None,
 ) -> Iterator[Cluster]:
     """Launch a plan, or what may stand in for it, yield its cluster, end it whatever happens.
 
-    Its nodes are ordered by `traffic` between its ranks and where they stand in the network. See
+    Its nodes are ordered by `traffic` between its ranks and where they stand in the network. Until `spot_until` a
+    plan on spot waits for machines. See
     `infra.machines.failover.first_running_cluster`.
     """
     ledger = Ledger(workspace.ledger_path)
@@ -90,6 +96,7 @@ def rented_cluster(
             caps=caps,
             predicted_cost_usd=provisioning.predicted_cost_usd,
             spent=lambda: spent_before_launch(rented_from, ledger, run_id),
+            spot_until=spot_until,
         ) as cluster:
             yield by_network(rented_from, cluster, traffic)
     finally:
@@ -142,10 +149,23 @@ def node_bootstrap(provider: str, run_directory: RunDirectory, *, model: str) ->
     rented_from = get_provider(provider)
     return Bootstrap(
         run_directory=run_directory.location,
+        data_folders=() if rented_from.runs_here else data_folders(run_directory),
         python=rented_from.node_python,
         run_key=run_directory.secret,
         wheel=None if rented_from.runs_here else publish_node_wheel(run_directory, model),
     )
+
+
+def data_folders(run_directory: RunDirectory) -> tuple[str, ...]:
+    """Return the folders of buckets that hold the rows of a run, one for each bucket; none where they were copied."""
+    manifest = read_manifest(lambda name: run_directory.open_file(f"{DATA}/{name}"))
+    if manifest is None:
+        return ()
+    folders = defaultdict(list)
+    for number in manifest.bucket_files:
+        folder = BucketPath.parse(manifest.sources[number].path).parent
+        folders[folder.parts[0]].append(folder.key)
+    return tuple(posixpath.commonpath(of_bucket) for of_bucket in folders.values())
 
 
 def next_launch_id(ledger: Ledger, run_id: str) -> str:

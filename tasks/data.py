@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.features import outgrown_tables
-from heterps_core.data.manifest import MANIFEST_NAME
+from heterps_core.data.distinct_values import outgrown_tables
+from heterps_core.data.manifest import MANIFEST_NAME, SourceFile, describe_source, folder_of, read_manifest
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.preparation import prepare_dataset
-from heterps_core.data.reading.days import Night, find_night, parse_day
+from heterps_core.data.reading.bucket_path import SourcePath, source_path
+from heterps_core.data.reading.days import Night, files_of_day, find_night, parse_day, partitions_of
 from heterps_core.data.reading.readers import check_columns, list_source_files
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.data.synthetic.click_stream import (
@@ -27,6 +29,8 @@ from heterps_core.data.synthetic.click_stream import (
 )
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.judging.quality import ClickQuality
+from heterps_core.training.job import TELL, TRAIN
+from heterps_core.training.storage.store import check_store_location
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import MADE_UP_DATA
 from tasks.running.progress import log_step
@@ -36,6 +40,8 @@ CLICK_STREAM_ROWS = 200_000
 
 CLICK_STREAM_SEED = 0
 """The stream is the same for every run, so that runs can be compared; a run's seed is for its training."""
+
+_NIGHT_FOLDER = re.compile(r"-(\d{4}-\d{2}-\d{2})-[0-9a-f]{10}$")
 
 KEPT_NIGHTS = 7
 """Prepared nights of a source that stay on the disk; a live fleet needs its own, and there is one at a time."""
@@ -84,7 +90,7 @@ def check_source(data: str | None, *, schema_file: str | None, day: str | None =
     if schema_file is not None:
         DataSchema.load(Path(schema_file))
     if find_night_of(data, day) is None and data is not None:
-        list_source_files(str(_source_path(data)))
+        list_source_files(_source_path(data))
 
 
 def check_source_columns(data: str | None, *, schema_file: str | None, day: str | None = None) -> None:
@@ -98,7 +104,7 @@ def check_source_columns(data: str | None, *, schema_file: str | None, day: str 
         return
     schema, night = schema_of(schema_file), find_night_of(data, day)
     if night is None:
-        check_columns(list_source_files(str(_source_path(data)))[0], schema)
+        check_columns(list_source_files(_source_path(data))[0], schema)
         return
     with _damage_of(night):
         for files in (night.train_files, night.eval_files):
@@ -109,7 +115,7 @@ def find_night_of(data: str | None, day: str | None) -> Night | None:
     """Return what a night trains on and is judged on; None where the data is not cut into days.
 
     Args:
-        data: File, folder or pattern; None for the synthetic click stream.
+        data: File, folder or pattern, here or in a bucket (s3://bucket/prefix); None for the synthetic click stream.
         day: To train on; None for the latest whose next day is there too.
 
     Raises:
@@ -151,14 +157,16 @@ def prepare_data(
     data: str | None,
     schema_file: str | None,
     night: Night | None = None,
-    buckets_per_slot: int | None = None,
+    slot_rows: tuple[int, ...] | None = None,
     numeric_transform: NumericTransform | None = None,
+    late_rows: str = TELL,
 ) -> PreparedClicks:
     """Read the source once, or reuse what an earlier run made of the same source.
 
     Args:
         night: Which days of the source to train on and to hold out; None for all rows, the latest held out.
-        buckets_per_slot: Rows of each table, of the model that is to go on; None to choose them by the rows.
+        late_rows: What to do with files that days trained on before have got since: tell, or train them, too.
+        slot_rows: Rows of each table, of the model that is to go on; None to choose them by the values.
         numeric_transform: Of the model that is to go on; None to fit it on the rows to train on.
 
     Raises:
@@ -170,32 +178,37 @@ def prepare_data(
     schema, source = schema_of(schema_file), _source_path(data)
     name = f"{_file_name(source.name)}-{_short_hash(f'{source} {schema_file}')}"
     if night is None:
-        dataset = prepare_dataset(str(source), schema=schema, out_dir=workspace.data_directory / name)
+        dataset = prepare_dataset(source, schema=schema, out_dir=workspace.data_directory / name)
         return PreparedClicks(
             directory=str(dataset.directory),
             description=f"{data} ({schema.name} format)",
             best_reachable=None,
         )
-    way = _short_hash(f"{buckets_per_slot} {numeric_transform}")
+    night = _with_late_files(workspace, source, night, name=name, late_rows=late_rows)
+    way = _short_hash(f"{slot_rows} {numeric_transform}")
     with _damage_of(night):
         dataset = prepare_dataset(
             night.train_files,
             schema=schema,
-            buckets_per_slot=buckets_per_slot,
+            buckets_per_slot=slot_rows,
             eval_source=night.eval_files,
             numeric_transform=numeric_transform,
             # A folder of its own, so that no other night takes its place.
             out_dir=workspace.data_directory / f"{name}-{night.day}-{way}",
         )
     _forget_old_nights(workspace, name, keep=Path(dataset.directory))
-    if buckets_per_slot is not None:
-        outgrown = outgrown_tables(buckets_per_slot, num_rows=dataset.num_train_rows)
+    if slot_rows is not None:
+        outgrown = outgrown_tables(
+            dataset.manifest.columns, dataset.features.slot_rows, num_rows=dataset.num_train_rows
+        )
         if outgrown is not None:
             log_step("tables", outgrown)
     return PreparedClicks(
         directory=str(dataset.directory),
         description=f"{data}, {night.day} judged on the day after ({schema.name} format)",
-        best_reachable=_best_reachable(dataset, [probabilities_beside(file) for file in night.eval_files]),
+        best_reachable=_best_reachable(
+            dataset, [probabilities_beside(file) for file in night.eval_files if isinstance(file, Path)]
+        ),
         profiled_as=f"{name} in {night.day:%G-W%V}",
     )
 
@@ -214,6 +227,42 @@ def _damage_of(night: Night) -> Iterator[None]:
             f"{error.problem}; nothing was launched, and the champion stays: fix that day, or choose another",
             line=error.line,
         ) from error
+
+
+def _with_late_files(
+    workspace: Workspace, source: SourcePath, night: Night, *, name: str, late_rows: str
+) -> Night:
+    """Tell of files that days trained on before have got since; returns a night that trains them, where it shall.
+
+    Known is what the prepared nights before it have read: those of a day itself, and of the day after it.
+    """
+    trained = set()
+    known: dict[str, SourceFile] = {}
+    # In the order of days, which the names end with.
+    for path in sorted(workspace.data_directory.glob(f"{name}-*")):
+        found = _NIGHT_FOLDER.search(path.name)
+        manifest = read_manifest(folder_of(path))
+        if found is not None and manifest is not None and parse_day(found[1]) < night.day:
+            trained.add(parse_day(found[1]))
+            known |= {file.path: file for file in manifest.sources}
+    partitions = partitions_of(source)
+    late: list[SourcePath] = []
+    for day in sorted(partitions.keys() & trained):
+        files = files_of_day(partitions[day])
+        new = [file for file in files if str(file) not in known]
+        changed = [
+            file for file in files if file not in new and not describe_source(file).is_same(known[str(file)])
+        ]
+        with_night = "trained" if late_rows == TRAIN else "late_rows=train trains it"
+        for some, what, way_out in (
+            (new, "come", f"{with_night} with {night.day}"),
+            (changed, "changed", f"day={day} again=True trains that day once more"),
+        ):
+            if some:
+                others = f" and {len(some) - 1} more files" if len(some) > 1 else ""
+                log_step("late rows", f"{some[0]}{others}: {what} since {day} was trained on; {way_out}")
+        late += new
+    return replace(night, train_files=(*late, *night.train_files)) if late_rows == TRAIN else night
 
 
 def _forget_old_nights(workspace: Workspace, name: str, *, keep: Path) -> None:
@@ -246,7 +295,7 @@ def _prepare_click_stream(workspace: Workspace) -> PreparedClicks:
 
 def _best_reachable(dataset: PreparedDataset, probabilities: Sequence[Path]) -> ClickQuality | None:
     """Return what the true probabilities of the held-out rows, the last of those given, reach; None without them."""
-    if not all(path.exists() for path in probabilities):
+    if not probabilities or not all(path.exists() for path in probabilities):
         return None
     import numpy as np
 
@@ -256,8 +305,12 @@ def _best_reachable(dataset: PreparedDataset, probabilities: Sequence[Path]) -> 
     return best_reachable_quality(known[len(known) - dataset.num_eval_rows :], dataset.eval_labels)
 
 
-def _source_path(data: str) -> Path:
-    return Path(data).expanduser().absolute()
+def _source_path(data: str) -> SourcePath:
+    path = source_path(data)
+    if isinstance(path, Path):
+        return path.expanduser().absolute()
+    check_store_location(data)
+    return path
 
 
 def _file_name(text: str) -> str:

@@ -2,8 +2,8 @@
 
 The record of runs is MLflow: each finished run carries its predicted and measured speed as a tag, and is read back
 from there. Two things are learnt, and neither stands in for the other. A dry run says how far predictions for this
-machine are off. A run on rented machines says how far the times of their device types are off, with which the next
-plan is made.
+machine are off. A run on rented machines says how far the times of their device types are off and how much longer a
+step is than its slowest stage, with which the next plan is made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.planning.calibration.correction import Correction, corrected_problem, learn_correction
+from heterps_core.planning.calibration.correction import (
+    NO_CORRECTION,
+    Correction,
+    corrected_problem,
+    learn_correction,
+)
 from heterps_core.planning.calibration.run_speed import RunSpeed, workers_text
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.scheduling_plan import Stage
@@ -48,14 +53,25 @@ class Learning:
         learnt = {name: learn_correction(answers, (name, model)) for name in names}
         return {name: correction for name, correction in learnt.items() if correction.num_answers}
 
+    def of_waits(self, *, model: str) -> Correction:
+        """Return the correction for a rented run's step beside its slowest stage: waits, of which no stage tells."""
+        answers = [speed.waits for speed in self.speeds]
+        return learn_correction([answer for answer in answers if answer is not None], ("waits", model))
+
+    def factors(self, problem: SchedulingProblem) -> dict[str, float]:
+        """Return by what past runs multiply the times of each device type of a problem, waits included."""
+        learnt = self.of_device_types(problem.device_type_names, model=problem.model)
+        waits = self.of_waits(model=problem.model).factor
+        return {name: waits * learnt.get(name, NO_CORRECTION).factor for name in problem.device_type_names}
+
     def corrected(self, problem: SchedulingProblem) -> SchedulingProblem:
         """Return the planning problem with the times that past runs make likely."""
-        learnt = self.of_device_types(problem.device_type_names, model=problem.model)
-        return corrected_problem(problem, {name: found.factor for name, found in learnt.items()})
+        return corrected_problem(problem, self.factors(problem))
 
     def summary(self, problem: SchedulingProblem) -> str:
         """What the plan's times were corrected by, in one line."""
         learnt = self.of_device_types(problem.device_type_names, model=problem.model)
+        learnt |= {"waits between stages": self.of_waits(model=problem.model)}
         factors = ", ".join(f"{name} {found.factor:.3f}" for name, found in learnt.items() if found.depth)
         if factors:
             return f"times of device types multiplied, as past runs have shown: {factors}"

@@ -152,13 +152,7 @@ def check_model(model: str, schema: DataSchema) -> None:
     """
     from heterps_core.models.chain import build_chain
 
-    features = FeatureSpec(
-        num_dense=len(schema.numeric_columns),
-        dense_names=schema.numeric_columns,
-        slot_names=schema.categorical_columns,
-        slot_rows=(MIN_SLOT_ROWS,) * len(schema.categorical_columns),
-    )
-    build_chain(model, features, seed=0)
+    build_chain(model, schema.features([MIN_SLOT_ROWS] * len(schema.slot_columns)), seed=0)
 
 
 @task(name="profile layers", cache_policy=NO_CACHE)

@@ -6,27 +6,23 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.reading.row_batch import first_label
+from heterps_core.data.row_arrays import targets_of
 from heterps_core.errors import CheckpointError, ConfigurationError
-from heterps_core.judging.quality import (
-    PairedComparison,
-    auc_difference,
-    calibration_ratio,
-    constant_logits,
-    measure_quality,
-)
+from heterps_core.judging.held_out import HeldOutJudgement, ModelQuality
+from heterps_core.judging.quality import Estimate, PairedComparison, auc_difference
 from heterps_core.training.storage.exported_files import exported_sha256
 from infra.workspace import Workspace
 from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import (
+    BASELINE_GATE,
     MARGIN_GATES,
     GateVerdict,
     ModelFigures,
@@ -43,8 +39,6 @@ from tasks.records.model_registry import DataKind, RegisteredVersion, find_versi
 SHOWN_DIGITS = 12
 """Of a hash."""
 
-Logits = npt.NDArray[np.float64]
-
 logger = logging.getLogger(__name__)
 
 
@@ -58,7 +52,9 @@ def promote_if_better(
     dataset: PreparedDataset,
     usd_per_million_samples: float | None,
     gates: PromotionGates,
-    baseline: Baseline | str,
+    baseline: Baseline | str | None,
+    judgement: HeldOutJudgement | None = None,
+    judged_beside: str | None = None,
 ) -> PromotionDecision | str:
     """Let a new model become champion where it passes the gates; return the decision, or why it is not judged.
 
@@ -72,7 +68,9 @@ def promote_if_better(
     Args:
         day: That it was trained on; None where the data has no days.
         usd_per_million_samples: What its training cost; None where that is not known.
-        baseline: On the same rows, or why there is none.
+        baseline: On a sample of the same rows, or why there is none; None where none was asked for.
+        judgement: What the workers that trained the model found, beside version `judged_beside`; where the champion
+            is another one, both models predict here.
 
     Raises:
         CheckpointError: Files of a model are not those that were registered.
@@ -95,7 +93,9 @@ def promote_if_better(
         champion=champion,
         usd_per_million_samples=usd_per_million_samples,
         gates=gates,
-        baseline_logits=baseline.logits if isinstance(baseline, Baseline) else f"there is none: {baseline}",
+        baseline=baseline,
+        judgement=judgement,
+        judged_beside=judged_beside,
         stays_champion=stays_champion,
     )
     apply_decision(workspace, decision)
@@ -112,7 +112,9 @@ def judge_challenger(
     champion: Champion | None,
     usd_per_million_samples: float | None,
     gates: PromotionGates,
-    baseline_logits: Logits | str,
+    baseline: Baseline | str | None,
+    judgement: HeldOutJudgement | None = None,
+    judged_beside: str | None = None,
     stays_champion: str | None = None,
 ) -> PromotionDecision:
     """Decide whether a version should become champion; nothing is changed yet, `apply_decision` does that.
@@ -126,7 +128,7 @@ def judge_challenger(
     Args:
         folder: Its exported model.
         champion: To judge against: the one of now, or of the day that is back-filled; None where there is none.
-        baseline_logits: [N] of the logistic regression on the same rows, or why there are none.
+        baseline: See `promote_if_better`, like the next two.
         stays_champion: Version that stays champion whatever the gates find, since it knows later days.
 
     Returns:
@@ -141,58 +143,119 @@ def judge_challenger(
     earlier = decision_of(registered)
     if earlier is not None and champion is not None and champion.version == version:
         return earlier
-    case = _Case(registered, run_id, champion, dataset, gates, stays_champion)
-    verdicts = [
-        _gate_of_files(registered, folder),
-        gate_of_rows(gates, num_rows=len(case.labels), num_clicks=case.num_clicks),
+    case = _Case(registered, run_id, champion, gates, stays_champion)
+    verdicts = [_gate_of_files(registered, folder)]
+    if not verdicts[-1].is_met:
+        return case.decision(verdicts)
+    opponent = champion
+    if champion is not None and champion.data_kind < registered.data_kind:
+        case.champion_counts_as_none = "which was trained on other data"
+        opponent = None
+    if judgement is None or (opponent is not None and opponent.version != judged_beside):
+        try:
+            judgement = judge_here(dataset, folder, opponent)
+        except _OtherColumnsError as error:
+            remark = f"{error}; to begin again, remove the alias champion in MLflow"
+            bound = f"those of version {champion.version if champion else 'none'}"
+            verdicts.append(GateVerdict.of("columns of the rows", "others", "equal to", bound, remark))
+            return case.decision(verdicts)
+    case.judgement = judgement
+    num_bad = float(judgement.num_not_finite)
+    verdicts += [
+        gate_of_rows(gates, num_rows=judgement.num_rows, num_clicks=judgement.num_clicks),
+        GateVerdict.of("predictions that are not finite", num_bad, "at most", 0.0),
     ]
     if not all(verdict.is_met for verdict in verdicts):
         return case.decision(verdicts)
-    logits = case.logits_of(folder)
-    num_bad = float(np.count_nonzero(~np.isfinite(logits)))
-    verdicts.append(GateVerdict.of("predictions that are not finite", num_bad, "at most", 0.0))
-    if not verdicts[-1].is_met:
-        return case.decision(verdicts)
-    challenger = case.figures(logits, usd_per_million_samples)
+    challenger = _figures(judgement.quality, usd_per_million_samples)
 
-    champion_logits = None
-    if champion is not None and champion.data_kind < registered.data_kind:
-        case.champion_counts_as_none = "which was trained on other data"
-    elif champion is not None:
-        try:
-            champion_logits = case.logits_of(champion.folder)
-        except ConfigurationError as error:
-            remark = f"{error}; to begin again, remove the alias champion in MLflow"
-            bound = f"those of version {champion.version}"
-            verdicts.append(GateVerdict.of("columns of the rows", "others", "equal to", bound, remark))
-            return case.decision(verdicts, challenger=challenger)
-        if not np.isfinite(champion_logits).all():
-            logger.warning("the champion, version %s, predicts what is not finite", champion.version)
-            case.champion_counts_as_none = "whose predictions are not finite"
-            champion_logits = None
+    if opponent is not None and judgement.other_not_finite:
+        logger.warning("the champion, version %s, predicts what is not finite", opponent.version)
+        case.champion_counts_as_none = "whose predictions are not finite"
+        opponent = None
     confidence = gates.promotion_confidence
-    if champion is None or champion_logits is None:
-        comparison = case.compare(logits, constant_logits(case.labels))
-        verdicts.append(gate_against_mean_rate(comparison.log_loss_difference, confidence=confidence))
-        against_baseline = (
-            baseline_logits
-            if isinstance(baseline_logits, str)
-            else auc_difference(case.labels, logits, baseline_logits, confidence=confidence)
-        )
-        verdicts.append(gate_against_baseline(against_baseline, confidence=confidence))
-        return case.decision(verdicts, challenger=challenger, comparison=comparison)
-    kept = decision_of(find_version(workspace, champion.version))
+    if opponent is None:
+        assert judgement.log_loss_above_mean_rate is not None
+        above_mean_rate = judgement.log_loss_above_mean_rate.interval(confidence=confidence)
+        verdicts.append(gate_against_mean_rate(above_mean_rate, confidence=confidence))
+        if baseline is not None:
+            against_baseline = _against_baseline(dataset, folder, baseline, confidence=confidence)
+            verdicts.append(gate_against_baseline(against_baseline, confidence=confidence))
+        return case.decision(verdicts, challenger=challenger, log_loss_difference=above_mean_rate)
+    kept = decision_of(find_version(workspace, opponent.version))
     champion_usd = kept.challenger.usd_per_million_samples if kept and kept.challenger else None
-    champion_figures = case.figures(champion_logits, champion_usd)
-    comparison = case.compare(logits, champion_logits)
+    champion_figures = _figures(judgement.other, champion_usd)
+    assert judgement.auc_difference is not None
+    assert judgement.log_loss_difference is not None
+    comparison = PairedComparison(
+        auc_difference=judgement.auc_difference.interval(confidence=confidence),
+        log_loss_difference=judgement.log_loss_difference.interval(confidence=confidence),
+    )
     verdicts += gates_against_champion(
         gates,
         comparison,
         challenger=challenger,
         champion=champion_figures,
-        knows_newer_day=(registered.day or "") > (champion.day or ""),
+        knows_newer_day=(registered.day or "") > (opponent.day or ""),
     )
-    return case.decision(verdicts, challenger=challenger, champion=champion_figures, comparison=comparison)
+    return case.decision(
+        verdicts,
+        challenger=challenger,
+        champion=champion_figures,
+        auc_difference=comparison.auc_difference,
+        log_loss_difference=comparison.log_loss_difference,
+    )
+
+
+class _OtherColumnsError(ConfigurationError):
+    """The champion has other columns than the rows."""
+
+
+def judge_here(dataset: PreparedDataset, folder: Path, champion: Champion | None) -> HeldOutJudgement:
+    """Judge an exported model beside the champion on this machine, row group by row group.
+
+    Raises:
+        _OtherColumnsError: The champion has other columns than the rows.
+        ConfigurationError: The model has.
+    """
+    from heterps_core.judging.held_out import judge_held_out
+    from heterps_core.serving.exported_model import ClickPredictor, held_out_scores
+
+    scores = held_out_scores(ClickPredictor(folder), dataset)
+    if champion is None:
+        return judge_held_out(scores)
+    try:
+        return judge_held_out(scores, held_out_scores(ClickPredictor(champion.folder), dataset))
+    except ConfigurationError as error:
+        raise _OtherColumnsError(str(error)) from error
+
+
+def _figures(quality: ModelQuality | None, usd_per_million_samples: float | None) -> ModelFigures:
+    """Return a model's figures on rows with clicks and others."""
+    assert quality is not None
+    assert quality.auc is not None
+    assert quality.calibration_ratio is not None
+    return ModelFigures(
+        auc=quality.auc,
+        log_loss=quality.log_loss,
+        calibration_ratio=quality.calibration_ratio,
+        usd_per_million_samples=usd_per_million_samples,
+    )
+
+
+def _against_baseline(
+    dataset: PreparedDataset, folder: Path, baseline: Baseline | str, *, confidence: float
+) -> Estimate | str:
+    """Return AUC of a model less that of the logistic regression on the rows that it rated, or why there is none."""
+    from heterps_core.serving.exported_model import ClickPredictor, predicted_parts
+
+    if isinstance(baseline, str):
+        return f"there is none: {baseline}"
+    predictor = ClickPredictor(folder)
+    parts = [part for run in baseline.rated_runs for part in predicted_parts(predictor, dataset, *run)]
+    labels, weights = targets_of([rows for rows, _ in parts])
+    logits = np.concatenate([first_label(some) for _, some in parts])
+    return auc_difference(labels, logits, baseline.logits, weights, confidence=confidence)
 
 
 @dataclass
@@ -202,52 +265,16 @@ class _Case:
     registered: RegisteredVersion
     run_id: str
     champion: Champion | None
-    dataset: PreparedDataset
     gates: PromotionGates
     stays_champion: str | None
+    judgement: HeldOutJudgement | None = None
     champion_counts_as_none: str = ""
     """Why, for people; empty where it counts, or there is none."""
-
-    @cached_property
-    def labels(self) -> npt.NDArray[np.uint8]:
-        """[N] of the rows."""
-        from heterps_core.serving.exported_model import held_out_labels
-
-        return held_out_labels(self.dataset)
 
     @property
     def champion_version(self) -> str | None:
         """That it is judged against."""
         return None if self.champion is None else self.champion.version
-
-    @property
-    def num_clicks(self) -> int:
-        """Of the rows."""
-        return int(self.labels.sum(dtype=np.int64))
-
-    def logits_of(self, folder: Path) -> Logits:
-        """Return a model's logits of the rows."""
-        from heterps_core.serving.exported_model import ClickPredictor, held_out_logits
-
-        return held_out_logits(ClickPredictor(folder), self.dataset)
-
-    def figures(self, logits: Logits, usd_per_million_samples: float | None) -> ModelFigures:
-        """Return a model's figures on rows with clicks and others."""
-        quality, calibration = measure_quality(self.labels, logits), calibration_ratio(self.labels, logits)
-        assert quality.auc is not None
-        assert calibration is not None
-        return ModelFigures(
-            auc=quality.auc,
-            log_loss=quality.log_loss,
-            calibration_ratio=calibration,
-            usd_per_million_samples=usd_per_million_samples,
-        )
-
-    def compare(self, challenger: Logits, champion: Logits) -> PairedComparison:
-        """Return differences with intervals of the gates' confidence."""
-        return PairedComparison.of(
-            self.labels, challenger, champion, confidence=self.gates.promotion_confidence
-        )
 
     def decision(
         self,
@@ -255,7 +282,8 @@ class _Case:
         *,
         challenger: ModelFigures | None = None,
         champion: ModelFigures | None = None,
-        comparison: PairedComparison | None = None,
+        auc_difference: Estimate | None = None,
+        log_loss_difference: Estimate | None = None,
     ) -> PromotionDecision:
         """Return the decision that the verdicts give."""
         return PromotionDecision(
@@ -263,23 +291,23 @@ class _Case:
             run_id=self.run_id,
             champion_version=self.champion_version,
             is_promoted=self.stays_champion is None and all(verdict.is_met for verdict in verdicts),
-            why=self._why(verdicts, champion, comparison),
+            why=self._why(verdicts, auc_difference, log_loss_difference),
             gates=tuple(verdicts),
             decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
             confidence=self.gates.promotion_confidence,
-            num_rows=len(self.labels),
-            num_clicks=self.num_clicks,
+            num_rows=0 if self.judgement is None else self.judgement.num_rows,
+            num_clicks=0 if self.judgement is None else self.judgement.num_clicks,
             challenger=challenger,
             champion=champion,
-            auc_difference=comparison.auc_difference if comparison and champion else None,
-            log_loss_difference=comparison.log_loss_difference if comparison else None,
+            auc_difference=auc_difference,
+            log_loss_difference=log_loss_difference,
         )
 
     def _why(
         self,
         verdicts: Sequence[GateVerdict],
-        champion: ModelFigures | None,
-        comparison: PairedComparison | None,
+        auc: Estimate | None,
+        log_loss: Estimate | None,
     ) -> str:
         version, before = self.registered.version, self.champion_version
         missed = [verdict for verdict in verdicts if not verdict.is_met]
@@ -287,20 +315,16 @@ class _Case:
             stays = self.stays_champion or before
             kept = "there is still no champion" if stays is None else f"version {stays} stays champion"
             why = f"{kept}, as of version {version} the {'; the '.join(map(str, missed))}"
-            if (
-                champion is None
-                or comparison is None
-                or any(each.name not in MARGIN_GATES for each in missed)
-            ):
+            if auc is None or log_loss is None or any(each.name not in MARGIN_GATES for each in missed):
                 return why
             # For all that the rows say, both models may be equally good.
-            is_undecided = comparison.auc_difference.high > 0.0 and comparison.log_loss_difference.low <= 0.0
+            is_undecided = auc.high > 0.0 and log_loss.low <= 0.0
             return f"{why}; more rows might tell them apart" if is_undecided else why
-        assert comparison is not None
-        log_loss = comparison.log_loss_difference.value
-        rows = f"on {len(self.labels):,} rows that it has not seen"
+        assert log_loss is not None
+        assert self.judgement is not None
+        rows = f"on {self.judgement.num_rows:,} rows that it has not seen"
         beside = f"while version {self.stays_champion}, which knows later days, stays champion"
-        if champion is None:
+        if auc is None:
             if self.stays_champion is not None:
                 place = f"passed its gates, {beside}"
             elif before is None:
@@ -308,10 +332,13 @@ class _Case:
             else:
                 place = f"follows version {before}, {self.champion_counts_as_none}, as champion"
             return (
-                f"version {version} {place}: {rows} its log-loss is {-log_loss:.4f} below that of a constant; AUC "
-                f"beside the logistic regression's: {verdicts[-1].remark}"
+                f"version {version} {place}: {rows} its log-loss is {-log_loss.value:.4f} below that of a constant"
+                + (
+                    f"; AUC beside the logistic regression's: {verdicts[-1].remark}"
+                    if verdicts[-1].name == BASELINE_GATE
+                    else ""
+                )
             )
-        auc = comparison.auc_difference
         place = (
             f"follows version {before} as champion"
             if self.stays_champion is None
@@ -319,7 +346,7 @@ class _Case:
         )
         return (
             f"version {version} {place}: {rows} its AUC differs by {auc.value:+.4f} "
-            f"({auc.low:+.4f} to {auc.high:+.4f}) and its log-loss by {log_loss:+.4f}"
+            f"({auc.low:+.4f} to {auc.high:+.4f}) and its log-loss by {log_loss.value:+.4f}"
         )
 
 

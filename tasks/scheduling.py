@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from prefect import task
@@ -34,12 +35,17 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.machine import num_cores
 from heterps_core.profiling.profile_cache import worker_costs_of
 from heterps_core.training.job import DELAYED, TrainingConfig, TrainingJob, default_update_mode
+from tasks.planning.deadline import Deadline
 from tasks.planning.extra_costs import job_extra_costs, pause_share
 from tasks.profiling import PlannedJob, ProfiledModel
 
 PROVING_SCHEDULER = "exact"
 COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")
 """Searched for every report beside the chosen one."""
+
+SPEED_ON_SPOT, MOST_FOR_SPEED = 2.0, 1.1
+"""How many times as fast as it must be a plan on spot is made, where that costs at most so many times as much: on
+recorded markets nights that can wait cost a quarter less (`tests/benchmarks/spot_nights.py`)."""
 
 SAME_COST = 1e-9
 """Relative difference of two costs that is rounding."""
@@ -144,8 +150,9 @@ def search_plan(
     budget_evaluations: int,
     seed: int,
     max_seconds: float | None = None,
+    proven_usd: float | None = None,
 ) -> SearchResult | InfeasiblePlanError:
-    """Search the cheapest plan with one method; a limit in seconds is of the proving one.
+    """Search the cheapest plan with one method; a limit in seconds is of the proving one, a proven bound of others.
 
     That a method finds no plan is an answer and no failure of the task: cpu-only cannot reach every floor.
     """
@@ -153,7 +160,7 @@ def search_plan(
     try:
         if isinstance(method, ExactScheduler):
             return method.search(problem, **terms, max_seconds=max_seconds)
-        return method.search(problem, **terms)
+        return method.search(problem, **terms, proven_usd=proven_usd)
     except InfeasiblePlanError as error:
         return error
 
@@ -186,12 +193,78 @@ def search_chosen(
     results = {PROVING_SCHEDULER: proven}
     if scheduler == PROVING_SCHEDULER:
         return Searches(results=results, without_plan={}, taken=scheduler)
-    asked = search_plan(problem, scheduler=scheduler, budget_evaluations=budget_evaluations, seed=seed)
+    asked = search_plan(
+        problem,
+        scheduler=scheduler,
+        budget_evaluations=budget_evaluations,
+        seed=seed,
+        proven_usd=proven.plan.cost_lower_bound_usd,
+    )
     if not isinstance(asked, SearchResult):
         return Searches(results=results, without_plan={scheduler: asked}, taken=PROVING_SCHEDULER)
     results[scheduler] = asked
     is_taken = asked.plan.cost_usd <= proven.plan.cost_usd * (1 + SAME_COST)
     return Searches(results=results, without_plan={}, taken=scheduler if is_taken else PROVING_SCHEDULER)
+
+
+def search_in_time(
+    problem: SchedulingProblem,
+    steady_problem: SchedulingProblem | None,
+    deadline: Deadline | None,
+    *,
+    search: Callable[[SchedulingProblem], Searches],
+    max_usd_per_hour: float | None = None,
+) -> tuple[SchedulingProblem, Searches]:
+    """Search a plan that is in time although spot machines may be interrupted, or does without them.
+
+    A plan with spot machines must be so fast that an interruption leaves it in time: the run then asks again, with
+    the time and the work that are left. Where speed costs little, the plan is faster still, so that there is time to
+    wait for spot machines (`Deadline.spot_until`). Where all that costs more than on-demand machines alone, or is out
+    of reach, these are taken.
+
+    Args:
+        problem: With all device types that may be bought.
+        steady_problem: The same without spot; None where nothing else may be bought.
+        deadline: None where none must be kept: then the costs of interruptions alone decide.
+        search: Searches one problem.
+        max_usd_per_hour: No plan is made faster than it must be where it would cost more.
+
+    Returns:
+        The problem that was searched, with its floor, and what was found.
+
+    Raises:
+        InfeasiblePlanError: There is no plan.
+    """
+    searches = search(problem)
+    if deadline is None or searches.chosen.evaluation.interruptions_per_hour == 0:
+        return problem, searches
+    in_time = False
+    least = searches
+    for floor in (deadline.spot_floor_samples_per_s, SPEED_ON_SPOT * deadline.spot_floor_samples_per_s):
+        if math.isinf(floor):
+            break
+        faster = replace(
+            problem, throughput_floor_samples_per_s=max(floor, problem.throughput_floor_samples_per_s)
+        )
+        try:
+            found = search(faster)
+        except InfeasiblePlanError:
+            break
+        plan = found.chosen.plan
+        if in_time and (
+            plan.cost_usd > MOST_FOR_SPEED * least.chosen.plan.cost_usd
+            or (max_usd_per_hour is not None and plan.price_usd_per_hour > max_usd_per_hour)
+        ):
+            break
+        problem, searches, in_time = faster, found, True
+    if steady_problem is not None:
+        try:
+            steady = search(steady_problem)
+        except InfeasiblePlanError:
+            return problem, searches
+        if not in_time or steady.chosen.plan.cost_usd <= searches.chosen.plan.cost_usd:
+            return steady_problem, steady
+    return problem, searches
 
 
 @task(name="choose robust plan", cache_policy=NO_CACHE)
@@ -212,11 +285,14 @@ def with_compared(
     takes longer than many a night's training.
     """
     results, without_plan = dict(searches.results), dict(searches.without_plan)
+    proven_usd = results[PROVING_SCHEDULER].plan.cost_lower_bound_usd
     for name in COMPARED_SCHEDULERS:
         if name in results or name in without_plan:
             continue
         most = min(budget_evaluations, get_scheduler(name).default_budget_evaluations)
-        found = search_plan(problem, scheduler=name, budget_evaluations=most, seed=seed)
+        found = search_plan(
+            problem, scheduler=name, budget_evaluations=most, seed=seed, proven_usd=proven_usd
+        )
         if isinstance(found, SearchResult):
             results[name] = found
         else:

@@ -115,10 +115,18 @@ def write_job(
     Raises:
         ConfigurationError: Its workers do not fit into this machine's memory.
     """
-    from heterps_core.training.memory_need import worker_bytes
+    from heterps_core.training.memory_need import worker_memory
 
     stages = provisioning.launch_stages
-
+    needs = worker_memory(
+        model,
+        dataset.features,
+        config,
+        stages,
+        num_train_rows=dataset.num_train_rows,
+        largest_group_rows=dataset.largest_group_rows,
+        is_dry_run=provisioning.is_dry_run,
+    )
     job = TrainingJob(
         run_id=run_id,
         model=model,
@@ -126,14 +134,7 @@ def write_job(
         stages=stages,
         config=config,
         start_model=start.model,
-        worker_bytes=worker_bytes(
-            model,
-            dataset.features,
-            config,
-            stages,
-            num_train_rows=dataset.num_train_rows,
-            is_dry_run=provisioning.is_dry_run,
-        ),
+        worker_bytes=tuple(need.num_bytes for need in needs),
     )
     if run.is_local:
         check_workers_fit(
@@ -142,6 +143,7 @@ def write_job(
                 for index, (stage, num_bytes) in enumerate(zip(job.stages, job.worker_bytes, strict=True))
             },
             where="this machine",
+            made_of={f"stage {index}": need for index, need in enumerate(needs)},
         )
     submit_job(run, job, start_folder=start.folder)
     return job

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from moto.server import ThreadedMotoServer
 
+from heterps_core.data.reading.bucket_path import _file_system
+
 REGION = "us-east-1"
 
 
@@ -16,7 +18,9 @@ def empty_cloud() -> Iterator[dict[str, str]]:
     """Serve, and yield the environment that leads boto3 there.
 
     All servers of one process share what they know, so that one which starts forgets what others before it were told.
+    So does Arrow's client of a bucket, which stays with the address at which it first found it.
     """
+    _file_system.cache_clear()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:

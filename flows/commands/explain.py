@@ -10,7 +10,8 @@ from infra.workspace import Workspace
 
 HELP = """\
 Show why a run's plan was chosen: reasons, the next best plan, at which prices the choice flips, and what more
-throughput would have cost. Nothing is computed again: these are the words and figures of the time.
+throughput would have cost; and which columns have how many values in how large a table. Nothing is computed again:
+these are the words and figures of the time.
 
 examples:
   heterps explain latest
@@ -38,4 +39,5 @@ def run(options: argparse.Namespace) -> None:
         return
     model = f": {document['model']} on {document['data']}" if "model" in document else ""
     summary = [document["summary"], ""] if "summary" in document else [""]
-    print("\n".join([f"Run {document['run_id']}{model}", *summary, document["text"]]))
+    tables = ["", document["tables"]] if "tables" in document else []
+    print("\n".join([f"Run {document['run_id']}{model}", *summary, document["text"], *tables]))

@@ -49,7 +49,10 @@ def run(options: argparse.Namespace) -> None:
     run_id = find_run(options.run_id, providers, family="run with machines")
     live = machines_of_run(workspace, run_id)
     if not live:
-        print(f"run {run_id} has no machines: nothing to stop")
+        print(
+            f"run {run_id} has no machines: nothing to stop; one that waits for spot machines ends with its flow "
+            f"run (prefect flow-run cancel)"
+        )
         return
     # Also where nothing waits for it: a run that is not asked to stop goes on with other machines.
     directory_of_run(workspace, providers[run_id], run_id).request_stop()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
 from zoneinfo import ZoneInfo
 
 from prefect.runtime import flow_run as current_flow_run
@@ -11,8 +14,12 @@ from flows.parameter_checks import resumed_parameters
 from flows.parameters import TrainedParameters, TrainParameters
 from flows.service.schedule import nightly_timezone
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.distinct_values import tables_table
 from heterps_core.data.reading.days import Night
+from heterps_core.device_types import in_markets
+from heterps_core.hardware import Market
 from heterps_core.models.model_graph import host_bytes_of_worker
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers
 from heterps_core.training.job import CHAMPION, TrainingConfig, default_batch_size
 from heterps_core.training.storage.run_directory import RunDirectory
@@ -36,7 +43,6 @@ from tasks.records.runs import check_not_finished, keep_explanation, save_parame
 from tasks.records.tracking import TrackedRun
 from tasks.reports.run_report import PlanReport, plan_summary, taken_text
 from tasks.running.budget import spent_this_month_usd
-from tasks.running.losses import device_types_to_buy
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run, open_run
 from tasks.running.start import Start, choose_start, load_start
@@ -44,6 +50,7 @@ from tasks.scheduling import (
     explain_choice,
     make_problem,
     search_chosen,
+    search_in_time,
     simulate_choice,
     with_compared,
     with_robust,
@@ -137,8 +144,9 @@ def begin_run(
         data=asked.data,
         schema_file=asked.schema_file,
         night=night,
-        buckets_per_slot=start.buckets_per_slot,
+        slot_rows=start.slot_rows,
         numeric_transform=start.numeric_transform,
+        late_rows=asked.late_rows,
     )
     log_step("data", clicks.summary)
     return OpenedRun(
@@ -161,6 +169,8 @@ class NightPlan:
     profiled: ProfiledModel
     learning: Learning
     config: TrainingConfig
+    spot_until: datetime | None
+    """Until when its spot machines may be waited for; None where there is no deadline, or no machine on spot."""
 
 
 def compared(run: OpenedRun, report: PlanReport) -> PlanReport:
@@ -184,17 +194,21 @@ def plan_night(run: OpenedRun) -> NightPlan:
         planned_samples=asked.planned_samples,
         planned_rows_per_slot=asked.planned_rows_per_slot,
     )
+    if run.start.model is not None:
+        # Which is judged on the same rows, behind the trained one.
+        job = replace(job, evaluated_share=2 * job.evaluated_share)
     deadline = None
     if asked.ready_by is not None:
         deadline = deadline_for(
             asked.ready_by,
             now=utc_now(),
             zone=ZoneInfo(nightly_timezone()),
-            num_samples=job.num_samples,
+            num_samples=job.num_samples * _share_left(run),
             num_epochs=asked.epochs,
             pause_share=pause_share(job.evaluated_share / asked.epochs),
         )
-    device_types = device_types_to_buy(run.workspace, asked.device_types, asked.markets, run_id=run.run_id)
+    markets = [Market(market) for market in asked.markets]
+    device_types = in_markets(asked.device_types, markets)
     profiled = profile_layers(
         run.workspace,
         run.clicks,
@@ -213,35 +227,50 @@ def plan_night(run: OpenedRun) -> NightPlan:
     offers = offers_that_hold_workers(
         device_types, offers, host_bytes_of_worker=host_bytes_of_worker(job.num_samples)
     )
-    with explained_by(deadline):
-        problem = make_problem(
-            profiled,
-            offers,
-            job,
-            device_types=device_types,
-            num_epochs=asked.epochs,
-            throughput_floor_samples_per_s=floor_with(deadline, asked.throughput_floor_samples_per_s),
-            leave_out_costs=asked.leave_out_costs,
-            profiling_usd=profiled.profiling_usd(run.run_id),
-            update_mode=asked.update_mode,
-        )
     learning = learn_from_runs(run.workspace, run_id=run.run_id)
-    problem = learning.corrected(problem)
-    log_step("learnt", learning.summary(problem))
+
+    def problem_with(names: Sequence[str]) -> SchedulingProblem:
+        return learning.corrected(
+            make_problem(
+                profiled,
+                offers,
+                job,
+                device_types=names,
+                num_epochs=asked.epochs,
+                throughput_floor_samples_per_s=floor_with(deadline, asked.throughput_floor_samples_per_s),
+                leave_out_costs=asked.leave_out_costs,
+                profiling_usd=profiled.profiling_usd(run.run_id),
+                update_mode=asked.update_mode,
+            )
+        )
+
     with explained_by(deadline):
-        searches = search_chosen(
+        problem = problem_with(device_types)
+        log_step("learnt", learning.summary(problem))
+        steady_types = in_markets(asked.device_types, [Market.ON_DEMAND])
+        problem, searches = search_in_time(
             problem,
-            scheduler=asked.scheduler,
-            budget_evaluations=asked.budget_evaluations,
-            seed=asked.seed,
-            max_seconds=asked.max_planning_seconds,
+            problem_with(steady_types) if deadline and set(markets) == set(Market) else None,
+            deadline,
+            search=partial(
+                search_chosen,
+                scheduler=asked.scheduler,
+                budget_evaluations=asked.budget_evaluations,
+                seed=asked.seed,
+                max_seconds=asked.max_planning_seconds,
+            ),
+            max_usd_per_hour=asked.max_usd_per_hour,
         )
     robust_choice = None
     if asked.robust:
         searches, robust_choice = with_robust(problem, searches)
         log_step("robust", str(robust_choice))
     chosen = searches.chosen
-    floor = floor_text(deadline, asked.throughput_floor_samples_per_s)
+    floor = floor_text(
+        deadline,
+        asked.throughput_floor_samples_per_s,
+        planned_with=problem.throughput_floor_samples_per_s,
+    )
     log_step("plan", plan_summary(chosen.plan) + floor + taken_text(searches, asked.scheduler))
     if not run.is_resumed:
         check_lifetime(chosen.evaluation, provider=asked.provider)
@@ -282,10 +311,26 @@ def plan_night(run: OpenedRun) -> NightPlan:
         tracked=run.tracked,
         config=config,
         is_estimated=bool(profiled.estimated_device_types),
+        tables=tables_table(run.dataset.manifest.columns, run.dataset.features.slot_rows),
         day=asked.day,
     )
     keep_explanation(run.workspace, report)
-    return NightPlan(report=report, profiled=profiled, learning=learning, config=config)
+    spot_until = None
+    if deadline is not None and chosen.evaluation.interruptions_per_hour > 0:
+        spot_until = deadline.spot_until(chosen.evaluation.throughput_samples_per_s)
+    return NightPlan(
+        report=report, profiled=profiled, learning=learning, config=config, spot_until=spot_until
+    )
+
+
+def _share_left(run: OpenedRun) -> float:
+    """Return the share of the run's steps that its newest checkpoint leaves to be trained."""
+    from heterps_core.training.checkpoint import step_to_resume_from
+
+    if not run.is_resumed:
+        return 1.0
+    num_steps = run.dataset.num_batches(run.batch_size) * run.asked.epochs
+    return 1 - min(step_to_resume_from(run.directory), num_steps - 1) / num_steps
 
 
 def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flows.night.plan import NightPlan, OpenedRun, compared
 from heterps_core.errors import InterruptedTrainingError
 from heterps_core.planning.provisioning.node_order import plan_traffic
+from heterps_core.training.node.node_life import leaving_nodes
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.billing.caps import Caps
@@ -21,7 +22,7 @@ from tasks.recording import record_plan, record_run, register_model
 from tasks.records.runs import COMPLETED, utc_now
 from tasks.reports.run_report import RunReport, training_summary
 from tasks.running.budget import check_finished_within_budget, spent_this_month_usd, within_budget
-from tasks.running.losses import interruption_summary, note_interruptions, note_loss
+from tasks.running.losses import interruption_summary, note_loss
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run
 from tasks.running.tidying import drop_what_resuming_needs
@@ -66,6 +67,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
                 batch_size=plan.config.batch_size,
                 num_microbatches=plan.config.num_microbatches,
             ),
+            spot_until=plan.spot_until,
         ) as cluster,
         within_budget(
             run.workspace,
@@ -89,14 +91,14 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
                 run.run_id,
                 error,
                 run_directory=run_directory,
-                cluster=cluster,
+                launch_id=cluster.run_id,
                 now=utc_now(),
             )
             log_step("lost", loss.summary)
             return None
     keep_storage_usage(run.workspace, run.run_id, run_directory, cluster, training.storage)
     check_finished_within_budget(watch, training, run_id=run.run_id)
-    leaving = note_interruptions(run.workspace, run.run_id, run_directory=run_directory, cluster=cluster)
+    leaving = sorted(leaving_nodes(run_directory))
     if leaving and not training.is_complete:
         log_step("preempted", interruption_summary(training, leaving))
         return None
@@ -141,7 +143,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         learning=plan.learning,
         prediction=predict_launch(plan.profiled, plan.report.provisioning.launch_stages, plan.config),
         training=training,
-        baseline=measure_baseline(run.clicks),
+        baseline=measure_baseline(run.clicks) if run.asked.baseline else None,
         best_reachable=run.clicks.best_reachable,
         bills=bills_of_run(run.workspace, run.asked.provider, run.run_id),
     )
@@ -166,6 +168,8 @@ def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecisio
         usd_per_million_samples=report.billed_usd_per_million_samples,
         gates=run.asked.gates,
         baseline=report.baseline,
+        judgement=report.training.judgement,
+        judged_beside=None if run.start.model is None else run.start.model.version,
     )
     if isinstance(decision, str):
         log_step("champion", f"version {version} is not judged: {decision}")

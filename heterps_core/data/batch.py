@@ -1,10 +1,11 @@
-"""A batch of clicks as torch tensors: B rows, D dense columns, S categorical slots.
+"""A batch of clicks as torch tensors: B rows, D dense columns, K ids, those of the slots side by side.
 
 The only file of this folder that loads torch, so that data can be prepared without it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +23,14 @@ class ClickBatch:
     """[B, D] float32, standardised; 0 where the value is missing."""
 
     ids: torch.Tensor
-    """[B, S] int64, row inside the table of its slot; row 0 of each slot stands for a missing value."""
+    """[B, K] int64, row inside the table of its slot; row 0 of each slot stands for a missing value, and `NO_ID`
+    fills the places of a list behind its end."""
 
     labels: torch.Tensor
-    """[B] float32, 1 for a click and 0 for none."""
+    """[B] float32, 1 for a click and 0 for none; [B, labels] where there are several."""
+
+    weights: torch.Tensor | None = None
+    """[B] float32, what each row counts for; None where all count alike."""
 
     @property
     def num_rows(self) -> int:
@@ -36,10 +41,18 @@ class ClickBatch:
         """Return the batch on a device; the same one where it lies there already."""
         if self.labels.device == device:
             return self
+        return self._each(lambda tensor: to_device(tensor, device))
+
+    def rows(self, first: int, stop: int) -> ClickBatch:
+        """Return rows first..stop - 1."""
+        return self._each(lambda tensor: tensor[first:stop])
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ClickBatch:
         return ClickBatch(
-            dense=to_device(self.dense, device),
-            ids=to_device(self.ids, device),
-            labels=to_device(self.labels, device),
+            dense=change(self.dense),
+            ids=change(self.ids),
+            labels=change(self.labels),
+            weights=None if self.weights is None else change(self.weights),
         )
 
     @classmethod
@@ -48,8 +61,9 @@ class ClickBatch:
         dense: npt.NDArray[np.float32],
         ids: npt.NDArray[np.int32] | npt.NDArray[np.int64],
         labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32],
+        weights: npt.NDArray[np.float32] | None = None,
     ) -> ClickBatch:
-        """Make a batch of dense [B, D], ids [B, S] and labels [B].
+        """Make a batch of dense [B, D], ids [B, K], labels [B] and weights [B].
 
         Arrays that have the right type already are shared with the tensors, not copied.
         """
@@ -57,4 +71,5 @@ class ClickBatch:
             dense=torch.from_numpy(dense.astype(np.float32, copy=False)),
             ids=torch.from_numpy(ids.astype(np.int64, copy=False)),
             labels=torch.from_numpy(labels.astype(np.float32, copy=False)),
+            weights=None if weights is None else torch.from_numpy(weights),
         )

@@ -20,12 +20,17 @@ from heterps_core.data.manifest import (
     read_manifest,
 )
 from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.reading.row_batch import first_label
 from heterps_core.data.row_arrays import RowArrays, rows_as_arrays
 from heterps_core.data.row_groups import RowBuffer, RowGroups
 from heterps_core.errors import DataError
 
 if TYPE_CHECKING:
     from heterps_core.data.batch import ClickBatch
+
+
+STEPS_AHEAD = 32
+"""Row groups in a bucket are asked for so many steps before their first row: more than they take to come."""
 
 
 class PreparedDataset:
@@ -38,6 +43,7 @@ class PreparedDataset:
     Attributes:
         directory: Where the files lie; another process calls `PreparedDataset.open` with it.
         manifest: What the dataset holds.
+        largest_group_rows: Rows of its largest row group.
     """
 
     def __init__(
@@ -47,12 +53,15 @@ class PreparedDataset:
         self.manifest = manifest
         self._groups = RowGroups(folder or folder_of(Path(directory)), manifest, where=directory)
         starts = self._groups.starts
-        self._rows = RowBuffer(starts, self._arrays)
-        self._labels = RowBuffer(starts, lambda group: (self._groups.read_labels(group),))
+        threads = self._groups.num_threads
+        self._rows = RowBuffer(starts, self._arrays, num_threads=threads)
+        self._targets = RowBuffer(
+            starts, lambda group: _present(*self._groups.read_targets(group)), num_threads=threads
+        )
         last = self._groups.between(0, self.num_train_rows).stop
         self._train_starts = np.minimum(starts[: last + 1], self.num_train_rows)
-        largest_bytes = int(np.diff(starts).max()) * self.features.row_bytes
-        self._max_lanes = min(MAX_LANES, BUFFER_BYTES // largest_bytes)
+        self.largest_group_rows = int(np.diff(starts).max())
+        self._max_lanes = min(MAX_LANES, BUFFER_BYTES // (self.largest_group_rows * manifest.row_bytes))
         self._order_key: tuple[int, int, int] | None = None
         self._order: EpochOrder | None = None
 
@@ -92,16 +101,15 @@ class PreparedDataset:
 
     @property
     def eval_labels(self) -> npt.NDArray[np.uint8]:
-        """Labels [num_eval_rows] of the held-out rows, in order; read at each call."""
+        """Labels [num_eval_rows] of the held-out rows, in order, the first of several; read at each call."""
         return self.labels(self.num_train_rows, self.manifest.num_rows)
 
     def labels(self, first: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Return the labels of rows first..stop - 1."""
+        """Return the labels of rows first..stop - 1, the first of several."""
         groups = self._groups.between(first, stop)
-        labels = [self._groups.read_labels(group) for group in groups]
         offset = first - int(self._groups.starts[groups.start])
-        found: npt.NDArray[np.uint8] = np.concatenate([np.zeros(0, dtype=np.uint8), *labels])
-        return found[offset : offset + stop - first]
+        of_groups = [first_label(self._groups.read_targets(group)[0]) for group in groups]
+        return np.concatenate([np.zeros(0, dtype=np.uint8), *of_groups])[offset : offset + stop - first]
 
     def parts(
         self,
@@ -124,7 +132,17 @@ class PreparedDataset:
                 numeric_transform or self.manifest.numeric_transform,
             )
             mine = slice(max(first - start, 0), min(stop, end) - start)
-            yield RowArrays(dense=rows.dense[mine], ids=rows.ids[mine], labels=rows.labels[mine])
+            yield RowArrays(
+                dense=rows.dense[mine],
+                ids=rows.ids[mine],
+                labels=rows.labels[mine],
+                weights=None if rows.weights is None else rows.weights[mine],
+            )
+
+    @property
+    def bucket_requests(self) -> tuple[int, int]:
+        """What was asked of buckets of the source so far, and the bytes that they sent."""
+        return self._groups.num_requests, self._groups.num_bytes
 
     def num_batches(self, batch_size: int) -> int:
         """Return the global batches of one epoch, at least 1; see `EpochOrder`.
@@ -156,7 +174,12 @@ class PreparedDataset:
                 self._train_starts, batch_size=batch_size, seed=seed, epoch=epoch, max_lanes=self._max_lanes
             )
             self._order_key = (epoch, seed, batch_size)
-        return self._order.rows(batch_index, np.arange(batch_size) if positions is None else positions)
+        positions = np.arange(batch_size) if positions is None else positions
+        if self._groups.num_threads > 1:
+            coming = self._order.rows(min(batch_index + STEPS_AHEAD, self._order.num_batches - 1), positions)
+            for buffer in (self._rows, self._targets):
+                buffer.expect(coming)
+        return self._order.rows(batch_index, positions)
 
     def held_out_rows(self, batch_index: int, *, batch_size: int) -> Int64Array:
         """Return the row indices of a batch of held-out rows, the last of which may be short; none behind it.
@@ -179,16 +202,16 @@ class PreparedDataset:
         # Here and not above: preparing data must not load torch.
         from heterps_core.data.batch import ClickBatch
 
-        dense, ids, labels = self._rows.gather(rows)
-        return ClickBatch.from_numpy(dense, ids, labels)
+        return ClickBatch.from_numpy(*self._rows.gather(rows))
 
-    def label_batch(self, rows: Int64Array) -> ClickBatch:
-        """Return the labels alone of rows [B], with features of no column; else as `batch`."""
+    def target_batch(self, rows: Int64Array) -> ClickBatch:
+        """Return labels and weights alone of rows [B], with features of no column; else as `batch`."""
         from heterps_core.data.batch import ClickBatch
 
-        (labels,) = self._labels.gather(rows)
         none = (len(rows), 0)
-        return ClickBatch.from_numpy(np.zeros(none, np.float32), np.zeros(none, np.int64), labels)
+        return ClickBatch.from_numpy(
+            np.zeros(none, np.float32), np.zeros(none, np.int64), *self._targets.gather(rows)
+        )
 
     def _lanes(self, num_rows: int, batch_size: int) -> EpochOrder:
         return EpochOrder(
@@ -197,4 +220,8 @@ class PreparedDataset:
 
     def _arrays(self, group: int) -> tuple[npt.NDArray[Any], ...]:
         rows = rows_as_arrays(self._groups.read(group), self.features, self.manifest.numeric_transform)
-        return rows.dense, rows.ids, rows.labels
+        return _present(rows.dense, rows.ids, rows.labels, rows.weights)
+
+
+def _present(*arrays: npt.NDArray[Any] | None) -> tuple[npt.NDArray[Any], ...]:
+    return tuple(array for array in arrays if array is not None)

@@ -1,11 +1,12 @@
 """Which row stands at which position of a batch, as a formula: no array of the rows, no state, no replica in it.
 
 A keyed permutation puts the row groups of an epoch into a new sequence. It is cut into lanes that are read side by
-side; each batch takes the next rows of every lane, in the order of lanes, so that a replica, which works on the same
-positions of every batch, meets the same few lanes from the first step to the last. Within the part of a row group
-that lies in a lane another keyed permutation orders the rows: what is shuffled is what lies in memory, one row group
-for each lane. Batch and position name a row directly, so a run goes on from the number of its step, with any number
-of replicas.
+side, every other one from its end; each batch takes the next rows of every lane, in the order of lanes, so that a
+replica, which works on the same positions of every batch, meets the same few lanes from the first step to the last.
+Two lanes with a row group in common both begin or both end with it, so it is read once. Within the part of a row
+group that lies in a lane another keyed permutation orders the rows: what is shuffled is what lies in memory, one row
+group for each lane. Batch and position name a row directly, so a run goes on from the number of its step, with any
+number of replicas.
 
 Symbols: G = row groups, N = rows, B = rows of a batch, T = N // B batches, L = lanes.
 """
@@ -22,9 +23,6 @@ from heterps_core.errors import ConfigurationError
 
 MAX_LANES = 1_024
 """31 replicas then share few row groups: at most 30 of 1,024 lanes are read twice."""
-
-_LEAST_LANES, _GROUPS_PER_LANE = 256, 16
-"""Where row groups do not all lie in memory, each end of a lane has one read twice: a lane should hold many."""
 
 _ROUNDS = 4
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -78,7 +76,7 @@ class EpochOrder:
 
     Args:
         group_starts: First row of each row group, then the number of rows [G + 1]; ascending.
-        seed: Of the run; None keeps all rows in their order, which held-out rows are read in.
+        seed: Of the run; None leaves the rows of each lane in their order, which held-out rows are read in.
         max_lanes: So many row groups are held in memory by all replicas of a stage together.
 
     Raises:
@@ -103,8 +101,6 @@ class EpochOrder:
         self._batch_size = batch_size
         self.num_batches = max(1, self._num_rows // batch_size)
         self._num_lanes = max(1, min(batch_size, max_lanes))
-        if self._num_groups > max_lanes:
-            self._num_lanes = min(self._num_lanes, max(self._num_groups // _GROUPS_PER_LANE, _LEAST_LANES))
         self._key: np.uint64 | None = None
         self._starts: Starts = group_starts
         if seed is not None:
@@ -129,14 +125,16 @@ class EpochOrder:
             )
         if self._num_rows < self._batch_size:
             positions = positions % self._num_rows
-            first, share = np.zeros_like(positions), np.full_like(positions, self._num_rows)
+            lane = first = np.zeros_like(positions)
+            share = np.full_like(positions, self._num_rows)
         else:
             # Lane l has the positions from l B // L on of every batch.
             lane = ((positions + 1) * self._num_lanes - 1) // self._batch_size
             first = lane * self._batch_size // self._num_lanes
             share = (lane + 1) * self._batch_size // self._num_lanes - first
         lane_start = first * self.num_batches
-        ordered: Int64Array = lane_start + batch_index * share + positions - first
+        step = np.where(lane % 2, self.num_batches - 1 - batch_index, batch_index)
+        ordered: Int64Array = lane_start + step * share + positions - first
         if self._key is None:
             return ordered
         return self._shuffled(ordered, lane_start, lane_start + share * self.num_batches)

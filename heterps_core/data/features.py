@@ -11,17 +11,17 @@ from heterps_core.json_codec import JsonDocument, JsonForm
 MISSING_ROW = 0
 """Row of every slot that stands for "no value"; real values hash to the rows after it."""
 
+NO_ID = -1
+"""Fills the places of a shorter list, behind its values."""
+
+SUM, MEAN = POOLINGS = ("sum", "mean")
+"""What is made of the vectors of a slot's values."""
+
+SEQUENCE = "sequence"
+"""In the place of a pooling: the values are in order; a model takes them so, or their mean."""
+
 MIN_SLOT_ROWS = 2
 """One row for a missing value and at least one for the values."""
-
-MIN_BUCKETS, MAX_BUCKETS = 1_024, 131_072
-
-ROWS_PER_BUCKET = 16
-"""A bucket that is hardly ever seen learns nothing."""
-
-OUTGROWN = 4
-"""Tables this many times smaller than new ones would be are worth a word; days differ by less."""
-
 
 BUFFER_BYTES = 1 << 30
 """Of the row groups that all replicas of a stage hold together; the larger they are, the fewer lie side by side."""
@@ -53,6 +53,15 @@ class FeatureSpec(JsonDocument):
     dense_names: tuple[str, ...] = ()
     """One name per dense column; empty stands for dense_0, dense_1, ..."""
 
+    slot_lengths: tuple[int, ...] = ()
+    """Most values of a row in each slot, at least 1; empty stands for 1 each."""
+
+    slot_poolings: tuple[str, ...] = ()
+    """Of each slot one of `POOLINGS`, or `SEQUENCE`; empty stands for the sum."""
+
+    num_labels: int = 1
+    """Labels of a row, and logits of a model."""
+
     def __post_init__(self) -> None:
         if self.num_dense < 0:
             raise ConfigurationError(f"num_dense must be at least 0, got {self.num_dense}")
@@ -70,6 +79,8 @@ class FeatureSpec(JsonDocument):
         object.__setattr__(
             self, "dense_names", self.dense_names or tuple(f"dense_{i}" for i in range(self.num_dense))
         )
+        object.__setattr__(self, "slot_lengths", self.slot_lengths or (1,) * len(self.slot_rows))
+        object.__setattr__(self, "slot_poolings", self.slot_poolings or (SUM,) * len(self.slot_rows))
         _check_names("slot_names", self.slot_names, len(self.slot_rows))
         _check_names("dense_names", self.dense_names, self.num_dense)
 
@@ -79,14 +90,27 @@ class FeatureSpec(JsonDocument):
         return len(self.slot_rows)
 
     @property
+    def num_ids(self) -> int:
+        """Number of ids of a row: one for each value that a slot may have at most."""
+        return sum(self.slot_lengths)
+
+    @property
+    def id_columns(self) -> tuple[range, ...]:
+        """For each slot the columns of its ids."""
+        return tuple(
+            range(end - length, end)
+            for end, length in zip(accumulate(self.slot_lengths), self.slot_lengths, strict=True)
+        )
+
+    @property
     def total_rows(self) -> int:
         """Rows of all slots together."""
         return sum(self.slot_rows)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in memory: float32 numbers, int32 ids, a label."""
-        return 4 * (self.num_dense + self.num_slots) + 1
+        """Bytes of a row in memory: float32 numbers, int32 ids, and a byte for each label."""
+        return 4 * (self.num_dense + self.num_ids) + self.num_labels
 
     @property
     def slot_offsets(self) -> tuple[int, ...]:
@@ -99,25 +123,3 @@ def _check_names(field: str, names: tuple[str, ...], count: int) -> None:
         raise ConfigurationError(f"{field} must hold one name per column, {count}, got {len(names)}")
     if len(set(names)) != count:
         raise ConfigurationError(f"{field} must differ from one another, got {', '.join(names)}")
-
-
-def buckets_for_rows(num_rows: int) -> int:
-    """Return the rows of each slot's table for so many rows of data: a power of two, in fixed limits.
-
-    Example:
-        >>> buckets_for_rows(200_000), buckets_for_rows(0)
-        (8192, 1024)
-    """
-    wanted = max(1, num_rows // ROWS_PER_BUCKET)
-    return min(max(1 << (wanted.bit_length() - 1), MIN_BUCKETS), MAX_BUCKETS)
-
-
-def outgrown_tables(buckets_per_slot: int, *, num_rows: int) -> str | None:
-    """Return for people that data has outgrown its tables, and the way out; None where it has not."""
-    wanted = buckets_for_rows(num_rows)
-    if wanted < OUTGROWN * buckets_per_slot:
-        return None
-    return (
-        f"each keeps the champion's {buckets_per_slot:,} rows, but {num_rows:,} rows of data would get {wanted:,} in "
-        f"a new model, with fewer collisions; start_from=scratch trains one"
-    )

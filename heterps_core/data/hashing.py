@@ -15,8 +15,9 @@ import sys
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from heterps_core.data.features import MIN_SLOT_ROWS, MISSING_ROW
+from heterps_core.data.features import MIN_SLOT_ROWS, MISSING_ROW, NO_ID
 from heterps_core.errors import ConfigurationError
 
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
@@ -64,6 +65,29 @@ def rows_of_texts(
     rows = (hash_texts(texts, slot=slot) % np.uint64(num_rows - 1)).astype(np.int32)
     rows += MISSING_ROW + 1
     rows[text_lengths(texts) == 0] = MISSING_ROW
+    return rows
+
+
+def rows_of_lists(
+    lists: pa.ListArray, *, slot: int, num_rows: int, length: int, keeps_last: bool = False
+) -> npt.NDArray[np.int32]:
+    """Return the embedding rows [n, length] of the first texts of each list, or the last ones, then `NO_ID`.
+
+    A text that is missing is left out; a list without any other has the row of a missing value, as one text would.
+    """
+    found = rows_of_texts(lists.flatten(), slot=slot, num_rows=num_rows)
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    row = np.repeat(np.arange(len(lists)), counts)
+    is_there = found != MISSING_ROW
+    found, row = found[is_there], row[is_there]
+    counts = np.bincount(row, minlength=len(lists))
+    place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    if keeps_last:
+        place -= np.repeat(np.maximum(counts - length, 0), counts)
+    is_kept = (place >= 0) & (place < length)
+    rows = np.full((len(lists), length), NO_ID, dtype=np.int32)
+    rows[row[is_kept], place[is_kept]] = found[is_kept]
+    rows[counts == 0, 0] = MISSING_ROW
     return rows
 
 

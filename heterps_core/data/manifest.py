@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from heterps_core.data.distinct_values import ColumnValues
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_codec import JsonDocument, JsonForm
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Raised whenever the same source would give other files, so that older caches are not reused."""
 
 MANIFEST_NAME = "manifest.json"
@@ -35,14 +37,19 @@ class SourceFile:
     """One file that a dataset was prepared from, as it was then."""
 
     path: str
-    """Absolute path."""
+    """Absolute, or the URI of an object."""
 
     size_bytes: int
     modified_ns: int
-    """Time of the last change, nanoseconds since 1970."""
+    """Time of the last change, nanoseconds since 1970; 0 of an object, whose tag tells it."""
 
-    sample_sha256: str
-    """Of the first and the last 64 KiB: a rewritten file is noticed even where size and time agree."""
+    tag: str
+    """SHA-256 of the first and the last 64 KiB: a rewritten file is noticed even where size and time agree. Of an
+    object its ETag."""
+
+    def is_same(self, other: SourceFile) -> bool:
+        """Tell whether it has the content of another, whenever each was written."""
+        return (self.size_bytes, self.tag) == (other.size_bytes, other.tag)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,18 +78,29 @@ class DatasetManifest(JsonDocument):
     num_train_rows: int
     num_eval_rows: int
     num_sampled_rows: int
-    """Training rows that the share of clicks, and the transform where none was given, were measured on."""
+    """Training rows that the share of clicks, the values of the columns, and the transform where none was given, were
+    measured on."""
 
     num_sampled_clicks: int
+    columns: tuple[ColumnValues, ...]
+    """The categorical ones, in the order of slots."""
+
     file_groups: tuple[int, ...]
     """Row groups of each Parquet file, in the order of rows."""
 
     sources: tuple[SourceFile, ...]
+    bucket_files: tuple[int, ...] = ()
+    """Numbers of the files that are read from their bucket as they lie; all others are in the dataset's folder."""
 
     @property
     def num_rows(self) -> int:
         """Rows for training and evaluation together."""
         return self.num_train_rows + self.num_eval_rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in memory: its features, its labels, and a weight of float32 where it has one."""
+        return self.features.row_bytes + 4 * len(self.schema.weight_columns)
 
     @property
     def train_click_rate(self) -> float:
@@ -105,13 +123,16 @@ def read_manifest(folder: Folder) -> DatasetManifest | None:
         return None
 
 
-def describe_source(file: Path) -> SourceFile:
+def describe_source(file: SourcePath) -> SourceFile:
     """Return what a source file is now.
 
     Raises:
         DataError: It cannot be read.
     """
     try:
+        if isinstance(file, BucketPath):
+            tag, num_bytes = file.tag_and_size()
+            return SourceFile(path=str(file), size_bytes=num_bytes, modified_ns=0, tag=tag)
         status = file.stat()
         digest = hashlib.sha256()
         with file.open("rb") as stream:
@@ -119,19 +140,19 @@ def describe_source(file: Path) -> SourceFile:
             stream.seek(max(0, status.st_size - _SAMPLED_BYTES))
             digest.update(stream.read(_SAMPLED_BYTES))
     except OSError as error:
-        raise DataError(file, f"cannot be read: {error.strerror}") from error
+        raise DataError(file, f"cannot be read: {error.strerror or error}") from error
     return SourceFile(
         path=str(file.absolute()),
         size_bytes=status.st_size,
         modified_ns=status.st_mtime_ns,
-        sample_sha256=digest.hexdigest(),
+        tag=digest.hexdigest(),
     )
 
 
 def compute_fingerprint(
     sources: Sequence[SourceFile],
     schema: DataSchema,
-    buckets_per_slot: int | None,
+    buckets_per_slot: int | Sequence[int] | None,
     eval_fraction: float,
     *,
     num_eval_sources: int = 0,

@@ -10,19 +10,25 @@ import logging
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
+from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.features import BUFFER_BYTES, MIN_SLOT_ROWS, FeatureSpec, buckets_for_rows
+from heterps_core.data.distinct_values import ValueCounter
+from heterps_core.data.features import BUFFER_BYTES, MIN_SLOT_ROWS
 from heterps_core.data.manifest import (
     MANIFEST_NAME,
     DatasetManifest,
@@ -33,9 +39,11 @@ from heterps_core.data.manifest import (
     read_manifest,
 )
 from heterps_core.data.numeric_transform import NumericTransform, fit_numeric_transform, take_logarithms
-from heterps_core.data.reading.parquet_reader import group_sizes
+from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
+from heterps_core.data.reading.parquet_reader import group_sizes, read_footer
 from heterps_core.data.reading.readers import Source, is_parquet, list_source_files, read_rows
-from heterps_core.data.row_groups import STARTS_NAME, RowGroups, parquet_name
+from heterps_core.data.reading.row_batch import RowBatch, first_label
+from heterps_core.data.row_groups import STARTS_NAME, RowGroups, footer_name, parquet_name, sampled_runs
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_file import replace_json
@@ -45,9 +53,13 @@ logger = logging.getLogger(__name__)
 ROWS_PER_GROUP = 16_384
 """Of the files that text is converted to: a gigabyte holds 417 row groups of Criteo's columns."""
 
-SAMPLED_ROWS = 1_048_576
+SAMPLED_ROWS, SAMPLED_RUNS = 1_048_576, 32
+"""Rows that are looked at, and the runs that they lie in, spread evenly over the training rows; where these runs lie
+does not depend on the kind of the files or their row groups, of which one or two are read for each."""
 
-_OWN_NAMES = re.compile(rf"{MANIFEST_NAME}|{STARTS_NAME}|rows-\d{{5}}\.parquet|(dense|ids|labels)\.npy")
+_OWN_NAMES = re.compile(
+    rf"{MANIFEST_NAME}|{STARTS_NAME}|rows-\d{{5}}\.(parquet|footer\.zst)|(dense|ids|labels)\.npy"
+)
 """The last of format 1."""
 
 
@@ -55,7 +67,7 @@ def prepare_dataset(
     source: Source,
     *,
     schema: DataSchema,
-    buckets_per_slot: int | None = None,
+    buckets_per_slot: int | Sequence[int] | None = None,
     eval_fraction: float = 0.2,
     eval_source: Source | None = None,
     numeric_transform: NumericTransform | None = None,
@@ -63,18 +75,20 @@ def prepare_dataset(
 ) -> PreparedDataset:
     """Make a prepared dataset of a table of clicks, or reuse the one that is there.
 
-    Parquet files are read by their footers and a sample of their row groups, and must stay where they are; text is
-    read and checked as a whole.
+    Parquet files are read by their footers and a sample of their row groups, and must stay where they are, here or in
+    a bucket; text is read and checked as a whole.
 
     `out_dir` is reused if it was made from the same files (by size, time of change and a sample of
     the content), schema and parameters. Otherwise it is replaced in one step at the end; a failure
     leaves it as it was. Processes that prepare in the same folder wait for one another.
 
     Args:
-        source: A file, a folder, a pattern such as "day_*.gz", or a list of them; rows in time order.
+        source: A file, a folder, a pattern such as "day_*.gz", each here or in a bucket, or a list of them; rows in
+            time order.
         schema: Columns and their meaning.
-        buckets_per_slot: Rows of each slot's embedding table, at least 2: row 0 for a missing value
-            and the rest shared by all values through their hash. None: by the number of rows of `source`.
+        buckets_per_slot: Rows of the embedding table of every slot, or of each, at least 2: row 0 for a missing
+            value and the rest shared by all values through their hash. None: by the different values that a sample
+            of `source` shows, see `distinct_values.py`.
         eval_fraction: Share of the rows, the latest ones, that is held out, in [0, 1). At least one
             row is held out unless it is 0.
         eval_source: Rows to hold out, later than all of `source`, which is trained on then as a whole.
@@ -92,7 +106,8 @@ def prepare_dataset(
     eval_files = () if eval_source is None else list_source_files(eval_source)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(out_dir.parent):
-        sources = tuple(describe_source(file) for file in (*files, *eval_files))
+        with ThreadPoolExecutor() as pool:
+            sources = tuple(pool.map(describe_source, (*files, *eval_files)))
         fingerprint = compute_fingerprint(
             sources,
             schema,
@@ -126,8 +141,11 @@ def prepare_dataset(
             shutil.rmtree(out_dir, ignore_errors=True)
             partial.rename(out_dir)
         except OSError as error:
+            free_bytes = shutil.disk_usage(out_dir.parent).free
             raise DataError(
-                out_dir, f"cannot write the prepared dataset: {error.strerror or error}"
+                out_dir,
+                f"cannot write the prepared dataset: {error.strerror or error}, with {free_bytes:,} bytes free; "
+                f"free space, or give the source as Parquet, which is not copied",
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -138,11 +156,11 @@ def prepare_dataset(
 
 def _prepare_rows(
     directory: Path,
-    files: Sequence[Path],
-    eval_files: Sequence[Path],
+    files: Sequence[SourcePath],
+    eval_files: Sequence[SourcePath],
     *,
     schema: DataSchema,
-    buckets_per_slot: int | None,
+    buckets_per_slot: int | Sequence[int] | None,
     eval_fraction: float,
     numeric_transform: NumericTransform | None,
     sources: tuple[SourceFile, ...],
@@ -151,16 +169,25 @@ def _prepare_rows(
     """Put a Parquet file for each source into `directory`, with where their rows begin; return what they hold."""
     with ThreadPoolExecutor(thread_name_prefix="convert") as pool:
         # Arrow leaves Python's lock while it parses and writes.
-        sizes = list(
+        taken = list(
             pool.map(
-                lambda numbered: _take_file(numbered[1], directory / parquet_name(numbered[0]), schema),
-                enumerate((*files, *eval_files)),
+                lambda number, file, known: _take_file(file, directory, number, schema, known),
+                count(),
+                (*files, *eval_files),
+                sources,
             )
         )
+    _check_same_types((*files, *eval_files), [each.columns for each in taken], schema)
+    sizes = [each.sizes for each in taken]
     num_rows_of = [sum(each) for each in sizes]
     num_rows = sum(num_rows_of)
-    if buckets_per_slot is None:
-        buckets_per_slot = buckets_for_rows(sum(num_rows_of[: len(files)]))
+    for part, rows in ((files, num_rows_of[: len(files)]), (eval_files, num_rows_of[len(files) :])):
+        if part and not sum(rows):
+            raise DataError(part[0], f"must hold at least one row of {schema.name} data, got none")
+    if buckets_per_slot is None or isinstance(buckets_per_slot, int):
+        slot_rows = (buckets_per_slot or MIN_SLOT_ROWS,) * len(schema.slot_columns)
+    else:
+        slot_rows = tuple(buckets_per_slot)
     if eval_files:
         num_eval_rows = sum(num_rows_of[len(files) :])
         eval_fraction = num_eval_rows / num_rows
@@ -175,12 +202,7 @@ def _prepare_rows(
     manifest = DatasetManifest(
         fingerprint=fingerprint,
         schema=schema,
-        features=FeatureSpec(
-            num_dense=len(schema.numeric_columns),
-            slot_rows=(buckets_per_slot,) * len(schema.categorical_columns),
-            slot_names=schema.categorical_columns,
-            dense_names=schema.numeric_columns,
-        ),
+        features=schema.features(slot_rows),
         numeric_transform=numeric_transform
         or NumericTransform(is_count=(), means=(), standard_deviations=()),
         eval_fraction=eval_fraction,
@@ -188,37 +210,88 @@ def _prepare_rows(
         num_eval_rows=num_eval_rows,
         num_sampled_rows=0,
         num_sampled_clicks=0,
+        columns=(),
         file_groups=tuple(len(each) for each in sizes),
         sources=sources,
+        bucket_files=tuple(number for number, each in enumerate(taken) if each.is_in_bucket),
     )
-    _check_groups_fit((*files, *eval_files), sizes, manifest.features)
-    return _with_sample(
-        manifest, RowGroups(folder_of(directory), manifest, where=directory), fits=numeric_transform is None
-    )
+    _check_groups_fit((*files, *eval_files), sizes, row_bytes=manifest.row_bytes)
+    groups = RowGroups(folder_of(directory), manifest, where=directory)
+    manifest = _with_sample(manifest, groups, fits=numeric_transform is None)
+    if buckets_per_slot is not None:
+        return manifest
+    by_values = tuple(column.table_rows(manifest.num_train_rows) for column in manifest.columns)
+    return replace(manifest, features=replace(manifest.features, slot_rows=by_values))
 
 
-def _take_file(source: Path, target: Path, schema: DataSchema) -> list[int]:
-    """Link a Parquet file, or write a text file as one; returns the rows of each row group."""
-    if is_parquet(source, schema):
-        target.symlink_to(source.absolute())
-    else:
+class _TakenFile(NamedTuple):
+    sizes: list[int]
+    """Rows of each row group."""
+
+    columns: pa.Schema
+    is_in_bucket: bool
+
+
+def _take_file(
+    source: SourcePath, directory: Path, number: int, schema: DataSchema, known: SourceFile
+) -> _TakenFile:
+    """Link a Parquet file, keep the footer of one in a bucket, or write a text file as Parquet."""
+    target, is_in_bucket = directory / parquet_name(number), False
+    if not is_parquet(source, schema):
         _write_parquet(source, target, schema)
-    sizes = group_sizes(target, schema)
-    if not sum(sizes):
-        raise DataError(source, f"must hold at least one row of {schema.name} data, got none")
-    return sizes
+        if describe_source(source) != known:
+            raise DataError(
+                source, "must not change while it is read, but did; prepare it once it is complete"
+            )
+        footer = read_footer(target, schema)
+    else:
+        footer = read_footer(source, schema)
+        if isinstance(source, BucketPath):
+            is_in_bucket = True
+            with pa.output_stream(directory / footer_name(number), compression="zstd") as stream:
+                footer.write_metadata_file(stream)
+        else:
+            target.symlink_to(source.absolute())
+    return _TakenFile(group_sizes(footer), footer.schema.to_arrow_schema(), is_in_bucket)
 
 
-def _write_parquet(source: Path, target: Path, schema: DataSchema) -> None:
+def _check_same_types(files: Sequence[SourcePath], columns: Sequence[pa.Schema], schema: DataSchema) -> None:
+    """Refuse a categorical column whose values are written in one file as in no other, as 5.0 and 5 are."""
+    for name in schema.categorical_columns:
+        first = columns[0].field(name).type
+        for file, found in zip(files, columns, strict=True):
+            if _written_as(found.field(name).type) != _written_as(first):
+                raise DataError(
+                    file,
+                    f"column {name} must be written as in the other files of the source, but holds "
+                    f"{found.field(name).type} where {files[0]} holds {first}, and would be another value to "
+                    f"the model (5.0 is not 5); write both alike, or leave {name} out of the schema",
+                )
+
+
+def _written_as(column: pa.DataType) -> str:
+    """Return one name for types whose values become the same texts."""
+    if pa.types.is_dictionary(column):
+        column = column.value_type
+    is_plain = pa.types.is_integer(column) or pa.types.is_string(column) or pa.types.is_large_string(column)
+    return "text" if is_plain or pa.types.is_boolean(column) else str(column)
+
+
+def _write_parquet(source: SourcePath, target: Path, schema: DataSchema) -> None:
     """Write the rows of a file as Parquet that the same schema reads."""
     label_texts = pa.array([schema.label_negative[0], schema.label_positive[0]])
-    types = [pa.dictionary(pa.int8(), pa.string())]
-    types += [pa.float32()] * len(schema.numeric_columns) + [pa.string()] * len(schema.categorical_columns)
+    types = [pa.dictionary(pa.int8(), pa.string())] * len(schema.labels)
+    types += [pa.float32()] * len(schema.number_columns) + [pa.string()] * len(schema.categorical_columns)
+    types += [pa.list_(pa.string())] * len(schema.list_columns)
     table_schema = pa.schema(list(zip(schema.used_columns, types, strict=True)))
     with pq.ParquetWriter(target, table_schema, compression="zstd", write_statistics=False) as writer:
         held: list[pa.RecordBatch] = []
         for batch in read_rows([source], schema):
-            columns = [pa.DictionaryArray.from_arrays(pa.array(batch.labels.view(np.int8)), label_texts)]
+            columns = [
+                pa.DictionaryArray.from_arrays(pa.array(labels.view(np.int8)), label_texts)
+                for labels in np.atleast_2d(batch.labels.T)
+            ]
+            columns += [] if batch.weights is None else [pa.array(batch.weights)]
             columns += [pa.array(numbers, from_pandas=True) for numbers in batch.numbers.T.astype(np.float32)]
             held.append(pa.record_batch([*columns, *batch.texts], schema=table_schema))
             if sum(each.num_rows for each in held) >= ROWS_PER_GROUP:
@@ -238,58 +311,88 @@ def _write_groups(
     return [] if table is None else list(table.slice(first).to_batches())
 
 
-def _check_groups_fit(files: Sequence[Path], sizes: Sequence[Sequence[int]], features: FeatureSpec) -> None:
+def _check_groups_fit(files: Sequence[SourcePath], sizes: Sequence[Sequence[int]], *, row_bytes: int) -> None:
     """Refuse a row group that is too large to be held in memory."""
     for file, group_rows in zip(files, sizes, strict=True):
-        num_bytes = max(group_rows) * features.row_bytes
+        num_bytes = max(group_rows, default=0) * row_bytes
         if num_bytes > BUFFER_BYTES:
             raise DataError(
                 file,
                 f"a row group must fit into {BUFFER_BYTES / 1e9:.1f} GB of memory, but one holds {max(group_rows):,} "
-                f"rows of {features.row_bytes} bytes, {num_bytes / 1e9:.1f} GB; write the file again with row "
+                f"rows of {row_bytes} bytes, {num_bytes / 1e9:.1f} GB; write the file again with row "
                 f"groups of about {ROWS_PER_GROUP:,} rows",
             )
 
 
 def _with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> DatasetManifest:
-    """Return a manifest with what evenly spread row groups of the training rows show; all of them where they are few.
+    """Return a manifest with what evenly spread runs of the training rows show; all of them where they are few.
 
     Means and deviations of the parts are merged exactly.
     """
-    training = groups.between(0, manifest.num_train_rows)
-    largest = int(np.diff(groups.starts[: training.stop + 1]).max())
-    count = min(len(training), max(1, SAMPLED_ROWS // largest))
     num_rows = num_clicks = 0
+    num_cut: Counter[str] = Counter()
+    counters = [ValueCounter() for _ in manifest.schema.slot_columns]
+    # Short runs of large row groups lie in the same one.
+    read = lru_cache(1)(groups.read)
 
     def chunks() -> Iterator[npt.NDArray[np.float32]]:
         nonlocal num_rows, num_clicks
-        for number in range(count):
-            group = number * len(training) // count
-            batch = groups.read(group)
-            stop = manifest.num_train_rows - int(groups.starts[group])
-            num_rows += min(stop, len(batch.labels))
-            num_clicks += int(batch.labels[:stop].sum(dtype=np.int64))
-            yield take_logarithms(batch.numbers[:stop], manifest.schema.count_flags)
+        for first, stop in sampled_runs(manifest.num_train_rows, at_most=SAMPLED_ROWS, num_runs=SAMPLED_RUNS):
+            for group in groups.between(first, stop):
+                batch, start = read(group), int(groups.starts[group])
+                mine = slice(max(first - start, 0), stop - start)
+                num_rows += len(batch.labels[mine])
+                num_clicks += int(first_label(batch.labels)[mine].sum(dtype=np.int64))
+                num_cut.update(_longer_lists(batch, manifest.schema, mine))
+                for counter, texts in zip(counters, batch.texts, strict=True):
+                    counter.add(texts[mine])
+                yield take_logarithms(batch.numbers[mine], manifest.schema.count_flags)
 
     transform = fit_numeric_transform(chunks(), manifest.schema.count_flags)
+    for name, number in num_cut.items():
+        if number:
+            logger.warning(
+                "%.1f %% of the lists of column %s are longer than its max_length, %d: the rest of them is not used",
+                100 * number / num_rows,
+                name,
+                manifest.schema.list_columns[name].max_length,
+            )
     return replace(
         manifest,
         num_sampled_rows=num_rows,
         num_sampled_clicks=num_clicks,
+        columns=tuple(
+            counter.column(name, num_rows=manifest.num_train_rows)
+            for name, counter in zip(manifest.schema.slot_columns, counters, strict=True)
+        ),
         numeric_transform=transform if fits else manifest.numeric_transform,
     )
 
 
+def _longer_lists(batch: RowBatch, schema: DataSchema, rows: slice) -> dict[str, int]:
+    """Return how many lists of each column in some rows are longer than what is used of them."""
+    return {
+        name: pc.greater(pc.list_value_length(texts[rows]), schema.list_columns[name].max_length).true_count
+        for name, texts in zip(schema.slot_columns, batch.texts, strict=True)
+        if name in schema.list_columns
+    }
+
+
 def _check_parameters(
-    buckets_per_slot: int | None,
+    buckets_per_slot: int | Sequence[int] | None,
     eval_fraction: float,
     transform: NumericTransform | None,
     schema: DataSchema,
 ) -> None:
-    if buckets_per_slot is not None and not MIN_SLOT_ROWS <= buckets_per_slot < 2**31:
+    num_slots = len(schema.slot_columns)
+    sizes = buckets_per_slot if isinstance(buckets_per_slot, Sequence) else [buckets_per_slot] * num_slots
+    if len(sizes) != num_slots:
         raise ConfigurationError(
-            f"buckets_per_slot must be in {MIN_SLOT_ROWS}..{2**31 - 1}, got {buckets_per_slot}"
+            f"buckets_per_slot must be one number, or one for each of {num_slots} columns, got {len(sizes)}"
         )
+    for size in sizes:
+        if size is not None and not MIN_SLOT_ROWS <= size < 2**31:
+            raise ConfigurationError(f"buckets_per_slot must be in {MIN_SLOT_ROWS}..{2**31 - 1}, got {size}")
     if not 0.0 <= eval_fraction < 1.0:
         raise ConfigurationError(f"eval_fraction must be in [0, 1), got {eval_fraction}")
     if transform is not None and transform.is_count != schema.count_flags:

@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 import io
+import logging
+import time
+import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from heterps_core.data.epoch_order import Int64Array
 from heterps_core.data.manifest import DatasetManifest, Folder
-from heterps_core.data.reading.parquet_reader import open_parquet, read_group, read_group_labels
+from heterps_core.data.reading.bucket_path import BucketPath
+from heterps_core.data.reading.parquet_reader import (
+    group_sizes,
+    parquet_file,
+    read_footer,
+    read_group,
+    read_group_targets,
+)
 from heterps_core.data.reading.row_batch import RowBatch
 from heterps_core.errors import DataError
 
 STARTS_NAME = "row_groups.npy"
 """First row of each row group, then the number of rows, [G + 1] int64."""
 
+logger = logging.getLogger(__name__)
+
 _OPEN_FILES = 64
+
+_TRIED_AGAIN_AFTER_S = (1.0, 4.0, 16.0)
+"""Arrow itself repeats requests that fail for about six seconds."""
+
+_THREADS, _BYTES_AHEAD = 8, 1 << 27
+"""Row groups that are read from a bucket at the same time, and their bytes in memory."""
+
+_LARGEST_BRIDGED_HOLE = 8_192
+"""Between columns, in bytes: what Arrow reads with them; it makes two requests of a range above 32 MiB."""
+
+_Rows = TypeVar("_Rows")
 
 
 def parquet_name(index: int) -> str:
@@ -28,11 +54,38 @@ def parquet_name(index: int) -> str:
     return f"rows-{index:05d}.parquet"
 
 
+def footer_name(index: int) -> str:
+    """Return the name of the footer of a file that lies in a bucket, compressed: many workers read it."""
+    return f"rows-{index:05d}.footer.zst"
+
+
+def sampled_runs(num_rows: int, *, at_most: int, num_runs: int) -> list[tuple[int, int]]:
+    """Return runs of rows (first, stop) of at most so many rows together, spread evenly: few row groups are read.
+
+    Example:
+        >>> sampled_runs(30, at_most=100, num_runs=50), sampled_runs(10**6, at_most=1_000, num_runs=50)[:2]
+        ([(0, 30)], [(0, 20), (20000, 20020)])
+    """
+    if num_rows <= at_most:
+        return [(0, num_rows)]
+    num_runs = min(num_runs, at_most)
+    firsts = [number * num_rows // num_runs for number in range(num_runs)]
+    return [(first, first + at_most // num_runs) for first in firsts]
+
+
+class _OpenFile(NamedTuple):
+    source: pa.NativeFile
+    footer: pq.FileMetaData
+
+
 class RowGroups:
     """Reads row groups by their number over all files.
 
     Attributes:
         starts: First row of each row group, then the number of rows [G + 1].
+        num_threads: So many may call `read` at the same time with gain; 1 where all files are on this machine.
+        num_requests: What was asked of buckets of the source, repeats after errors not counted.
+        num_bytes: That they sent.
 
     Args:
         where: The folder, for messages.
@@ -40,6 +93,10 @@ class RowGroups:
 
     def __init__(self, folder: Folder, manifest: DatasetManifest, *, where: object) -> None:
         self._folder, self._where, self._schema = folder, where, manifest.schema
+        self._in_bucket = {
+            number: (BucketPath.parse(manifest.sources[number].path), manifest.sources[number].tag)
+            for number in manifest.bucket_files
+        }
         self._ends = np.cumsum(manifest.file_groups)
         path = f"{where}/{STARTS_NAME}"
         try:
@@ -53,10 +110,17 @@ class RowGroups:
                 f"must list the {self._ends[-1]} row groups and {manifest.num_rows} rows of the manifest, got "
                 f"{len(self.starts) - 1} and {self.starts[-1]}; prepare the dataset again",
             )
-        self._open: Callable[[int], pq.ParquetFile] = lru_cache(_OPEN_FILES)(self._open_file)
+        largest_bytes = int(np.diff(self.starts).max()) * manifest.row_bytes
+        self.num_threads = max(1, min(_THREADS, _BYTES_AHEAD // largest_bytes)) if self._in_bucket else 1
+        self.num_requests = self.num_bytes = 0
+        # A cache of a bound method would hold this object, and its files, until cycles are collected.
+        this = weakref.proxy(self)
+        self._open: Callable[[int], _OpenFile] = lru_cache(_OPEN_FILES)(
+            lambda number: this._open_file(number)
+        )
         if len(self._ends) <= _OPEN_FILES:
-            # Now, so that files that are replaced later are still read as they were.
-            for number in range(len(self._ends)):
+            # Now, so that files of this machine that are replaced later are still read as they were.
+            for number in set(range(len(self._ends))) - set(self._in_bucket):
                 self._open(number)
 
     def read(self, group: int) -> RowBatch:
@@ -65,13 +129,11 @@ class RowGroups:
         Raises:
             DataError: It is damaged, a row breaks the schema, or the file is another one than was prepared.
         """
-        file, index = self._place(group)
-        return read_group(self._open(file), index, self._schema, path=self._path(file))
+        return self._read(group, read_group, self._schema.used_columns)
 
-    def read_labels(self, group: int) -> npt.NDArray[np.uint8]:
-        """Return the labels of a row group, without reading its features; raises as `read`."""
-        file, index = self._place(group)
-        return read_group_labels(self._open(file), index, self._schema, path=self._path(file))
+    def read_targets(self, group: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
+        """Return labels and weights of a row group, without reading its features; raises as `read`."""
+        return self._read(group, read_group_targets, self._schema.target_columns)
 
     def between(self, first: int, stop: int) -> range:
         """Return the row groups that hold rows first..stop - 1."""
@@ -80,33 +142,89 @@ class RowGroups:
         low, high = np.searchsorted(self.starts, [first, stop - 1], side="right") - 1
         return range(int(low), int(high) + 1)
 
-    def _place(self, group: int) -> tuple[int, int]:
-        """Return the file of a row group and its number there."""
-        file = int(np.searchsorted(self._ends, group, side="right"))
-        return file, group - self._first_group(file)
+    def _read(self, group: int, read: Callable[..., _Rows], columns: tuple[str, ...]) -> _Rows:
+        number = int(np.searchsorted(self._ends, group, side="right"))
+
+        def rows() -> _Rows:
+            file = parquet_file(*self._open(number), self._schema)
+            return read(file, group - self._first_group(number), self._schema, path=self._path(number))
+
+        if number not in self._in_bucket:
+            return rows()
+        self._count(self._open(number).footer.row_group(group - self._first_group(number)), columns)
+        for wait_s in _TRIED_AGAIN_AFTER_S:
+            try:
+                return self._unreplaced(number, rows)
+            except DataError as error:
+                if error.__cause__ is None:  # replaced, or its rows break the schema
+                    raise
+                logger.warning("%s; tried again in %.0f s", error, wait_s)
+            time.sleep(wait_s)
+        return self._unreplaced(number, rows)
+
+    def _count(self, group: pq.RowGroupMetaData, columns: tuple[str, ...]) -> None:
+        """Count what reading columns of a row group asks for: ranges that Arrow reads as one, and the ETag."""
+        chunks = [group.column(index) for index in range(group.num_columns)]
+        spans = sorted(
+            (start, start + chunk.total_compressed_size)
+            for chunk in chunks
+            # Of a list it goes on behind the column's name.
+            if {chunk.path_in_schema, chunk.path_in_schema.partition(".")[0]} & {*columns}
+            for start in [chunk.dictionary_page_offset or chunk.data_page_offset]
+        )
+        holes = [start - stop for (_, stop), (start, _) in pairwise(spans)]
+        bridged = [hole for hole in holes if hole <= _LARGEST_BRIDGED_HOLE]
+        self.num_requests += 2 + len(holes) - len(bridged)
+        self.num_bytes += sum(stop - start for start, stop in spans) + sum(bridged)
+
+    def _unreplaced(self, number: int, rows: Callable[[], _Rows]) -> _Rows:
+        """Return rows of an object in a bucket if it is still the one that was prepared once they are read."""
+        path, tag = self._in_bucket[number]
+        try:
+            return rows()
+        finally:
+            try:
+                found, _ = path.tag_and_size()
+            except OSError as error:
+                raise DataError(path, f"cannot be read: {error}; write or get the file again") from error
+            if found != tag:
+                raise DataError(
+                    path,
+                    f"must stay as it was when the dataset was prepared, with the ETag {tag}, but was replaced by "
+                    f"one with {found}; start the run once more, and write new rows to a new name",
+                )
 
     def _first_group(self, file: int) -> int:
         return int(self._ends[file - 1]) if file else 0
 
-    def _path(self, file: int) -> str:
-        return f"{self._where}/{parquet_name(file)}"
+    def _path(self, number: int) -> str:
+        path, _ = self._in_bucket.get(number, (f"{self._where}/{parquet_name(number)}", ""))
+        return str(path)
 
-    def _open_file(self, number: int) -> pq.ParquetFile:
+    def _open_file(self, number: int) -> _OpenFile:
         path = self._path(number)
         try:
+            if number in self._in_bucket:
+                place, _ = self._in_bucket[number]
+                with (
+                    self._folder(footer_name(number)) as file,
+                    pa.CompressedInputStream(file, "zstd") as footer,
+                ):
+                    self.num_requests += 1
+                    return _OpenFile(place.open_ranges(), pq.read_metadata(pa.BufferReader(footer.read())))
             source = self._folder(parquet_name(number))
         except OSError as error:
             raise DataError(path, f"cannot be read: {error}; prepare the dataset again") from error
-        file = open_parquet(path, self._schema, source=source)
+        opened = _OpenFile(source, read_footer(path, self._schema, source=source))
         known = np.diff(self.starts[self._first_group(number) : int(self._ends[number]) + 1]).tolist()
-        found = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
+        found = group_sizes(opened.footer)
         if known != found:
             raise DataError(
                 path,
                 f"must hold the rows that the dataset was prepared from, {sum(known)} in {len(known)} row groups, "
                 f"but has {sum(found)} in {len(found)}; prepare the dataset again",
             )
-        return file
+        return opened
 
 
 class RowBuffer:
@@ -115,14 +233,39 @@ class RowBuffer:
     Args:
         starts: First row of each row group, then the number of rows [G + 1].
         read: Returns arrays of the rows of a row group, each [n, ...].
+        num_threads: That read at the same time.
     """
 
-    def __init__(self, starts: Int64Array, read: Callable[[int], tuple[npt.NDArray[Any], ...]]) -> None:
-        self._starts, self._read = starts, read
+    def __init__(
+        self,
+        starts: Int64Array,
+        read: Callable[[int], tuple[npt.NDArray[Any], ...]],
+        *,
+        num_threads: int = 1,
+    ) -> None:
+        self._starts, self._read, self._num_threads = starts, read, num_threads
+        # None where one thread does: forked processes may share such a buffer.
+        self._pool = ThreadPoolExecutor(num_threads, "row groups") if num_threads > 1 else None
+        self._coming: dict[int, Future[tuple[npt.NDArray[Any], ...]]] = {}
         self._slot_rows = int(np.diff(starts).max())
         self._slots: dict[int, int] = {}
         self._arrays: tuple[npt.NDArray[Any], ...] = ()
         self._num_slots = 0
+
+    def expect(self, rows: Int64Array) -> None:
+        """Begin to read row groups of rows that are gathered soon, once any were gathered."""
+        if self._slots:
+            groups = np.unique(np.searchsorted(self._starts, rows, side="right") - 1)
+            self._begin([group for group in groups.tolist() if group not in self._slots])
+
+    def _begin(self, groups: list[int]) -> None:
+        """Begin to read as many of some row groups as there are threads."""
+        for group in groups[: self._num_threads]:
+            if self._pool is not None and group not in self._coming:
+                self._coming[group] = self._pool.submit(self._read, group)
+        while len(self._coming) > 2 * self._num_threads:
+            # Of a batch that was not gathered.
+            self._coming.pop(next(iter(self._coming)))
 
     def gather(self, rows: Int64Array) -> tuple[npt.NDArray[Any], ...]:
         """Return each array's rows [n, ...] by their indices [n], in that order."""
@@ -139,8 +282,11 @@ class RowBuffer:
         self._slots = {group: slot for group, slot in self._slots.items() if group in wanted}
         missing = [group for group in needed if group not in self._slots]
         free = sorted(set(range(self._num_slots)) - set(self._slots.values()), reverse=True)
-        for group in missing:
-            arrays = self._read(group)
+        for number, group in enumerate(missing):
+            if group not in self._coming:
+                self._begin(missing[number:])
+            coming = self._coming.pop(group, None)
+            arrays = self._read(group) if coming is None else coming.result()
             if not free:
                 free = self._grow(len(needed), arrays)
             slot = free.pop()

@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from heterps_core.errors import ConfigurationError
+from heterps_core.data.features import MEAN, POOLINGS, SEQUENCE, SUM, FeatureSpec
+from heterps_core.errors import ConfigurationError, UnknownNameError
+from heterps_core.field_rules import count
 from heterps_core.json_codec import JsonDocument, JsonForm
+
+MAX_LIST_LENGTH = 1_000
+"""Of a row; each value of the longest list takes 4 bytes of every row in memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultiHotColumn(JsonDocument):
+    """A column of any number of categories in each row, in no order: Arrow lists, or a text with a separator."""
+
+    json_form = JsonForm(is_strict=True)
+
+    name: str
+    max_length: Annotated[int, count(MAX_LIST_LENGTH)] = 20
+    """Of a row with more values the first ones are used."""
+
+    pooling: str = MEAN
+    """What is made of the vectors of a row's values, one of `POOLINGS`."""
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise UnknownNameError("pooling", self.pooling, POOLINGS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceColumn(JsonDocument):
+    """A column of categories in the order of time; of a row with more values than are used the last ones count."""
+
+    json_form = JsonForm(is_strict=True)
+
+    name: str
+    max_length: Annotated[int, count(MAX_LIST_LENGTH)] = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,7 +52,7 @@ class DataSchema(JsonDocument):
     name: str
     """Short name of the format, for messages and records."""
 
-    label_column: str
+    label_column: str = ""
 
     label_positive: tuple[str, ...] = ("1", "1.0")
     """Texts of the label that mean a click; anything that is in neither list is an error."""
@@ -25,14 +60,31 @@ class DataSchema(JsonDocument):
     label_negative: tuple[str, ...] = ("0", "0.0")
     """Texts of the label that mean no click."""
 
+    label_columns: tuple[str, ...] = ()
+    """In place of `label_column`, where a model learns several labels, each with a logit of its own; models are
+    compared by the first."""
+
+    weight_column: str | None = None
+    """Finite numbers, at least 0: what each row counts for, in training and in quality. None: all count alike."""
+
     numeric_columns: tuple[str, ...] = ()
     """Columns read as numbers, in the order of the model's dense input."""
 
     count_columns: tuple[str, ...] = ()
     """The numeric columns that are counts or amounts over several magnitudes: they enter as a logarithm."""
 
-    categorical_columns: tuple[str, ...]
-    """Columns read as text and hashed, in the order of the model's slots; at least one."""
+    categorical_columns: tuple[str, ...] = ()
+    """Columns read as text and hashed, in the order of the model's slots."""
+
+    multi_hot_columns: tuple[MultiHotColumn, ...] = ()
+    """Columns of lists of such texts, the slots behind those."""
+
+    sequence_columns: tuple[SequenceColumn, ...] = ()
+    """Columns of sequences of such texts, the last slots; of all three kinds there is at least one. A model that does
+    not ask for the order averages their vectors."""
+
+    list_separator: str = "|"
+    """Between the values of a list in a field of text."""
 
     column_names: tuple[str, ...] = ()
     """All columns of a text file without header, in file order; empty where every file has a header."""
@@ -54,8 +106,68 @@ class DataSchema(JsonDocument):
 
     @property
     def used_columns(self) -> tuple[str, ...]:
-        """Label, numeric and categorical columns: all that is read from a file."""
-        return (self.label_column, *self.numeric_columns, *self.categorical_columns)
+        """All that is read from a file: label, weight, numeric and categorical columns."""
+        return (*self.target_columns, *self.numeric_columns, *self.slot_columns)
+
+    @property
+    def slot_columns(self) -> tuple[str, ...]:
+        """The columns that embeddings are looked up for, in the order of the model's slots."""
+        return (
+            *self.categorical_columns,
+            *(column.name for column in self.multi_hot_columns),
+            *(column.name for column in self.sequence_columns),
+        )
+
+    @property
+    def target_columns(self) -> tuple[str, ...]:
+        """Label and weight columns, which predictions are measured by."""
+        return (*self.labels, *self.weight_columns)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The label columns, at least one."""
+        return self.label_columns or (self.label_column,)
+
+    @property
+    def weight_columns(self) -> tuple[str, ...]:
+        """The weight column, or none."""
+        return () if self.weight_column is None else (self.weight_column,)
+
+    @property
+    def number_columns(self) -> tuple[str, ...]:
+        """All columns that must hold numbers."""
+        return (*self.weight_columns, *self.numeric_columns)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether the separator announces blanks around fields, which are dropped."""
+        return len(self.separator or "") > 1
+
+    @property
+    def list_columns(self) -> dict[str, MultiHotColumn | SequenceColumn]:
+        """The columns of lists and sequences by their names, in the order of slots."""
+        columns: tuple[MultiHotColumn | SequenceColumn, ...] = (
+            *self.multi_hot_columns,
+            *self.sequence_columns,
+        )
+        return {column.name: column for column in columns}
+
+    def features(self, slot_rows: Sequence[int]) -> FeatureSpec:
+        """Return the shape of a model's input, with a table of so many rows for each slot."""
+        num_single = len(self.categorical_columns)
+        return FeatureSpec(
+            num_dense=len(self.numeric_columns),
+            num_labels=len(self.labels),
+            slot_rows=tuple(slot_rows),
+            slot_names=self.slot_columns,
+            dense_names=self.numeric_columns,
+            slot_lengths=(1,) * num_single + tuple(each.max_length for each in self.list_columns.values()),
+            slot_poolings=(
+                *(SUM,) * num_single,
+                *(column.pooling for column in self.multi_hot_columns),
+                *(SEQUENCE,) * len(self.sequence_columns),
+            ),
+        )
 
     @property
     def count_flags(self) -> tuple[bool, ...]:
@@ -64,8 +176,15 @@ class DataSchema(JsonDocument):
 
 
 def _check_columns(schema: DataSchema) -> None:
-    if not schema.categorical_columns:
-        raise ConfigurationError("categorical_columns must name at least one column, got none")
+    if bool(schema.label_column) == bool(schema.label_columns):
+        raise ConfigurationError(
+            f"a schema must name its label_column or several label_columns, got {schema.label_column!r} and "
+            f"{list(schema.label_columns)}"
+        )
+    if not schema.slot_columns:
+        raise ConfigurationError(
+            "categorical_columns, multi_hot_columns or sequence_columns must name at least one column, got none"
+        )
     for field, columns in (("column_names", schema.column_names), ("a schema", schema.used_columns)):
         twice = sorted({column for column in columns if columns.count(column) > 1})
         if twice:
@@ -101,6 +220,10 @@ def _check_layout(schema: DataSchema) -> None:
         raise ConfigurationError(
             f"separator must be one ASCII character, with blanks after it where fields are padded "
             f'(for instance "," or ", "), got {separator!r}'
+        )
+    if not schema.list_separator or schema.list_separator == (separator or " ")[0]:
+        raise ConfigurationError(
+            f"list_separator must be a text that is not the separator of fields, got {schema.list_separator!r}"
         )
     if schema.has_header is False and not schema.column_names:
         raise ConfigurationError("a file without header needs column_names: list all columns in file order")

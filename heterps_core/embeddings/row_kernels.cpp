@@ -16,8 +16,12 @@ namespace {
 
 // Rows between a prefetch and its use: memory takes about as long as the work on so many. Chosen, not tuned.
 constexpr int64_t kAhead = 16;
+constexpr int64_t kBagsAhead = 4;
+constexpr int64_t kOccurrencesPerRange = 4096;
 constexpr int64_t kAllInRange = -1;
 constexpr int64_t kElsewhere = -1;
+// Fills the columns of a bag behind its rows.
+constexpr int64_t kNone = -1;
 
 // A number of 16 bits: the upper half of a float32.
 struct BFloat16 {
@@ -41,13 +45,20 @@ inline void store(float value, BFloat16* to) {
   to->bits = static_cast<uint16_t>(value != value ? 0x7FC0 : rounded);
 }
 
-// Gradients of `num_samples` x `num_slots` rows; those of one sample lie side by side.
+// The columns of a sample's rows whose vectors are summed: bag g has starts[g]..starts[g + 1] - 1, its rows first.
+struct Bags {
+  const int64_t* starts;
+  int64_t num_bags;
+};
+
+// Gradients of `num_samples` x `num_slots` rows; those of one sample lie side by side. With bags, one for each bag.
 struct Part {
   const int64_t* rows;
   const void* gradients;
   int64_t num_samples;
   int64_t num_slots;
   int64_t sample_stride;
+  Bags bags;
 };
 
 struct Table {
@@ -143,7 +154,7 @@ struct Adam {
   }
 };
 
-// The distinct rows of one thread, and for each the chain of its occurrences.
+// The distinct rows of one range, and for each the chain of its occurrences.
 class Chains {
  public:
   Chains(int64_t most, int32_t* next) : next_(next), rows_(most), first_(most), last_(most) {
@@ -154,10 +165,8 @@ class Chains {
     table_.assign(mask_ + 1, -1);
   }
 
-  void prefetch(uint64_t mixed) const { __builtin_prefetch(&table_[mixed >> shift_]); }
-
-  void add(int64_t row, uint64_t mixed, int32_t occurrence) {
-    uint64_t place = mixed >> shift_;
+  void add(int64_t row, int32_t occurrence) {
+    uint64_t place = mix(row) >> shift_;
     while (table_[place] >= 0 && rows_[table_[place]] != row) place = (place + 1) & mask_;
     next_[occurrence] = -1;
     if (table_[place] >= 0) {
@@ -175,6 +184,7 @@ class Chains {
   int64_t size() const { return size_; }
   int64_t row(int64_t index) const { return rows_[index]; }
   int32_t first(int64_t index) const { return first_[index]; }
+  int32_t next(int32_t occurrence) const { return next_[occurrence]; }
 
  private:
   int32_t* next_;
@@ -184,6 +194,57 @@ class Chains {
   int shift_;
   uint64_t mask_;
 };
+
+// Ranges of a table's rows with some thousand occurrences each, so that what finds repeated ones stays in the cache.
+class Ranges {
+ public:
+  Ranges(const int64_t* rows, int64_t total, int64_t num_rows) {
+    while ((num_rows - 1) >> shift_ > total / kOccurrencesPerRange) ++shift_;
+    firsts_.assign(((num_rows - 1) >> shift_) + 2, 0);
+    for (int64_t n = 0; n < total; ++n) {
+      if (rows[n] != kElsewhere) ++firsts_[(rows[n] >> shift_) + 1];
+    }
+    for (size_t range = 1; range < firsts_.size(); ++range) firsts_[range] += firsts_[range - 1];
+  }
+
+  // Calls `visit(occurrence, place)` in order; places of a range follow one another.
+  template <class Visit>
+  void for_each(const int64_t* rows, int64_t total, const Visit& visit) const {
+    std::vector<int64_t> places = firsts_;
+    for (int64_t n = 0; n < total; ++n) {
+      if (rows[n] != kElsewhere) visit(n, places[rows[n] >> shift_]++);
+    }
+  }
+
+  int64_t count() const { return static_cast<int64_t>(firsts_.size()) - 1; }
+  int64_t first(int64_t range) const { return firsts_[range]; }
+
+ private:
+  int shift_ = 0;
+  std::vector<int64_t> firsts_;
+};
+
+// Calls `visit(column, bag)` for each row of a sample.
+template <class Visit>
+void for_each_row(const Bags& bags, const int64_t* rows, const Visit& visit) {
+  for (int64_t bag = 0; bag < bags.num_bags; ++bag) {
+    for (int64_t column = bags.starts[bag]; column < bags.starts[bag + 1] && rows[column] != kNone; ++column) {
+      visit(column, bag);
+    }
+  }
+}
+
+// Returns for each sample of a part how many rows the samples before it have, then the number of all.
+std::vector<int64_t> first_rows(const Part& part) {
+  std::vector<int64_t> firsts(part.num_samples + 1, 0);
+#pragma omp parallel for schedule(static)
+  for (int64_t sample = 0; sample < part.num_samples; ++sample) {
+    const int64_t* rows = part.rows + sample * part.num_slots;
+    for_each_row(part.bags, rows, [&](int64_t, int64_t) { ++firsts[sample + 1]; });
+  }
+  for (int64_t sample = 0; sample < part.num_samples; ++sample) firsts[sample + 1] += firsts[sample];
+  return firsts;
+}
 
 // Returns kAllInRange, or the position of a row number outside the table, in which case nothing was updated.
 template <int64_t kWidth, class Element, class Rule>
@@ -195,54 +256,67 @@ int64_t update_from(const Table& table, const Shard& shard, const Part* parts, i
   std::unique_ptr<int64_t[]> rows(new int64_t[total]);
   std::unique_ptr<const Element*[]> gradients(new const Element*[total]);
   std::unique_ptr<int32_t[]> next(new int32_t[total]);
-  int64_t bad = kAllInRange, offset = 0;
+  int64_t bad = kAllInRange, offset = 0, before = 0;
   for (int64_t p = 0; p < num_parts; ++p) {
     const Part& part = parts[p];
-#pragma omp parallel for schedule(static)
-    for (int64_t sample = 0; sample < part.num_samples; ++sample) {
-      for (int64_t slot = 0; slot < part.num_slots; ++slot) {
-        const int64_t n = sample * part.num_slots + slot;
-        const int64_t row = part.rows[n] - shard.first_row;
-        const bool is_inside = static_cast<uint64_t>(row) < static_cast<uint64_t>(table.num_rows);
-        rows[offset + n] = is_inside ? row : kElsewhere;
-        gradients[offset + n] =
-            static_cast<const Element*>(part.gradients) + sample * part.sample_stride + slot * width;
-        if (!is_inside && !shard.is_cut) {
+    const auto take = [&](int64_t n, int64_t sample, int64_t column, int64_t vector) {
+      const int64_t place = sample * part.num_slots + column;
+      const int64_t row = part.rows[place] - shard.first_row;
+      const bool is_inside = static_cast<uint64_t>(row) < static_cast<uint64_t>(table.num_rows);
+      rows[offset + n] = is_inside ? row : kElsewhere;
+      gradients[offset + n] =
+          static_cast<const Element*>(part.gradients) + sample * part.sample_stride + vector * width;
+      if (!is_inside && !shard.is_cut) {
 #pragma omp atomic write
-          bad = offset + n;
+        bad = before + place;
+      }
+    };
+    if (part.bags.starts) {
+      const std::vector<int64_t> firsts = first_rows(part);
+#pragma omp parallel for schedule(static)
+      for (int64_t sample = 0; sample < part.num_samples; ++sample) {
+        int64_t n = firsts[sample];
+        for_each_row(part.bags, part.rows + sample * part.num_slots,
+                     [&](int64_t column, int64_t bag) { take(n++, sample, column, bag); });
+      }
+      offset += firsts.back();
+    } else {
+#pragma omp parallel for schedule(static)
+      for (int64_t sample = 0; sample < part.num_samples; ++sample) {
+        for (int64_t slot = 0; slot < part.num_slots; ++slot) {
+          take(sample * part.num_slots + slot, sample, slot, slot);
         }
       }
+      offset += part.num_samples * part.num_slots;
     }
-    offset += part.num_samples * part.num_slots;
+    before += part.num_samples * part.num_slots;
   }
   if (bad != kAllInRange) return bad;
-#pragma omp parallel
-  {
-    const uint64_t num_threads = omp_get_num_threads(), thread = omp_get_thread_num();
-    // The upper bits place a row in the table of its thread, lower ones choose the thread.
-    const auto is_mine = [=](int64_t row, uint64_t mixed) {
-      return row != kElsewhere && (mixed >> 16 & 0xFFFF) % num_threads == thread;
-    };
-    int64_t most = 0;
-    for (int64_t n = 0; n < total; ++n) most += is_mine(rows[n], mix(rows[n]));
-    Chains chains(most, next.get());
-    for (int64_t n = 0; n < total; ++n) {
-      if (n + kAhead < total) chains.prefetch(mix(rows[n + kAhead]));
-      const uint64_t mixed = mix(rows[n]);
-      if (is_mine(rows[n], mixed)) chains.add(rows[n], mixed, static_cast<int32_t>(n));
-    }
+  const Ranges ranges(rows.get(), offset, table.num_rows);
+  std::unique_ptr<int64_t[]> sorted_rows(new int64_t[offset]);
+  std::unique_ptr<const Element*[]> sorted_gradients(new const Element*[offset]);
+  ranges.for_each(rows.get(), offset, [&](int64_t n, int64_t place) {
+    sorted_rows[place] = rows[n];
+    sorted_gradients[place] = gradients[n];
+  });
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t range = 0; range < ranges.count(); ++range) {
+    const int64_t first = ranges.first(range), size = ranges.first(range + 1) - first;
+    const Element** own = sorted_gradients.get() + first;
+    Chains chains(size, next.get() + first);
+    for (int64_t n = 0; n < size; ++n) chains.add(sorted_rows[first + n], static_cast<int32_t>(n));
     std::vector<float> sum(width);
     for (int64_t u = 0; u < chains.size(); ++u) {
       if (u + kAhead < chains.size()) {
         const int64_t ahead = chains.row(u + kAhead);
         __builtin_prefetch(table.weight + ahead * width, 1);
-        __builtin_prefetch(gradients[chains.first(u + kAhead)]);
+        __builtin_prefetch(own[chains.first(u + kAhead)]);
         rule.prefetch(ahead);
       }
       int32_t n = chains.first(u);
-      for (int64_t d = 0; d < width; ++d) sum[d] = to_float(gradients[n][d]);
-      for (n = next[n]; n >= 0; n = next[n]) {
-        for (int64_t d = 0; d < width; ++d) sum[d] += to_float(gradients[n][d]);
+      for (int64_t d = 0; d < width; ++d) sum[d] = to_float(own[n][d]);
+      for (n = chains.next(n); n >= 0; n = chains.next(n)) {
+        for (int64_t d = 0; d < width; ++d) sum[d] += to_float(own[n][d]);
       }
       rule.apply(table.weight + chains.row(u) * width, sum.data(), chains.row(u), width);
     }
@@ -289,9 +363,63 @@ int64_t gather_into(const Table* table, const int64_t* rows, int64_t num_samples
   return bad;
 }
 
+// Writes the sum of each bag's rows into `out`, those of one sample side by side. Returns as `update_from` does.
+template <int64_t kWidth, class Element>
+int64_t pool_into(const Table* table, const int64_t* rows, int64_t num_samples, int64_t num_slots, const Bags* bags,
+                  Element* out, int64_t sample_stride) {
+  const int64_t width = kWidth ? kWidth : table->width, num_bags = bags->num_bags;
+  int64_t bad = kAllInRange;
+#pragma omp parallel
+  {
+    std::vector<float> sum(width);
+#pragma omp for schedule(static)
+    for (int64_t sample = 0; sample < num_samples; ++sample) {
+      const int64_t* own = rows + sample * num_slots;
+      for (int64_t bag = 0; bag < num_bags; ++bag) {
+        const int64_t next = bag + kBagsAhead;
+        const int64_t* ahead = own + (next < num_bags ? 0 : num_slots);
+        const int64_t bag_ahead = next % num_bags;
+        if (next < num_bags || (sample + 1 < num_samples && next < 2 * num_bags)) {
+          for (int64_t column = bags->starts[bag_ahead];
+               column < bags->starts[bag_ahead + 1] && ahead[column] != kNone; ++column) {
+            __builtin_prefetch(table->weight + ahead[column] * width);
+          }
+        }
+        for (int64_t d = 0; d < width; ++d) sum[d] = 0.0f;
+        for (int64_t column = bags->starts[bag]; column < bags->starts[bag + 1] && own[column] != kNone; ++column) {
+          if (static_cast<uint64_t>(own[column]) >= static_cast<uint64_t>(table->num_rows)) {
+#pragma omp atomic write
+            bad = sample * num_slots + column;
+            continue;
+          }
+          const float* from = table->weight + own[column] * width;
+          for (int64_t d = 0; d < width; ++d) sum[d] += from[d];
+        }
+        Element* to = out + sample * sample_stride + bag * width;
+        for (int64_t d = 0; d < width; ++d) store(sum[d], to + d);
+      }
+    }
+  }
+  return bad;
+}
+
+template <class Element>
+int64_t pool_wide(const Table* table, const int64_t* rows, int64_t num_samples, int64_t num_slots, const Bags* bags,
+                  void* out, int64_t sample_stride) {
+  Element* to = static_cast<Element*>(out);
+  return table->width == 16 ? pool_into<16>(table, rows, num_samples, num_slots, bags, to, sample_stride)
+                            : pool_into<0>(table, rows, num_samples, num_slots, bags, to, sample_stride);
+}
+
 }  // namespace
 
 extern "C" {
+
+int64_t heterps_pool(const Table* table, const int64_t* rows, int64_t num_samples, int64_t num_slots,
+                     const Bags* bags, void* out, int64_t sample_stride, int64_t is_bf16) {
+  return is_bf16 ? pool_wide<BFloat16>(table, rows, num_samples, num_slots, bags, out, sample_stride)
+                 : pool_wide<float>(table, rows, num_samples, num_slots, bags, out, sample_stride);
+}
 
 int64_t heterps_gather(const Table* table, const int64_t* rows, int64_t num_samples, int64_t num_slots, void* out,
                        int64_t sample_stride, int64_t is_bf16) {

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.row_range import RowRange
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,10 @@ class _Shard(ctypes.Structure):
     _fields_ = (("is_cut", c_int64), ("first_row", c_int64))
 
 
+class _Bags(ctypes.Structure):
+    _fields_ = (("starts", c_void_p), ("num_bags", c_int64))
+
+
 class _Part(ctypes.Structure):
     _fields_ = (
         ("rows", c_void_p),
@@ -47,25 +52,28 @@ class _Part(ctypes.Structure):
         ("num_samples", c_int64),
         ("num_slots", c_int64),
         ("sample_stride", c_int64),
+        ("bags", _Bags),
     )
 
 
 class RowKernels:
     """The functions of the compiled library, for contiguous float32 tables on the CPU.
 
-    Shapes: R rows of the table, D width of a row, B samples, S rows that a sample looks up.
+    Shapes: R rows of the table, D width of a row, B samples, S rows that a sample looks up; with bags, as in `Bags`.
     """
 
     def __init__(self, library: Path) -> None:
         loaded = ctypes.CDLL(str(library))
         self._gather = loaded.heterps_gather
         self._gather.argtypes = (POINTER(_Table), c_void_p, *[c_int64] * 2, c_void_p, *[c_int64] * 2)
+        self._pool = loaded.heterps_pool
+        self._pool.argtypes = (*self._gather.argtypes[:4], POINTER(_Bags), *self._gather.argtypes[4:])
         self._updates = {
             "sgd": _typed(loaded.heterps_sgd, num_states=0, num_constants=0),
             "adagrad": _typed(loaded.heterps_adagrad, num_states=1, num_constants=1),
             "adam": _typed(loaded.heterps_adam, num_states=3, num_constants=3),
         }
-        self._gather.restype = c_int64
+        self._gather.restype = self._pool.restype = c_int64
 
     def gather(self, weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor) -> None:
         """Copy rows [B, S], int64, into columns [B, S * D], float32 or bfloat16, which may be of a wider tensor.
@@ -84,6 +92,20 @@ class RowKernels:
         )
         _check_range(bad, (rows_BS,), len(weight_RD))
 
+    def pool(self, weight_RD: Tensor, rows_BK: Tensor, out_BX: Tensor, bags: Bags) -> None:
+        """Sum the rows of each bag into columns [B, G * D]; else as `gather`."""
+        rows_BK = rows_BK.contiguous()
+        bad = self._pool(
+            byref(_table(weight_RD)),
+            rows_BK.data_ptr(),
+            *rows_BK.shape,
+            byref(_bags(bags)),
+            out_BX.data_ptr(),
+            out_BX.stride(0),
+            out_BX.dtype is torch.bfloat16,
+        )
+        _check_range(bad, (rows_BK,), len(weight_RD))
+
     def update(
         self,
         rule: str,
@@ -94,6 +116,7 @@ class RowKernels:
         learning_rate: float,
         constants: Sequence[float] = (),
         shard: RowRange | None = None,
+        bags: Bags | None = None,
     ) -> None:
         """Sum the gradients of repeated rows and update each row once, in place.
 
@@ -106,7 +129,7 @@ class RowKernels:
         gradients = [_with_dense_rows(gradients_BX) for _, gradients_BX in parts]
         described = (_Part * len(parts))(
             *(
-                _Part(rows_BS.data_ptr(), part.data_ptr(), *rows_BS.shape, part.stride(0))
+                _Part(rows_BS.data_ptr(), part.data_ptr(), *rows_BS.shape, part.stride(0), _bags(bags))
                 for rows_BS, part in zip(rows, gradients, strict=True)
             )
         )
@@ -209,6 +232,10 @@ def _typed(function: Any, *, num_states: int, num_constants: int) -> Any:
 
 def _table(weight_RD: Tensor) -> _Table:
     return _Table(weight_RD.data_ptr(), *weight_RD.shape)
+
+
+def _bags(bags: Bags | None) -> _Bags:
+    return _Bags(0, 0) if bags is None else _Bags(bags.starts.data_ptr(), bags.num_bags)
 
 
 def _with_dense_rows(gradients_BX: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from heterps_core.compute_device import CPU
+from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.row_kernels import kernels_for
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.errors import UnknownNameError
@@ -78,6 +79,7 @@ class RowOptimizer(ABC):
         *,
         learning_rate: float,
         shard: RowRange | None = None,
+        bags: Bags | None = None,
     ) -> None:
         """Apply the gradients of rows that may repeat, in place.
 
@@ -89,6 +91,7 @@ class RowOptimizer(ABC):
             learning_rate: Of this step.
             shard: Of which rows of a larger table `weight_RD` is; `parts` have row indices of the larger one, and
                 those outside the shard are passed over.
+            bags: Of all parts: their gradients are those of the sums of bags, [B, G * D].
 
         Raises:
             IndexError: A row is not in the table, and there is no larger one.
@@ -103,8 +106,11 @@ class RowOptimizer(ABC):
                 learning_rate=learning_rate,
                 constants=self.KERNEL_CONSTANTS,
                 shard=shard,
+                bags=bags,
             )
             return
+        if bags is not None:
+            parts = [bags.spread(*part) for part in parts]
         rows_N = torch.cat([rows_BS.reshape(-1) for rows_BS, _ in parts])
         gradients_ND = torch.cat([gradients_BX.reshape(-1, weight_RD.shape[1]) for _, gradients_BX in parts])
         if shard is not None:
@@ -202,11 +208,13 @@ ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
 }
 
 
-def sum_by_row(parts: Sequence[tuple[Tensor, Tensor]], num_rows: int, dimension: int) -> Tensor:
+def sum_by_row(
+    parts: Sequence[tuple[Tensor, Tensor]], num_rows: int, dimension: int, bags: Bags | None = None
+) -> Tensor:
     """Return the gradients [num_rows, dimension] of rows, summed over parts that `update_repeated` takes."""
     sums_RD = torch.zeros(num_rows, dimension, device=parts[0][1].device)
     # A step of -1 from zero is the sum.
-    RowWiseSGD().update_repeated(sums_RD, {}, parts, learning_rate=-1.0)
+    RowWiseSGD().update_repeated(sums_RD, {}, parts, learning_rate=-1.0, bags=bags)
     return sums_RD
 
 

@@ -5,7 +5,7 @@ gradients the same way, and the owner applies them once a step. With one replica
 arithmetic is the same. Every replica of a stage must make the same look-ups in the same order, also with no rows.
 
 Shapes: B samples of a look-up, S rows that each looks up, U distinct ones, R rows of this shard, D width of a row,
-X = S * D.
+X = S * D; with bags, which sum rows, X = G * D.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU, to_device
+from heterps_core.data.features import NO_ID
+from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.row_kernels import kernels_for
 from heterps_core.embeddings.row_optimizers import RowOptimizer, sum_by_row
 from heterps_core.embeddings.row_range import initial_rows, rows_per_shard, shard_rows
@@ -57,6 +59,7 @@ class ShardedTable:
         group: Replicas that share the table, by messages on the host; None for one process.
         device: Where the shard lies, and what is looked up goes to.
         rows_group: The same replicas, for rows and gradients on the device; by default `group`.
+        bags: Which rows of a sample are pooled; None where each row is returned as it is.
     """
 
     def __init__(
@@ -71,8 +74,10 @@ class ShardedTable:
         group: ProcessGroup | None = None,
         device: torch.device = CPU,
         rows_group: ProcessGroup | None = None,
+        bags: Bags | None = None,
     ) -> None:
         self.name = name
+        self.bags = bags
         self.device = device
         self.num_rows = num_rows
         self.dimension = dimension
@@ -112,6 +117,9 @@ class ShardedTable:
         group = group or self.group
         # Counts and row indices are needed on the host, and may be asked for beside what a device is computing.
         rows_U, inverse_BS = torch.unique(rows_BS.cpu(), return_inverse=True)
+        if self.bags is not None and len(rows_U) and rows_U[0] == NO_ID:
+            # What fills bags comes first: without it other positions are one less, and its own is `NO_ID` again.
+            rows_U, inverse_BS = rows_U[1:], inverse_BS - 1
         if len(rows_U) and not (rows_U[0] >= 0 and rows_U[-1] < self.num_rows):
             raise IndexError(
                 f"rows must lie in 0..{self.num_rows - 1} of table {self.name!r}, got {rows_U[[0, -1]]}"
@@ -148,7 +156,7 @@ class ShardedTable:
             dtype: Of what is returned, float32 or bfloat16; the table stays float32.
 
         Returns:
-            Tensor [B, W + S * D + V].
+            Tensor [B, W + X + V].
 
         Raises:
             IndexError: A row is not in the table.
@@ -159,7 +167,12 @@ class ShardedTable:
         """Apply all gradients that arrived since the last call; once a step, after all backward passes."""
         if self._pending:
             self.optimizer.update_repeated(
-                self.weight_RD, self.state, self._pending, learning_rate=learning_rate
+                self.weight_RD,
+                self.state,
+                self._pending,
+                learning_rate=learning_rate,
+                # Gradients that came from replicas are of single rows.
+                bags=self.bags if self.group is None else None,
             )
             self._pending.clear()
 
@@ -174,7 +187,7 @@ class ShardedTable:
     def _gather(self, rows_BS: Tensor, out_BX: Tensor) -> RowExchange | None:
         """Write the rows into columns; returns how they were exchanged, None where this process has them all."""
         if self.group is None:
-            copy_rows(self.weight_RD, rows_BS, out_BX)
+            copy_rows(self.weight_RD, rows_BS, out_BX, self.bags)
             return None
         exchange = self.exchange_row_numbers(rows_BS) if self._expected is None else self._expected
         self._expected = None
@@ -184,7 +197,7 @@ class ShardedTable:
         dist.all_to_all_single(
             found_UD, asked_UD, exchange.sent_counts, exchange.received_counts, group=self._rows_group
         )
-        copy_rows(found_UD, exchange.inverse_BS, out_BX)
+        copy_rows(found_UD, exchange.inverse_BS, out_BX, self.bags)
         return exchange
 
     def _scatter(self, rows_BS: Tensor, exchange: RowExchange | None, gradients_BX: Tensor) -> None:
@@ -193,7 +206,7 @@ class ShardedTable:
             self._pending.append((rows_BS, gradients_BX))
             return
         gradients_UD = sum_by_row(
-            [(exchange.inverse_BS, gradients_BX)], exchange.num_distinct, self.dimension
+            [(exchange.inverse_BS, gradients_BX)], exchange.num_distinct, self.dimension, self.bags
         )
         received = torch.empty(len(exchange.local_rows), self.dimension, device=self.device)
         dist.all_to_all_single(
@@ -202,10 +215,15 @@ class ShardedTable:
         self._pending.append((exchange.local_rows[:, None], received))
 
 
-def copy_rows(weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor) -> None:
-    """Copy rows [B, S] of a table into columns [B, S * D], which may belong to a wider tensor."""
+def copy_rows(weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor, bags: Bags | None = None) -> None:
+    """Copy rows [B, S] of a table, or the sums of bags, into columns [B, X], which may belong to a wider tensor."""
     kernels = kernels_for(weight_RD)
-    if kernels is None:
+    if bags is not None:
+        if kernels is None:
+            out_BX.copy_(bags.pool(weight_RD, rows_BS).flatten(1))
+        else:
+            kernels.pool(weight_RD, rows_BS, out_BX, bags)
+    elif kernels is None:
         out_BX.copy_(weight_RD.index_select(0, rows_BS.reshape(-1)).view(out_BX.shape))
     else:
         kernels.gather(weight_RD, rows_BS, out_BX)
@@ -225,8 +243,9 @@ class _Lookup(torch.autograd.Function):
         table: ShardedTable,
     ) -> Tensor:
         num_samples, num_slots = rows_BS.shape
+        num_vectors = num_slots if table.bags is None else table.bags.num_bags
         first = 0 if before_BW is None else before_BW.shape[1]
-        stop = first + num_slots * table.dimension
+        stop = first + num_vectors * table.dimension
         width = stop + (0 if after_BV is None else after_BV.shape[1])
         leaving = torch.empty(num_samples, width, dtype=dtype, device=rows_BS.device)
         if before_BW is not None:
@@ -234,6 +253,9 @@ class _Lookup(torch.autograd.Function):
         if after_BV is not None:
             leaving[:, stop:] = after_BV
         ctx.exchange = table._gather(rows_BS, leaving[:, first:stop])
+        ctx.scales = None if table.bags is None else table.bags.scales(rows_BS)
+        if ctx.scales is not None:
+            leaving[:, first:stop].view(num_samples, num_vectors, table.dimension).mul_(ctx.scales)
         ctx.table, ctx.rows_BS, ctx.columns = table, rows_BS, (first, stop)
         ctx.before_dtype = None if before_BW is None else before_BW.dtype
         return leaving
@@ -242,7 +264,11 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, Tensor | None, None, None, None]:
         (gradient,) = gradients
         first, stop = ctx.columns
-        ctx.table._scatter(ctx.rows_BS, ctx.exchange, gradient[:, first:stop])
+        of_vectors = gradient[:, first:stop]
+        if ctx.scales is not None:
+            shape = (*ctx.scales.shape[:2], ctx.table.dimension)
+            of_vectors = (of_vectors.reshape(shape) * ctx.scales.to(of_vectors.dtype)).flatten(1)
+        ctx.table._scatter(ctx.rows_BS, ctx.exchange, of_vectors)
         before = None if ctx.before_dtype is None else gradient[:, :first].to(ctx.before_dtype)
         return None, None, before, None, None, None
 
@@ -273,7 +299,12 @@ class SharedMemoryTable(ShardedTable):
         ]
         if parts:
             self.optimizer.update_repeated(
-                self.weight_RD, self.state, parts, learning_rate=learning_rate, shard=self.rows
+                self.weight_RD,
+                self.state,
+                parts,
+                learning_rate=learning_rate,
+                shard=self.rows,
+                bags=self.bags,
             )
         self._link.wait_for_all()
 
@@ -283,7 +314,7 @@ class SharedMemoryTable(ShardedTable):
         return torch.from_numpy(shard_RD.numpy())
 
     def _gather(self, rows_BS: Tensor, out_BX: Tensor) -> RowExchange | None:
-        copy_rows(self._whole_RD, rows_BS, out_BX)
+        copy_rows(self._whole_RD, rows_BS, out_BX, self.bags)
         return None
 
     def _scatter(self, rows_BS: Tensor, exchange: RowExchange | None, gradients_BX: Tensor) -> None:

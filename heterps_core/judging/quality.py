@@ -2,6 +2,8 @@
 
 All works on logits: a float32 sigmoid turns confident predictions into exact 0 and 1, which ties them for the AUC and
 makes the log-loss infinite. Intervals take rows as independent; clicks of one person within a day are not quite.
+Where rows have weights, each function takes them as `weights` [N], at least 0: a mean over rows becomes a weighted
+one, and a pair of a click and another row counts the product of their weights. None stands for 1.
 """
 
 from __future__ import annotations
@@ -42,57 +44,66 @@ class ClickQuality:
     num_rows: int
 
 
-def measure_quality(labels: npt.NDArray[Any], logits: FloatArray) -> ClickQuality:
+def measure_quality(
+    labels: npt.NDArray[Any], logits: FloatArray, weights: FloatArray | None = None
+) -> ClickQuality:
     """Return AUC and log-loss of logits [N] for labels [N] in {0, 1}.
 
     Raises:
-        TrainingError: There is no row, or a logit is not finite: the training has diverged.
+        TrainingError: There is no row of any weight, or a logit is not finite: the training has diverged.
     """
-    return ClickQuality(auc=roc_auc(labels, logits), log_loss=log_loss(labels, logits), num_rows=len(labels))
+    return ClickQuality(
+        auc=roc_auc(labels, logits, weights),
+        log_loss=log_loss(labels, logits, weights),
+        num_rows=len(labels),
+    )
 
 
-def roc_auc(labels: npt.NDArray[Any], scores: FloatArray) -> float | None:
+def roc_auc(labels: npt.NDArray[Any], scores: FloatArray, weights: FloatArray | None = None) -> float | None:
     """Return the area under the ROC curve, or None where all labels are equal.
 
-    By ranks (Mann and Whitney, 1947), with R+ the sum of the clicks' ranks, n+ clicks and n- others:
+    By ranks (Mann and Whitney, 1947), with w_i the weights, W+ and W- their sums over clicks and over others, and r_i
+    the weight of all rows that are ranked below row i and half of that of rows with its score:
 
-        AUC = (R+ - n+ (n+ + 1) / 2) / (n+ n-)
+        AUC = (sum of w_i r_i over clicks - W+ W+ / 2) / (W+ W-)
 
-    Equal scores share the mean of their ranks, so a tie between a click and a non-click counts one
-    half.
+    So a tie between a click and a non-click counts one half.
 
     Example:
         >>> roc_auc(np.array([0, 1, 0, 1]), np.array([0.1, 0.4, 0.4, 0.8]))
         0.875
     """
-    _check(labels, scores)
+    weights = _checked_weights(labels, scores, weights)
     clicks = labels.astype(bool)
-    num_clicks = int(clicks.sum())
-    num_others = len(clicks) - num_clicks
-    if num_clicks == 0 or num_others == 0:
+    of_clicks, of_others = float(weights[clicks].sum()), float(weights[~clicks].sum())
+    if of_clicks == 0 or of_others == 0:
         return None
-    rank_sum = float(_mid_ranks(scores)[clicks].sum())
-    return (rank_sum - num_clicks * (num_clicks + 1) / 2.0) / (num_clicks * num_others)
+    rank_sum = float((weights * _mid_ranks(scores, weights))[clicks].sum())
+    return (rank_sum - of_clicks * of_clicks / 2.0) / (of_clicks * of_others)
 
 
-def log_loss(labels: npt.NDArray[Any], logits: FloatArray) -> float:
+def log_loss(labels: npt.NDArray[Any], logits: FloatArray, weights: FloatArray | None = None) -> float:
     """Return the mean of log(1 + exp(z)) - y z over logits z [N], clipped, and labels y [N] in {0, 1}.
 
     Example:
         >>> round(log_loss(np.array([1, 0]), np.array([0.0, 0.0])), 6)
         0.693147
     """
-    _check(labels, logits)
-    clipped = _clipped(logits)
+    weights = _checked_weights(labels, logits, weights)
+    clipped = clipped_logits(logits)
     # logaddexp(0, z) is log(1 + exp(z)) without overflow.
-    return float(np.mean(np.logaddexp(0.0, clipped) - labels * clipped))
+    return float(np.average(np.logaddexp(0.0, clipped) - labels * clipped, weights=weights))
 
 
-def _clipped(logits: FloatArray) -> npt.NDArray[np.float64]:
+def clipped_logits(logits: FloatArray) -> npt.NDArray[np.float64]:
+    """Return logits [N] within +-`LOGIT_LIMIT`."""
     return np.clip(logits.astype(np.float64), -LOGIT_LIMIT, LOGIT_LIMIT)
 
 
-def _check(labels: npt.NDArray[Any], scores: FloatArray) -> None:
+def _checked_weights(
+    labels: npt.NDArray[Any], scores: FloatArray, weights: FloatArray | None
+) -> npt.NDArray[np.float64]:
+    """Return what each row [N] counts for."""
     if len(labels) == 0 or labels.shape != scores.shape:
         raise TrainingError(
             f"quality needs one score for each of at least 1 label, got {scores.shape} scores "
@@ -104,6 +115,14 @@ def _check(labels: npt.NDArray[Any], scores: FloatArray) -> None:
             f"predictions must be finite, but {num_bad} of {len(scores)} are not: the training has diverged; "
             f"{WHERE_DIVERGED}"
         )
+    checked = _float_weights(labels, weights)
+    if not checked.any():
+        raise TrainingError(f"quality needs a row that counts, but all {len(labels)} have the weight 0")
+    return checked
+
+
+def _float_weights(labels: npt.NDArray[Any], weights: FloatArray | None) -> npt.NDArray[np.float64]:
+    return np.ones(len(labels)) if weights is None else weights.astype(np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,24 +144,14 @@ class PairedComparison:
     log_loss_difference: Estimate
     """Nats per row; below 0 where the challenger is better."""
 
-    @classmethod
-    def of(
-        cls,
-        labels: npt.NDArray[Any],
-        challenger: FloatArray,
-        champion: FloatArray,
-        *,
-        confidence: float,
-    ) -> PairedComparison:
-        """Compare two models' logits on the same rows; see `auc_difference`."""
-        return cls(
-            auc_difference=auc_difference(labels, challenger, champion, confidence=confidence),
-            log_loss_difference=log_loss_difference(labels, challenger, champion, confidence=confidence),
-        )
-
 
 def auc_difference(
-    labels: npt.NDArray[Any], challenger: FloatArray, champion: FloatArray, *, confidence: float
+    labels: npt.NDArray[Any],
+    challenger: FloatArray,
+    champion: FloatArray,
+    weights: FloatArray | None = None,
+    *,
+    confidence: float,
 ) -> Estimate:
     """Return AUC of the challenger less that of the champion, with its interval by DeLong's method.
 
@@ -154,12 +163,14 @@ def auc_difference(
 
     (DeLong, DeLong and Clarke-Pearson, Biometrics 44(3), 1988, for two curves). Placements come from mid-ranks in
     O(N log N) (Sun and Xu, IEEE Signal Processing Letters 21(11), 2014): the rank among all rows less that among the
-    rows of the same class.
+    rows of the same class. With weights all means are weighted, and var(p_i) / m becomes
+    m / (m - 1) sum of w_i^2 (p_i - mean p)^2 / W+^2, the variance of a weighted mean of independent rows.
 
     Args:
         labels: In {0, 1}, [N]: at least two clicks and two others.
         challenger: Finite scores [N] that increase with the click probability.
         champion: The same of the other model, on the same rows.
+        weights: What each row counts for.
         confidence: Of the two-sided interval, in (0, 1).
 
     Raises:
@@ -175,87 +186,66 @@ def auc_difference(
         >>> estimate.value
         0.25
     """
-    clicks = _checked_clicks(labels, challenger, champion)
-    of_clicks, of_others = _placements(clicks, challenger)
-    champion_of_clicks, champion_of_others = _placements(clicks, champion)
-    p, q = of_clicks - champion_of_clicks, of_others - champion_of_others
-    return _estimate(
-        float(p.mean()), variance=p.var(ddof=1) / len(p) + q.var(ddof=1) / len(q), confidence=confidence
-    )
-
-
-def log_loss_difference(
-    labels: npt.NDArray[Any], challenger: FloatArray, champion: FloatArray, *, confidence: float
-) -> Estimate:
-    """Return the challenger's mean log-loss less the champion's, with its interval; takes logits as `auc_difference`.
-
-    With d_i the difference of the two losses on row i, the interval is normal: mean(d) +- z sd(d) / sqrt(N).
-    """
-    clicks = _checked_clicks(labels, challenger, champion)
-    differences = _row_losses(clicks, challenger) - _row_losses(clicks, champion)
-    return _estimate(
-        float(differences.mean()), variance=differences.var(ddof=1) / len(clicks), confidence=confidence
-    )
-
-
-def calibration_ratio(labels: npt.NDArray[Any], logits: FloatArray) -> float | None:
-    """Return predicted clicks over observed clicks, 1 for a model that is right on average; None without a click.
-
-    Example:
-        >>> calibration_ratio(np.array([1, 0, 0, 0]), np.zeros(4))
-        2.0
-    """
-    num_clicks = float(labels.sum(dtype=np.float64))
-    if num_clicks == 0:
-        return None
-    clipped = _clipped(logits)
-    return float((1.0 / (1.0 + np.exp(-clipped))).sum()) / num_clicks
-
-
-def constant_logits(labels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return logits [N] of the mean click rate of `labels` [N]: the best that a constant can do on them.
-
-    Args:
-        labels: In {0, 1}, with at least one of each.
-    """
-    rate = float(labels.mean(dtype=np.float64))
-    return np.full(len(labels), math.log(rate / (1.0 - rate)))
+    clicks, weights = _checked_clicks(labels, weights, challenger, champion)
+    of_clicks, of_others = _placements(clicks, challenger, weights)
+    champion_of_clicks, champion_of_others = _placements(clicks, champion, weights)
+    difference, variance = _mean_and_variance(of_clicks - champion_of_clicks, weights[clicks])
+    _, variance_of_others = _mean_and_variance(of_others - champion_of_others, weights[~clicks])
+    return estimate(difference, variance=variance + variance_of_others, confidence=confidence)
 
 
 def _placements(
-    clicks: npt.NDArray[np.bool_], scores: FloatArray
+    clicks: npt.NDArray[np.bool_], scores: FloatArray, weights: npt.NDArray[np.float64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the placements of clicks [m] and of others [n], each in [0, 1]."""
-    ranks = _mid_ranks(scores)
-    of_clicks = (ranks[clicks] - _mid_ranks(scores[clicks])) / int((~clicks).sum())
-    of_others = 1.0 - (ranks[~clicks] - _mid_ranks(scores[~clicks])) / int(clicks.sum())
+    ranks = _mid_ranks(scores, weights)
+    own_of_clicks, own_of_others = (_mid_ranks(scores[rows], weights[rows]) for rows in (clicks, ~clicks))
+    of_clicks = (ranks[clicks] - own_of_clicks) / weights[~clicks].sum()
+    of_others = 1.0 - (ranks[~clicks] - own_of_others) / weights[clicks].sum()
     return of_clicks, of_others
 
 
-def _mid_ranks(scores: FloatArray) -> npt.NDArray[np.float64]:
-    """Return ranks [N] from 1; equal scores share the mean of theirs."""
-    _, group, group_sizes = np.unique(scores, return_inverse=True, return_counts=True)
-    mean_ranks = np.cumsum(group_sizes) - (group_sizes - 1) / 2.0
-    ranks: npt.NDArray[np.float64] = mean_ranks[group]
+def _mid_ranks(scores: FloatArray, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return for each row [N] the weight of lower scores, and half of that of equal ones."""
+    _, group = np.unique(scores, return_inverse=True)
+    weight_of = np.bincount(group, weights=weights)
+    ranks: npt.NDArray[np.float64] = (np.cumsum(weight_of) - weight_of / 2.0)[group]
     return ranks
 
 
-def _row_losses(clicks: npt.NDArray[np.bool_], logits: FloatArray) -> npt.NDArray[np.float64]:
+def _mean_and_variance(
+    values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]
+) -> tuple[float, float]:
+    """Return the weighted mean of values [n], and the variance of that mean."""
+    mean = float(np.average(values, weights=weights))
+    distances = weights * (values - mean) / weights.sum()
+    count = np.count_nonzero(weights)
+    return mean, float((distances**2).sum()) * count / (count - 1)
+
+
+def row_losses(clicks: npt.NDArray[np.bool_], logits: FloatArray) -> npt.NDArray[np.float64]:
     """Return the negative log-likelihood [N] of each row, in nats."""
-    clipped = _clipped(logits)
+    clipped = clipped_logits(logits)
     losses: npt.NDArray[np.float64] = np.logaddexp(0.0, np.where(clicks, -clipped, clipped))
     return losses
 
 
-def _estimate(value: float, *, variance: float, confidence: float) -> Estimate:
+def estimate(value: float, *, variance: float, confidence: float) -> Estimate:
+    """Return a figure with its interval, by the normal approximation.
+
+    Raises:
+        ConfigurationError: The confidence is not in (0, 1).
+    """
     if not 0.0 < confidence < 1.0:
         raise ConfigurationError(f"confidence must be in (0, 1), got {confidence}")
     half_width = NormalDist().inv_cdf((1.0 + confidence) / 2.0) * math.sqrt(variance)
     return Estimate(value=value, low=value - half_width, high=value + half_width)
 
 
-def _checked_clicks(labels: npt.NDArray[Any], *models: FloatArray) -> npt.NDArray[np.bool_]:
-    """Return which rows [N] are clicks."""
+def _checked_clicks(
+    labels: npt.NDArray[Any], weights: FloatArray | None, *models: FloatArray
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+    """Return which rows [N] are clicks, and what each row counts for."""
     shapes = {scores.shape for scores in models}
     if shapes != {labels.shape} or not all(np.isfinite(scores).all() for scores in models):
         raise ConfigurationError(
@@ -263,9 +253,11 @@ def _checked_clicks(labels: npt.NDArray[Any], *models: FloatArray) -> npt.NDArra
             f"{', '.join(map(str, sorted(shapes)))} for labels of the shape {labels.shape}"
         )
     clicks = labels.astype(bool)
-    num_clicks = int(clicks.sum())
-    if min(num_clicks, len(clicks) - num_clicks) < 2:
+    checked = _float_weights(labels, weights)
+    counting = checked > 0.0
+    num_clicks, num_rows = int(clicks[counting].sum()), int(counting.sum())
+    if min(num_clicks, num_rows - num_clicks) < 2:
         raise ConfigurationError(
-            f"models are compared on at least 2 clicks and 2 others, got {num_clicks} clicks in {len(clicks)} rows"
+            f"models are compared on at least 2 clicks and 2 others, got {num_clicks} clicks in {num_rows} rows"
         )
-    return clicks
+    return clicks, checked

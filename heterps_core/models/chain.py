@@ -19,7 +19,7 @@ from heterps_core.models import CTR_MODELS, sizes_of
 from heterps_core.models.slot_embedding import SlotEmbedding
 
 ModelBuilder: TypeAlias = Callable[[FeatureSpec], nn.Sequential]
-"""Builds the chain for given features. The last layer returns logits [B, 1]."""
+"""Builds the chain for given features. The last layer returns logits [B, labels]."""
 
 _RESHAPES = (
     "ViewBackward",
@@ -119,10 +119,11 @@ def check_chain(model: str, chain: object, features: FeatureSpec) -> None:
     for name, layer in chain.named_children():
         activation = _run_checked(f"layer {name!r} of the model {model!r}", layer, activation)
     chain.train()
-    width = tuple(activation.shape[1:])
-    if width != (1,):
+    width, num_labels = tuple(activation.shape[1:]), features.num_labels
+    if width != (num_labels,):
+        logits = "one logit per row" if num_labels == 1 else f"a logit for each of {num_labels} labels"
         raise ConfigurationError(
-            f"the last layer of the model {model!r} must give one logit per row, shape (rows, 1), "
+            f"the last layer of the model {model!r} must give {logits}, shape (rows, {num_labels}), "
             f"got (rows, {', '.join(map(str, width))})"
         )
     if _is_sigmoid(activation):

@@ -1,4 +1,4 @@
-"""CTR-DNN: one vector per slot beside the dense features, then a stack of fully connected layers.
+"""CTR-DNN: a vector for each slot, of sequences by attention, beside the dense features, then fully connected layers.
 
 Structure after the public example of the PaddlePaddle heterogeneous pipeline (26 slots, 13 dense features,
 400-400-400, ReLU); one logit with a sigmoid loss stands for its two-way softmax, which is the same model.
@@ -14,6 +14,7 @@ from functools import partial
 from torch import nn
 
 from heterps_core.data.features import FeatureSpec
+from heterps_core.models.attention import AttentionPooling
 from heterps_core.models.slot_embedding import SlotEmbedding, add_tower
 
 EMBEDDING_DIMENSION = 16
@@ -28,11 +29,16 @@ def build(
     hidden_widths: Sequence[int] = HIDDEN_WIDTHS,
     embedding_dim: int = EMBEDDING_DIMENSION,
 ) -> nn.Sequential:
-    """Build the chain for the given slots and dense features: 8 layers by default."""
-    embedding = SlotEmbedding(features, dimension=embedding_dim)
+    """Build the chain for the given slots and dense features: 8 layers by default, with sequences one more."""
+    embedding = SlotEmbedding(features, dimension=embedding_dim, keeps_sequences=True)
     layers: OrderedDict[str, nn.Module] = OrderedDict(embedding=embedding)
-    width = add_tower(layers, embedding.output_width, hidden_widths)
-    layers["output"] = nn.Linear(width, 1)
+    width = embedding.output_width
+    if embedding.sequences:
+        attention = AttentionPooling(embedding)
+        layers["attention"] = attention
+        width = attention.output_width
+    width = add_tower(layers, width, hidden_widths)
+    layers["output"] = nn.Linear(width, features.num_labels)
     return nn.Sequential(layers)
 
 

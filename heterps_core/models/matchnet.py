@@ -68,7 +68,7 @@ def build(
         layers[f"item_relu{number}"] = nn.ReLU()
         item_width = hidden
     layers["cosine"] = Cosine()
-    output = nn.Linear(1, 1)
+    output = nn.Linear(1, features.num_labels)
     nn.init.constant_(output.weight, INITIAL_SCALE)
     nn.init.constant_(output.bias, INITIAL_SHIFT)
     layers["output"] = output

@@ -92,9 +92,10 @@ class ModelGraph(JsonDocument):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-WORKER_BYTES = 0.45e9
-"""Resident size of an idle worker, with torch, a gloo group, the checkpoint writer and a small network, 361 MB, and
-of Arrow's reader, 70 MB; measured on 2 cores, Python 3.11, torch 2.13.0+cpu, 2026-11-22; rounded up."""
+WORKER_BYTES = 0.55e9
+"""Resident size of an idle worker, with torch, a gloo group, the checkpoint writer and a small network, 361 MB, of
+Arrow's reader, 70 MB, and of the counts by which models are judged, 100 MB; measured on 2 cores, Python 3.11, torch
+2.13.0+cpu, 2026-11-22; rounded up. Each run tells the most that its workers had beside what was counted for them."""
 
 ROW_BUFFER_BYTES_PER_SAMPLE = 200
 """Of row groups in memory: 157 with Criteo's columns, and what is read, hashed and copied meanwhile."""

@@ -1,7 +1,8 @@
 """The layer that turns categorical slots into vectors: it reads the batch too, unlike the other layers of a chain.
 
 It puts its vectors beside the activation that it was given, so any cut of the chain has one tensor crossing.
-Shapes: B rows of a (micro-)batch, S slots of the layer, D width of a vector, W width of the incoming activation.
+Shapes: B rows of a (micro-)batch, S slots of the layer, K ids of these slots, D width of a vector, W width of the
+incoming activation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
-from heterps_core.data.features import FeatureSpec
+from heterps_core.data.features import NO_ID, SEQUENCE, SUM, FeatureSpec
+from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.row_optimizers import RowOptimizer
 from heterps_core.embeddings.sharded_table import ShardedTable, SharedMemoryTable
 from heterps_core.errors import ConfigurationError
@@ -23,7 +25,10 @@ from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 
 class SlotEmbedding(nn.Module):
-    """One table for several slots: output [B, W + S * D (+ dense features)].
+    """One table for several slots: output [B, W + S * D (+ dense features)]; the values of a list are pooled.
+
+    Where it keeps sequences, the slot of one has the vectors of its values side by side, zeros behind its end, and
+    the lengths of all stand in front of the dense features.
 
     The rows are not made here but by `attach_table`, since only the owner of a shard may hold it.
 
@@ -35,6 +40,12 @@ class SlotEmbedding(nn.Module):
             rows that the data gave it.
         include_dense: Put the dense features beside the vectors.
         input_width: Width of the activation that comes in (W); 0 for the first layer of a chain.
+        keeps_sequences: Return the vectors of sequences in order; by default their mean.
+
+    Attributes:
+        vector_columns: Of the output, for each of the slots, those of its vectors.
+        sequences: Positions in `slots` of the sequences that are kept.
+        length_columns: Of the output, those of the lengths of these.
 
     Example:
         >>> features = FeatureSpec(num_dense=13, slot_rows=(100,) * 26)
@@ -51,6 +62,7 @@ class SlotEmbedding(nn.Module):
         rows_per_slot: int | None = None,
         include_dense: bool = True,
         input_width: int = 0,
+        keeps_sequences: bool = False,
     ) -> None:
         super().__init__()
         self.slots = tuple(range(features.num_slots)) if slots is None else tuple(slots)
@@ -60,21 +72,38 @@ class SlotEmbedding(nn.Module):
                 f"an embedding must look up at least one of the slots 0..{features.num_slots - 1} of the data, "
                 f"got {list(self.slots)}"
             )
+        self.features = features
         self.dimension = dimension
         self.include_dense = include_dense
         self.rows_per_slot = rows_per_slot
         slot_rows = [rows_per_slot or features.slot_rows[slot] for slot in self.slots]
         self.num_rows = sum(slot_rows)
         self.input_width = input_width
-        self.output_width = (
-            input_width + len(self.slots) * dimension + (features.num_dense if include_dense else 0)
-        )
+        lengths = [features.slot_lengths[slot] for slot in self.slots]
+        poolings = [features.slot_poolings[slot] for slot in self.slots]
+        self.sequences = [
+            place for place, pooling in enumerate(poolings) if keeps_sequences and pooling == SEQUENCE
+        ]
+        self.vector_columns: list[range] = []
+        bags: list[tuple[int, str]] = []
+        end = input_width
+        for place, (length, pooling) in enumerate(zip(lengths, poolings, strict=True)):
+            # Each value of a sequence is in a bag of its own.
+            of_slot = [(1, SUM)] * length if place in self.sequences else [(length, pooling)]
+            self.vector_columns.append(range(end, end + len(of_slot) * dimension))
+            bags += of_slot
+            end += len(of_slot) * dimension
+        self.bags = Bags(*zip(*bags, strict=True)) if max(lengths) > 1 else None
+        self.length_columns = range(end, end + len(self.sequences))
+        self.output_width = self.length_columns.stop + (features.num_dense if include_dense else 0)
+        self.id_columns = [column for slot in self.slots for column in features.id_columns[slot]]
         offsets = torch.tensor([0, *slot_rows[:-1]], device=CPU).cumsum(0)
-        self.offsets_S: Tensor
-        self.register_buffer("offsets_S", offsets, persistent=False)
+        offsets = offsets.repeat_interleave(torch.tensor(lengths, device=CPU))
+        self.offsets_K: Tensor
+        self.register_buffer("offsets_K", offsets, persistent=False)
         # Batches that are read ahead are still on the host, wherever the layer is.
-        self._host_offsets_S = offsets
-        self._reads_all_slots = self.slots == tuple(range(features.num_slots))
+        self._host_offsets_K = offsets
+        self._reads_all_ids = self.id_columns == list(range(features.num_ids))
         self.table: ShardedTable | None = None
 
     def attach_table(self, table: ShardedTable) -> None:
@@ -109,15 +138,16 @@ class SlotEmbedding(nn.Module):
             seed=seed,
             initial_standard_deviation=self.dimension**-0.5 / 10,
             group=group,
+            bags=self.bags,
         )
 
     def row_numbers(self, batch: ClickBatch) -> Tensor:
-        """Return the rows of the table [B, S] that a batch looks up."""
-        ids_BS = batch.ids if self._reads_all_slots else batch.ids[:, list(self.slots)]
-        if self.rows_per_slot is not None:
-            ids_BS = ids_BS % self.rows_per_slot
-        is_ahead = ids_BS.device != self.offsets_S.device
-        return ids_BS + (self._host_offsets_S if is_ahead else self.offsets_S)
+        """Return the rows of the table [B, K] that a batch looks up; `NO_ID` behind the end of a list."""
+        ids_BK = batch.ids if self._reads_all_ids else batch.ids[:, self.id_columns]
+        is_ahead = ids_BK.device != self.offsets_K.device
+        folded_BK = ids_BK if self.rows_per_slot is None else ids_BK % self.rows_per_slot
+        rows_BK = folded_BK + (self._host_offsets_K if is_ahead else self.offsets_K)
+        return rows_BK if self.bags is None else rows_BK.where(ids_BK != NO_ID, NO_ID)
 
     def forward(
         self, batch: ClickBatch, activation_BW: Tensor | None = None, *, dtype: torch.dtype = torch.float32
@@ -125,8 +155,13 @@ class SlotEmbedding(nn.Module):
         """Return [B, output_width] of type `dtype`: incoming activation, vectors in slot order, dense features."""
         if self.table is None:
             raise RuntimeError("attach_table must come before the first forward pass")
-        dense = batch.dense if self.include_dense else None
-        return self.table.lookup(self.row_numbers(batch), activation_BW, dense, dtype=dtype)
+        behind = batch.dense if self.include_dense else None
+        if self.sequences:
+            is_there_BK = batch.ids != NO_ID
+            columns = [self.features.id_columns[self.slots[place]] for place in self.sequences]
+            lengths = [is_there_BK[:, each.start : each.stop].sum(1, keepdim=True) for each in columns]
+            behind = torch.cat([each.to(dtype) for each in lengths] + ([] if behind is None else [behind]), 1)
+        return self.table.lookup(self.row_numbers(batch), activation_BW, behind, dtype=dtype)
 
 
 def add_tower(

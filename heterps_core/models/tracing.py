@@ -41,17 +41,18 @@ def trace_chain(
 
 
 def _embedding_layer(name: str, module: SlotEmbedding, row_optimizer: type[RowOptimizer]) -> Layer:
-    num_slots = len(module.slots)
+    # Lists count as full: what is reserved for them and sent of them at most.
+    num_ids = len(module.id_columns)
     return Layer(
         name=name,
         kind=LayerKind.EMBEDDING,
         is_sharded=True,
         parameter_bytes=module.num_rows * module.dimension * BYTES_PER_FLOAT32,
         optimizer_state_bytes=module.num_rows * row_optimizer.state_bytes_per_row(module.dimension),
-        input_bytes_per_sample=module.input_width * BYTES_PER_FLOAT32 + num_slots * BYTES_PER_ROW_NUMBER,
+        input_bytes_per_sample=module.input_width * BYTES_PER_FLOAT32 + num_ids * BYTES_PER_ROW_NUMBER,
         output_bytes_per_sample=module.output_width * BYTES_PER_FLOAT32,
         forward_flops_per_sample=0.0,
-        looked_up_bytes_per_sample=num_slots * module.dimension * BYTES_PER_FLOAT32,
+        looked_up_bytes_per_sample=num_ids * module.dimension * BYTES_PER_FLOAT32,
     )
 
 

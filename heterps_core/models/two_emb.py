@@ -41,5 +41,5 @@ def build(
     )
     layers["second_embedding"] = second
     layers["second_fc"] = TailLinear(width, second.output_width - width, SECOND_WIDTH)
-    layers["output"] = nn.Linear(width + SECOND_WIDTH, 1)
+    layers["output"] = nn.Linear(width + SECOND_WIDTH, features.num_labels)
     return nn.Sequential(layers)

@@ -37,7 +37,7 @@ from heterps_core.profiling.layer_profile import (
 from heterps_core.profiling.link_measurement import measure_links, measure_machine_speed, second_process
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.measuring_process import REQUEST_NAME, RESULT_NAME, ProfileRequest
-from heterps_core.profiling.profiling_input import click_batches, rows_of
+from heterps_core.profiling.profiling_input import click_batches
 from heterps_core.profiling.timing import Phase, Timing, time_phases
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.units import BYTES_PER_FLOAT32
@@ -79,7 +79,7 @@ def measure(request: ProfileRequest) -> LayerProfile:
     speed = measure_machine_speed(budget_s=MACHINE_SPEED_BUDGET_S, device=device)
     half_batch_size = request.batch_size // 2
     whole = _bench_layers(request, chain, tables, whole_batches)
-    half_batches = [rows_of(batch, 0, half_batch_size) for batch in whole_batches]
+    half_batches = [batch.rows(0, half_batch_size) for batch in whole_batches]
     half = _bench_layers(request, chain, tables, half_batches)
     times = time_phases(
         [
@@ -242,7 +242,7 @@ def _whole_step(
     def step() -> None:
         batch = next(in_turn)
         logits = _run_layers(chain, batch, None, request.precision)
-        loss = F.binary_cross_entropy_with_logits(logits.squeeze(1), batch.labels)
+        loss = F.binary_cross_entropy_with_logits(logits, batch.labels.view_as(logits))
         loss.backward()  # type: ignore[no-untyped-call]
         dense_update()
         for table in tables.values():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,8 @@ from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.node.failures import OutOfMemoryError
+from heterps_core.training.node.host_memory import MemoryWatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +71,9 @@ TIMEOUT_S = 300.0
 """Longest measurement; one that takes longer hangs."""
 
 _SHOWN_LINES = 5
+
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""Exit status of a process that was killed, and of a shell or a container whose process was."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +135,7 @@ def measure_in_fresh_process(request: ProfileRequest) -> LayerProfile:
 
     Raises:
         HeterpsError: The process failed or hung; the message holds the end of what it said.
+        OutOfMemoryError: The kernel killed it for lack of memory.
     """
     return LayerProfile.from_json(_measured("heterps_core.profiling.layer_profiler", request, request))
 
@@ -155,6 +162,7 @@ def _measured(
             # A user's own model is found wherever this process finds it.
             "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
         }
+        memory = MemoryWatch()
         try:
             finished = subprocess.run(
                 [sys.executable, "-m", program, str(folder)],
@@ -169,6 +177,9 @@ def _measured(
                 f"profiling {asked.model!r} must end within {TIMEOUT_S:.0f} s, but did not; "
                 f"lower the batch size, which is {sizes.batch_size}"
             ) from error
+        shortage = memory.shortage(f"profiling {asked.model!r}") if finished.returncode in KILLED else None
+        if shortage is not None:
+            raise OutOfMemoryError(shortage)
         if finished.returncode != 0:
             said = "\n".join(finished.stderr.strip().splitlines()[-_SHOWN_LINES:])
             raise HeterpsError(

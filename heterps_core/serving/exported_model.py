@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
@@ -18,16 +20,18 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.manifest import DatasetManifest
 from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.reading.row_batch import first_label
+from heterps_core.data.row_arrays import RowArrays
 from heterps_core.data.schema import DataSchema
-from heterps_core.embeddings.row_optimizers import RowWiseSGD
+from heterps_core.embeddings.bags import Bags
+from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import CheckpointError, ConfigurationError
+from heterps_core.judging.held_out import HeldOutScores
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.raw_columns import Columns, model_input
-from heterps_core.training.checkpoint import complete_checkpoints, load_latest_checkpoint
+from heterps_core.training.checkpoint import complete_checkpoints, read_checkpoint
 from heterps_core.training.job import OptimizerState, TrainingJob
-from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.storage.exported_files import (
     DESCRIPTION,
     OPTIMIZER_STATE,
@@ -36,8 +40,9 @@ from heterps_core.training.storage.exported_files import (
     file_sha256,
     read_description,
 )
-from heterps_core.training.storage.named_tensors import dense_optimizer_state, row_optimizer_state, weights_of
-from heterps_core.training.storage.run_directory import JOB, RunDirectory
+from heterps_core.training.storage.run_directory import CHECKPOINTS, JOB, RunDirectory
+from heterps_core.training.storage.stored_tensors import DTYPES, TensorRows, read_tensors
+from heterps_core.training.storage.verified_files import DamagedFileError
 
 ROWS_PER_BATCH = 8192
 
@@ -46,7 +51,8 @@ class ClickPredictor:
     """Click probabilities from raw columns, as in training.
 
     An id that was never seen gets the row that its hash gives; a missing value gets the row, or the mean, that
-    missing values had in training. Columns that the model does not know are ignored.
+    missing values had in training. Columns that the model does not know are ignored. Rows of tables stay in the file
+    until they are looked up.
 
     Raises:
         CheckpointError: A file is missing, or the weights are not those that the description was written for.
@@ -61,7 +67,7 @@ class ClickPredictor:
         self._layers = _load_layers(description["model"], self.features, load_file(folder / WEIGHTS))
 
     def predict(self, columns: Columns) -> npt.NDArray[np.float64]:
-        """Return click probabilities [N] for columns of N raw values each.
+        """Return click probabilities [N], or [N, labels], for columns of N raw values each.
 
         Raises:
             DataError: A column that the model needs is missing, or a number cannot be read.
@@ -70,102 +76,122 @@ class ClickPredictor:
         return torch.from_numpy(logits).sigmoid().numpy()
 
     def logits(
-        self, dense_ND: npt.NDArray[np.float32], ids_NS: npt.NDArray[np.int32]
+        self, dense_ND: npt.NDArray[np.float32], ids_NK: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.float64]:
-        """Return logits [N] of model input as `model_input` makes it, or as prepared."""
+        """Return logits [N], or [N, labels], of model input as `model_input` makes it, or as prepared."""
         logits = []
-        for first in range(0, len(ids_NS), ROWS_PER_BATCH):
+        for first in range(0, len(ids_NK), ROWS_PER_BATCH):
             part = slice(first, first + ROWS_PER_BATCH)
-            labels = np.zeros(len(ids_NS[part]), dtype=np.float32)
+            labels = np.zeros(len(ids_NK[part]), dtype=np.float32)
             # Copies, as torch warns of arrays that it may not write, such as mapped ones.
-            batch = ClickBatch.from_numpy(dense_ND[part].copy(), ids_NS[part].copy(), labels)
+            batch = ClickBatch.from_numpy(dense_ND[part].copy(), ids_NK[part].copy(), labels)
             with torch.no_grad():
                 logits.append(run_layers(self._layers, batch, None).squeeze(1).double())
         if not logits:
-            return np.empty(0)
+            return np.empty(0 if self.features.num_labels == 1 else (0, self.features.num_labels))
         return torch.cat(logits).numpy()
+
+
+class _MappedTable(ShardedTable):
+    """Rows of an exported model, which come into memory from its file when they are looked up."""
+
+    def __init__(self, weight_RD: Tensor, bags: Bags | None) -> None:
+        self.weight_RD, self.dimension, self.group, self.bags = weight_RD, weight_RD.shape[1], None, bags
+        self._anchor = torch.zeros(1)
 
 
 def _load_layers(model: str, features: FeatureSpec, weights: Mapping[str, Tensor]) -> list[nn.Module]:
     chain = build_chain(model, features, seed=0)
     for name, layer in chain.named_children():
-        own = {
-            key.removeprefix(f"{name}."): value
-            for key, value in weights.items()
-            if key.startswith(f"{name}.")
-        }
         if isinstance(layer, SlotEmbedding):
-            table = layer.new_table(name, RowWiseSGD(), seed=0)
-            table.weight_RD.copy_(own["weight"])
-            layer.attach_table(table)
+            layer.attach_table(_MappedTable(weights[f"{name}.weight"], layer.bags))
         else:
-            layer.load_state_dict(own)
+            layer.load_state_dict(
+                {
+                    key.removeprefix(f"{name}."): value
+                    for key, value in weights.items()
+                    if key.startswith(f"{name}.")
+                }
+            )
     return list(chain.eval().children())
 
 
-def held_out_labels(dataset: PreparedDataset) -> npt.NDArray[np.uint8]:
-    """Return the labels [N] of the rows that a data set holds out; of all its rows where it holds out none."""
-    return dataset.labels(_first_row(dataset), dataset.manifest.num_rows)
+def held_out_rows(dataset: PreparedDataset) -> tuple[int, int]:
+    """Return the first of the rows that a data set holds out, and where they stop; all where it holds out none."""
+    return (dataset.num_train_rows if dataset.num_eval_rows else 0), dataset.manifest.num_rows
 
 
-def held_out_logits(predictor: ClickPredictor, dataset: PreparedDataset) -> npt.NDArray[np.float64]:
-    """Return a model's logits [N] of the rows that a data set holds out; of all its rows where it holds out none.
+def predicted_parts(
+    predictor: ClickPredictor, dataset: PreparedDataset, first: int, stop: int
+) -> Iterator[tuple[RowArrays, npt.NDArray[np.float64]]]:
+    """Yield rows first..stop - 1, those of one row group at a time, and a model's logits, [n] or [n, labels].
 
     Raises:
         ConfigurationError: The data set has other columns than the model.
         DataError: A source is gone or has changed.
     """
     _check_columns(predictor, dataset)
-    rows = dataset.parts(
-        _first_row(dataset),
-        dataset.manifest.num_rows,
-        features=predictor.features,
-        numeric_transform=predictor.numeric_transform,
-    )
-    return np.concatenate([predictor.logits(part.dense, part.ids) for part in rows])
+    for part in dataset.parts(
+        first, stop, features=predictor.features, numeric_transform=predictor.numeric_transform
+    ):
+        yield part, predictor.logits(part.dense, part.ids)
+
+
+def held_out_scores(predictor: ClickPredictor, dataset: PreparedDataset) -> HeldOutScores:
+    """Return a model's scores of held-out rows, of the first label; raises as `predicted_parts`."""
+    scores = HeldOutScores()
+    for rows, logits in predicted_parts(predictor, dataset, *held_out_rows(dataset)):
+        scores.add(first_label(rows.labels), first_label(logits), rows.weights)
+    return scores
 
 
 def _check_columns(predictor: ClickPredictor, dataset: PreparedDataset) -> None:
     own, other = predictor.schema, dataset.manifest.schema
-    for kind in ("numeric_columns", "categorical_columns"):
+    for kind in ("numeric_columns", "categorical_columns", "multi_hot_columns", "sequence_columns"):
         needed, found = getattr(own, kind), getattr(other, kind)
         if needed != found:
             raise ConfigurationError(
-                f"rows must have the {kind} of the model, {', '.join(needed)}, to be predicted by it, "
-                f"got {', '.join(found) or 'none'}"
+                f"rows must have the {kind} of the model, {', '.join(map(str, needed))}, to be predicted by it, "
+                f"got {', '.join(map(str, found)) or 'none'}"
             )
-
-
-def _first_row(dataset: PreparedDataset) -> int:
-    return dataset.num_train_rows if dataset.num_eval_rows else 0
 
 
 def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path, *, model: str) -> None:
     """Write the newest checkpoint of a run as an exported model.
 
+    Its tensors go from the workers' files into the exported ones block by block; the model is never in memory.
     `model` is the flow's own word: it is imported and called here, and rented machines could have changed the job's.
 
     Raises:
-        CheckpointError: The run has no complete checkpoint, or the newest is damaged.
+        CheckpointError: The run has no complete checkpoint, or the newest is damaged or of another model.
     """
     job = replace(TrainingJob.from_json(run.require_json(JOB)), model=model)
-    num_layers = job.stages[-1].last_layer + 1
-    whole = (Stage(0, num_layers - 1, job.stages[0].device_type, 1),)
-    trained = build_stage_model(job.model, manifest.features, job.config, whole, 0, None)
-    cursor = load_latest_checkpoint(run, trained)
-    if cursor is None:
+    complete = complete_checkpoints(run)
+    if not complete:
         raise CheckpointError(
             f"a run must have a complete checkpoint to be exported, {run.location} has none"
         )
-    newest = int(complete_checkpoints(run)[-1])
-    if cursor.step != newest:
+    newest = complete[-1]
+    try:
+        tensors = read_checkpoint(run, newest).tensors
+        found = {rows.tensor: (rows.dtype, rows.shape) for rows in tensors.rows}
+        weights = _weight_shapes(job.model, manifest.features)
+        for name, shape in weights.items():
+            if name not in found or found[name][1] != shape:
+                raise CheckpointError(
+                    f"{name} must have the sizes {list(shape)} of {job.model} to be exported, got {found.get(name)}"
+                )
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, names in ((WEIGHTS, weights), (OPTIMIZER_STATE, found.keys() - weights)):
+            mapped = new_safetensors(folder / file, {name: found[name] for name in names})
+            wanted = {name: TensorRows.whole(tensor) for name, tensor in mapped.items()}
+            read_tensors(run, f"{CHECKPOINTS}/{newest}", tensors, wanted)
+    except DamagedFileError as error:
+        before = int(complete[-2]) if len(complete) > 1 else 0
         raise CheckpointError(
-            f"the newest checkpoint of a run must be whole to be exported, but that of step {newest} in "
-            f"{run.location} is damaged; resume the run, which trains again from step {cursor.step}"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    _save(weights_of(trained), folder / WEIGHTS)
-    _save(row_optimizer_state(trained) | dense_optimizer_state(trained), folder / OPTIMIZER_STATE)
+            f"the newest checkpoint of a run must be whole to be exported, but that of step {int(newest)} in "
+            f"{run.location} is damaged; {error}; resume the run, which trains again from step {before}"
+        ) from error
     state = OptimizerState(
         sha256=file_sha256(folder / OPTIMIZER_STATE),
         dense_optimizer=job.config.dense_optimizer,
@@ -183,5 +209,39 @@ def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path, *, 
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1))
 
 
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+def _weight_shapes(model: str, features: FeatureSpec) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of all tensors that predictions depend on, by the names of `named_tensors.weights_of`."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, layer in build_chain(model, features, seed=0).named_children():
+        if isinstance(layer, SlotEmbedding):
+            shapes[f"{name}.weight"] = (layer.num_rows, layer.dimension)
+        shapes |= {f"{name}.{key}": tuple(tensor.shape) for key, tensor in layer.state_dict().items()}
+    return shapes
+
+
+def new_safetensors(path: Path, kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Tensor]:
+    """Write a file in the safetensors format, and return its tensors, all 0: what is written to them goes there.
+
+    Args:
+        kinds: Names of types in the format, and sizes, by the names of tensors.
+    """
+    # As the format's own library orders them, so that each is aligned to its type.
+    ordered = sorted(kinds.items(), key=lambda item: (-DTYPES[item[1][0]].itemsize, item[0]))
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, (dtype, shape) in ordered:
+        num_bytes = DTYPES[dtype].itemsize * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (offset, offset + num_bytes)}
+        offset += num_bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + offset)
+    if not offset:
+        return {}
+    content = torch.from_numpy(np.memmap(path, np.uint8, mode="r+", offset=8 + len(text)))
+    return {
+        name: content[slice(*entry["data_offsets"])].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        for name, entry in header.items()
+    }

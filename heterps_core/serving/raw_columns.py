@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from heterps_core.data.features import FeatureSpec
-from heterps_core.data.hashing import rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform
-from heterps_core.data.reading.row_batch import column_texts, shorten
+from heterps_core.data.reading.row_batch import clean_lists, column_texts, shorten
+from heterps_core.data.row_arrays import ids_of_texts
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
@@ -30,12 +30,12 @@ Columns = Mapping[str, Sequence[Any]]
 def model_input(
     columns: Columns, schema: DataSchema, transform: NumericTransform, features: FeatureSpec
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-    """Return a model's dense input [N, D] and embedding rows [N, S] (0 where missing) of columns of N values each.
+    """Return a model's dense input [N, D] and ids [N, K] of columns of N values each; see `RowArrays`.
 
     Raises:
         DataError: A column is missing, has another length, or holds in the place of numbers what is no finite number.
     """
-    needed = (*schema.numeric_columns, *schema.categorical_columns)
+    needed = (*schema.numeric_columns, *schema.slot_columns)
     missing = [name for name in needed if name not in columns]
     if missing:
         raise DataError(SOURCE, f"must have the columns {', '.join(missing)}")
@@ -45,11 +45,13 @@ def model_input(
     raw_ND = np.empty((lengths[0], len(schema.numeric_columns)))
     for position, name in enumerate(schema.numeric_columns):
         raw_ND[:, position] = _numbers(name, columns[name], schema)
-    ids_NS = np.empty((lengths[0], features.num_slots), dtype=np.int32)
-    for slot, name in enumerate(schema.categorical_columns):
-        texts = _texts(name, columns[name], schema)
-        ids_NS[:, slot] = rows_of_texts(texts, slot=slot, num_rows=features.slot_rows[slot])
-    return transform.apply(raw_ND), ids_NS
+    texts = [
+        _lists(name, columns[name], schema)
+        if name in schema.list_columns
+        else _texts(name, columns[name], schema)
+        for name in schema.slot_columns
+    ]
+    return transform.apply(raw_ND), ids_of_texts(texts, features)
 
 
 def _numbers(name: str, values: Sequence[Any], schema: DataSchema) -> npt.NDArray[np.float64]:
@@ -81,10 +83,19 @@ def _texts(name: str, values: Sequence[Any], schema: DataSchema) -> pa.StringArr
         texts = column_texts(array)
     except pa.ArrowException as error:
         raise _no_plain_values(name, array.type) from error
-    if len(schema.separator or "") > 1:
-        # The reader drops the blanks around fields that such a separator announces.
+    if schema.is_padded:
         texts = pc.ascii_trim(texts, characters=" ")
     return _without_markers(texts, schema)
+
+
+def _lists(name: str, values: Sequence[Any], schema: DataSchema) -> pa.ListArray:
+    """Return a column [N] of lists, or of texts with the schema's separator, as lists of texts."""
+    # pandas reads lists as arrays, of which empty ones may have another type.
+    array = _arrow(name, [value.tolist() if isinstance(value, np.ndarray) else value for value in values])
+    try:
+        return clean_lists(array, schema, is_padded=schema.is_padded)
+    except pa.ArrowException as error:
+        raise _no_plain_values(name, array.type) from error
 
 
 def _arrow(name: str, values: Sequence[Any]) -> pa.Array:

@@ -29,6 +29,9 @@ EMBEDDING_OPTIMIZERS = ("rowwise-adagrad", "rowwise-adam", "sgd")
 CHAMPION, SCRATCH = "champion", "scratch"
 """What a day begins with: the champion's weights, or new ones."""
 
+TELL, TRAIN = "tell", "train"
+"""What is done with rows that come for a day that was trained on before."""
+
 NIGHT_SAMPLES = 1_000_000_000
 """Of a night by default; Criteo's terabyte click logs hold 4.4 billion in 24 days, a fifth of this a day."""
 

@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
@@ -150,11 +150,13 @@ class TrainingLoop:
         """Tell whether training came to its end, rather than to a stop that was asked for."""
         return end.epoch >= self.config.num_epochs
 
-    def predict_held_out(self) -> npt.NDArray[np.float32] | None:
-        """Return the logits of all held-out rows in order, on the reporting worker; None elsewhere."""
-        found = np.zeros(self.dataset.num_eval_rows, dtype=np.float32)
+    def predict_held_out(self) -> Iterator[tuple[ClickBatch, npt.NDArray[np.float32]]]:
+        """Yield the held-out rows that this replica of the last stage predicts, some at a time, and their logits.
+
+        All workers must go through it at once; those of other stages yield nothing.
+        """
         batch_size, num_microbatches = self.config.batch_size, self.config.num_microbatches
-        for index in range(-(-len(found) // batch_size)):
+        for index in range(-(-self.dataset.num_eval_rows // batch_size)):
             rows = self.dataset.held_out_rows(index, batch_size=batch_size)
             slices = self.runner.row_slices(len(rows), num_microbatches)
             parts = self._batches(rows[spread(len(rows), num_microbatches, slices)], slices)
@@ -162,9 +164,9 @@ class TrainingLoop:
                 [MicroBatch(num_rows, part) for (num_rows, _), part in zip(slices, parts, strict=True)]
             )
             if self.runner.is_last:
-                mine = spread(len(rows), num_microbatches, slices)
-                found[rows - self.dataset.num_train_rows] = self._of_all_replicas(logits, mine, len(rows))
-        return None if self.metrics is None or not len(found) else found
+                firsts = accumulate((part.num_rows for part in parts), initial=0)
+                for part, first in zip(parts, firsts, strict=False):
+                    yield part, logits[first : first + part.num_rows].numpy()
 
     def training_batch(self, cursor: TrainingCursor) -> list[MicroBatch]:
         """Read this replica's rows of a batch, cut them into micro-batches, and exchange what they look up.
@@ -246,19 +248,11 @@ class TrainingLoop:
         if self.model.reads_batch:
             batch = self.dataset.batch(rows)
         elif self.runner.is_last:
-            batch = self.dataset.label_batch(rows)
+            batch = self.dataset.target_batch(rows)
         else:
             return [_NO_ROWS for _ in slices]
-        parts = _split(batch, [mine.num_rows for _, mine in slices])
-        return [part.to(self.model.device) for part in parts]
-
-    def _of_all_replicas(self, logits: Tensor, mine: npt.NDArray[np.int64], num_rows: int) -> Tensor:
-        """Bring the logits of all replicas of the last stage together; `mine` are the positions of this one's."""
-        ordered = torch.zeros(num_rows, device=CPU)
-        ordered[torch.from_numpy(mine)] = logits
-        if self.runner.num_replicas > 1:
-            dist.all_reduce(ordered, group=self.group)
-        return ordered
+        ends = accumulate((mine.num_rows for _, mine in slices), initial=0)
+        return [batch.rows(first, stop).to(self.model.device) for first, stop in pairwise(ends)]
 
     def _stop_is_asked_for(self) -> bool:
         answer = torch.tensor([dist.get_rank() == 0 and self.run.exists(STOP)], device=CPU)
@@ -279,15 +273,3 @@ _NO_ROWS = ClickBatch(
     labels=torch.empty(0, device=CPU),
 )
 """For stages that neither look rows up nor see labels."""
-
-
-def _split(batch: ClickBatch, sizes: list[int]) -> list[ClickBatch]:
-    return [
-        ClickBatch(dense=dense, ids=ids, labels=labels)
-        for dense, ids, labels in zip(
-            torch.split(batch.dense, sizes),
-            torch.split(batch.ids, sizes),
-            torch.split(batch.labels, sizes),
-            strict=True,
-        )
-    ]

@@ -12,7 +12,7 @@ from heterps_core.data.manifest import MANIFEST_NAME
 from heterps_core.errors import InterruptedTrainingError, TrainingError
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.node.failures import WorkerFailure, read_failures, root_cause
-from heterps_core.training.node.host_memory import MEMORY_FIX
+from heterps_core.training.node.host_memory import MEMORY_FIX, MemoryWatch
 from heterps_core.training.node.node_life import EXIT, HEARTBEAT, LEAVING, node_key
 from heterps_core.training.step_metrics import Progress, read_progress
 from heterps_core.training.storage.run_directory import (
@@ -87,6 +87,7 @@ def follow_training(
             stage, replica, node and last step.
         TrainingError: A worker failed in a way that would come again.
     """
+    memory = MemoryWatch()
     pulse = Pulse(first_limit_s=SILENCE_LIMIT_S if run.is_local else BOOT_LIMIT_S)
     reported: Progress | None = None
     waiting = {node.node_id: node for node in cluster.nodes}
@@ -98,8 +99,10 @@ def follow_training(
                 try:
                     pulse.check(node_id, beat)
                 except TrainingError as error:
+                    # Of nodes that are processes of this machine the kernel's count tells here.
+                    shortage = memory.shortage(f"node {node_id}") if run.is_local else None
                     raise InterruptedTrainingError(
-                        f"{error}; {_last_seen(run, cluster, node)}",
+                        f"{shortage or error}; {_last_seen(run, cluster, node)}",
                         node_id=node_id,
                         # One machine may fail to boot; two in a row point to its image, or to what its role may do.
                         signature="no first sign of life" if beat is None else None,

@@ -101,8 +101,7 @@ def load_start_model(
     Raises:
         CheckpointError: A file is not the one of the job, or has other layers or sizes than this model.
     """
-    tensors = _read_manifest(run, start)
-    _fill(run, tensors, model, weights_of(model))
+    tensors = load_start_weights(run, start, model)
     logger.info("begins with the weights of version %s, trained by run %s", start.version, start.run_id)
     state = start.optimizer_state
     if state is None:
@@ -121,6 +120,13 @@ def load_start_model(
         dense_optimizer=config.dense_optimizer, embedding_optimizer=config.embedding_optimizer
     ):
         logger.info("%s", change)
+
+
+def load_start_weights(run: RunDirectory, start: StartModel, model: StageModel) -> TensorManifest:
+    """Load the weights alone, and return the manifest of the start model."""
+    tensors = _read_manifest(run, start)
+    _fill(run, tensors, model, weights_of(model))
+    return tensors
 
 
 def _fill(run: RunDirectory, manifest: TensorManifest, model: StageModel, tensors: dict[str, Tensor]) -> None:

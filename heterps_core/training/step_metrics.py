@@ -130,6 +130,9 @@ class ProcessReport:
     waited_seconds: float = 0.0
     """Of these, for messages of neighbouring stages."""
 
+    peak_bytes: int | None = None
+    """Most host memory that it had; None where that is not known."""
+
 
 def write_process_report(run: RunDirectory, name: str, report: ProcessReport) -> None:
     """Leave a report in the run directory; `name` is the process's own."""

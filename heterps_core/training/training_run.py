@@ -8,9 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from heterps_core.errors import TrainingError
+from heterps_core.judging.held_out import HeldOutJudgement
 from heterps_core.judging.quality import ClickQuality
-from heterps_core.training.step_metrics import StepMetrics, idle_shares, read_process_reports, read_steps
-from heterps_core.training.storage.run_directory import RESULT, RunDirectory
+from heterps_core.training.step_metrics import (
+    ProcessReport,
+    StepMetrics,
+    idle_shares,
+    read_process_reports,
+    read_steps,
+)
+from heterps_core.training.storage.run_directory import JOB, RESULT, RunDirectory
 from heterps_core.training.storage.store import StorageUsage
 
 WARMUP_SHARE = 0.1
@@ -46,11 +53,30 @@ class TrainingRun:
     idle_shares: Mapping[int, float]
     """By stage: the share of its workers' time, in [0, 1], in which they waited for other stages."""
 
+    memory_bytes: Mapping[int, tuple[int, int]]
+    """By stage: what was counted for one of its workers before the start, and the most that one had."""
+
     storage: StorageUsage
     """What all processes but this one asked of the bucket."""
 
-    quality: ClickQuality | None
-    """Of the trained model on the held-out rows; None after a stop, which leaves no time to evaluate."""
+    judgements: Mapping[str, HeldOutJudgement]
+    """Of the trained model on the held-out rows by each label, by the first beside the model that it began with; none
+    after a stop, which leaves no time for it."""
+
+    @property
+    def judgement(self) -> HeldOutJudgement | None:
+        """By the first label, which decides."""
+        return next(iter(self.judgements.values()), None)
+
+    @property
+    def quality(self) -> ClickQuality | None:
+        """Of the trained model on the held-out rows, by the first label."""
+        return None if self.judgement is None else self.judgement.click_quality()
+
+    @property
+    def quality_of_other_labels(self) -> dict[str, ClickQuality]:
+        """By column, where a model has several labels."""
+        return {name: found.click_quality() for name, found in list(self.judgements.items())[1:]}
 
 
 def read_training_run(run: RunDirectory) -> TrainingRun:
@@ -79,8 +105,9 @@ def read_training_run(run: RunDirectory) -> TrainingRun:
             attempts[-1] if attempts else []
         ),
         idle_shares=idle_shares(reports),
+        memory_bytes=_memory_bytes(run, reports),
         storage=sum((report.storage for report in reports), StorageUsage()),
-        quality=ClickQuality(**result["quality"]) if result["quality"] else None,
+        judgements={name: HeldOutJudgement.from_json(found) for name, found in result["judgements"].items()},
     )
 
 
@@ -102,6 +129,15 @@ def median_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float | Non
         after.num_samples / (after.elapsed_s - before.elapsed_s)
         for before, after in itertools.pairwise(counted)
     )
+
+
+def _memory_bytes(run: RunDirectory, reports: Sequence[ProcessReport]) -> dict[int, tuple[int, int]]:
+    counted = (run.read_json(JOB) or {}).get("worker_bytes", ())
+    peaks: dict[int, int] = {}
+    for report in reports:
+        if report.stage is not None and report.peak_bytes is not None:
+            peaks[report.stage] = max(report.peak_bytes, peaks.get(report.stage, 0))
+    return {stage: (counted[stage], peak) for stage, peak in sorted(peaks.items()) if stage < len(counted)}
 
 
 def _repeated_seconds(attempt: Sequence[StepMetrics], later: Sequence[StepMetrics]) -> float:

@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 import time
-from dataclasses import asdict
 from datetime import timedelta
 
 import torch
@@ -22,11 +21,11 @@ from heterps_core.compute_device import CPU
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.embeddings.row_kernels import row_kernels
 from heterps_core.errors import HeterpsError
-from heterps_core.judging.quality import measure_quality
+from heterps_core.training.evaluation import judge_trained
 from heterps_core.training.job import DELAYED, TrainingJob
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.node.failures import WorkerFailure, root_cause, write_failure
-from heterps_core.training.node.host_memory import allocation_failure
+from heterps_core.training.node.host_memory import allocation_failure, peak_bytes
 from heterps_core.training.node.node_life import (
     NODE_ID_VARIABLE,
     own_node,
@@ -41,6 +40,7 @@ from heterps_core.training.pipeline.stage_runner import StageRunner
 from heterps_core.training.start_model import begin
 from heterps_core.training.step_metrics import MetricWriter, ProcessReport, write_process_report
 from heterps_core.training.storage.run_directory import CLUSTER, DATA, JOB, RESULT, STEPS, RunDirectory
+from heterps_core.training.storage.store import StorageUsage
 from heterps_core.transport.rank_layout import (
     SILENCE_LIMIT_S,
     LostWorkerError,
@@ -130,17 +130,19 @@ class Worker:
         )
         is_complete = loop.is_complete(loop.train(cursor))
         # Who asks for a stop waits for the checkpoint alone: a machine that is preempted has two minutes.
-        logits = loop.predict_held_out() if is_complete else None
+        judgements = judge_trained(loop, job.start_model) if is_complete else {}
         if loop.metrics is not None:
-            quality = None if logits is None else measure_quality(loop.dataset.eval_labels, logits)
-            self.run.write_json(
-                RESULT, {"is_complete": is_complete, "quality": None if quality is None else asdict(quality)}
-            )
+            for judgement in judgements.values():
+                judgement.click_quality()  # raises where the training has diverged
+            found = {name: judgement.to_json() for name, judgement in judgements.items()}
+            self.run.write_json(RESULT, {"is_complete": is_complete, "judgements": found})
+        num_requests, num_bytes = loop.dataset.bucket_requests
         report = ProcessReport(
-            storage=self.run.usage,
+            storage=self.run.usage + StorageUsage(get_requests=num_requests, bytes_read=num_bytes),
             stage=self.stage,
             trained_seconds=loop.runner.trained_seconds,
             waited_seconds=loop.runner.waited_seconds,
+            peak_bytes=peak_bytes(),
         )
         write_process_report(self.run, f"rank-{self.rank:05d}", report)
         dist.barrier()

@@ -113,6 +113,9 @@ class Bootstrap:
     run_directory: str
     """Where the flow's host and the nodes meet: a local path, or a URI such as s3://bucket/prefix."""
 
+    data_folders: tuple[str, ...] = ()
+    """Folders of buckets that nodes read rows from, such as clicks/raw; none where they are in the run directory."""
+
     python: str
     """Path of the interpreter on the node, with torch, numpy and pyarrow; and heterps, where there is no wheel."""
 

@@ -2,7 +2,7 @@
 
 Without it an AUC says little, as it depends on the data more than on the model. Its penalty is chosen
 on the last part of the training rows, so that the comparison is with a tuned opponent. It is fitted on a sample of
-bounded size and rates the held-out rows in parts, so that its memory does not grow with the data.
+bounded size and rates another of the held-out rows, so that its memory does not grow with the data.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +18,19 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.features import FeatureSpec
-from heterps_core.data.row_arrays import RowArrays
-from heterps_core.judging.quality import ClickQuality, measure_quality
+from heterps_core.data.features import NO_ID, FeatureSpec
+from heterps_core.data.row_arrays import RowArrays, targets_of
+from heterps_core.data.row_groups import sampled_runs
+from heterps_core.judging.quality import ClickQuality, log_loss, measure_quality
 from tasks.data import PreparedClicks
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
     from sklearn.linear_model import LogisticRegression
 
-MOST_TRAIN_ROWS = 200_000
-"""Rows that are fitted on: a fifth of a gigabyte as sparse matrices (docs/LOG.md, 2026-11-22)."""
+MOST_TRAIN_ROWS = MOST_RATED_ROWS = 200_000
+"""Rows that are fitted on, and held-out rows that are rated: a fifth of a gigabyte as sparse matrices (docs/LOG.md,
+2026-11-22)."""
 
 NUM_RUNS = 50
 """Runs of rows that a sample is made of; for each one or two row groups are read, which may hold a million rows."""
@@ -48,19 +50,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """A logistic regression's quality on the held-out rows."""
+    """A logistic regression's quality on held-out rows: all, or a sample of `MOST_RATED_ROWS`."""
 
     quality: ClickQuality
     num_train_rows: int
     """That it was fitted on: all training rows, or a sample of `MOST_TRAIN_ROWS`."""
 
     logits: npt.NDArray[np.float64] = field(repr=False, compare=False)
-    """[num_eval_rows], of the held-out rows in order."""
+    """[n], of the held-out rows that were rated, in order."""
+
+    rated_runs: tuple[tuple[int, int], ...]
+    """First and stop of the runs of rows that these are."""
 
 
 @task(name="logistic regression baseline", cache_policy=NO_CACHE)
 def measure_baseline(clicks: PreparedClicks) -> Baseline | str:
-    """Fit a logistic regression on the training rows and rate it on the held-out rows; or return why there is none.
+    """Fit a logistic regression on training rows and rate it on held-out rows; or return why there is none.
 
     Nothing is raised: the model that it is compared with has been trained and registered, and shall not be lost.
     """
@@ -76,72 +81,71 @@ def _fitted_baseline(dataset: PreparedDataset) -> Baseline | str:
     from scipy.sparse import csr_matrix, vstack
 
     parts = [
-        (design_matrix(part, dataset.features), part.labels)
-        for first, stop in sampled_runs(dataset.num_train_rows, at_most=MOST_TRAIN_ROWS)
+        (design_matrix(part, dataset.features), part)
+        for first, stop in sampled_runs(dataset.num_train_rows, at_most=MOST_TRAIN_ROWS, num_runs=NUM_RUNS)
         for part in dataset.parts(first, stop)
     ]
-    labels = np.concatenate([labels for _, labels in parts])
+    labels, weights = targets_of([part for _, part in parts])
     if len(np.unique(labels)) < 2:
         return "the training rows are all of one class"
     rows = csr_matrix(vstack([rows for rows, _ in parts], format="csr"))
     # Columns that no training row uses have no weight; most buckets are empty.
     used = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]))
     rows = rows[:, used]
-    model = _fit(rows, labels, _choose_penalty(rows, labels))
-    logits = np.concatenate(
-        [
-            model.decision_function(design_matrix(part, dataset.features)[:, used])
-            for part in dataset.parts(dataset.num_train_rows, dataset.manifest.num_rows)
-        ]
+    model = _fit(rows, labels, weights, _choose_penalty(rows, labels, weights))
+    first_held_out = dataset.num_train_rows
+    rated_runs = tuple(
+        (first_held_out + first, first_held_out + stop)
+        for first, stop in sampled_runs(dataset.num_eval_rows, at_most=MOST_RATED_ROWS, num_runs=NUM_RUNS)
     )
+    rated = [part for run in rated_runs for part in dataset.parts(*run)]
+    logits = np.concatenate(
+        [model.decision_function(design_matrix(part, dataset.features)[:, used]) for part in rated]
+    )
+    rated_labels, rated_weights = targets_of(rated)
     return Baseline(
-        quality=measure_quality(dataset.eval_labels, logits),
+        quality=measure_quality(rated_labels, logits, rated_weights),
         num_train_rows=len(labels),
         logits=logits,
+        rated_runs=rated_runs,
     )
-
-
-def sampled_runs(num_rows: int, *, at_most: int) -> list[tuple[int, int]]:
-    """Return runs of rows (first, stop) of at most so many rows together, spread evenly: few row groups are read.
-
-    Example:
-        >>> sampled_runs(30, at_most=100), sampled_runs(10**6, at_most=1_000)[:2]
-        ([(0, 30)], [(0, 20), (20000, 20020)])
-    """
-    if num_rows <= at_most:
-        return [(0, num_rows)]
-    num_runs = min(NUM_RUNS, at_most)
-    firsts = [number * num_rows // num_runs for number in range(num_runs)]
-    return [(first, first + at_most // num_runs) for first in firsts]
 
 
 def design_matrix(rows: RowArrays, features: FeatureSpec) -> csr_matrix:
-    """Return rows [n] as a sparse matrix [n, D + all slot rows]: dense columns, then one-hot ids."""
+    """Return rows [n] as a sparse matrix [n, D + all slot rows]: dense columns, then how often each id occurs."""
     from scipy.sparse import csr_matrix, hstack
 
-    ids = rows.ids.astype(np.int64) + np.asarray(features.slot_offsets)
+    is_there = rows.ids != NO_ID
+    ids = (rows.ids + np.repeat(features.slot_offsets, features.slot_lengths))[is_there]
+    starts = np.concatenate([[0], np.cumsum(is_there.sum(axis=1))])
     one_hot = csr_matrix(
-        (np.ones(ids.size, dtype=np.float32), ids.ravel(), np.arange(0, ids.size + 1, ids.shape[1])),
-        shape=(len(ids), features.total_rows),
+        (np.ones(len(ids), dtype=np.float32), ids, starts), shape=(len(rows.ids), features.total_rows)
     )
     return csr_matrix(hstack([csr_matrix(rows.dense), one_hot], format="csr"))
 
 
-def _choose_penalty(rows: csr_matrix, labels: npt.NDArray[np.uint8]) -> float:
+def _choose_penalty(
+    rows: csr_matrix, labels: npt.NDArray[np.uint8], weights: npt.NDArray[np.floating[Any]]
+) -> float:
     """Return the C with the least log-loss on the last training rows, after a fit on those before them."""
     first_check = len(labels) - int(len(labels) * TUNING_SHARE)
     if first_check == len(labels) or len(np.unique(labels[:first_check])) < 2:
         return PENALTIES[0]
     losses = {}
     for penalty in PENALTIES:
-        model = _fit(rows[:first_check], labels[:first_check], penalty)
+        model = _fit(rows[:first_check], labels[:first_check], weights[:first_check], penalty)
         logits = model.decision_function(rows[first_check:])
-        losses[penalty] = measure_quality(labels[first_check:], logits).log_loss
+        losses[penalty] = log_loss(labels[first_check:], logits, weights[first_check:])
     logger.info("log-loss of the baseline by inverse penalty: %s", losses)
     return min(losses, key=lambda penalty: losses[penalty])
 
 
-def _fit(rows: csr_matrix, labels: npt.NDArray[np.uint8], inverse_penalty: float) -> LogisticRegression:
+def _fit(
+    rows: csr_matrix,
+    labels: npt.NDArray[np.uint8],
+    weights: npt.NDArray[np.floating[Any]],
+    inverse_penalty: float,
+) -> LogisticRegression:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -149,4 +153,4 @@ def _fit(rows: csr_matrix, labels: npt.NDArray[np.uint8], inverse_penalty: float
     with warnings.catch_warnings():
         # The limit bounds the time on hard data; what is lost by it is the baseline's.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return model.fit(rows, labels)
+        return model.fit(rows, labels, sample_weight=weights)

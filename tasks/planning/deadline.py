@@ -5,6 +5,7 @@ floor = samples of the night * epochs / (time left - what comes before training 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,12 @@ from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError
-from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS
+from tasks.planning.extra_costs import (
+    CHECKPOINT_INTERVAL_SECONDS,
+    RESTART_SECONDS,
+    STARTUP_SECONDS,
+    TEARDOWN_SECONDS,
+)
 
 PLANNING_SECONDS = 60.0
 """Assumed, from the question for a floor to the launch: plans are searched, proved and simulated."""
@@ -24,6 +30,9 @@ RECORDING_SECONDS = 120.0
 """Assumed, from the end of the machines to a model that can be asked: baseline, records, registering, judging."""
 
 AFTER_TRAINING_SECONDS = TEARDOWN_SECONDS + RECORDING_SECONDS
+
+INTERRUPTION_SECONDS = CHECKPOINT_INTERVAL_SECONDS + RESTART_SECONDS + PLANNING_SECONDS
+"""That one interruption takes at most: what was trained since the checkpoint, the next plan, the next start."""
 
 _TIME_OF_DAY = re.compile(r"\d{2}:\d{2}")
 _MINUTE = timedelta(minutes=1)
@@ -39,7 +48,33 @@ class Deadline:
     ready_at: datetime
     """In the time zone that it was meant in."""
 
-    floor_samples_per_s: float
+    asked_at: datetime
+
+    num_samples: float
+    """That are left to train, of all epochs."""
+
+    training_seconds: float
+    """In which they must be trained."""
+
+    @property
+    def floor_samples_per_s(self) -> float:
+        """What is asked of a plan without interruptions."""
+        return self.num_samples / self.training_seconds
+
+    @property
+    def spot_floor_samples_per_s(self) -> float:
+        """What is asked of a plan with spot machines, so that one interruption leaves it in time; else infinite.
+
+        One is enough: an interrupted run plans again, with what is left of the time, and on-demand machines as fast
+        as those that it lost are in time then.
+        """
+        left_s = self.training_seconds - INTERRUPTION_SECONDS
+        return self.num_samples / left_s if left_s > 0 else math.inf
+
+    def spot_until(self, samples_per_s: float) -> datetime:
+        """Return until when a plan of this speed may be launched on spot and be interrupted once."""
+        spare_s = self.training_seconds - self.num_samples / samples_per_s - INTERRUPTION_SECONDS
+        return self.asked_at + timedelta(seconds=spare_s)
 
     @property
     def text(self) -> str:
@@ -123,7 +158,11 @@ def deadline_for(
             f"after the last; start earlier, or move ready_by",
         )
     return Deadline(
-        ready_by=ready_by, ready_at=ready_at, floor_samples_per_s=num_samples * num_epochs / training_s
+        ready_by=ready_by,
+        ready_at=ready_at,
+        asked_at=now,
+        num_samples=num_samples * num_epochs,
+        training_seconds=training_s,
     )
 
 
@@ -132,10 +171,16 @@ def floor_with(deadline: Deadline | None, floor_samples_per_s: float) -> float:
     return floor_samples_per_s if deadline is None else max(deadline.floor_samples_per_s, floor_samples_per_s)
 
 
-def floor_text(deadline: Deadline | None, floor_samples_per_s: float) -> str:
-    """Say where the floor of a plan comes from, to stand behind its summary; nothing where there is no deadline."""
+def floor_text(deadline: Deadline | None, floor_samples_per_s: float, *, planned_with: float = 0.0) -> str:
+    """Say where the floor of a plan comes from, to stand behind its summary; nothing where there is no deadline.
+
+    Args:
+        planned_with: The floor of the plan, where it is raised for machines on spot.
+    """
     if deadline is None:
         return ""
+    if planned_with > max(floor_samples_per_s, deadline.floor_samples_per_s):
+        return f"; {deadline.text}, and {planned_with:,.0f} on spot, to wait for machines and be interrupted"
     if floor_samples_per_s > deadline.floor_samples_per_s:
         return f"; floor {floor_samples_per_s:,.0f} samples/s as asked, more than ready_by {deadline.ready_by} needs"
     return f"; {deadline.text}"

@@ -274,7 +274,7 @@ def _save_for_mlflow(folder: Path, saved: Path) -> None:
 
 
 def _signature(model: ClickModel) -> ModelSignature:
-    """Return which columns the model takes, of any type, and that it returns one float64 per row.
+    """Return which columns the model takes, of any type, and that it returns one float64 per row and label.
 
     With types MLflow would refuse what is answered here, such as counts in a column of whole numbers or numbers read
     as text, before the model sees it.
@@ -284,10 +284,11 @@ def _signature(model: ClickModel) -> ModelSignature:
     from mlflow.types import ColSpec, Schema, TensorSpec
     from mlflow.types.schema import AnyType
 
-    names = (*model.schema.numeric_columns, *model.schema.categorical_columns)
+    names = (*model.schema.numeric_columns, *model.schema.slot_columns)
+    num_labels = len(model.schema.labels)
     return ModelSignature(
         inputs=Schema([ColSpec(AnyType(), name) for name in names]),  # type: ignore[no-untyped-call]
-        outputs=Schema([TensorSpec(np.dtype(np.float64), (-1,))]),
+        outputs=Schema([TensorSpec(np.dtype(np.float64), (-1, num_labels) if num_labels > 1 else (-1,))]),
     )
 
 

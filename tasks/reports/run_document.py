@@ -7,7 +7,7 @@ from heterps_core.planning.calibration.correction import as_share
 from heterps_core.planning.cost_model.evaluation import StageEvaluation
 from heterps_core.planning.explain.text import essential_facts, explanation_text
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
-from heterps_core.text_table import NOT_KNOWN, Table, Value
+from heterps_core.text_table import NOT_KNOWN, Table, Value, table_text
 from heterps_core.units import MS_PER_S
 from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import PromotionDecision
@@ -87,6 +87,7 @@ def plan_document(report: PlanReport, *, links: Links) -> Document:
         sections=[
             _plan_section(report, purchase),
             _why_section(report),
+            _tables_section(report),
             _search_section(report),
             Section(title="Links", blocks=[links]),
         ],
@@ -108,6 +109,7 @@ def run_document(
         sections=[
             _plan_section(report),
             _why_section(report),
+            _tables_section(report),
             Section(title="Stages", blocks=_stage_blocks(report)),
             Section(title="Bill", blocks=_bill_blocks(report)),
             Section(title="Prediction error", blocks=_error_blocks(report)),
@@ -120,12 +122,14 @@ def run_document(
 
 def baseline_lines(report: RunReport) -> list[str]:
     """Return whether there is no logistic regression, or that it saw a sample."""
+    if report.baseline is None:
+        return []
     if not isinstance(report.baseline, Baseline):
         return [f"There is no logistic regression to compare with: {report.baseline}."]
     if report.baseline.num_train_rows < report.num_train_rows:
         return [
             f"The logistic regression was fitted on {report.baseline.num_train_rows:,} of these training rows, "
-            f"evenly over them."
+            f"evenly over them, and rated on {report.baseline.quality.num_rows:,} of the others."
         ]
     return []
 
@@ -211,6 +215,15 @@ def _why_section(report: PlanReport) -> Section:
     return Section(title="Why this plan", blocks=blocks)
 
 
+def _tables_section(report: PlanReport) -> Section:
+    most = max(report.tables.rows, key=lambda row: (row[-1] or 0.0, row[1] or 0))
+    summary = (
+        f"Of the {len(report.tables.rows)} columns {most[0]} has most collisions: {most[-1]:.0%} of its {most[1]:,} "
+        f"values share one of {most[3]:,} rows with another. heterps explain {report.run_id} shows all."
+    )
+    return Section(title="Tables", blocks=[summary, Lines(label="Tables", text=table_text(report.tables))])
+
+
 def _search_section(report: PlanReport) -> Section:
     """Return what each search method found, the cheapest first, and why others found nothing."""
     searches = report.searches
@@ -288,6 +301,12 @@ def _error_blocks(report: RunReport) -> list[Block]:
             f"{speed_text(training.throughput_samples_per_s)} over the whole time, with checkpoints",
         ),
     ]
+    if training.memory_bytes:
+        each = (
+            f"stage {stage} {_gigabytes(peak)} of {_gigabytes(counted)}"
+            for stage, (counted, peak) in training.memory_bytes.items()
+        )
+        facts.append(("memory", f"a worker had at most, of what was counted for it: {', '.join(each)}"))
     if training.num_attempts > 1:
         restarts, repeated = training.num_attempts - 1, training.num_repeated_steps
         facts.append(("restarted", f"{restarts} times; {repeated:,} steps were done again"))
@@ -312,6 +331,10 @@ def _quality_blocks(report: RunReport, decision: PromotionDecision | None) -> li
     """Return the model beside its baselines and, where somebody decided, beside the champion with all gates."""
     models: dict[str, ClickQuality | None] = {
         report.model: report.quality,
+        **{
+            f"{report.model}, {name}": found
+            for name, found in report.training.quality_of_other_labels.items()
+        },
         "logistic regression": report.baseline.quality if isinstance(report.baseline, Baseline) else None,
         "best reachable": report.best_reachable,
     }

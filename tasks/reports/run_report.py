@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -16,7 +17,7 @@ from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction
 from heterps_core.planning.simulate.plan_simulation import PlanSimulation, run_cost_usd
 from heterps_core.plans.scheduling_plan import SchedulingPlan
-from heterps_core.text_table import NOT_KNOWN
+from heterps_core.text_table import NOT_KNOWN, Table
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import SAMPLES_PER_MILLION
@@ -58,6 +59,9 @@ class PlanReport:
 
     robust_choice: RobustChoice | None = None
     """None where the cheapest plan was asked for."""
+
+    tables: Table
+    """Of the categorical columns: their values, and how many collide."""
 
     day: str | None = None
     """Of the data that is trained on, YYYY-MM-DD; None where it has no days."""
@@ -107,8 +111,8 @@ class RunReport(PlanReport):
     """Of a dry run's prediction; rented runs are planned with corrected times instead."""
 
     training: TrainingRun
-    baseline: Baseline | str
-    """Or why there is none."""
+    baseline: Baseline | str | None
+    """Or why there is none; None where none was asked for."""
 
     best_reachable: ClickQuality | None
     bills: Sequence[Bill]
@@ -180,8 +184,7 @@ class RunReport(PlanReport):
         if measured is None:
             return None
         is_dry_run = self.provisioning.is_dry_run
-        learnt = self.learning.of_device_types(self.problem.device_type_names, model=self.problem.model)
-        factors = {} if is_dry_run else {name: found.factor for name, found in learnt.items()}
+        factors = {} if is_dry_run else self.learning.factors(self.problem)
         stages = tuple(
             StageSpeed(
                 device_type=stage.device_type,
@@ -276,7 +279,16 @@ class RunReport(PlanReport):
             "quality/baseline_log_loss": baseline.log_loss if baseline else None,
             "quality/best_reachable_auc": best.auc if best else None,
             "quality/best_reachable_log_loss": best.log_loss if best else None,
+        } | {
+            f"quality/{_metric_part(name)}/{figure}": value
+            for name, found in self.training.quality_of_other_labels.items()
+            for figure, value in (("auc", found.auc), ("log_loss", found.log_loss))
         }
+
+
+def _metric_part(column: str) -> str:
+    """Return a column's name with what MLflow takes in the name of a metric."""
+    return re.sub(r"[^\w .-]", "_", column)
 
 
 def explanation_metrics(explanation: PlanExplanation) -> dict[str, float | None]:

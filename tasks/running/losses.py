@@ -9,26 +9,18 @@ another.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
-from heterps_core.cluster import Cluster
-from heterps_core.device_types import in_markets
 from heterps_core.errors import InterruptedTrainingError, TrainingError
-from heterps_core.hardware import Market
 from heterps_core.training.node.node_life import leaving_nodes
 from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import STOP, RunDirectory
 from heterps_core.training.training_run import TrainingRun
-from infra.ledger.ledger import EndReason
 from infra.workspace import Workspace
-from tasks.clusters import ledger_entries, local_folder
+from tasks.clusters import local_folder
 
-LOSSES_FILE, INTERRUPTIONS_FILE = "losses.json", "interruptions.json"
-
-logger = logging.getLogger(__name__)
+LOSSES_FILE = "losses.json"
 
 MAX_TRIES_PER_HOUR = 3
 """Launches of a run in an hour that may be lost. A machine of a spot pool of CPUs lasts 1.7 h on average
@@ -36,9 +28,6 @@ MAX_TRIES_PER_HOUR = 3
 that something is wrong which new machines do not cure, and each costs a start-up and up to 200 steps again."""
 
 BUDGET_PERIOD = timedelta(hours=1)
-
-MAX_SPOT_LOSSES = 2
-"""With so many interruptions in a run the rest of it is bought on-demand."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +64,7 @@ def note_loss(
     error: InterruptedTrainingError,
     *,
     run_directory: RunDirectory,
-    cluster: Cluster,
+    launch_id: str,
     now: datetime,
 ) -> Loss:
     """Write down that a launch was lost, and check that another may be tried.
@@ -86,9 +75,7 @@ def note_loss(
     """
     from heterps_core.training.checkpoint import complete_checkpoints
 
-    leaving = note_interruptions(
-        workspace, run_id, run_directory=run_directory, cluster=cluster, lost_node_id=error.node_id
-    )
+    leaving = leaving_nodes(run_directory)
     progress = read_progress(run_directory)
     complete = complete_checkpoints(run_directory)
     checkpoint_step = int(complete[-1]) if complete else 0
@@ -98,7 +85,7 @@ def note_loss(
             f"resume_run_id={run_id} to go on from step {checkpoint_step:,}: {error}"
         ) from error
     loss = Loss(
-        launch_id=cluster.run_id,
+        launch_id=launch_id,
         at=now.isoformat(),
         message=str(error),
         signature=error.signature,
@@ -127,38 +114,6 @@ def read_losses(workspace: Workspace, run_id: str) -> list[Loss]:
     return [Loss(**each) for each in local_folder(workspace, run_id).read_json(LOSSES_FILE) or []]
 
 
-def note_interruptions(
-    workspace: Workspace,
-    run_id: str,
-    *,
-    run_directory: RunDirectory,
-    cluster: Cluster,
-    lost_node_id: str | None = None,
-) -> list[str]:
-    """Write down which machines of a launch were told that they will be preempted; return their node ids.
-
-    A spot machine that was lost without a notice (`lost_node_id`) is written down with them.
-    """
-    leaving = sorted(leaving_nodes(run_directory))
-    lost = [
-        node.node_id for node in cluster.nodes if node.node_id == lost_node_id and node.market is Market.SPOT
-    ]
-    if leaving or lost:
-        noted = _noted(workspace, run_id) | {(cluster.run_id, node_id) for node_id in (*leaving, *lost)}
-        local_folder(workspace, run_id).write_json(INTERRUPTIONS_FILE, sorted(noted))
-    return leaving
-
-
-def num_spot_losses(workspace: Workspace, run_id: str) -> int:
-    """Return how many spot instances of all launches of a run were preempted, with a notice or without."""
-    found_gone = {
-        (entry.run_id, entry.node_id)
-        for entry in ledger_entries(workspace, run_id)
-        if entry.market is Market.SPOT and entry.reason == EndReason.GONE
-    }
-    return len(found_gone | _noted(workspace, run_id))
-
-
 def interruption_summary(training: TrainingRun, leaving: list[str]) -> str:
     """Return what happened and what comes next, in one line."""
     step = training.steps[-1].step if training.steps else 0
@@ -166,24 +121,3 @@ def interruption_summary(training: TrainingRun, leaving: list[str]) -> str:
         f"{', '.join(leaving)} will be preempted: a checkpoint of step {step:,} is written, and the run goes on "
         f"from there with other machines"
     )
-
-
-def _noted(workspace: Workspace, run_id: str) -> set[tuple[str, str]]:
-    document = local_folder(workspace, run_id).read_json(INTERRUPTIONS_FILE) or []
-    return {(launch_id, node_id) for launch_id, node_id in document}
-
-
-def device_types_to_buy(
-    workspace: Workspace, device_types: Sequence[str], markets: Sequence[str], *, run_id: str
-) -> list[str]:
-    """Return the device types in the markets that a run may still buy in.
-
-    Raises:
-        UnknownNameError: A device type is in no table.
-    """
-    losses = num_spot_losses(workspace, run_id)
-    asked = [Market(market) for market in markets]
-    allowed = asked if losses < MAX_SPOT_LOSSES else [Market.ON_DEMAND]
-    if losses and set(allowed) != set(asked):
-        logger.warning("run %s has lost %d spot instances: the rest is bought on-demand", run_id, losses)
-    return in_markets(device_types, allowed)

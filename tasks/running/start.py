@@ -44,7 +44,9 @@ class Start:
     folder: Path | None = None
     """The exported model; None where the run directory holds it already."""
 
-    buckets_per_slot: int | None = None
+    slot_rows: tuple[int, ...] | None = None
+    """Of each table."""
+
     numeric_transform: NumericTransform | None = None
 
 
@@ -84,11 +86,6 @@ def choose_start(
         return Start(
             reason=f"from scratch: {name}, has been trained on {champion.day}, and none was champion that knows only "
             f"days before {day}"
-        )
-    sizes = set(FeatureSpec.from_json(description["features"]).slot_rows)
-    if len(sizes) > 1:
-        return Start(
-            reason=f"from scratch: {name}, has tables of unlike sizes, for which rows cannot be prepared"
         )
     state, of_optimizers = _optimizer_state(champion.folder, description, optimizers)
     return _start_with(
@@ -143,6 +140,6 @@ def _start_with(
         reason=reason,
         model=model,
         folder=folder,
-        buckets_per_slot=FeatureSpec.from_json(description["features"]).slot_rows[0],
+        slot_rows=FeatureSpec.from_json(description["features"]).slot_rows,
         numeric_transform=NumericTransform.from_json(description["numeric_transform"]),
     )

@@ -37,6 +37,7 @@ BENCHMARKS = {
     "prediction_error": "tests.benchmarks.prediction_error:run",
     "prediction_learning": "tests.benchmarks.prediction_learning:run",
     "simulator": "tests.benchmarks.simulator:run",
+    "spot_nights": "tests.benchmarks.spot_nights:run",
     "training_speed": "tests.benchmarks.training_speed:run",
     "update_modes": "tests.benchmarks.update_modes:run",
     "zero_shot": "tests.benchmarks.zero_shot:run",

@@ -204,14 +204,7 @@ def train(way: Way, batches: Sequence[ClickBatch], setting: Setting) -> float:
 def cut(way: Way, batch: ClickBatch) -> list[MicroBatch]:
     """Cut this worker's rows of a batch into micro-batches, on its device."""
     return [
-        MicroBatch(
-            size,
-            ClickBatch(
-                dense=batch.dense[rows.first : rows.stop],
-                ids=batch.ids[rows.first : rows.stop],
-                labels=batch.labels[rows.first : rows.stop],
-            ).to(way.model.device),
-        )
+        MicroBatch(size, batch.rows(rows.first, rows.stop).to(way.model.device))
         for size, rows in way.runner.row_slices(batch.num_rows, way.num_microbatches)
     ]
 

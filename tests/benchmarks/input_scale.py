@@ -1,28 +1,35 @@
 """What streaming costs at a billion rows: state and time of the order, rows lost, and the speed of one core.
 
 The order is planned for 1e9 synthetic rows in 200,000 row groups; that each row is met once is counted by the ids of
-real rows, read from Parquet by each replica, also where the replicas change in mid-epoch. The speed is from Parquet
-to hashed arrays, beside Arrow's bare read and, where it is installed, Polars' in the same process; all by CPU
-seconds, since other work on the machine slows the clock.
+real rows, read from Parquet by each replica, also where the replicas change in mid-epoch. The bytes of a fleet are
+those that moto's S3 sends to 31 workers, one after the other, and what they read of the prepared data set. The speed
+is from Parquet to hashed arrays, beside Arrow's bare read and, where it is installed, Polars' in the same process;
+all in CPU seconds, as other work on the machine slows the clock.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import boto3
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from moto.server import DomainDispatcherApplication
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from heterps_core.data.dataset import PreparedDataset
@@ -32,18 +39,28 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.row_groups import RowGroups
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.judging.held_out import judge_held_out
 from heterps_core.judging.quality import measure_quality
+from heterps_core.serving.exported_model import ClickPredictor, held_out_scores
 from heterps_core.training.batch_feed import BatchFeed
+from heterps_core.training.node.host_memory import peak_bytes
 from heterps_core.training.pipeline.stage_exchange import RowSlice, replica_slice
+from tests.heterps_core.serving.builders import write_logistic
 from tests.heterps_core.training.reference import plain_model
+from tests.moto_server import empty_cloud
 
 NUM_ROWS = 2_000_000
 BATCH_SIZE = 4_000
 FLEETS = ((1,), (8,), (31,), (31, 30, 8))
 """Replicas of a stage, in equal parts of an epoch."""
 
+FLEET, FLEET_FILES, GROUPS_OF_A_FILE, ROWS_OF_A_GROUP, FLEET_BATCH = 31, 64, 20, 16_384, 16_384
+
 SPEED_ROWS = 400_000
 NUM_ROUNDS = 5
+
+FLOW_ROWS, FLOW_BLOCK_ROWS = (1_000_000, 4_000_000), 200_000
+"""Of the data that the flow's process handles, in equal blocks; with more cases than the latter, of so many."""
 
 LEARNED_ROWS, LEARNED_BATCH, LEARNING_SEEDS = 60_000, 256, 5
 
@@ -53,6 +70,10 @@ NUMBERED = DataSchema(
     numeric_columns=("thousands", "rest"),
     categorical_columns=("text",),
 )
+USED, UNUSED = tuple("abcdefg"), tuple("uvwx")
+CLICKS = DataSchema(
+    name="clicks", label_column="label", numeric_columns=USED[:2], categorical_columns=USED[2:]
+)
 AS_THEY_ARE = NumericTransform(is_count=(False, False), means=(0.0, 0.0), standard_deviations=(1.0, 1.0))
 
 
@@ -61,8 +82,10 @@ def run(*, seed: int = 0, num_cases: int = NUM_ROWS) -> list[dict[str, Any]]:
     figures = order_of_a_billion(seed)
     with tempfile.TemporaryDirectory() as folder:
         figures += counted_rows(Path(folder), num_cases, seed)
+        figures += fleet_bytes(Path(folder), seed)
         figures += speeds(Path(folder), seed)
         figures += learning(Path(folder), seed)
+        figures += flow_peaks(Path(folder), seed, most_rows=max(FLOW_ROWS[-1], num_cases))
     for entry in figures:
         print(f"{entry['name']:<44}{entry['value']:>18,.6g} {entry['unit']}")
     return figures
@@ -154,6 +177,68 @@ def rows_of_replica(
             thousands, rest = dataset.batch(rows).dense.long().numpy().T
             np.add.at(counts, thousands * 1_000 + rest, 1)
     return counts, read.call_count
+
+
+def fleet_bytes(folder: Path, seed: int, *, num_files: int = FLEET_FILES) -> list[dict[str, Any]]:
+    """Count what a fleet is sent of files in S3 that have columns in use and others, in one epoch."""
+    sent: Counter[str] = Counter()
+    serve = DomainDispatcherApplication.__call__
+
+    def count(application: Any, environment: dict[str, str], start_response: Any) -> Iterator[bytes]:
+        for content in serve(application, environment, start_response):
+            if environment["REQUEST_METHOD"] == "GET" and "HTTP_RANGE" in environment:
+                sent[environment["PATH_INFO"]] += len(content)
+            yield content
+
+    with (
+        patch.object(DomainDispatcherApplication, "__call__", count),
+        empty_cloud() as cloud,
+        patch.dict(os.environ, cloud),
+    ):
+        used_bytes = put_clicks(folder, seed, num_files)
+        dataset = prepare_dataset(
+            "s3://clicks/rows", schema=CLICKS, eval_fraction=0.0, out_dir=folder / "clicks"
+        )
+        sent.clear()
+        for replica in range(FLEET):
+            mine = replica_slice(FLEET_BATCH, FLEET, replica)
+            worker = PreparedDataset.open(dataset.directory)
+            for step in range(worker.num_batches(FLEET_BATCH)):
+                worker.batch(
+                    worker.batch_rows(
+                        0, step, batch_size=FLEET_BATCH, seed=seed, positions=np.arange(mine.first, mine.stop)
+                    )
+                )
+    prepared_bytes = FLEET * sum(file.stat().st_size for file in Path(dataset.directory).iterdir())
+    return [
+        figure(
+            "fleet_bytes_over_used",
+            (sent.total() + prepared_bytes) / used_bytes,
+            "ratio",
+            higher_is_better=False,
+        ),
+        figure("fleet_footers_over_used", prepared_bytes / used_bytes, "ratio", higher_is_better=False),
+    ]
+
+
+def put_clicks(folder: Path, seed: int, num_files: int) -> int:
+    """Put files of a table into a bucket; returns the bytes of the columns in use."""
+    generator = np.random.default_rng(seed)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="clicks")
+    num_rows, path, used_bytes = GROUPS_OF_A_FILE * ROWS_OF_A_GROUP, folder / "some.parquet", 0
+    for number in range(num_files):
+        table = {"label": (generator.random(num_rows) < 0.2).astype(np.int8)}
+        table |= {name: generator.integers(0, 1 << 20, num_rows) for name in (*USED, *UNUSED)}
+        pq.write_table(pa.table(table), path, row_group_size=ROWS_OF_A_GROUP)
+        footer = pq.read_metadata(path)
+        used_bytes += sum(
+            footer.row_group(group).column(column).total_compressed_size
+            for group in range(footer.num_row_groups)
+            for column in range(1 + len(USED))
+        )
+        client.upload_file(str(path), "clicks", f"rows/{number:03}.parquet")
+    return used_bytes
 
 
 def learning(folder: Path, seed: int) -> list[dict[str, Any]]:
@@ -272,6 +357,52 @@ def drain(dataset: PreparedDataset, seed: int) -> float:
             dataset.batch(dataset.batch_rows(0, index, batch_size=BATCH_SIZE, seed=seed)).labels.sum()
         )
     return total
+
+
+def flow_peaks(folder: Path, seed: int, *, most_rows: int) -> list[dict[str, Any]]:
+    """Measure the most memory that a process takes for what the flow does with data: of few rows and of many."""
+    stream = write_click_stream(folder / "block.tsv", num_rows=FLOW_BLOCK_ROWS, seed=seed)
+    block = pq.read_table(
+        Path(prepare_dataset(stream.path, schema=CRITEO_SCHEMA, out_dir=folder / "block").directory)
+        / "rows-00000.parquet"
+    )
+    peaks = {}
+    for num_rows in (FLOW_ROWS[0], most_rows):
+        with pq.ParquetWriter(folder / f"{num_rows}.parquet", block.schema, compression="zstd") as writer:
+            for _ in range(num_rows // FLOW_BLOCK_ROWS):
+                writer.write_table(block, row_group_size=FLOW_BLOCK_ROWS // 2)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as child:
+            peaks[num_rows] = child.submit(flow_peak_bytes, str(folder / f"{num_rows}.parquet")).result()
+    few, many = sorted(peaks)
+    slope = (peaks[many] - peaks[few]) / (many - few)
+    return [
+        figure("flow_peak_bytes", peaks[many], "bytes", higher_is_better=False),
+        figure("flow_peak_bytes_slope", slope, "bytes/row", higher_is_better=False),
+    ]
+
+
+def flow_peak_bytes(path: str) -> int:
+    """Prepare rows, fit the baseline, judge two models, as the flow's process; returns its largest resident size."""
+    from tasks.data import PreparedClicks
+    from tasks.judging.baseline import measure_baseline
+
+    dataset = prepare_dataset(path, schema=CRITEO_SCHEMA, out_dir=f"{path}.prepared")
+    baseline = measure_baseline.fn(
+        PreparedClicks(directory=str(dataset.directory), description="", best_reachable=None)
+    )
+    assert not isinstance(baseline, str), baseline
+    num_weights = dataset.features.num_dense + dataset.features.total_rows + 1
+    folders = [
+        write_logistic(
+            Path(f"{path}.{seed}"), dataset, np.random.default_rng(seed).normal(0, 0.1, num_weights)
+        )
+        for seed in (0, 1)
+    ]
+    judgement = judge_held_out(*(held_out_scores(ClickPredictor(folder), dataset) for folder in folders))
+    assert judgement.num_rows == dataset.num_eval_rows
+    found = peak_bytes()
+    assert found is not None
+    return found
 
 
 def figure(name: str, value: float, unit: str, *, higher_is_better: bool = True) -> dict[str, Any]:

@@ -236,14 +236,7 @@ def draw_batch(features: FeatureSpec, random: np.random.Generator) -> ClickBatch
 def cut(runner: StageRunner, batch: ClickBatch, num_microbatches: int) -> list[MicroBatch]:
     """Cut a batch into micro-batches."""
     return [
-        MicroBatch(
-            size,
-            ClickBatch(
-                dense=batch.dense[rows.first : rows.stop],
-                ids=batch.ids[rows.first : rows.stop],
-                labels=batch.labels[rows.first : rows.stop],
-            ),
-        )
+        MicroBatch(size, batch.rows(rows.first, rows.stop))
         for size, rows in runner.row_slices(batch.num_rows, num_microbatches)
     ]
 

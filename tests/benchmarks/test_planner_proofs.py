@@ -23,7 +23,7 @@ def test_no_proof_is_contradicted_by_any_method_on_twenty_four_capped_problems()
     assert figures["checks"] > 200
 
 
-@pytest.mark.parametrize("seed", [14, 194])
+@pytest.mark.parametrize("seed", [pytest.param(14, marks=pytest.mark.slow), 194])
 def test_the_bound_holds_where_the_ascent_met_a_plan_above_the_cutoff(seed):
     verdict = examine(draw_capped(seed=seed), seed=0)
 
@@ -62,3 +62,13 @@ def test_the_milp_walks_from_a_known_plan_of_the_contracts_problem_to_its_optimu
 
     assert optimum_usd == pytest.approx(4.370625541771701, rel=1e-9)
     assert search.cheapest_below(optimum_usd * (1 - 1e-9)) == math.inf
+
+
+def test_a_proof_holds_where_transfers_cost_and_nothing_is_on_spot():
+    problem = draw_capped(seed=1_000_025)
+    assert problem.extra_costs.transfer_usd_per_gb > 0
+    assert not any(unit.interruptions_per_hour for unit in problem.device_types.values())
+
+    verdict = examine(problem, seed=25)
+
+    assert (verdict.outcome, verdict.false_proofs, verdict.wrongly_infeasible) == ("infeasible", (), ())

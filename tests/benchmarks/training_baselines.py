@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from heterps_core.data.features import NO_ID
 from infra.workspace import free_loopback_port
 from tests.benchmarks.training_engine import (
     BATCH_SIZE,
@@ -28,8 +29,11 @@ FBGEMM_INSTALL = "for the comparison: pip install --no-deps fbgemm-gpu-cpu==1.8.
 NUM_WORKERS = 2
 
 
-def fbgemm_step(num_rows: int, *, seed: int) -> Callable[[], None] | None:
-    """Return a step of plain torch layers behind FBGEMM's table with fused row-wise Adagrad; None without FBGEMM."""
+def fbgemm_step(num_rows: int, *, seed: int, list_length: int = 1) -> Callable[[], None] | None:
+    """Return a step of plain torch layers behind FBGEMM's table with fused row-wise Adagrad; None without FBGEMM.
+
+    The batches are those of `make_batches`.
+    """
     try:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
@@ -46,16 +50,16 @@ def fbgemm_step(num_rows: int, *, seed: int) -> Callable[[], None] | None:
     table.init_embedding_weights_uniform(-0.05, 0.05)
     dense = dense_layers()
     optimizer = torch.optim.Adam(dense.parameters(), lr=1e-3, fused=True)
-    offsets = torch.arange(BATCH_SIZE * NUM_SLOTS + 1)
-    batches = [
+    batches = []
+    for batch in make_batches(num_rows, seed=seed, list_length=list_length):
         # FBGEMM wants all samples of a slot side by side.
-        (batch, batch.ids.t().reshape(-1).contiguous())
-        for batch in make_batches(num_rows, seed=seed)
-    ]
+        ids = batch.ids.view(BATCH_SIZE, NUM_SLOTS, list_length).transpose(0, 1)
+        offsets = F.pad((ids != NO_ID).sum(2).flatten().cumsum(0), (1, 0))
+        batches.append((batch, ids[ids != NO_ID], offsets))
     upcoming = itertools.cycle(batches)
 
     def step() -> None:
-        batch, rows = next(upcoming)
+        batch, rows, offsets = next(upcoming)
         logits = dense(torch.cat([table(rows, offsets), batch.dense], 1))
         loss = F.binary_cross_entropy_with_logits(logits.squeeze(1), batch.labels)
         loss.backward()

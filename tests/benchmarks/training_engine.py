@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from heterps_core.data.batch import ClickBatch
-from heterps_core.data.features import FeatureSpec
+from heterps_core.data.features import NO_ID, FeatureSpec
 from heterps_core.models.ctr_dnn import EMBEDDING_DIMENSION, HIDDEN_WIDTHS
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig
@@ -31,19 +31,29 @@ LAST_LAYER = 2 * len(WIDTHS) + 1
 STEPS_UNTIL_PEAK = 10
 
 
-def make_features(num_rows: int) -> FeatureSpec:
-    """Return the slots of a table of about that many rows."""
-    return FeatureSpec(num_dense=NUM_DENSE, slot_rows=(num_rows // NUM_SLOTS,) * NUM_SLOTS)
+def make_features(num_rows: int, *, list_length: int = 1) -> FeatureSpec:
+    """Return the slots of a table of about that many rows, with lists of so many values at most, which are summed."""
+    return FeatureSpec(
+        num_dense=NUM_DENSE,
+        slot_rows=(num_rows // NUM_SLOTS,) * NUM_SLOTS,
+        slot_lengths=(list_length,) * NUM_SLOTS,
+    )
 
 
-def make_batches(num_rows: int, *, seed: int) -> list[ClickBatch]:
-    """Return batches whose ids are drawn evenly: the hardest case for caches."""
+def make_batches(num_rows: int, *, seed: int, list_length: int = 1) -> list[ClickBatch]:
+    """Return batches whose ids are drawn evenly: the hardest case for caches. Lists have from one value to all."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (BATCH_SIZE, NUM_SLOTS)
+    shape = (BATCH_SIZE, NUM_SLOTS, list_length)
+
+    def draw_ids() -> Tensor:
+        ids = torch.randint(0, num_rows // NUM_SLOTS, shape, generator=generator)
+        counts = torch.randint(1, list_length + 1, (*shape[:2], 1), generator=generator)
+        return ids.where(torch.arange(list_length) < counts, NO_ID).flatten(1)
+
     return [
         ClickBatch(
             dense=torch.randn(BATCH_SIZE, NUM_DENSE, generator=generator),
-            ids=torch.randint(0, num_rows // NUM_SLOTS, shape, generator=generator),
+            ids=draw_ids(),
             labels=torch.randint(0, 2, (BATCH_SIZE,), generator=generator).float(),
         )
         for _ in range(NUM_BATCHES)
@@ -69,16 +79,16 @@ def make_step(
     group: ProcessGroup | None = None,
     num_replicas: int = 1,
     shares_memory: bool = False,
+    list_length: int = 1,
 ) -> Callable[[], None]:
     """Return a training step of one replica of a single stage; each call takes the next batch."""
-    model, runner = _make_replica(num_rows, precision, seed, replica, group, num_replicas, shares_memory)
+    model, runner = _make_replica(
+        num_rows, precision, seed, replica, group, num_replicas, shares_memory, list_length
+    )
     parts = []
-    for batch in make_batches(num_rows, seed=seed):
+    for batch in make_batches(num_rows, seed=seed, list_length=list_length):
         ((size, rows),) = runner.row_slices(BATCH_SIZE, 1)
-        own = slice(rows.first, rows.stop)
-        parts.append(
-            MicroBatch(size, ClickBatch(dense=batch.dense[own], ids=batch.ids[own], labels=batch.labels[own]))
-        )
+        parts.append(MicroBatch(size, batch.rows(rows.first, rows.stop)))
     upcoming = itertools.cycle(parts)
 
     def step() -> None:
@@ -122,6 +132,7 @@ def _make_replica(
     group: ProcessGroup | None,
     num_replicas: int,
     shares_memory: bool,
+    list_length: int = 1,
 ) -> tuple[StageModel, StageRunner]:
     config = TrainingConfig(
         batch_size=BATCH_SIZE, num_microbatches=1, num_epochs=1, seed=seed, precision=precision
@@ -132,7 +143,9 @@ def _make_replica(
     if group is not None and shares_memory:
         link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=60.0)
         assert link is not None
-    model = build_stage_model("ctrdnn", make_features(num_rows), config, stages, 0, group, link)
+    model = build_stage_model(
+        "ctrdnn", make_features(num_rows, list_length=list_length), config, stages, 0, group, link
+    )
     runner = StageRunner(
         list(model.layers.values()),
         layout=layout,

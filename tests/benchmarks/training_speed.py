@@ -44,6 +44,9 @@ NUM_THREADS = 2
 NUM_ROUNDS = 40
 LEAST_UNDISTURBED = 5
 SIZES = {"1M": 1_000_000, "10M": 10_000_000}
+LONGEST_LIST = 9
+"""Of lists whose mean length is five."""
+
 COPIED_FLOATS = 2**25
 """128 MiB: several times the caches."""
 
@@ -100,12 +103,16 @@ def fractions_of_limit(size: str, num_rows: int, seed: int) -> list[dict[str, An
 
 def over_fbgemm(seed: int) -> list[dict[str, Any]]:
     """Compare the engine with plain torch layers behind FBGEMM's fused table, where that is installed."""
-    other = fbgemm_step(SIZES["1M"], seed=seed)
-    if other is None:
-        print(f"fp32_over_fbgemm_1M: left out; {FBGEMM_INSTALL}")
-        return []
-    rounds = in_turns({"step": make_step(SIZES["1M"], precision="float32", seed=seed), "other": other})
-    return ratios("fp32_over_fbgemm_1M", rounds["other"], rounds["step"])
+    figures = []
+    for name, list_length in (("fp32_over_fbgemm_1M", 1), ("fp32_over_fbgemm_lists_1M", LONGEST_LIST)):
+        other = fbgemm_step(SIZES["1M"], seed=seed, list_length=list_length)
+        if other is None:
+            print(f"{name}: left out; {FBGEMM_INSTALL}")
+            continue
+        step = make_step(SIZES["1M"], precision="float32", seed=seed, list_length=list_length)
+        rounds = in_turns({"step": step, "other": other})
+        figures += ratios(name, rounds["other"], rounds["step"])
+    return figures
 
 
 def over_one_process(size: str, num_rows: int, seed: int) -> list[dict[str, Any]]:

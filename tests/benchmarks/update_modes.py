@@ -16,9 +16,9 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
-from heterps_core.judging.quality import measure_quality
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint import TrainingCursor
+from heterps_core.training.evaluation import judge_trained
 from heterps_core.training.job import (
     UPDATE_MODES,
     TrainingConfig,
@@ -104,8 +104,8 @@ def train_part(rank: int, folder: str) -> tuple[float, float] | None:
     """Train one worker's part; returns AUC and log-loss on the worker that reports."""
     _, loop = training_loop_of(rank, RunDirectory(folder))
     loop.train(TrainingCursor())
-    logits = loop.predict_held_out()
-    if logits is None:
+    judgement = judge_trained(loop, None)
+    if judgement is None:
         return None
-    found = measure_quality(loop.dataset.eval_labels, logits)
+    found = judgement.click_quality()
     return found.auc, found.log_loss

@@ -3,12 +3,17 @@
 It lies in tests/golden/champion as commit bd0b6ad left it: `train-ctr` on 1,200 synthetic rows of three columns.
 """
 
+import json
+
 import mlflow
 import numpy as np
 import pandas as pd
 import pytest
 from safetensors.numpy import load_file
 
+from heterps_core.data.features import FeatureSpec
+from heterps_core.data.manifest import DatasetManifest
+from heterps_core.data.schema import DataSchema
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import ClickPredictor
 from heterps_core.training.job import TrainingConfig
@@ -40,6 +45,30 @@ def test_it_predicts_what_it_predicted_when_it_was_registered():
     model = mlflow.pyfunc.load_model(str(CHAMPION))
 
     assert model.predict(ROWS).tolist() == pytest.approx(PREDICTED_THEN, rel=1e-12)
+
+
+def test_what_it_says_of_its_columns_stands_for_the_same_input_as_now():
+    description = json.loads((EXPORTED / "model.json").read_text())
+    added = {
+        "slot_lengths",
+        "slot_poolings",
+        "num_labels",
+        "multi_hot_columns",
+        "sequence_columns",
+        "weight_column",
+    }
+    assert not added & {*description["features"], *description["schema"]}
+
+    schema = DataSchema.from_json(description["schema"])
+
+    features = FeatureSpec.from_json(description["features"])
+    assert schema.features(features.slot_rows) == features
+    assert (features.num_ids, features.num_labels, schema.weight_columns) == (2, 1, ())
+    sources = {"columns": [], "sources": [], "file_groups": [3], "fingerprint": "f", "eval_fraction": 0.2}
+    counts = {"num_train_rows": 8, "num_eval_rows": 2, "num_sampled_rows": 8, "num_sampled_clicks": 2}
+    written = {key: description[key] for key in ("schema", "features", "numeric_transform")}
+    manifest = DatasetManifest.from_json({"format_version": 3, **sources, **counts, **written})
+    assert (manifest.schema, manifest.features) == (schema, features)
 
 
 def test_training_begins_with_its_weights_and_the_state_of_its_optimizers(tmp_path):

@@ -17,7 +17,6 @@ from heterps_core.models.tracing import trace_chain
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from tests.contracts.own_models import OWN_MODELS
-from tests.heterps_core.training.cut_models import take
 
 FEATURES = FeatureSpec(num_dense=13, slot_rows=(50,) * 26)
 MODELS = (*CTR_MODELS, *OWN_MODELS)
@@ -126,7 +125,7 @@ def test_a_row_is_predicted_alike_every_time_alone_and_among_others(model):
     list(runner.train_step([MicroBatch(batch.num_rows, batch)]))
 
     first, again = (runner.predict([MicroBatch(batch.num_rows, batch)]) for _ in range(2))
-    alone = [runner.predict([MicroBatch(1, take(batch, row, row + 1))]) for row in range(4)]
+    alone = [runner.predict([MicroBatch(1, batch.rows(row, row + 1))]) for row in range(4)]
 
     assert torch.equal(first, again)
     torch.testing.assert_close(torch.cat(alone), first[:4])

@@ -57,6 +57,16 @@ def test_no_plan_is_better_than_brute_force_and_the_bound_is_its_cost(result):
     assert result.plan.optimality_gap == pytest.approx(gap, abs=1e-12)
 
 
+def test_a_bound_that_is_proven_already_is_taken_as_it_is(name, result):
+    known_usd = result.plan.cost_lower_bound_usd / 2
+
+    again = get_scheduler(name).search(PROBLEM, budget_evaluations=BUDGET, seed=3, proven_usd=known_usd)
+
+    assert again.plan.stages == result.plan.stages
+    own = result.plan.cost_lower_bound_usd  # the proving method needs none
+    assert again.plan.cost_lower_bound_usd == (own if name == "exact" else known_usd)
+
+
 def test_the_budget_is_kept(name, result):
     assert 1 <= result.plan.num_evaluations <= BUDGET
     if name not in {"brute-force"}:

@@ -1,6 +1,9 @@
 """A small planning problem whose figures can be checked by hand, and a search result over it."""
 
+from dataclasses import replace
+
 from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
@@ -40,6 +43,62 @@ def make_problem(*, throughput_floor_samples_per_s=1_000.0):
             "cpu-c7i": UnitType(price_usd_per_hour=0.1, **unit),
             "gpu-t4": UnitType(price_usd_per_hour=0.5, **unit),
         },
+    )
+
+
+def make_spot_problem(
+    *, hours, interruptions_per_hour=0.5, spot_price_share=0.3, max_units=8, floor_samples_per_s=0.0
+):
+    """One layer that trains a sample a second on one unit, which costs 1 USD/h, or less on spot."""
+    unit = {
+        "memory_bytes": 1e9,
+        "bandwidth_bytes_per_s": 1e9,
+        "compute_parallel_fraction": 1.0,
+        "communication_parallel_fraction": 1.0,
+        "max_units": max_units,
+    }
+    names = ("cpu-c7i", "cpu-c7i-spot")
+    layer = LayerCosts(
+        name="output",
+        kind="fully_connected",
+        is_sharded=False,
+        state_bytes=1_000.0,
+        output_bytes_per_sample=4.0,
+        compute_seconds=dict.fromkeys(names, 100.0),
+        communication_seconds=dict.fromkeys(names, 0.0),
+    )
+    return SchedulingProblem(
+        model="tiny",
+        batch_size=100,
+        profile_batch_size=100,
+        num_samples=hours * 3_600.0,
+        num_epochs=1.0,
+        throughput_floor_samples_per_s=floor_samples_per_s,
+        layers=(layer,),
+        device_types={
+            "cpu-c7i": UnitType(price_usd_per_hour=1.0, **unit),
+            "cpu-c7i-spot": UnitType(
+                price_usd_per_hour=spot_price_share, interruptions_per_hour=interruptions_per_hour, **unit
+            ),
+        },
+        extra_costs=ExtraCosts(startup_seconds=120.0, checkpoint_seconds=5.0, restart_seconds=130.0),
+    )
+
+
+def without_spot(problem):
+    """The same problem with on-demand units alone."""
+    names = [name for name in problem.device_types if not name.endswith("-spot")]
+    return replace(
+        problem,
+        device_types={name: problem.device_types[name] for name in names},
+        layers=tuple(
+            replace(
+                layer,
+                compute_seconds={name: layer.compute_seconds[name] for name in names},
+                communication_seconds={name: layer.communication_seconds[name] for name in names},
+            )
+            for layer in problem.layers
+        ),
     )
 
 

@@ -13,7 +13,9 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.judging.quality import measure_quality
 from infra.workspace import Workspace
+from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import ModelFigures, PromotionDecision, PromotionGates
 from tasks.promotion import judge_challenger
 from tasks.records import model_registry
@@ -39,6 +41,16 @@ def prepare_clicks(folder: Path, **changes) -> PreparedDataset:
         write_click_stream(path, num_rows=NUM_ROWS, seed=1)
     parameters = {"buckets_per_slot": 200, "eval_fraction": 0.5, "out_dir": folder / "prepared", **changes}
     return prepare_dataset(path, schema=CRITEO_SCHEMA, **parameters)
+
+
+def baseline_of(dataset: PreparedDataset, logits) -> Baseline:
+    """A regression that has rated all held-out rows."""
+    return Baseline(
+        quality=measure_quality(dataset.eval_labels, logits),
+        num_train_rows=dataset.num_train_rows,
+        logits=logits,
+        rated_runs=((dataset.num_train_rows, dataset.manifest.num_rows),),
+    )
 
 
 def register_models(folder: Path) -> Workspace:
@@ -99,7 +111,7 @@ class Models:
             "champion": champion_of(self.workspace),
             "usd_per_million_samples": usd,
             "gates": gates or PromotionGates(),
-            "baseline_logits": np.zeros(self.dataset.num_eval_rows),
+            "baseline": baseline_of(self.dataset, np.zeros(self.dataset.num_eval_rows)),
             **changes,
         }
         return judge_challenger(self.workspace, **parameters)

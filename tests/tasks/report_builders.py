@@ -3,6 +3,8 @@
 import json
 from datetime import UTC, datetime, timedelta
 
+from heterps_core.data.distinct_values import ColumnValues, tables_table
+from heterps_core.judging.held_out import HeldOutJudgement, ModelQuality
 from heterps_core.judging.quality import ClickQuality
 from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
 from heterps_core.planning.cost_model.evaluation import evaluate
@@ -46,6 +48,7 @@ def make_plan_report(*, run_id=RUN_ID, tracked=None, provider="local", data="cli
         tracked=tracked or TrackedRun(mlflow_run_id="0" * 32, experiment_id="1", run_id="r"),
         config=TrainingConfig(batch_size=ROWS, num_microbatches=1, num_epochs=1, seed=0),
         is_estimated=False,
+        tables=tables_table([ColumnValues(name="C1", missing_share=0.0, num_values=700)], [1_024]),
         day="2026-11-20",
     )
 
@@ -65,8 +68,17 @@ def make_training(*, step_seconds=STEP_SECONDS, idle_shares=None):
         throughput_samples_per_s=ROWS / step_seconds,
         undisturbed_throughput_samples_per_s=ROWS / step_seconds,
         idle_shares={0: 0.2, 1: 0.6} if idle_shares is None else idle_shares,
+        memory_bytes={0: (800_000_000, 600_000_000)},
         storage=StorageUsage(),
-        quality=ClickQuality(auc=0.7432, log_loss=0.5012, num_rows=500),
+        judgements={
+            "label": HeldOutJudgement(
+                num_rows=500,
+                num_clicks=130,
+                num_not_finite=0,
+                quality=ModelQuality(auc=0.7432, auc_error=1e-6, log_loss=0.5012, calibration_ratio=1.02),
+                log_loss_above_mean_rate=None,
+            )
+        },
     )
 
 
@@ -130,7 +142,8 @@ def make_run_report(
 
 
 def make_speed(run_id, *, measured_seconds=0.025, hardware="machine", workers=(1, 1), is_dry_run=True):
-    """A run of the small problem, predicted at 20 ms a step."""
+    """A run of the small problem, predicted at 20 ms a step; on rented machines its stages are as long as that."""
+    stage_seconds = 0.010 if is_dry_run else 0.020
     return RunSpeed(
         run_id=run_id,
         model="tiny",
@@ -143,8 +156,8 @@ def make_speed(run_id, *, measured_seconds=0.025, hardware="machine", workers=(1
             StageSpeed(
                 device_type=device_type,
                 num_replicas=count,
-                predicted_seconds=0.010,
-                measured_seconds=0.010 * measured_seconds / 0.020,
+                predicted_seconds=stage_seconds,
+                measured_seconds=stage_seconds * measured_seconds / 0.020,
             )
             for device_type, count in zip(("cpu-c7i", "gpu-t4"), workers, strict=True)
         ),

@@ -1,11 +1,15 @@
 import logging
+from dataclasses import replace
 
 import pytest
 
+from heterps_core.data.manifest import MANIFEST_NAME
 from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.training.storage.run_directory import DATA, RunDirectory
 from infra.providers import get_provider
 from infra.workspace import RUN_STORE_VARIABLE, Workspace
-from tasks.clusters import by_network
+from tasks.clusters import by_network, data_folders
+from tests.heterps_core.data.made_up_rows import prepare, write_parquet
 from tests.heterps_core.planning.provisioning.test_node_order import make_cluster, paths_of, traffic_of
 from tests.heterps_core.training.storage.test_store_location import KEY, SECRET, WITH_CREDENTIALS
 
@@ -51,3 +55,27 @@ def test_nodes_stay_in_the_order_of_their_launch_where_nobody_tells_and_a_line_s
 
     assert by_network(Asked(answer), cluster, traffic_of(cluster)) == cluster
     assert "stay in the order of their launch" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["s3://b/raw/dt=1/hour=2/x", "s3://b/raw/dt=1/y", "/here/z"], ("b/raw/dt=1",)),
+        (["s3://b/raw/dt=1/x?region=us-east-1", "s3://c/y", "/here/z"], ("b/raw/dt=1", "c")),
+        (["/here/x", "/here/y", "/here/z"], ()),
+    ],
+)
+def test_nodes_are_let_into_the_folders_that_the_rows_lie_in(paths, expected, tmp_path):
+    files = [write_parquet(tmp_path / "in" / f"{number}.parquet", 5) for number in range(3)]
+    manifest = prepare(files, tmp_path / "out").manifest
+    sources = [replace(source, path=path) for source, path in zip(manifest.sources, paths, strict=True)]
+    in_bucket = tuple(number for number, path in enumerate(paths) if path.startswith("s3://"))
+    run = RunDirectory(str(tmp_path / "run"))
+    assert data_folders(run) == ()
+
+    run.write_json(
+        f"{DATA}/{MANIFEST_NAME}",
+        replace(manifest, sources=tuple(sources), bucket_files=in_bucket).to_json(),
+    )
+
+    assert data_folders(run) == expected

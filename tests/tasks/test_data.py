@@ -3,20 +3,24 @@ import shutil
 from datetime import date
 from pathlib import Path
 
+import boto3
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from heterps_core.data.manifest import MANIFEST_NAME
 from heterps_core.data.synthetic.click_stream import write_click_days, write_click_stream
 from heterps_core.errors import ConfigurationError, DataError
 from infra.workspace import Workspace
 from tasks.data import (
     KEPT_NIGHTS,
     check_source,
+    check_source_columns,
     find_night_of,
     prepare_data,
     source_name,
 )
+from tests.moto_server import empty_cloud
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +78,7 @@ def test_rows_of_a_night_are_prepared_as_the_model_that_goes_on_with_them_asks(d
     first = prepare_night(workspace, days, "2026-11-01").open().manifest
 
     second = prepare_night(
-        workspace, days, "2026-11-02", buckets_per_slot=77, numeric_transform=first.numeric_transform
+        workspace, days, "2026-11-02", slot_rows=(77,) * 26, numeric_transform=first.numeric_transform
     )
 
     manifest = second.open().manifest
@@ -121,25 +125,125 @@ def test_a_bad_row_in_the_middle_of_a_day_is_told_with_its_line(days, tmp_path):
         prepare_night(Workspace(root=tmp_path / "home").create(), copied, "2026-11-01")
 
 
-def test_a_first_night_has_tables_for_the_rows_of_its_day(tmp_path):
-    write_click_days(tmp_path, first_day=date(2026, 11, 6), num_days=2, rows_per_day=33_000, seed=0)
+def add_rows(folder, day, name, *, first):
+    """Write ten more rows of a day; returns the file."""
+    lines = gzip.decompress((folder / "day=2026-11-03" / "clicks.tsv.gz").read_bytes()).splitlines()
+    path = folder / f"day={day}" / name
+    path.write_bytes(gzip.compress(b"\n".join(lines[first : first + 10]) + b"\n"))
+    return path
+
+
+def test_rows_that_come_for_a_day_that_is_done_are_told_or_trained_and_never_dropped(days, tmp_path, caplog):
+    copied, workspace = tmp_path / "days", Workspace(root=tmp_path / "home").create()
+    shutil.copytree(days, copied)
+    prepare_night(workspace, copied, "2026-11-01")
+    assert "late rows" not in caplog.text
+
+    add_rows(copied, "2026-11-02", "before_its_night.tsv.gz", first=0)
+    late = add_rows(copied, "2026-11-01", "late.tsv.gz", first=10)
+    told = prepare_night(workspace, copied, "2026-11-02").open()
+
+    assert told.num_train_rows == 710
+    assert (
+        f"{late}: come since 2026-11-01 was trained on; late_rows=train trains it with 2026-11" in caplog.text
+    )
+    assert "before_its_night" not in caplog.text
+
+    trained = prepare_night(workspace, copied, "2026-11-02", late_rows="train").open()
+
+    assert trained.num_train_rows == 720
+    assert trained.manifest.sources[0].path == str(late)
+    assert "was trained on; trained with 2026-11-02" in caplog.text
+
+
+def test_a_late_file_is_trained_once_and_one_that_was_changed_is_told(days, tmp_path, caplog):
+    copied, workspace = tmp_path / "days", Workspace(root=tmp_path / "home").create()
+    shutil.copytree(days, copied)
+    shutil.copytree(copied / "day=2026-11-03", copied / "day=2026-11-04")
+    prepare_night(workspace, copied, "2026-11-01")
+    add_rows(copied, "2026-11-01", "late.tsv.gz", first=10)
+    prepare_night(workspace, copied, "2026-11-02", late_rows="train")
+    add_rows(copied, "2026-11-02", "clicks.tsv.gz", first=0)
+    caplog.clear()
+
+    next_night = prepare_night(workspace, copied, "2026-11-03", late_rows="train").open()
+
+    assert next_night.num_train_rows == 700
+    assert "late.tsv.gz" not in caplog.text
+    assert (
+        "changed since 2026-11-02 was trained on; day=2026-11-02 again=True trains that day once"
+        in caplog.text
+    )
+
+
+def test_files_of_a_night_that_another_version_prepared_are_not_taken_for_late_ones(days, tmp_path, caplog):
+    workspace = Workspace(root=tmp_path).create()
+    before = prepare_night(workspace, days, "2026-11-01")
+    manifest = Path(before.directory) / MANIFEST_NAME
+    manifest.write_text(manifest.read_text().replace('"format_version": 3', '"format_version": 2'))
+
+    assert prepare_night(workspace, days, "2026-11-02", late_rows="train").open().num_train_rows == 700
+
+    assert "late rows" not in caplog.text
+
+
+def test_nights_of_a_bucket_are_prepared_as_those_of_a_folder(days, tmp_path, monkeypatch):
+    """Text is converted into the workspace; only the days of the night are read."""
+    workspace = Workspace(root=tmp_path).create()
+    here = prepare_night(workspace, days, "2026-11-01").open().manifest
+    with empty_cloud() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="clicks")
+        for day in ("2026-11-01", "2026-11-02"):
+            path = days / f"day={day}" / "clicks.tsv.gz"
+            client.upload_file(str(path), "clicks", f"raw/dt={day}/hour=00/clicks.tsv.gz")
+
+        check_source("s3://clicks/raw", schema_file=None, day="2026-11-01")
+        check_source_columns("s3://clicks/raw", schema_file=None, day="2026-11-01")
+        there = prepare_night(workspace, "s3://clicks/raw", "2026-11-01").open().manifest
+
+    assert there.sources[0].path == "s3://clicks/raw/dt=2026-11-01/hour=00/clicks.tsv.gz"
+    assert (there.num_train_rows, there.num_eval_rows) == (700, 700)
+    assert there.numeric_transform == here.numeric_transform
+
+
+def test_a_name_with_an_at_sign_is_no_user_of_a_bucket(stream, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(stream.path, "clicks@home.tsv")
+
+    check_source("clicks@home.tsv", schema_file=None)
+
+
+def test_a_source_with_credentials_is_refused():
+    with pytest.raises(ConfigurationError, match="must hold no credentials"):
+        check_source("s3://AKIA:hush@clicks/raw", schema_file=None)
+
+
+def test_a_first_night_has_tables_for_the_values_of_its_day(tmp_path):
+    write_click_days(tmp_path, first_day=date(2026, 11, 6), num_days=2, rows_per_day=16_500, seed=0)
 
     clicks = prepare_night(Workspace(root=tmp_path / "home").create(), tmp_path, "2026-11-06")
 
-    assert set(clicks.open().features.slot_rows) == {2_048}  # 33,000 / 16 = 2,062
+    # 16,500 / 8 = 2,062, which columns of more than 256 values get that hardly miss one.
+    manifest = clicks.open().manifest
+    assert set(manifest.features.slot_rows) == {1_024, 2_048}
+    for column, rows in zip(manifest.columns, manifest.features.slot_rows, strict=True):
+        assert (rows == 2_048) == (column.num_values > 256 and 16_500 * (1 - column.missing_share) >= 16_384)
 
 
-@pytest.mark.parametrize(("buckets_per_slot", "is_told"), [(256, True), (512, False)])
-def test_data_that_has_outgrown_the_tables_of_the_champion_is_told(
-    days, tmp_path, caplog, buckets_per_slot, is_told
+@pytest.mark.parametrize(("rows", "is_told"), [(256, True), (512, False)])
+def test_columns_that_have_outgrown_the_tables_of_the_champion_are_told(
+    days, tmp_path, caplog, rows, is_told
 ):
     caplog.set_level("INFO")
 
-    prepare_night(Workspace(root=tmp_path).create(), days, "2026-11-01", buckets_per_slot=buckets_per_slot)
+    prepare_night(Workspace(root=tmp_path).create(), days, "2026-11-01", slot_rows=(rows, *(1_024,) * 25))
 
     advice = (
-        "each keeps the champion's 256 rows, but 700 rows of data would get 1,024 in a new model, with fewer "
-        "collisions; start_from=scratch trains one"
+        "those of the champion are kept, but 1 of 26 columns have outgrown theirs: C1 has 256 rows and would get "
+        "1,024; start_from=scratch trains a model with new ones, which have fewer collisions"
     )
     assert (advice in caplog.text) == is_told
 
@@ -147,7 +251,7 @@ def test_data_that_has_outgrown_the_tables_of_the_champion_is_told(
 def test_prepared_nights_do_not_fill_the_disk(days, tmp_path):
     workspace = Workspace(root=tmp_path).create()
     for buckets in range(60, 70):
-        clicks = prepare_night(workspace, days, "2026-11-01", buckets_per_slot=buckets)
+        clicks = prepare_night(workspace, days, "2026-11-01", slot_rows=(buckets,) * 26)
 
     assert len(list(workspace.data_directory.glob("*2026-11-01*"))) == KEPT_NIGHTS
     assert set(clicks.open().features.slot_rows) == {69}
@@ -161,7 +265,7 @@ def test_days_of_a_source_share_a_profile_within_a_week(tmp_path):
     friday, saturday, sunday = (
         prepare_night(workspace, tmp_path, f"2026-11-0{number}").profiled_as for number in (6, 7, 8)
     )
-    week = prepare_night(workspace, tmp_path, "2026-11-08", buckets_per_slot=2_048).profiled_as
+    week = prepare_night(workspace, tmp_path, "2026-11-08", slot_rows=(2_048,) * 26).profiled_as
 
     assert friday == saturday == sunday == week
     assert friday.endswith("in 2026-W45")

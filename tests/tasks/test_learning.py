@@ -48,6 +48,27 @@ def test_the_plan_is_made_with_what_rented_runs_have_shown():
     assert Learning().summary(problem).startswith("speeds of past runs: 0")
 
 
+def test_waits_between_stages_lengthen_the_next_plan_too():
+    problem = make_problem()
+    stages = make_result(problem).plan.stages
+    rented = learnt_from(hardware="cpu-c7i | gpu-t4", is_dry_run=False)
+    waiting = Learning(speeds=tuple(replace(speed, measured_step_seconds=0.030) for speed in rented.speeds))
+
+    before, after = evaluate(problem, stages), evaluate(waiting.corrected(problem), stages)
+
+    # By hand: stages of 20 ms took 25 ms, and the steps 30 ms.
+    assert before.throughput_samples_per_s / after.throughput_samples_per_s == pytest.approx(30 / 20)
+    assert "waits between stages 1.200" in waiting.summary(problem)
+
+
+def test_a_run_of_which_a_stage_does_not_tell_teaches_nothing_about_waits():
+    speed = make_speed(NIGHTS[0], is_dry_run=False)
+    silent = replace(speed, stages=(replace(speed.stages[0], measured_seconds=None), speed.stages[1]))
+
+    assert speed.waits is not None
+    assert silent.waits is None
+
+
 def test_what_a_rented_run_tells_is_free_of_the_correction_that_it_was_planned_with():
     problem = make_problem()
     rented = learnt_from(hardware="cpu-c7i | gpu-t4", is_dry_run=False)

@@ -1,6 +1,7 @@
 """What a night's model becomes, over a real registry; for the gates see records/test_champion.py."""
 
 import json
+from dataclasses import replace
 from datetime import date
 
 import numpy as np
@@ -8,26 +9,18 @@ import pytest
 from mlflow import MlflowClient
 
 from heterps_core.judging.quality import measure_quality
-from tasks.judging.baseline import Baseline
+from tasks import promotion
 from tasks.judging.promotion_gates import BASELINE_GATE, PromotionGates
-from tasks.promotion import promote_if_better
+from tasks.promotion import judge_here, promote_if_better
 from tasks.records import model_registry
 from tasks.records.champion import champion_before, champion_of, roll_back
 from tests.heterps_core.data.made_up_rows import all_rows
-from tests.tasks.registry import EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED
-
-
-def baseline_of(models, logits):
-    return Baseline(
-        quality=measure_quality(models.dataset.eval_labels, logits),
-        num_train_rows=models.dataset.num_train_rows,
-        logits=logits,
-    )
+from tests.tasks.registry import EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED, baseline_of
 
 
 def guesses(models):
     """A regression that has learnt nothing."""
-    return baseline_of(models, np.zeros(models.dataset.num_eval_rows))
+    return baseline_of(models.dataset, np.zeros(models.dataset.num_eval_rows))
 
 
 def logits_of(models, version):
@@ -42,7 +35,7 @@ def logits_of(models, version):
     return slots + dense + tensors["output.bias"][0]
 
 
-def promote(models, version, *, day="2026-11-30", usd=1.0, baseline=None):
+def promote(models, version, *, day="2026-11-30", usd=1.0, baseline=None, **changes):
     return promote_if_better.fn(
         models.workspace,
         run_id=f"run-{version}",
@@ -52,6 +45,7 @@ def promote(models, version, *, day="2026-11-30", usd=1.0, baseline=None):
         usd_per_million_samples=usd,
         gates=PromotionGates(),
         baseline=baseline or guesses(models),
+        **changes,
     )
 
 
@@ -114,7 +108,9 @@ def test_a_back_filled_model_without_a_champion_of_its_day_is_judged_against_the
     is_of_day(models, OTHER_TABLES, "2026-11-20")
 
     better = promote(models, FITTED, day="2026-11-02")
-    worse = promote(models, OLD, day="2026-11-01", baseline=baseline_of(models, logits_of(models, FITTED)))
+    worse = promote(
+        models, OLD, day="2026-11-01", baseline=baseline_of(models.dataset, logits_of(models, FITTED))
+    )
 
     assert (better.champion_version, better.champion, missed(better)) == (None, None, [])
     assert "version 2 passed its gates, while version 6, which knows later days, stays" in better.why
@@ -155,7 +151,7 @@ def test_a_retrained_model_that_is_proven_better_follows(models):
 def test_a_first_model_that_is_proven_worse_than_the_logistic_regression_stays_out(models):
     fitted = logits_of(models, FITTED)
 
-    decision = promote(models, OLD, baseline=baseline_of(models, fitted))
+    decision = promote(models, OLD, baseline=baseline_of(models.dataset, fitted))
 
     labels = models.dataset.eval_labels
     difference = measure_quality(labels, logits_of(models, OLD)).auc - measure_quality(labels, fitted).auc
@@ -166,7 +162,7 @@ def test_a_first_model_that_is_proven_worse_than_the_logistic_regression_stays_o
 
 
 def test_a_night_goes_on_from_what_only_the_baseline_kept_out_until_there_is_a_champion(models):
-    better = baseline_of(models, logits_of(models, FITTED))
+    better = baseline_of(models.dataset, logits_of(models, FITTED))
     promote(models, OLD, baseline=better)
     promote(models, SHIFTED)  # Worse than the mean click rate.
 
@@ -183,7 +179,7 @@ def test_a_first_model_that_is_worse_without_proof_becomes_champion_and_says_so(
     better = logits.copy()
     better[np.flatnonzero(models.dataset.eval_labels)[:2]] += 1.0
 
-    decision = promote(models, FITTED, baseline=baseline_of(models, better))
+    decision = promote(models, FITTED, baseline=baseline_of(models.dataset, better))
 
     assert decision.is_promoted
     assert "below it but not proven so" in decision.why
@@ -243,3 +239,47 @@ def test_a_cost_that_nobody_knows_is_no_error(models, usd):
 
     assert decision.is_promoted
     assert decision.challenger.usd_per_million_samples == usd
+
+
+def test_what_the_workers_found_beside_the_champion_is_not_predicted_again(models, monkeypatch):
+    models.crown(OLD)
+    here = judge_here(models.dataset, models.folder_of(FITTED), champion_of(models.workspace))
+    monkeypatch.setattr(promotion, "judge_here", None)
+
+    decision = promote(models, FITTED, judgement=here, judged_beside=OLD)
+
+    assert decision.is_promoted
+    assert decision.auc_difference.value == here.auc_difference.value
+
+
+def test_what_they_found_beside_another_model_is_left_aside(models):
+    models.crown(OLD)
+    beside_other = judge_here(
+        models.dataset,
+        models.folder_of(FITTED),
+        replace(champion_of(models.workspace), folder=models.folder_of(SHIFTED)),
+    )
+
+    decision = promote(models, FITTED, judgement=beside_other, judged_beside=SHIFTED)
+
+    assert decision.auc_difference.value != beside_other.auc_difference.value
+    assert decision.champion.auc == pytest.approx(
+        measure_quality(models.dataset.eval_labels, logits_of(models, OLD)).auc, abs=1e-5
+    )
+
+
+def test_where_no_baseline_is_asked_for_the_mean_click_rate_decides(models):
+    decision = promote_if_better.fn(
+        models.workspace,
+        run_id="run-2",
+        version=FITTED,
+        day="2026-11-02",
+        dataset=models.dataset,
+        usd_per_million_samples=1.0,
+        gates=PromotionGates(),
+        baseline=None,
+    )
+
+    assert decision.is_promoted
+    assert BASELINE_GATE not in [gate.name for gate in decision.gates]
+    assert decision.why.endswith("below that of a constant")

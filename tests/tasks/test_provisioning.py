@@ -3,13 +3,13 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.errors import BudgetExceededError, InfeasiblePlanError
+from heterps_core.errors import BudgetExceededError, ConfigurationError, InfeasiblePlanError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from infra.billing.caps import Caps
 from infra.prices.price_catalogue import PriceCatalogue, write_refreshed
-from tasks.provisioning import check_lifetime, find_offers, provision, usd_for
+from tasks.provisioning import check_lifetime, check_markets, find_offers, provision, usd_for
 from tests.infra.builders import offer
 from tests.infra.prices.aws_answers import NOW
 from tests.tasks.builders import make_problem, make_result
@@ -175,3 +175,11 @@ def test_a_night_within_the_lifetime_and_every_dry_run_may_start(hours, provider
 def test_start_up_counts_against_the_lifetime():
     with pytest.raises(InfeasiblePlanError):
         check_lifetime(evaluation_of(hours=5.99), provider="aws")
+
+
+def test_what_cannot_be_bought_is_refused():
+    check_markets(provider="local", region="us-east-1")
+    check_markets(provider="local", region="eu-west-1")
+
+    with pytest.raises(ConfigurationError, match="rents in us-east-1"):
+        check_markets(provider="aws", region="eu-west-1")

@@ -1,12 +1,23 @@
 from dataclasses import replace
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from heterps_core.errors import InfeasiblePlanError
+from heterps_core.planning.search.schedulers.exact import ExactScheduler
+from tasks.planning.deadline import deadline_for
 from tasks.reports.run_report import taken_text
-from tasks.scheduling import search_chosen, search_plan, with_compared, with_robust
+from tasks.scheduling import (
+    Searches,
+    search_chosen,
+    search_in_time,
+    search_plan,
+    with_compared,
+    with_robust,
+)
 from tests.heterps_core.planning.explain.test_measurement_worth import problem as tiny_choice
-from tests.tasks.builders import make_problem
+from tests.tasks.builders import make_problem, make_spot_problem, without_spot
 
 
 def test_every_compared_method_gets_a_result_or_a_reason():
@@ -17,6 +28,19 @@ def test_every_compared_method_gets_a_result_or_a_reason():
     assert searches.without_plan == {}
     best = searches.results["exact"].plan
     assert all(best.cost_usd <= found.plan.cost_usd * (1 + 1e-9) for found in searches.results.values())
+
+
+def test_the_other_methods_take_the_bound_of_the_proving_one(monkeypatch):
+    found = search_before_launch(monkeypatch, scheduler="exact")
+    exact = found.results["exact"]
+    half_usd = exact.plan.cost_lower_bound_usd / 2
+    unproven = replace(exact, plan=replace(exact.plan, cost_lower_bound_usd=half_usd))
+
+    compared = with_compared(
+        replace(found, results={"exact": unproven}), make_problem(), budget_evaluations=64, seed=0
+    )
+
+    assert {each.plan.cost_lower_bound_usd for each in compared.results.values()} == {half_usd}
 
 
 def test_a_method_that_cannot_reach_the_floor_is_told_and_the_others_go_on():
@@ -116,3 +140,64 @@ def test_a_plan_that_is_robust_already_stays_that_of_its_method(monkeypatch):
     searches = search_chosen(asked, scheduler="exact", budget_evaluations=64, seed=0)
 
     assert with_robust.fn(asked, searches)[0] is searches
+
+
+NOW = datetime(2026, 11, 21, 0, 0, tzinfo=UTC)
+
+
+def planned_in_time(problem, *, steady=True, hours_left, **limits):
+    deadline = deadline_for(
+        f"{hours_left:02d}:00",
+        now=NOW,
+        zone=ZoneInfo("UTC"),
+        num_samples=problem.num_samples,
+        num_epochs=1,
+    )
+    problem = replace(problem, throughput_floor_samples_per_s=deadline.floor_samples_per_s)
+
+    def search(asked):
+        result = ExactScheduler().search(asked, budget_evaluations=100, seed=0)
+        return Searches(results={"exact": result}, without_plan={}, taken="exact")
+
+    found, searches = search_in_time(
+        problem, without_spot(problem) if steady else None, deadline, search=search, **limits
+    )
+    return deadline, found, searches.chosen
+
+
+@pytest.mark.parametrize(("max_units", "num_units"), [(1, 1), (8, 2)])
+def test_a_plan_on_spot_has_time_for_an_interruption_and_to_wait_for_machines(max_units, num_units):
+    deadline, found, chosen = planned_in_time(make_spot_problem(hours=3.0, max_units=max_units), hours_left=4)
+
+    [stage] = chosen.plan.stages
+    # By hand: 4 h less 330 s are left for training, and 3.69 h after an interruption; twice as fast are two units,
+    # which cost as much as one.
+    assert (stage.device_type, stage.num_replicas) == ("cpu-c7i-spot", num_units)
+    assert found.throughput_floor_samples_per_s == pytest.approx(
+        deadline.spot_floor_samples_per_s * num_units
+    )
+    spare_s = 4 * 3_600 - 330 - 790 - 3 * 3_600 / num_units
+    assert (deadline.spot_until(num_units) - NOW).total_seconds() == pytest.approx(spare_s)
+
+
+def test_no_plan_on_spot_is_faster_than_it_must_be_where_that_breaks_a_cap():
+    problem = make_spot_problem(hours=3.0)
+
+    _, _, chosen = planned_in_time(problem, hours_left=4, max_usd_per_hour=0.5)
+
+    # By hand: two units on spot are 0.6 USD an hour.
+    assert [stage.num_replicas for stage in chosen.plan.stages] == [1]
+
+
+def test_a_night_that_an_interruption_would_make_late_is_bought_on_demand():
+    # By hand: eight units need 3,150 s; of an hour 3,270 s are left for training, and 2,480 s after an interruption.
+    _, found, chosen = planned_in_time(make_spot_problem(hours=7.0), hours_left=1)
+
+    assert [stage.device_type for stage in chosen.plan.stages] == ["cpu-c7i"]
+    assert "cpu-c7i-spot" not in found.device_types
+
+
+def test_where_only_spot_may_be_bought_a_deadline_does_not_buy_on_demand():
+    _, _, chosen = planned_in_time(make_spot_problem(hours=7.0), steady=False, hours_left=1)
+
+    assert [stage.device_type for stage in chosen.plan.stages] == ["cpu-c7i-spot"]

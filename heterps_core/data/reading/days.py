@@ -1,4 +1,4 @@
-"""Which rows belong to which day, where a source is cut into folders named day=YYYY-MM-DD.
+"""Which rows belong to which day, where a source is cut into folders such as day=YYYY-MM-DD or dt=YYYY-MM-DD.
 
 A night trains on the rows of one day and is judged on those of the next, which no model has seen then
 (progressive validation): whoever chooses the model of tomorrow by it does not choose by the past.
@@ -6,36 +6,38 @@ A night trains on the rows of one day and is judged on those of the next, which 
 
 from __future__ import annotations
 
-import glob
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from pathlib import Path
 
+from heterps_core.data.reading.bucket_path import SourcePath, matching, source_path
 from heterps_core.errors import ConfigurationError, DataError
 
 PARTITION_PREFIX = "day="
+"""Of the days that are written here; others may have another key."""
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+_DAY_FOLDER = re.compile(r"(?:day|dt|date|ds)=(.*)")
 
 _ONE_DAY = timedelta(days=1)
 
 logger = logging.getLogger(__name__)
 
 
-def is_data(path: Path) -> bool:
+def is_data(path: SourcePath) -> bool:
     """Tell whether a name is one of data; marks and unfinished files of other programs begin with "." or "_"."""
     return path.name[0] not in "._"
 
 
-def data_files_of(folder: Path) -> list[Path]:
+def data_files_of(folder: SourcePath) -> list[SourcePath]:
     """Return the data files of a folder and of its partitions, which are folders named key=value, in time order.
 
     Raises:
         DataError: It holds another folder with files, which may or may not be meant.
     """
-    files = []
+    files: list[SourcePath] = []
     for entry in folder.iterdir():
         if not is_data(entry):
             continue
@@ -52,12 +54,12 @@ def data_files_of(folder: Path) -> list[Path]:
     return in_time_order(files)
 
 
-def in_time_order(files: list[Path]) -> list[Path]:
+def in_time_order(files: list[SourcePath]) -> list[SourcePath]:
     """Return files ordered by name, with numbers by value: day_2 before day_10, hour=9 before hour=10."""
     return sorted(files, key=_name_with_numbers)
 
 
-def _name_with_numbers(file: Path) -> list[tuple[int, str]]:
+def _name_with_numbers(file: SourcePath) -> list[tuple[int, str]]:
     """Return a sort key that compares runs of digits by value."""
     parts = re.split(r"(\d+)", str(file))
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
@@ -68,15 +70,15 @@ class Night:
     """A day to train on and the one after it, with the files of both."""
 
     day: date
-    train_files: tuple[Path, ...]
-    eval_files: tuple[Path, ...]
+    train_files: tuple[SourcePath, ...]
+    eval_files: tuple[SourcePath, ...]
     """Of the next day."""
 
     def day_of(self, path: str) -> date | None:
         """Return the day that a file belongs to; None for one of neither."""
-        if Path(path) in self.train_files:
+        if path in map(str, self.train_files):
             return self.day
-        return self.day + _ONE_DAY if Path(path) in self.eval_files else None
+        return self.day + _ONE_DAY if path in map(str, self.eval_files) else None
 
 
 def parse_day(text: str) -> date:
@@ -97,23 +99,21 @@ def parse_day(text: str) -> date:
     raise ConfigurationError(f"a day must be a date such as 2026-11-21, got {text!r}")
 
 
-def partitions_of(source: str | Path) -> dict[date, tuple[Path, ...]]:
-    """Return the files of each day of a source, days in order; nothing where the source is not cut into days.
+def partitions_of(source: str | SourcePath) -> dict[date, tuple[SourcePath, ...]]:
+    """Return the folders or files of each day of a source, days in order; nothing where it is not cut into days.
+
+    What lies in the folders is not looked at: a bucket may hold years.
 
     Args:
         source: A folder with day=YYYY-MM-DD folders, a pattern of such folders, or one of the files in them, also
             in folders such as hour=01 there. One that names a single day is not cut into days.
-
-    Raises:
-        DataError: A folder of a day holds a folder that may not be meant; see `data_files_of`.
     """
-    path = Path(source)
+    path = source_path(source)
     if any(_names_a_day(part) for part in path.parts):
         # One day, or files of one, are data like any other.
         return {}
-    # Path.glob takes no absolute patterns.
-    found = list(path.iterdir()) if path.is_dir() else [Path(name) for name in glob.glob(str(source))]  # noqa: PTH207
-    days: dict[date, set[Path]] = {}
+    found: list[SourcePath] = list(path.iterdir()) if path.is_dir() else matching(path)
+    days: dict[date, list[SourcePath]] = {}
     left_out = []
     for entry in found:
         if not is_data(entry):
@@ -122,17 +122,27 @@ def partitions_of(source: str | Path) -> dict[date, tuple[Path, ...]]:
         if day is None:
             left_out.append(entry)
         else:
-            days.setdefault(day, set()).update(data_files_of(entry) if entry.is_dir() else [entry])
+            days.setdefault(day, []).append(entry)
     if days and left_out:
         logger.warning(
             "beside the days of %s there is what belongs to none, and is left out: %s",
             source,
             ", ".join(sorted(entry.name for entry in left_out)),
         )
-    return {day: tuple(in_time_order(list(days[day]))) for day in sorted(days)}
+    return {day: tuple(days[day]) for day in sorted(days)}
 
 
-def find_night(source: str | Path, day: date | None) -> Night | None:
+def files_of_day(entries: Sequence[SourcePath]) -> tuple[SourcePath, ...]:
+    """Return the data files among and below the folders and files of a day, in time order.
+
+    Raises:
+        DataError: A folder holds another one that may not be meant; see `data_files_of`.
+    """
+    files = {file for entry in entries for file in (data_files_of(entry) if entry.is_dir() else [entry])}
+    return tuple(in_time_order(list(files)))
+
+
+def find_night(source: str | SourcePath, day: date | None) -> Night | None:
     """Return what a night trains on and is judged on; None where the source is not cut into days.
 
     `day` None stands for the latest whose next day is there too.
@@ -149,6 +159,8 @@ def find_night(source: str | Path, day: date | None) -> Night | None:
                 f"but {source} has none; leave the day out, or give the folder that holds them"
             )
         return None
+    some_folder = next(part for part in partitions[min(partitions)][0].parts if _names_a_day(part))
+    key = some_folder.partition("=")[0]
     there = f"there are {len(partitions)} days from {min(partitions)} to {max(partitions)}"
     if day is None:
         complete = [each for each in partitions if each + _ONE_DAY in partitions]
@@ -159,35 +171,37 @@ def find_night(source: str | Path, day: date | None) -> Night | None:
                 f"the next day",
             )
         day = complete[-1]
+    files: dict[date, tuple[SourcePath, ...]] = {}
     for each, purpose in ((day, "which the night trains on"), (day + _ONE_DAY, f"which {day} is judged on")):
         if each not in partitions:
             raise DataError(
                 source,
-                f"must have a folder {PARTITION_PREFIX}{each}, {purpose}, but {there}; nothing was launched: wait "
-                f"for that day, or choose another",
+                f"must have a folder {key}={each}, {purpose}, but {there}; nothing was launched: "
+                f"wait for that day, or choose another",
             )
-        if not partitions[each]:
+        files[each] = files_of_day(partitions[each])
+        if not files[each]:
             raise DataError(
                 source,
-                f"the folder {PARTITION_PREFIX}{each}, {purpose}, must hold at least one data file, got none; "
+                f"the folder {partitions[each][0].name}, {purpose}, must hold at least one data file, got none; "
                 f"nothing was launched: bring the files, or choose another day",
             )
-    return Night(day=day, train_files=partitions[day], eval_files=partitions[day + _ONE_DAY])
+    return Night(day=day, train_files=files[day], eval_files=files[day + _ONE_DAY])
 
 
 def _names_a_day(part: str) -> bool:
-    return (
-        part.startswith(PARTITION_PREFIX) and _DAY.fullmatch(part.removeprefix(PARTITION_PREFIX)) is not None
-    )
+    found = _DAY_FOLDER.fullmatch(part)
+    return found is not None and _DAY.fullmatch(found[1]) is not None
 
 
-def _day_of(entry: Path) -> date | None:
+def _day_of(entry: SourcePath) -> date | None:
     """Return the day of the folder that a file or folder is, or lies in."""
-    folders = [each for each in (entry, *entry.parents) if each.name.startswith(PARTITION_PREFIX)]
-    if not folders:
-        return None
-    try:
-        return parse_day(folders[0].name.removeprefix(PARTITION_PREFIX))
-    except ConfigurationError as error:
-        logger.warning("%s is left out: %s", folders[0], error)
-        return None
+    for folder in (entry, *entry.parents):
+        found = _DAY_FOLDER.fullmatch(folder.name)
+        if found is not None:
+            try:
+                return parse_day(found[1])
+            except ConfigurationError as error:
+                logger.warning("%s is left out: %s", folder, error)
+                return None
+    return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -13,46 +12,49 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from heterps_core.data.reading.row_batch import RowBatch, check_labels, check_rows, column_texts, row_problem
+from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
+from heterps_core.data.reading.row_batch import (
+    RowBatch,
+    check_rows,
+    check_targets,
+    column_texts,
+    is_list,
+    row_problem,
+)
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
 
-def open_parquet(
-    path: Path | str, schema: DataSchema, *, source: pa.NativeFile | None = None
-) -> pq.ParquetFile:
-    """Open a Parquet file whose columns fit a schema; texts come with their dictionary, so that each is hashed once.
+def read_footer(
+    path: SourcePath | str, schema: DataSchema, *, source: pa.NativeFile | None = None
+) -> pq.FileMetaData:
+    """Return the footer of a Parquet file, whose columns fit a schema.
 
     Args:
-        path: On this machine, or a name for `source` in messages.
+        path: A name in messages where there is a `source`.
 
     Raises:
         DataError: The file is damaged, lacks a column, or holds something else in one.
     """
     with _named(path):
-        source = source or pa.OSFile(str(path))
-        footer = pq.ParquetFile(source)
-    _check_columns(path, footer.schema_arrow, schema)
-    with _named(path):
-        return pq.ParquetFile(
-            source,
-            metadata=footer.metadata,
-            read_dictionary=list(schema.categorical_columns),
-            pre_buffer=True,
-        )
+        file = pq.ParquetFile(source or _open(path))
+    _check_columns(path, file.schema_arrow, schema)
+    return file.metadata
 
 
-def group_sizes(path: Path, schema: DataSchema) -> list[int]:
-    """Return the rows of each row group of a Parquet file, by its footer.
-
-    Raises:
-        DataError: As `open_parquet`.
-    """
-    with open_parquet(path, schema) as file:
-        return [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
+def parquet_file(source: pa.NativeFile, footer: pq.FileMetaData, schema: DataSchema) -> pq.ParquetFile:
+    """Return a reader for one thread; texts come with their dictionary, so that each is hashed once."""
+    return pq.ParquetFile(
+        source, metadata=footer, read_dictionary=list(schema.categorical_columns), pre_buffer=True
+    )
 
 
-def read_group(file: pq.ParquetFile, index: int, schema: DataSchema, *, path: Path | str) -> RowBatch:
+def group_sizes(footer: pq.FileMetaData) -> list[int]:
+    """Return the rows of each row group of a Parquet file."""
+    return [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
+
+
+def read_group(file: pq.ParquetFile, index: int, schema: DataSchema, *, path: SourcePath | str) -> RowBatch:
     """Return the rows of one row group; `path` is for messages.
 
     Raises:
@@ -66,41 +68,37 @@ def read_group(file: pq.ParquetFile, index: int, schema: DataSchema, *, path: Pa
     return batch
 
 
-def read_group_labels(
-    file: pq.ParquetFile, index: int, schema: DataSchema, *, path: Path | str
-) -> npt.NDArray[np.uint8]:
-    """Return the labels [n] of one row group, without reading its features; else as `read_group`."""
+def read_group_targets(
+    file: pq.ParquetFile, index: int, schema: DataSchema, *, path: SourcePath | str
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
+    """Return labels [n] and weights [n] of one row group, without reading its features; else as `read_group`."""
     with _named(path, f"row group {index} of {file.num_row_groups} "):
-        record_batch = _record_batch(file, index, (schema.label_column,), schema)
-        labels = check_labels(record_batch.column(0), schema, is_padded=False)
-    if labels is None:
-        only_label = replace(schema, numeric_columns=(), count_columns=())
-        raise _find_bad_row(path, record_batch, only_label, _rows_before(file, index))
-    return labels
+        record_batch = _record_batch(file, index, schema.target_columns, schema)
+        targets = check_targets(record_batch.columns, schema, is_padded=False)
+    if targets is None:
+        only_targets = replace(schema, numeric_columns=(), count_columns=())
+        raise _find_bad_row(path, record_batch, only_targets, _rows_before(file, index))
+    return targets
 
 
-def read_parquet(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
+def read_parquet(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
     """Yield the rows of a Parquet file, one row group after the other.
 
     Raises:
         DataError: The file is damaged, lacks a column, or a row breaks the schema.
     """
-    with open_parquet(path, schema) as file:
+    with _named(path), _open(path) as source:
+        file = parquet_file(source, read_footer(path, schema, source=source), schema)
         for index in range(file.num_row_groups):
             yield read_group(file, index, schema, path=path)
 
 
-def check_parquet_columns(path: Path, schema: DataSchema) -> None:
-    """Check by its footer that a Parquet file has the columns of a schema.
-
-    Raises:
-        DataError: It is damaged or lacks a column.
-    """
-    open_parquet(path, schema).close()
+def _open(path: SourcePath | str) -> pa.NativeFile:
+    return path.open_ranges() if isinstance(path, BucketPath) else pa.OSFile(str(path))
 
 
 @contextmanager
-def _named(path: Path | str, part: str = "") -> Iterator[None]:
+def _named(path: SourcePath | str, part: str = "") -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -109,18 +107,24 @@ def _named(path: Path | str, part: str = "") -> Iterator[None]:
         ) from error
 
 
-def _check_columns(path: Path | str, columns: pa.Schema, schema: DataSchema) -> None:
+def _check_columns(path: SourcePath | str, columns: pa.Schema, schema: DataSchema) -> None:
     missing = [column for column in schema.used_columns if column not in columns.names]
     if missing:
-        raise DataError(path, f"must have the columns {', '.join(missing)}; has {', '.join(columns.names)}")
+        raise DataError(
+            path,
+            f"must have the columns {', '.join(missing)}; has {', '.join(columns.names)}; write them, empty where "
+            f"they are missing, or leave them out of the schema",
+        )
     for name in schema.used_columns:
-        wanted = pa.float64() if name in schema.numeric_columns else pa.string()
+        wanted = pa.float64() if name in schema.number_columns else pa.string()
         found = columns.field(name).type
+        if name in schema.list_columns and is_list(found):
+            found = found.value_type
         if pa.types.is_nested(found):
             raise DataError(
                 path,
-                f"column {name} holds a {found} in each row, and columns of lists, structs or maps are not supported "
-                f"yet; write one column for each value that matters, or leave {name} out of the schema",
+                f"column {name} holds a {columns.field(name).type} in each row, and only multi_hot_columns and "
+                f"sequence_columns may hold lists, of texts or numbers; name it there, or leave it out of the schema",
             )
         if not _can_be_cast(found, wanted):
             raise DataError(
@@ -156,7 +160,9 @@ def _record_batch(
         )
         if pa.types.is_floating(column.type):
             column = _null_where(pc.is_nan(column.cast(pa.float64())), column)
-        if name not in schema.numeric_columns:
+        if is_list(column.type):
+            pass
+        elif name not in schema.number_columns:
             column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         elif pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
@@ -189,10 +195,10 @@ def _rows_before(file: pq.ParquetFile, index: int) -> int:
 
 
 def _find_bad_row(
-    path: Path | str, record_batch: pa.RecordBatch, schema: DataSchema, num_before: int
+    path: SourcePath | str, record_batch: pa.RecordBatch, schema: DataSchema, num_before: int
 ) -> DataError:
     """Return the error of the first bad row of a row group; rows count from 1."""
-    names = (schema.label_column, *schema.numeric_columns)
+    names = (*schema.target_columns, *schema.numeric_columns)
     columns = [column_texts(record_batch.column(name)).to_pylist() for name in names]
     for number, values in enumerate(zip(*columns, strict=True), start=num_before + 1):
         problem = row_problem(dict(zip(names, values, strict=True)), schema)

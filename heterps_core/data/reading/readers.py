@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
+from heterps_core.data.reading.bucket_path import SourcePath, matching, source_path
 from heterps_core.data.reading.days import data_files_of, in_time_order
-from heterps_core.data.reading.parquet_reader import check_parquet_columns, read_parquet
+from heterps_core.data.reading.parquet_reader import read_footer, read_parquet
 from heterps_core.data.reading.row_batch import RowBatch
 from heterps_core.data.reading.text_reader import GZIP_MAGIC, check_text_columns, read_text
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
-Source = str | Path | Sequence[str | Path]
-"""A file, a folder, a pattern such as "day_*.gz", or a list of them."""
+Source = str | SourcePath | Sequence[str | SourcePath]
+"""A file, a folder, a pattern such as "day_*.gz", here or in a bucket (s3://bucket/prefix), or a list of them."""
 
 _PARQUET_MAGIC = b"PAR1"
 
 
-def list_source_files(source: Source) -> tuple[Path, ...]:
+def list_source_files(source: Source) -> tuple[SourcePath, ...]:
     """Return the files of a source in time order.
 
     A list keeps its order. The files of a folder or pattern are ordered by name with numbers by value
@@ -28,20 +27,19 @@ def list_source_files(source: Source) -> tuple[Path, ...]:
     Raises:
         DataError: A file is missing, a folder or pattern holds no file, or a folder one that may not be meant.
     """
-    if not isinstance(source, str | Path):
+    if not isinstance(source, str | SourcePath):
         files = tuple(file for part in source for file in list_source_files(part))
         if not files:
             raise DataError("the list of sources", "must name at least one file, got none")
         return files
-    path = Path(source)
+    path = source_path(source)
     if path.is_dir():
         found = data_files_of(path)
         expected = "a folder must hold at least one data file, got none"
     elif path.exists():
         return (path,)
     else:
-        # Path.glob takes no absolute patterns.
-        matches = [Path(name) for name in glob.glob(str(source))]  # noqa: PTH207
+        matches = matching(path)
         found = [file for match in matches for file in (data_files_of(match) if match.is_dir() else [match])]
         expected = "there is no such file or folder; check the path"
     if not found:
@@ -49,7 +47,7 @@ def list_source_files(source: Source) -> tuple[Path, ...]:
     return tuple(in_time_order(found))
 
 
-def read_rows(files: Sequence[Path], schema: DataSchema) -> Iterator[RowBatch]:
+def read_rows(files: Sequence[SourcePath], schema: DataSchema) -> Iterator[RowBatch]:
     """Yield all rows of the files, one file after the other, in batches of some thousand rows.
 
     The kind of each file (Parquet, gzip or plain text) is told by its first bytes, not by its name.
@@ -66,21 +64,21 @@ def read_rows(files: Sequence[Path], schema: DataSchema) -> Iterator[RowBatch]:
             raise DataError(file, f"must hold at least one row of {schema.name} data, got none")
 
 
-def check_columns(file: Path, schema: DataSchema) -> None:
+def check_columns(file: SourcePath, schema: DataSchema) -> None:
     """Check that a file has the columns of a schema, by its first line or its footer alone.
 
     Raises:
         DataError: It cannot be read, or lacks a column; with what was expected.
     """
-    check = check_parquet_columns if is_parquet(file, schema) else check_text_columns
+    check = read_footer if is_parquet(file, schema) else check_text_columns
     check(file, schema)
 
 
-def _read_file(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
+def _read_file(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
     return read_parquet(path, schema) if is_parquet(path, schema) else read_text(path, schema)
 
 
-def is_parquet(path: Path, schema: DataSchema) -> bool:
+def is_parquet(path: SourcePath, schema: DataSchema) -> bool:
     """Tell whether a file is Parquet, else text.
 
     Raises:
@@ -90,7 +88,7 @@ def is_parquet(path: Path, schema: DataSchema) -> bool:
         with path.open("rb") as file:
             magic = file.read(len(_PARQUET_MAGIC))
     except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}") from error
+        raise DataError(path, f"cannot be read: {error.strerror or error}") from error
     if not magic:
         raise DataError(path, f"must hold at least one row of {schema.name} data, but is empty")
     if path.suffix == ".gz" and not magic.startswith(GZIP_MAGIC):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,20 +17,25 @@ from heterps_core.data.schema import DataSchema
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SHOWN_CHARACTERS = 40
 
+_Number = TypeVar("_Number", bound=np.generic)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowBatch:
     """n rows of a source, checked, in file order."""
 
     labels: npt.NDArray[np.uint8]
-    """[n], 1 for a click."""
+    """[n], 1 for a click; [n, labels] where the schema names several."""
+
+    weights: npt.NDArray[np.float32] | None
+    """[n], finite and at least 0; None where the schema names no weight column."""
 
     numbers: npt.NDArray[np.float64]
     """[n, D] numeric columns in schema order; NaN where missing, finite elsewhere."""
 
-    texts: tuple[pa.StringArray | pa.DictionaryArray, ...]
-    """One array [n] per categorical column in schema order, of texts or of indices into different texts; null or
-    empty where missing."""
+    texts: tuple[pa.StringArray | pa.DictionaryArray | pa.ListArray, ...]
+    """One array [n] per slot in schema order, of texts, of indices into different texts, or of lists of texts; null
+    or empty where missing."""
 
 
 def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: bool) -> RowBatch | None:
@@ -38,7 +44,7 @@ def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: b
     The columns are `schema.used_columns`, in that order; of padded ones the blanks around a text are dropped.
     """
     columns = iter(record_batch.columns)
-    labels = check_labels(next(columns), schema, is_padded=is_padded)
+    targets = check_targets([next(columns) for _ in schema.target_columns], schema, is_padded=is_padded)
     numbers = np.empty((record_batch.num_rows, len(schema.numeric_columns)), dtype=np.float64)
     num_present = 0
     for index in range(len(schema.numeric_columns)):
@@ -47,14 +53,44 @@ def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: b
             return None
         num_present += len(column) - column.null_count
         numbers[:, index] = column.to_numpy(zero_copy_only=False)
-    texts = tuple(_clean(column, schema, is_padded=is_padded) for column in columns)
+    texts = tuple(
+        clean_lists(column, schema, is_padded=is_padded)
+        if name in schema.list_columns
+        else _clean(column, schema, is_padded=is_padded)
+        for name, column in zip(schema.slot_columns, columns, strict=True)
+    )
     # A null became NaN, so fewer finite numbers than values means that "nan" or "inf" was written.
-    if labels is None or int(np.isfinite(numbers).sum()) != num_present:
+    if targets is None or int(np.isfinite(numbers).sum()) != num_present:
         return None
-    return RowBatch(labels=labels, numbers=numbers, texts=texts)
+    labels, weights = targets
+    return RowBatch(labels=labels, weights=weights, numbers=numbers, texts=texts)
 
 
-def check_labels(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> npt.NDArray[np.uint8] | None:
+def check_targets(
+    columns: Sequence[pa.Array], schema: DataSchema, *, is_padded: bool
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None] | None:
+    """Return labels and weights of `schema.target_columns`, or None where a row breaks a rule."""
+    of_columns = []
+    for column in columns[: len(schema.labels)]:
+        some = _labels(column, schema, is_padded=is_padded)
+        if some is None:
+            return None
+        of_columns.append(some)
+    labels = np.stack(of_columns, axis=1) if schema.label_columns else of_columns[0]
+    if schema.weight_column is None:
+        return labels, None
+    numbers = _as_numbers(columns[-1], schema, is_padded=is_padded)
+    if numbers is None or numbers.null_count:
+        return None
+    values = numbers.to_numpy(zero_copy_only=False)
+    return (labels, values.astype(np.float32)) if _are_weights(values) else None
+
+
+def _are_weights(values: npt.NDArray[np.float64]) -> bool:
+    return bool(((values >= 0.0) & (values <= np.finfo(np.float32).max)).all())
+
+
+def _labels(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> npt.NDArray[np.uint8] | None:
     """Return 1 and 0 for the schema's label texts, or None where any other text stands."""
     texts = _clean(column, schema, is_padded=is_padded)
     known = texts.dictionary if pa.types.is_dictionary(texts.type) else texts
@@ -73,12 +109,17 @@ def check_labels(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> np
 
 def row_problem(row: Mapping[str, str | None], schema: DataSchema) -> str | None:
     """Return which rule a row breaks, with the value and the way out; None if it is good."""
-    label = row[schema.label_column]
-    if label is None or label not in (*schema.label_positive, *schema.label_negative):
-        return (
-            f"the label (column {schema.label_column}) must be {' or '.join(schema.label_positive)} for a click "
-            f"and {' or '.join(schema.label_negative)} for none, got {shorten(label or '')}"
-        )
+    for column in schema.labels:
+        label = row[column]
+        if label is None or label not in (*schema.label_positive, *schema.label_negative):
+            return (
+                f"the label (column {column}) must be {' or '.join(schema.label_positive)} for a click "
+                f"and {' or '.join(schema.label_negative)} for none, got {shorten(label or '')}"
+            )
+    for column in schema.weight_columns:
+        value = (row[column] or "").strip(" \t")
+        if not _is_finite_number(value) or not _are_weights(np.array([float(value)])):
+            return f"column {column} must be the row's weight, a finite number of at least 0, got {shorten(value)}"
     for column in schema.numeric_columns:
         value = (row[column] or "").strip(" \t")
         if value and value not in schema.missing_markers and not _is_finite_number(value):
@@ -87,6 +128,11 @@ def row_problem(row: Mapping[str, str | None], schema: DataSchema) -> str | None
                 f"if that means a missing value, add it to missing_markers of the schema"
             )
     return None
+
+
+def first_label(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    """Return of labels or logits, [n] or [n, labels], those that models are compared by, [n]."""
+    return values if values.ndim == 1 else values[:, 0]
 
 
 def shorten(text: str) -> str:
@@ -103,6 +149,26 @@ def column_texts(column: pa.Array) -> pa.StringArray:
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     return column.cast(pa.string())
+
+
+def clean_lists(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.ListArray:
+    """Return a column of lists, or of texts that the schema's separator cuts into lists, as lists of texts."""
+    if not is_list(column.type):
+        column = pc.split_pattern(column_texts(column), schema.list_separator)
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    values = _clean(column.flatten(), schema, is_padded=is_padded)
+    offsets = pa.array(np.cumsum([0, *counts.tolist()]), pa.int32())
+    return pa.ListArray.from_arrays(offsets, values)
+
+
+def is_list(column_type: pa.DataType) -> bool:
+    """Tell whether each row of an Arrow column holds a list."""
+    types = pa.types
+    return bool(
+        types.is_list(column_type)
+        or types.is_large_list(column_type)
+        or types.is_fixed_size_list(column_type)
+    )
 
 
 def _as_numbers(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.DoubleArray | None:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
+from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.row_batch import RowBatch, check_rows, row_problem, shorten
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
@@ -44,7 +45,7 @@ class _TextLayout:
         return None if self.delimiter == "\t" else '"'
 
 
-def read_text(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
+def read_text(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
     """Yield the rows of a text file.
 
     Raises:
@@ -53,7 +54,7 @@ def read_text(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
     layout = _find_layout(path, schema)
     num_good_rows = 0
     try:
-        with _open_stream(path) as stream:
+        with open_text(path) as stream:
             for record_batch in pa_csv.open_csv(stream, **_arrow_options(layout, schema)):
                 batch = check_rows(record_batch, schema, is_padded=layout.is_padded)
                 if batch is None:
@@ -66,7 +67,7 @@ def read_text(path: Path, schema: DataSchema) -> Iterator[RowBatch]:
         raise _unreadable(path, error) from error
 
 
-def check_text_columns(path: Path, schema: DataSchema) -> None:
+def check_text_columns(path: SourcePath, schema: DataSchema) -> None:
     """Check by its first line that a text file has the columns of a schema.
 
     Raises:
@@ -81,15 +82,17 @@ def check_text_columns(path: Path, schema: DataSchema) -> None:
         raise DataError(path, problem, line=number)
 
 
-def _open_stream(path: Path) -> pa.NativeFile:
-    return pa.input_stream(str(path), compression="gzip" if _is_gzip(path) else None)
+def open_text(path: SourcePath) -> pa.NativeFile:
+    """Open a text file, plain or gzip, to read its text."""
+    file = pa.OSFile(str(path)) if isinstance(path, Path) else path.open_ranges()
+    return pa.CompressedInputStream(file, "gzip") if _is_gzip(path) else file
 
 
 def _arrow_options(layout: _TextLayout, schema: DataSchema) -> dict[str, Any]:
     # Padded numbers are read as text first: Arrow compares missing markers before it drops blanks.
     number_type = pa.string() if layout.is_padded else pa.float64()
     types = dict.fromkeys(schema.used_columns, pa.string())
-    types.update(dict.fromkeys(schema.numeric_columns, number_type))
+    types.update(dict.fromkeys(schema.number_columns, number_type))
     return {
         "read_options": pa_csv.ReadOptions(
             column_names=layout.columns, skip_rows=layout.num_lines_before_rows, block_size=_BLOCK_BYTES
@@ -106,7 +109,7 @@ def _arrow_options(layout: _TextLayout, schema: DataSchema) -> dict[str, Any]:
     }
 
 
-def _find_layout(path: Path, schema: DataSchema) -> _TextLayout:
+def _find_layout(path: SourcePath, schema: DataSchema) -> _TextLayout:
     """Look at the first line to tell separator and header."""
     number, line = _first_line(path, schema)
     separator = schema.separator or ("\t" if line.count("\t") >= max(1, line.count(",")) else ",")
@@ -114,7 +117,7 @@ def _find_layout(path: Path, schema: DataSchema) -> _TextLayout:
         delimiter=separator[0],
         columns=schema.column_names,
         num_lines_before_rows=0,
-        is_padded=len(separator) > 1,
+        is_padded=schema.is_padded,
     )
     fields = _split(line, layout)
     has_header = schema.has_header
@@ -133,7 +136,7 @@ def _find_layout(path: Path, schema: DataSchema) -> _TextLayout:
     return layout
 
 
-def _check_header(path: Path, number: int, fields: list[str], schema: DataSchema) -> None:
+def _check_header(path: SourcePath, number: int, fields: list[str], schema: DataSchema) -> None:
     missing = [column for column in schema.used_columns if column not in fields]
     if missing:
         found = shorten(", ".join(fields))
@@ -145,7 +148,7 @@ def _check_header(path: Path, number: int, fields: list[str], schema: DataSchema
         raise DataError(path, f"the header must name each column once, but has {twice[0]} twice", line=number)
 
 
-def _first_line(path: Path, schema: DataSchema) -> tuple[int, str]:
+def _first_line(path: SourcePath, schema: DataSchema) -> tuple[int, str]:
     """Return number and text of the first line that is not blank."""
     for number, line in _lines(path):
         if line:
@@ -155,15 +158,15 @@ def _first_line(path: Path, schema: DataSchema) -> tuple[int, str]:
     )
 
 
-def _is_gzip(path: Path) -> bool:
+def _is_gzip(path: SourcePath) -> bool:
     with path.open("rb") as file:
         return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(path: SourcePath) -> Iterator[tuple[int, bytes]]:
     """Yield line numbers from 1 and lines without their end."""
     try:
-        with cast(BinaryIO, gzip.open(path, "rb")) if _is_gzip(path) else path.open("rb") as stream:
+        with path.open("rb") as file, cast(BinaryIO, gzip.open(file)) if _is_gzip(path) else file as stream:
             for number, line in enumerate(stream, start=1):
                 start = len(_UTF8_MARK) if number == 1 and line.startswith(_UTF8_MARK) else 0
                 yield number, line[start:].rstrip(b"\r\n")
@@ -171,7 +174,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise _unreadable(path, error) from error
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
+def _unreadable(path: SourcePath, error: Exception) -> DataError:
     """Say why reading failed: an error of the system has a text, a damaged gzip stream has none."""
     reason = getattr(error, "strerror", None)
     if reason:
@@ -179,7 +182,7 @@ def _unreadable(path: Path, error: Exception) -> DataError:
     return DataError(path, f"the gzip stream is truncated or damaged ({error}); get the file again")
 
 
-def _decode(path: Path, number: int, line: bytes) -> str:
+def _decode(path: SourcePath, number: int, line: bytes) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -196,7 +199,7 @@ def _split(line: str, layout: _TextLayout) -> list[str]:
 
 
 def _find_bad_line(
-    path: Path,
+    path: SourcePath,
     layout: _TextLayout,
     schema: DataSchema,
     num_good_rows: int,

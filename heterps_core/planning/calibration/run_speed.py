@@ -101,6 +101,23 @@ class RunSpeed(JsonDocument):
             if stage.measured_seconds
         )
 
+    @property
+    def waits(self) -> AnsweredPrediction | None:
+        """The step of a rented run beside its slowest stage, which is what the plan takes for it.
+
+        What is above is waits: for messages, for other stages, at the end of a step. None of a dry run, and where a
+        stage did not tell.
+        """
+        measured = [stage.measured_seconds for stage in self.stages if stage.measured_seconds]
+        if self.is_dry_run or not measured or len(measured) < len(self.stages):
+            return None
+        return AnsweredPrediction(
+            run_id=self.run_id,
+            path=("waits", self.model),
+            predicted_seconds=max(measured),
+            measured_seconds=self.measured_step_seconds,
+        )
+
 
 def workers_text(stages: Iterable[StageSpeed | Stage]) -> str:
     """Return the replicas by stage, for instance "2 + 1"."""

@@ -91,6 +91,9 @@ class PlanEvaluation:
     run_seconds: float
     """ETT: wall time of all epochs with checkpoints and evaluation, without start-up, teardown and interruptions."""
 
+    interruptions_per_hour: float
+    """Expected of all units together; each stops the whole plan."""
+
     num_microbatches: int
     """Of the trainer's step; 1 in the papers' model, which has none."""
 
@@ -143,8 +146,9 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
         throughput_samples_per_s=throughput_samples_per_s,
         price_usd_per_hour=sum(part.price_usd_per_hour for part in parts),
         run_seconds=run_seconds,
+        interruptions_per_hour=(interruptions_per_hour := _interruptions_per_hour(problem, stages)),
         num_microbatches=num_microbatches,
-        cost_lines=_cost_lines(problem, parts, run_seconds),
+        cost_lines=_cost_lines(problem, parts, run_seconds, interruptions_per_hour),
         violations=(
             *_floor_violation(problem, slowest_seconds),
             *_memory_violations(problem, parts),
@@ -154,8 +158,18 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
     )
 
 
+def _interruptions_per_hour(problem: SchedulingProblem, stages: Sequence[Stage]) -> float:
+    return sum(
+        problem.device_types[stage.device_type].interruptions_per_hour * stage.num_replicas
+        for stage in stages
+    )
+
+
 def _cost_lines(
-    problem: SchedulingProblem, parts: Sequence[StageEvaluation], run_seconds: float
+    problem: SchedulingProblem,
+    parts: Sequence[StageEvaluation],
+    run_seconds: float,
+    interruptions_per_hour: float,
 ) -> tuple[CostLine, ...]:
     """Return the bill; the lines add up to the objective of `objective.py`."""
     extra = problem.extra_costs
@@ -172,9 +186,6 @@ def _cost_lines(
         for left, right in pairwise(part.stage for part in parts)
         if problem.device_types[left.device_type].zone != problem.device_types[right.device_type].zone
     ) * (problem.num_samples * problem.num_epochs)
-    interruptions_per_hour = sum(
-        unit.interruptions_per_hour * count for unit, count in zip(units, replicas, strict=True)
-    )
     lost_share = (
         math.sqrt(2 * extra.checkpoint_seconds / SECONDS_PER_HOUR * interruptions_per_hour)
         + extra.restart_seconds / SECONDS_PER_HOUR * interruptions_per_hour

@@ -8,7 +8,6 @@ What the rate is of (fixed stages, or every plan there is) is the solver's affai
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -73,7 +72,7 @@ def minimise_stage_time_rate(
     high_seconds: float,
     batch_size: int,
     known_product: float = np.inf,
-    deadline: float = np.inf,
+    is_over: Callable[[PlanT | None], bool] = lambda best: False,
 ) -> StageTimeOptimum[PlanT]:
     """Minimise (x + z) * rate(x) over low <= x <= high.
 
@@ -87,7 +86,7 @@ def minimise_stage_time_rate(
         high_seconds: The longest stage time that is allowed.
         batch_size: Stage times per call of the solver, at least 2.
         known_product: (x + z) * rate of a plan from elsewhere; only better ones are looked for.
-        deadline: Of `time.perf_counter`, from which on no round begins; then the bound is what the gaps leave.
+        is_over: Asked after each round, with the best plan; where it is, the bound is what the gaps leave.
     """
     if low_seconds > high_seconds:
         return StageTimeOptimum(plan=None, product=np.inf, lower_bound=np.inf)
@@ -107,7 +106,7 @@ def minimise_stage_time_rate(
         solved_y = np.concatenate([solved_y, found.reached_seconds])[order]
         solved_rate = np.concatenate([solved_rate, found.rates])[order]
         asked = _open_points(solved_x, solved_y, solved_rate, best_product, batch_size, shift_seconds)
-        if asked.size and time.perf_counter() >= deadline:
+        if asked.size and is_over(best_plan):
             lower_bound = min(lower_bound, float(np.min((solved_x[:-1] + shift_seconds) * solved_rate[1:])))
             break
     return StageTimeOptimum(

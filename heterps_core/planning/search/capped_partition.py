@@ -5,13 +5,13 @@ by a price on each scarce unit (Lagrange), stages that no better partition can h
 stays is closed by extending partial plans from the first layer on. At most so many partial plans of the same end are
 kept; the least bound of those that are dropped bounds the price too, so the search may stop anywhere.
 
-Shape legend: n = candidate stages, T = device types, R = shared resources (T, or T + 1 with a limit on stages),
-L = layers, Q = price sets, p = partial plans.
+Shape legend: n = candidate stages, T = device types, E = further resources (a limit on stages, on interruptions),
+R = T + E, L = layers, Q = price sets, p = partial plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +23,17 @@ from heterps_core.planning.cost_model.partition_sums import run_layers, sums_ove
 MAX_PARTIAL_PLANS = 16_384
 """Partial plans of the same end that are kept at most."""
 
-_MAX_PRICE_STEPS = 40
-"""Rounds of the ascent on unit prices; each tries `_STEP_SIZES` of one direction at once."""
+_MAX_PRICE_STEPS = 60
+"""Rounds of the ascent on unit prices."""
 
-_STEP_SIZES = np.concatenate([[0.0], 2.0 ** -np.arange(0, 12, 1.5)])
+_PRECISE, _WORTH_WHILE = 3e-4, 0.03
+"""An ascent ends where it could be raised by less: relatively to the bound, and to its distance from the target."""
+
+_PART_OF_THE_WAY = 0.3
+"""To the highest point below all planes; 1 would be Kelley's method."""
+
+_MOST_PLANES = 40
+"""That are handed on to the next ascent."""
 
 _DOMINANCE_BLOCK = 128
 """Cheapest partial plans, which are compared with all others; the rest is only checked against these."""
@@ -35,6 +42,9 @@ _NUMBERS_PER_PASS = 1_000_000
 """Partial plans times candidates that are held against each other at once; a few arrays of so many numbers."""
 
 _ROUNDING = 1e-12
+
+_FEWEST = 1e-3
+"""Stands for a cap of nothing where a first price is looked for."""
 
 
 class CappedChain:
@@ -47,7 +57,7 @@ class CappedChain:
         caps: Units of each type over the whole plan, shape (T,).
         num_layers: L.
         change_prices: Price of a boundary before a layer between two types, shape (L, T, T); None where free.
-        most_stages: Of a partition; None without a limit.
+        further: What each takes of further resources, and their caps; shapes (E, n) and (E,).
     """
 
     def __init__(
@@ -59,16 +69,16 @@ class CappedChain:
         caps: Floats,
         num_layers: int,
         change_prices: Floats | None = None,
-        most_stages: int | None = None,
+        further: tuple[Floats, Floats] | None = None,
     ) -> None:
         self.rows, self.prices, self.units = rows, prices, units
         self.num_layers, self.num_types = num_layers, caps.size
         self.types = rows % self.num_types
         self.firsts, self.lasts = run_layers(rows // self.num_types)
-        self.most_stages = most_stages
-        self.caps = caps if most_stages is None else np.append(caps, float(most_stages))
+        self.further, further_caps = (np.empty((0, rows.size)), np.empty(0)) if further is None else further
+        self.caps = np.append(caps, further_caps)
         self.change_prices = change_prices
-        self._forbidden = np.where(np.eye(self.num_types, dtype=bool), np.inf, 0.0)
+        self.forbidden = np.where(np.eye(self.num_types, dtype=bool), np.inf, 0.0)
         # In the order of first layer and type, for dynamic programming from the end.
         self._by_first = np.lexsort((self.types, self.firsts))
         keys = self.firsts[self._by_first] * self.num_types + self.types[self._by_first]
@@ -86,15 +96,23 @@ class CappedChain:
             caps=self.caps[: self.num_types],
             num_layers=self.num_layers,
             change_prices=self.change_prices,
-            most_stages=self.most_stages,
+            further=(self.further[:, chosen], self.caps[self.num_types :]),
         )
+
+    def positions(self, rows: Ints) -> Ints | None:
+        """Return where some candidates stand, None where not all are there."""
+        found = np.searchsorted(self.rows, rows)
+        is_there = (found < self.rows.size).all() and (self.rows[found] == rows).all()
+        return found if is_there else None
+
+    def partitions_of(self, partitions: Iterable[Ints]) -> list[Ints]:
+        """Return positions in place of rows, without partitions of which a stage is no candidate."""
+        return [stages for rows in partitions if (stages := self.positions(rows)) is not None]
 
     def full_prices(self, scarcity: Floats) -> Floats:
         """Return prices with scarce units charged, shape (..., R) -> (..., n)."""
         full = self.prices + self.units * scarcity[..., self.types]
-        if self.most_stages is not None:
-            full = full + scarcity[..., -1:]
-        return np.asarray(full)
+        return np.asarray(full + scarcity[..., self.num_types :] @ self.further)
 
     def completions(self, full_prices: Floats) -> Floats:
         """Return the least price of layers a.. to the end where the stage before a is on type t.
@@ -111,7 +129,7 @@ class CappedChain:
         ordered = full_prices[:, self._by_first]
         for first in range(self.num_layers - 1, -1, -1):
             beginning = self._beginnings(first, ordered, flat)
-            changed = self._forbidden
+            changed = self.forbidden
             if self.change_prices is not None and first:
                 changed = changed + self.change_prices[first]
             after[:, first] = (changed + beginning[:, None, :]).min(axis=2)
@@ -151,7 +169,7 @@ class CappedChain:
             totals = ordered[start:end] + flat[self._next[start:end]]
             types = self.types[self._by_first[start:end]]
             if before >= 0:
-                totals = totals + self._forbidden[before, types]
+                totals = totals + self.forbidden[before, types]
                 if self.change_prices is not None:
                     totals = totals + self.change_prices[first, before, types]
             best = int(totals.argmin())
@@ -176,7 +194,7 @@ class CappedChain:
                 continue
             ending = np.full(self.num_types, np.inf)
             np.minimum.at(ending, self.types[chosen], full_prices[chosen] + flat[keys[chosen]])
-            changed = self._forbidden
+            changed = self.forbidden
             if self.change_prices is not None:
                 changed = changed + self.change_prices[last + 1]
             before[last + 1] = (ending[:, None] + changed).min(axis=0)
@@ -184,10 +202,8 @@ class CappedChain:
 
     def used(self, stages: Ints) -> Floats:
         """Return the resources that the stages at some positions take together, shape (R,)."""
-        used = np.bincount(self.types[stages], self.units[stages], minlength=self.num_types).astype(
-            np.float64
-        )
-        return used if self.most_stages is None else np.append(used, float(stages.size))
+        used = np.bincount(self.types[stages], self.units[stages], minlength=self.num_types)
+        return np.append(used, self.further[:, stages].sum(axis=1))
 
     def price(self, stages: Ints) -> float:
         """Return the price of the partition of the stages at some positions, first stage first."""
@@ -219,67 +235,86 @@ class Ascent:
     best: Ints | None
     """Positions of the stages of the cheapest partition within the caps that was met."""
 
-    best_price: float
-
     nearest: Ints
     """Those of the cheapest partition at the best prices, which may break caps."""
 
+    partitions: tuple[Ints, ...]
+    """Positions of the stages of those that were met last."""
 
-def ascend(chain: CappedChain, *, target: float, scarcity: Floats | None = None) -> Ascent:
+
+def ascend(
+    chain: CappedChain, *, target: float, scarcity: Floats | None = None, known: Sequence[Ints] = ()
+) -> Ascent:
     """Raise the Lagrangian bound D(q) = min over partitions of price + q . units - q . caps, over q >= 0.
 
-    D is concave with supergradient units - caps. Each round tries several steps along it in one pass, the
-    longest being Polyak's step to the target.
+    D is concave, and every partition is a plane above it. The highest point below all planes that are known is a
+    linear programme; the next q lies a part of the way there from the best one, which keeps it from leaping between
+    far corners (in-out separation: Ben-Ameur and Neto, Networks 49(1), 2007). What D is at any q is a bound, whatever
+    the programme's precision.
 
     Args:
         chain: The candidates.
         target: A bound above needs not be raised; finite.
         scarcity: q to begin with; zeros by default.
+        known: Positions of the stages of partitions whose planes are worth while from the start.
     """
     caps = chain.caps
     scarcity = np.zeros(caps.size) if scarcity is None else scarcity
+    planes = [(chain.price(stages), chain.used(stages)) for stages in known]
+    partitions = list(known)
     best, best_price, nearest = None, np.inf, np.empty(0, dtype=np.int64)
     lower_bound, best_scarcity = -np.inf, scarcity
-    direction = np.zeros(caps.size)
-    stalled = 0
+    box = np.zeros(caps.size)
     for _ in range(_MAX_PRICE_STEPS):
-        trials = (
-            np.maximum(0.0, scarcity + _STEP_SIZES[:, None] * direction)
-            if direction.any()
-            else scarcity[None]
-        )
-        full = chain.full_prices(trials)
-        after = chain.completions(full)
-        beginnings = chain._beginnings(0, full[:, chain._by_first], after.reshape(len(trials), -1)).min(
-            axis=1
-        )
-        bounds = beginnings - trials @ caps
-        index = int(bounds.argmax())
-        price, stages = chain.cheapest(full[index], after[index])
+        price, stages = chain.cheapest_of(chain.full_prices(scarcity))
         if not np.isfinite(price):
-            return Ascent(
-                scarcity=scarcity, lower_bound=np.inf, best=None, best_price=np.inf, nearest=nearest
-            )
-        used = chain.used(stages)
-        if (used <= caps).all() and (plain := chain.price(stages)) < best_price:
+            return Ascent(scarcity=scarcity, lower_bound=np.inf, best=None, nearest=nearest, partitions=())
+        used, plain = chain.used(stages), chain.price(stages)
+        if (used <= caps).all() and plain < best_price:
             best, best_price = stages, plain
-        bound = float(bounds[index])
-        stalled = 0 if bound > lower_bound + 3e-4 * abs(lower_bound) else stalled + 1
+        bound = price - float(scarcity @ caps)
         if bound > lower_bound:
-            lower_bound, best_scarcity, nearest = bound, trials[index], stages
+            lower_bound, best_scarcity, nearest = bound, scarcity, stages
         goal = min(target, best_price)
-        if lower_bound >= goal or stalled >= 4:
+        if lower_bound >= goal:
             break
-        scarcity = trials[index]
-        slope = used - caps
-        slope[(slope < 0) & (scarcity == 0)] = 0.0
-        norm = float(slope @ slope)
-        if norm == 0:
+        planes.append((plain, used))
+        partitions.append(stages)
+        box = np.maximum(box, np.maximum(2 * best_scarcity, abs(plain) / np.maximum(caps, _FEWEST)))
+        highest, corner = _highest_below(planes, caps, box)
+        is_cut_off = corner > 0.99 * box
+        box[is_cut_off] *= 4
+        if not is_cut_off.any() and highest - lower_bound <= max(
+            _PRECISE * abs(lower_bound), _WORTH_WHILE * min(goal - lower_bound, 0.3 * abs(lower_bound))
+        ):
             break
-        direction = slope * (2 * (goal - bound) / norm)
+        scarcity = best_scarcity + _PART_OF_THE_WAY * (corner - best_scarcity)
     return Ascent(
-        scarcity=best_scarcity, lower_bound=lower_bound, best=best, best_price=best_price, nearest=nearest
+        scarcity=best_scarcity,
+        lower_bound=lower_bound,
+        best=best,
+        nearest=nearest,
+        partitions=tuple(partitions[-_MOST_PLANES:]),
     )
+
+
+def _highest_below(planes: Sequence[tuple[float, Floats]], caps: Floats, box: Floats) -> tuple[float, Floats]:
+    """Return the highest value below all planes price + q . (units - caps) with 0 <= q <= box, and its q."""
+    from scipy.optimize import linprog  # a fifth of a second, for problems with scarce units alone
+
+    prices = np.array([price for price, _ in planes])
+    unit = np.abs(prices).max()
+    slopes = np.array([used for _, used in planes]) - caps
+    # In shares of the box and of the highest price, so that all numbers are of the same order.
+    found = linprog(
+        np.append(np.zeros(caps.size), -1.0),
+        A_ub=np.column_stack([-slopes * box / unit, np.ones(len(planes))]),
+        b_ub=prices / unit,
+        bounds=[(0.0, 1.0)] * caps.size + [(None, None)],
+    )
+    if found.x is None:
+        return -np.inf, np.zeros(caps.size)
+    return float(found.x[-1]) * unit, np.clip(found.x[:-1], 0.0, 1.0) * box
 
 
 def without_hopeless(
@@ -327,7 +362,8 @@ def cheapest_below(
 
     A partial plan ends before some layer, its last stage is on some type, and what matters of it are the resources
     that it uses and its price: with fewer or equal of all of them it is at least as good. Both stand in one row of
-    `spent`: R columns of resources, then the price.
+    `spent`: R columns of resources, then the price. Resources without a price are left aside first, so that one
+    partial plan stands for many; where the cheapest partition takes too much of one, it is counted as well.
 
     Args:
         chain: The candidates.
@@ -336,16 +372,23 @@ def cheapest_below(
         most_partial_plans: That are kept of the same end.
         is_over: Asked now and then; the search ends early where it is.
     """
-    return _PartialPlanSearch(chain, scarcity, target, most_partial_plans, is_over).run()
+    is_counted = scarcity > 0
+    while True:
+        search = _PartialPlanSearch(chain, scarcity, is_counted, target, most_partial_plans, is_over)
+        found, is_over_cap = search.run()
+        if not is_over_cap.any():
+            return found
+        is_counted = is_counted | is_over_cap
 
 
 class _PartialPlanSearch:
-    """Arguments as in `cheapest_below`."""
+    """Arguments as in `cheapest_below`; caps hold for the resources that are counted."""
 
     def __init__(
         self,
         chain: CappedChain,
         scarcity: Floats,
+        is_counted: NDArray[np.bool_],
         target: float,
         most_partial_plans: int,
         is_over: Callable[[], bool],
@@ -360,21 +403,24 @@ class _PartialPlanSearch:
         # Two bounds on the price of any completion: with scarcity charged, and without.
         self.weights = np.append(scarcity, 1.0)
         self.allowance = float(scarcity @ chain.caps)
+        self.caps = np.where(is_counted, chain.caps, np.inf)
+        self.compared = [*np.flatnonzero(is_counted).tolist(), chain.caps.size]
         ends = chain.lasts + 1, chain.types
         self.full_ahead = full[0] + after[0][ends]
         self.plain_ahead = full[1] + after[1][ends]
         self.dropped_bound = np.inf
 
-    def run(self) -> CappedPartition:
-        """Return the cheapest partition below the target, or the bound."""
+    def run(self) -> tuple[CappedPartition, NDArray[np.bool_]]:
+        """Return the cheapest partition below the target, or the bound, and of what it takes too much."""
         chain = self.chain
         waiting: list[dict[int, list[tuple[Floats, Ints]]]] = [{} for _ in range(chain.num_layers + 1)]
         waiting[0][-1] = [(np.zeros((1, chain.caps.size + 1)), np.full((1, 2), -1))]
         kept_origins: list[Ints] = []  # parent partial plan, position of the stage that was added
         num_kept = 0
+        is_over_cap = np.zeros(chain.caps.size, dtype=bool)
         for first in range(chain.num_layers):
             if self.is_over():
-                return CappedPartition(rows=None, lower_bound=-np.inf, is_settled=False)
+                return CappedPartition(rows=None, lower_bound=-np.inf, is_settled=False), is_over_cap
             kept = [
                 (last_type, *self._not_dominated(waiting[first][last_type])) for last_type in waiting[first]
             ]
@@ -389,13 +435,15 @@ class _PartialPlanSearch:
         finished = [batch for batches in waiting[chain.num_layers].values() for batch in batches]
         rows, price = None, self.target
         if finished:
-            prices = np.concatenate([batch[0][:, -1] for batch in finished])
+            spent = np.concatenate([batch[0] for batch in finished])
             origins = np.concatenate([batch[1] for batch in finished])
-            best = int(prices.argmin())
-            rows, price = self._trace(origins[best], np.concatenate(kept_origins)), float(prices[best])
-        return CappedPartition(
+            best = int(spent[:, -1].argmin())
+            rows, price = self._trace(origins[best], np.concatenate(kept_origins)), float(spent[best, -1])
+            is_over_cap = spent[best, :-1] > chain.caps
+        found = CappedPartition(
             rows=rows, lower_bound=min(price, self.dropped_bound), is_settled=self.dropped_bound >= price
         )
+        return found, is_over_cap
 
     def _extend(
         self,
@@ -413,7 +461,7 @@ class _PartialPlanSearch:
         types, units, prices = chain.types[stages], chain.units[stages], chain.prices[stages]
         lasts = chain.lasts[stages]
         full_spent = spent @ self.weights - self.allowance
-        left = chain.caps[: chain.num_types] - spent[:, : chain.num_types]
+        left = self.caps[: chain.num_types] - spent[:, : chain.num_types]
         size = max(1, _NUMBERS_PER_PASS // stages.size)
         for start in range(0, len(spent), size):
             some = slice(start, start + size)
@@ -424,8 +472,8 @@ class _PartialPlanSearch:
             is_near = full_spent[some, None] + (self.full_ahead[stages] + change) < self.limit
             is_near &= spent[some, -1, None] + (self.plain_ahead[stages] + change) < self.limit
             is_near &= units <= left[some][:, types]
-            if chain.most_stages is not None:
-                is_near &= (spent[some, -2] + 1 <= chain.most_stages)[:, None]
+            for index, each in enumerate(chain.further, start=chain.num_types):
+                is_near &= spent[some, index, None] + each[stages] <= self.caps[index]
             parents, steps = np.nonzero(is_near)
             if not parents.size:
                 continue
@@ -443,8 +491,7 @@ class _PartialPlanSearch:
             grown = spent[start + parents]
             grown[np.arange(parents.size), types[steps]] += units[steps]
             grown[:, -1] += prices[steps] + change[parents, steps]
-            if chain.most_stages is not None:
-                grown[:, -2] += 1
+            grown[:, chain.num_types : -1] += chain.further[:, stages[steps]].T
             origins = np.stack([parents + start + offset, stages[steps]], axis=1)
             ends = [*starts[1:].tolist(), keys.size]
             for key, begin, end in zip(found.tolist(), starts.tolist(), ends, strict=True):
@@ -468,8 +515,9 @@ class _PartialPlanSearch:
         is_worse = np.zeros(len(spent), dtype=bool)
         for start in range(0, len(spent), 4_096):
             part = spent[start : start + 4_096]
-            worse = (best[None] <= part[:, None]).all(axis=2)
-            worse &= np.arange(len(best)) < np.arange(start, start + len(part))[:, None]
+            worse = np.arange(len(best)) < np.arange(start, start + len(part))[:, None]
+            for column in self.compared:
+                worse &= best[:, column] <= part[:, column, None]
             is_worse[start : start + 4_096] = worse.any(axis=1)
         spent, origins = spent[~is_worse], origins[~is_worse]
         if len(spent) > self.most_partial_plans:

@@ -26,7 +26,12 @@ import numpy as np
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
-from heterps_core.planning.cost_model.stage_table import StageTable, segment_layers, segment_table
+from heterps_core.planning.cost_model.stage_table import (
+    StageTable,
+    segment_layers,
+    segment_row,
+    segment_table,
+)
 from heterps_core.planning.cost_model.step_model import StepGroup
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.replica_balance import LayerRun, fixed_stages
@@ -39,6 +44,7 @@ from heterps_core.planning.search.capped_partition import (
     without_hopeless,
 )
 from heterps_core.planning.search.cheapest_hull import LinearProduct
+from heterps_core.planning.search.window_search import WindowSearch
 from heterps_core.plans.scheduling_plan import Stage
 
 MAX_STEPS = 100_000
@@ -69,8 +75,12 @@ _STEPS_WITHOUT_PLAN = 64
 _SAME_PRODUCT = 1.002
 """True product over the linear one from which on an interval is divided by interruptions."""
 
-_DIVE_REACH, _DIVE_PARTIAL_PLANS, _DIVE_STAGES_PER_LAYER = 0.1, 16, 12
-"""Of a search for a better plan alone: how far above the bound, and how many partial plans and stages it keeps."""
+_SWEEPS = 40
+"""Of a search for a better plan alone."""
+
+
+_HANDED_ON = ["bound", "low", "high", "group", "is_rest", "rows", "scarcity", "partitions", "interruptions"]
+"""What the parts of an interval have from it."""
 
 
 @dataclass(order=True, slots=True)
@@ -95,6 +105,9 @@ class _Interval:
     scarcity: Floats = field(compare=False)
     """Prices of scarce units to begin with; empty for none."""
 
+    partitions: tuple[Ints, ...] = field(compare=False, default=())
+    """Rows of those that the prices of scarce units came from."""
+
     chain: CappedChain | None = field(compare=False, default=None)
     """None where the bound comes from the interval that it is part of."""
 
@@ -108,8 +121,8 @@ class _Interval:
     nearest: Ints | None = field(compare=False, default=None)
     """Rows of the cheapest plan with scarce units charged."""
 
-    nearest_product: float = field(compare=False, default=np.inf)
-    """What the bound takes its product for."""
+    linear: LinearProduct | None = field(compare=False, default=None)
+    """What the bound takes for the product; None where that adds up over stages by itself."""
 
     most_partial_plans: int = field(compare=False, default=_FIRST_PARTIAL_PLANS)
     reach: float = field(compare=False, default=_FIRST_REACH)
@@ -145,6 +158,8 @@ class CappedSearch:
         self._given_up = np.inf
         self._num_pushed = self._num_evaluated = self._num_dives = self._num_steps = 0
         self._tried: set[bytes] = set()
+        self._random = np.random.default_rng(0)
+        self._best_rows = np.empty(0, dtype=np.int64)
         self.names = problem.device_type_names
         if known:
             self._try_stages(known)
@@ -218,10 +233,10 @@ class CappedSearch:
             is_rest = group + 1 < len(self.groups)
             self._push(self._part(interval, group=group, is_rest=is_rest))
             return
-        if self._split_interruptions(interval):
-            return
         z = self.objective.shift_seconds
         ratio = (interval.high + z) / (interval.low + z)
+        if self._split_interruptions(interval, ratio):
+            return
         is_narrow = ratio <= _NARROWEST
         may_search = interval.most_partial_plans <= MAX_PARTIAL_PLANS
         if interval.bound * (1 + _FAR) < self.product and ratio > _NARROW_WHERE_FAR:
@@ -229,6 +244,10 @@ class CappedSearch:
             may_search = (
                 interval.most_partial_plans == _FIRST_PARTIAL_PLANS and interval.reach <= 2 * _FIRST_REACH
             )
+            if ratio <= _SEARCHED and self._num_dives <= self._num_steps / 8:
+                self._dive(interval)
+                self._push(interval)
+                return
         is_first = interval.most_partial_plans == _FIRST_PARTIAL_PLANS
         is_near = is_first and interval.bound * (1 + _FIRST_REACH) >= target
         if may_search and (
@@ -250,17 +269,14 @@ class CappedSearch:
         self._push(self._part(interval, high=below))
         upper = self._part(interval, low=middle)
         if not self.objective.weighs_differently_over_time:
-            upper.chain, upper.constant = interval.chain, interval.constant
+            upper.chain, upper.constant, upper.nearest = interval.chain, interval.constant, interval.nearest
             upper.factor = middle + self.objective.shift_seconds
             upper.bound = interval.bound * upper.factor / interval.factor
             upper.most_partial_plans = interval.most_partial_plans
         self._push(upper)
 
     def _part(self, interval: _Interval, **changes: object) -> _Interval:
-        values = {
-            name: getattr(interval, name)
-            for name in ("bound", "low", "high", "group", "is_rest", "rows", "scarcity", "interruptions")
-        }
+        values = {name: getattr(interval, name) for name in _HANDED_ON}
         return _Interval(order=0, **(values | changes))
 
     def _evaluate(self, interval: _Interval) -> None:
@@ -289,13 +305,22 @@ class CappedSearch:
             rows, units, hourly = rows[keep], units[keep], hourly[keep]
         if most_stages == self.problem.num_layers:
             most_stages = None
+        resources: list[tuple[Floats, float]] = []
+        if self.objective.has_interruptions:
+            of_units = self.objective.interruptions_per_hour[rows % len(self.names)]
+            resources.append((units * of_units, interval.interruptions[1]))
+        if most_stages is not None:
+            resources.append((np.ones(rows.size), most_stages))
         make = {
             "units": units,
             "caps": table.max_units,
             "num_layers": self.problem.num_layers,
-            "most_stages": most_stages,
+            "further": (
+                np.array([taken for taken, _ in resources]).reshape(len(resources), rows.size),
+                np.array([cap for _, cap in resources]),
+            ),
         }
-        size = table.max_units.size + (most_stages is not None)
+        size = table.max_units.size + len(resources)
         scarcity = interval.scarcity[:size]
         scarcity = np.pad(scarcity, (0, size - scarcity.size))
         if not self.objective.weighs_differently_over_time:
@@ -303,26 +328,27 @@ class CappedSearch:
             interval.constant = self.objective.extra_usd_per_hour
             interval.factor = interval.low + self.objective.shift_seconds
         else:
-            linear, chain = self._linear(interval, rows, hourly, units, make)
+            linear, chain = self._linear(interval, rows, hourly, make)
             if linear is None:
                 interval.bound = np.inf
                 return
-            interval.constant, interval.factor = linear.constant, 1.0
+            interval.linear, interval.constant, interval.factor = linear, linear.constant, 1.0
         interval.chain = chain
         best = self.product / interval.factor - interval.constant
         everything = chain.highest_price()
         target = min(best, everything)
         if chain.rows.size > 20_000 and math.isfinite(best):
             chain = without_hopeless(chain, scarcity, best)
-        ascent = ascend(chain, target=target, scarcity=scarcity)
+        known = chain.partitions_of(interval.partitions)
+        ascent = ascend(chain, target=target, scarcity=scarcity, known=known)
         interval.scarcity = ascent.scarcity
+        interval.partitions = tuple(chain.rows[stages] for stages in ascent.partitions)
         if ascent.lower_bound >= everything:
             interval.bound = np.inf
             return
         bound = (ascent.lower_bound + interval.constant) * interval.factor
         interval.bound = max(interval.bound, min(bound, self.product))
         interval.nearest = chain.rows[ascent.nearest]
-        interval.nearest_product = (chain.price(ascent.nearest) + interval.constant) * interval.factor
         if ascent.nearest.size:
             self._try(chain.rows[ascent.nearest])
         if ascent.best is not None:
@@ -332,35 +358,31 @@ class CappedSearch:
                 chain, ascent.scarcity, self.product / interval.factor - interval.constant
             )
         interval.chain, interval.rows = chain, chain.rows
-        if interval.bound * (1 + _FAR) < self.product and self._num_dives <= self._num_evaluated / 4:
+        may_dive = math.isinf(self.product) or not interval.is_rest
+        if (
+            may_dive
+            and interval.bound * (1 + _FAR) < self.product
+            and self._num_dives <= self._num_evaluated / 4
+        ):
             self._dive(interval)
 
     def _dive(self, interval: _Interval) -> None:
-        """Look for a plan among few partial plans, all near the bound."""
-        assert interval.chain is not None
+        """Look for a better plan near the one that the bound belongs to, or near the best one."""
+        chain = interval.chain
+        assert chain is not None
+        assert interval.nearest is not None
         self._num_dives += 1
-        target = min(self.product, interval.bound * (1 + _DIVE_REACH)) / interval.factor - interval.constant
-        found = cheapest_below(
-            without_hopeless(
-                interval.chain,
-                interval.scarcity,
-                target,
-                most=_DIVE_STAGES_PER_LAYER * self.problem.num_layers,
-            ),
-            interval.scarcity,
-            target=target,
-            most_partial_plans=_DIVE_PARTIAL_PLANS,
-            is_over=self._is_over,
-        )
-        if found.rows is not None:
-            self._try(found.rows[::-1])
+        start = chain.positions(self._best_rows) if self._num_dives % 2 else None
+        if start is None or not start.size:
+            start = np.searchsorted(chain.rows, interval.nearest)
+        for stages in WindowSearch(chain, self._random).partitions(start, interval.scarcity, _SWEEPS):
+            self._try(chain.rows[stages])
 
     def _linear(
-        self, interval: _Interval, rows: Ints, hourly: Floats, units: Floats, make: dict[str, Any]
+        self, interval: _Interval, rows: Ints, hourly: Floats, make: dict[str, Any]
     ) -> tuple[LinearProduct | None, CappedChain]:
         """Return a product that adds up over stages, and its chain; None where there is no partition."""
         objective, low = self.objective, interval.low
-        interruptions = units * objective.interruptions_per_hour[rows % len(self.names)]
         changes = objective.transfer_products
         if changes is not None:
             changes = changes / (low + objective.extra_seconds)
@@ -370,12 +392,27 @@ class CappedSearch:
             return None, chain
         self._try(rows[stages])
         least_hourly = price + objective.extra_usd_per_hour
-        least, most = interval.interruptions
+        least = most = 0.0
+        interruptions = np.zeros(rows.size)
         if objective.has_interruptions:
+            least, most = interval.interruptions
+            interruptions = make["further"][0][0]
             least = max(least, CappedChain(rows, prices=interruptions, **make).cheapest_of(interruptions)[0])
             most = min(most, self._most_interruptions(low, least_hourly))
             if least > most:
                 return None, chain
+            make["further"][1][0] = most * (1 + COMPARISON_TOLERANCE)
+            chain = CappedChain(rows, prices=hourly, change_prices=changes, **make)
+            stretched = low * float(objective.stretch(least)) + objective.extra_seconds
+            target = min(self.product / stretched - objective.extra_usd_per_hour, chain.highest_price())
+            known = chain.partitions_of(interval.partitions)
+            ascent = ascend(chain, target=target, known=known)
+            if ascent.lower_bound >= target:
+                return None, chain
+            if ascent.best is not None:
+                self._try(rows[ascent.best])
+            least_hourly = max(least_hourly, ascent.lower_bound + objective.extra_usd_per_hour)
+            most = max(least, min(most, self._most_interruptions(low, least_hourly)))
         interval.interruptions = least, most
         linear = LinearProduct(
             objective,
@@ -405,29 +442,22 @@ class CappedSearch:
             least, most = (middle, most) if is_better(middle) else (least, middle)
         return most
 
-    def _split_interruptions(self, interval: _Interval) -> bool:
-        """Divide an interval by interruptions where those are what keeps the bound low; return whether it did."""
-        nearest, chain = interval.nearest, interval.chain
-        if not self.objective.has_interruptions or nearest is None or chain is None:
+    def _split_interruptions(self, interval: _Interval, ratio: float) -> bool:
+        """Divide an interval by interruptions where those keep the bound lower than its stage times do.
+
+        Args:
+            interval: With a chain.
+            ratio: Longest over shortest stage time.
+        """
+        if interval.linear is None or not self.objective.has_interruptions:
+            return False
+        loss = interval.linear.most_over_linear(interval.bound)
+        if loss <= max(ratio, _SAME_PRODUCT):
             return False
         least, most = interval.interruptions
-        part = self.table(interval.group).take(nearest)
-        replicas = part.least_replicas(np.array([interval.high]))[0]
-        interruptions = float((replicas * part.interruptions_per_hour).sum())
-        objective = self.objective
-        product = objective.product(
-            interval.low,
-            float(part.usd_per_hour(replicas).sum()),
-            interruptions,
-            float(objective.transfers(nearest[None, ::-1])[0]),
-        )
-        linear = interval.nearest_product
-        if product <= linear * _SAME_PRODUCT or not least < interruptions < most:
-            return False
-        if not least + 1e-3 * (most - least) < interruptions < most - 1e-3 * (most - least):
-            interruptions = (least + most) / 2
-        self._push(self._part(interval, interruptions=(least, interruptions)))
-        self._push(self._part(interval, interruptions=(interruptions, most)))
+        middle = (least + most) / 2
+        self._push(self._part(interval, interruptions=(least, middle)))
+        self._push(self._part(interval, interruptions=(middle, most)))
         return True
 
     def _search(self, interval: _Interval, target: float) -> None:
@@ -490,6 +520,13 @@ class CappedSearch:
         )
         if found.plan is not None:
             self.product = found.product
+            names = self.names
+            self._best_rows = np.array(
+                [
+                    segment_row(run.first_layer, run.last_layer) * len(names) + names.index(run.device_type)
+                    for run in runs
+                ]
+            )
             self.best = tuple(
                 Stage(*run, num_replicas=int(count)) for run, count in zip(runs, found.plan, strict=True)
             )
@@ -533,7 +570,9 @@ class FeasibilitySearch:
             units=flat[rows],
             caps=self.table.max_units,
             num_layers=int((np.sqrt(8 * len(replicas) + 1) - 1) // 2),
-            most_stages=self.most_stages,
+            further=None
+            if self.most_stages is None
+            else (np.ones((1, rows.size)), np.array([float(self.most_stages)])),
         )
         everything = chain.highest_price()
         ascent = ascend(chain, target=everything)

@@ -131,6 +131,14 @@ class LinearProduct:
             self._stretched(self.least_interruptions_per_hour) / billed
         )
 
+    def most_over_linear(self, product: float) -> float:
+        """Return how far about plans of a product may lie above what this takes them for, as a ratio."""
+        least, most = self.least_interruptions_per_hour, self.most_interruptions_per_hour
+        middle = self._stretched((least + most) / 2)
+        hourly = max(product / middle, self.least_hourly)
+        linear = hourly * self._stretched(least) + self._usd_seconds_per_interruption() * (most - least) / 2
+        return hourly * middle / linear
+
     def _stretched(self, interruptions_per_hour: float) -> float:
         stretch = float(self.objective.stretch(interruptions_per_hour))
         return self.charged_seconds * stretch + self.objective.extra_seconds

@@ -36,14 +36,17 @@ that is known before, such as memory."""
 
 MEASURED_METHODS: Mapping[str, Callable[[], ProposingScheduler]] = {
     "genetic": lambda: GeneticScheduler(GeneticSettings(num_parents=8, children_per_generation=8)),
-    "reinforce": lambda: ReinforceScheduler(ReinforceSettings(plans_per_round=8, elite_fraction=0.3)),
+    "reinforce": lambda: ReinforceScheduler(
+        ReinforceSettings(plans_per_round=8, elite_fraction=0.3, flattening=(1.0, 6.0))
+    ),
     "tapp": lambda: TappScheduler(
         TappSettings(most_groups=8, neighbour_bias=2.0, groupings_per_round=4, placements_per_grouping=2),
         rewards=root_cost_rewards,
     ),
 }
 """Methods that learn from so few plans as can be measured: they rate eight a round in place of hundreds, and begin
-with plans of few stages; `reinforce` with the likeliest plan of the shipped policy."""
+with plans of few stages; `reinforce` with the likeliest plan of the shipped policy, from which it goes farther where
+it starts again, as measured times may contradict the profiles that the policy sees."""
 
 MOST_REPEATS = 10
 """Plans that may be proposed for each one measured: a policy that has settled draws the same ones for ever."""

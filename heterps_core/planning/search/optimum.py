@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -179,21 +178,23 @@ def _cheapest_without_caps(
     """Return the optimum by the papers' step where that keeps the caps, None where it does not."""
     solver = ChainSolver(segment_table(problem), objective_of(problem))
     low_seconds, high_seconds = stage_time_range(problem, solver.table)
+    caps = solver.table.max_units
+
+    def keeps_caps(plan: ReplicatedRows) -> bool:
+        return bool(
+            (np.bincount(plan.rows % caps.size, plan.num_replicas, minlength=caps.size) <= caps).all()
+        )
+
     found = minimise_stage_time_rate(
         solver,
         low_seconds=low_seconds,
         high_seconds=min(high_seconds, problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE)),
         batch_size=_POINTS_PER_ROUND,
-        deadline=deadline,
+        is_over=lambda best: time.perf_counter() >= deadline or (best is not None and not keeps_caps(best)),
     )
-    if found.plan is None:
+    if found.plan is None or not keeps_caps(found.plan):
         return None
     stages = _as_stages(problem, found.plan)
-    used = Counter[str]()
-    for stage in stages:
-        used[stage.device_type] += stage.num_replicas
-    if any(used[name] > unit.max_units for name, unit in problem.device_types.items()):
-        return None
     return StageTimeOptimum(plan=stages, product=found.product, lower_bound=found.lower_bound)
 
 

@@ -11,8 +11,8 @@ micro-batch that is not done when a message comes keeps the trainer a little lon
 A pipeline either drains at the end of each step, or it has the trainer's delayed updates: micro-batches of all
 steps follow one another. The sum of a batch's gradients then begins behind its last backward pass, takes as long as
 the links need for all that they carry in a step, and is waited for at the end of the next. A worker of the trainer
-exchanges rows before a forward and after a backward pass with nothing else beside; one of a plain contract, of
-which no more than DT is known, on its links beside the passes.
+exchanges rows before a forward and after a backward pass, on both lanes of its link, which carry so much less of
+what else there is; one of a plain contract, of which no more than DT is known, on its links beside the passes.
 
 Ignored: that a switch between the machines may be narrower than their links, latency of messages, reading the
 batch, checkpoints. Buffers at a receiver are as large as the schedule needs.
@@ -170,8 +170,8 @@ class _StageState:
         self.computing += done
         self.put_off_seconds = self.put_off_seconds - done
 
-    def meet(self, seconds: float) -> None:
-        """Let all replicas exchange something for so long, from when the last one is there."""
+    def exchange(self, seconds: float) -> None:
+        """Let all replicas exchange rows for so long, from when the last one is there."""
         if seconds:
             last = self.worker_free.max()
             self.waiting_at_barrier += last - self.worker_free
@@ -246,10 +246,9 @@ class _Simulation:
         durations = self.durations[self.row_counts[microbatch]]
         is_forward = action.direction == "forward"
         exchange_seconds = self.load.stages[stage].exchange_seconds
-        link_seconds = 0.0 if self.load.stops_to_exchange else exchange_seconds
-        if is_forward and link_seconds:
+        if is_forward and exchange_seconds and not self.load.stops_to_exchange:
             begin = max(state.lane_in_free.max(), state.updated_seconds)
-            state.lane_in_free = np.full_like(state.lane_in_free, begin + link_seconds)
+            state.lane_in_free = np.full_like(state.lane_in_free, begin + exchange_seconds)
         incoming = durations[stage].incoming[action.direction]
         data_ready: Floats | float = -np.inf
         if incoming is not None:
@@ -265,13 +264,17 @@ class _Simulation:
         state.waiting_for_link += waiting - waiting_for_data
         state.worker_free = start
         if is_forward and self.load.stops_to_exchange:
-            state.meet(exchange_seconds)
+            state.exchange(exchange_seconds)
         seconds = durations[stage].pass_seconds[action.direction]
         state.computing += seconds
         state.worker_free = end = state.worker_free + seconds
         if not is_forward and self.load.stops_to_exchange:
-            state.meet(exchange_seconds)
+            state.exchange(exchange_seconds)
             end = state.worker_free
+        if self.load.stops_to_exchange:
+            # Each replica gives and takes: both lanes carry the exchange beside their messages.
+            state.lane_in_free = state.lane_in_free + exchange_seconds
+            state.lane_out_free = state.lane_out_free + exchange_seconds
         target = stage + 1 if is_forward else stage - 1
         if 0 <= target < len(self.states):
             outgoing = durations[target].incoming[action.direction]
@@ -279,9 +282,9 @@ class _Simulation:
             starts = np.maximum(state.lane_out_free, end)
             self.sendings[stage, action] = _Sending(starts, end)
             state.lane_out_free = starts + outgoing.sending_seconds
-        if not is_forward and link_seconds:
+        if not is_forward and exchange_seconds and not self.load.stops_to_exchange:
             begin = max(state.lane_out_free.max(), end.max())
-            state.lane_out_free = np.full_like(end, begin + link_seconds)
+            state.lane_out_free = np.full_like(end, begin + exchange_seconds)
         if not is_forward:
             state.put_off_seconds += durations[stage].weight_gradient_seconds
             if microbatch == self.load.num_microbatches - 1:
@@ -310,7 +313,7 @@ class _Simulation:
             state.waiting_at_barrier += sent.max() - sent
             state.waiting_for_link += all_reduce_seconds
             end = np.full_like(sent, sent.max() + all_reduce_seconds)
-            state.lane_in_free = end.copy()
+            state.lane_in_free = np.maximum(state.lane_in_free, end)
         state.worker_free, state.lane_out_free = end, end.copy()
         state.updated_seconds = float(end.max())
         return state.updated_seconds

@@ -49,6 +49,15 @@ def process_bytes(pid: int) -> int | None:
         return None
 
 
+def peak_bytes() -> int | None:
+    """Return the most memory that this process has had resident, shared parts included; None where not known.
+
+    `getrusage` also counts what the process had from which it was forked.
+    """
+    kibibytes = _counters(Path("/proc/self/status")).get("VmHWM:")
+    return None if kibibytes is None else kibibytes * 1024
+
+
 def num_memory_kills() -> int | None:
     """Return how many processes the kernel has killed for lack of memory; None where it does not tell.
 
@@ -74,15 +83,18 @@ def allocation_failure(error: BaseException) -> OutOfMemoryError | None:
     first_line = text.partition("\n")[0] or type(error).__name__
     return OutOfMemoryError(
         f"a worker must fit into memory, but could get no more: {first_line}; it uses "
-        f"{_gigabytes(process_bytes(os.getpid()))} of {_gigabytes(total_bytes())}; {MEMORY_FIX}"
+        f"{gigabytes(process_bytes(os.getpid()))} of {gigabytes(total_bytes())}; {MEMORY_FIX}"
     )
 
 
-def check_workers_fit(bytes_by_worker: Mapping[str, Sequence[int]], *, where: str) -> None:
+def check_workers_fit(
+    bytes_by_worker: Mapping[str, Sequence[int]], *, where: str, made_of: Mapping[str, object] | None = None
+) -> None:
     """Check, before any worker starts on this machine, that all find room there.
 
     Args:
         bytes_by_worker: What each worker of a stage needs, by the name of the stage.
+        made_of: What that is for, by the same names; for the message.
 
     Raises:
         ConfigurationError: They need more than is free; the message has the figures.
@@ -91,14 +103,14 @@ def check_workers_fit(bytes_by_worker: Mapping[str, Sequence[int]], *, where: st
     free = available_bytes()
     if free is None or needed <= free:
         return
-    parts = ", ".join(
-        f"{len(workers)} of {name} {_gigabytes(max(workers))} each"
+    parts = "; ".join(
+        f"{len(workers)} of {name} {gigabytes(max(workers))} each" + (f": {made_of[name]}" if made_of else "")
         for name, workers in bytes_by_worker.items()
         if workers
     )
     raise ConfigurationError(
-        f"the workers of {where} must fit into its free memory, but need {_gigabytes(needed)} ({parts}), and of "
-        f"{_gigabytes(total_bytes())} {_gigabytes(free)} are free; {MEMORY_FIX}"
+        f"the workers of {where} must fit into its free memory, but need {gigabytes(needed)} ({parts}), and of "
+        f"{gigabytes(total_bytes())} {gigabytes(free)} are free; {MEMORY_FIX}"
     )
 
 
@@ -108,20 +120,21 @@ class MemoryWatch:
     def __init__(self) -> None:
         self._num_kills = num_memory_kills()
 
-    def shortage(self, last_bytes: int) -> str | None:
+    def shortage(self, process: str = "a worker", last_bytes: int | None = None) -> str | None:
         """Return what to say of a killed process that used so much when it was last seen; None for another death."""
         num_kills, before = num_memory_kills(), self._num_kills
         self._num_kills = num_kills
         if num_kills is None or before is None or num_kills <= before:
             return None
         return (
-            f"a worker must fit into memory, but the kernel killed its process for lack of it: it used "
-            f"{_gigabytes(last_bytes)} when last seen, of {_gigabytes(total_bytes())} that its machine gives; "
+            f"{process} must fit into memory, but the kernel killed its process for lack of it: it used "
+            f"{gigabytes(last_bytes)} when last seen, of {gigabytes(total_bytes())} that its machine gives; "
             f"{MEMORY_FIX}"
         )
 
 
-def _gigabytes(num_bytes: int | None) -> str:
+def gigabytes(num_bytes: int | None) -> str:
+    """Return a size for people."""
     return "an unknown part" if num_bytes is None else f"{num_bytes / 1e9:,.2f} GB"
 
 

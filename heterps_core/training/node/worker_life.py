@@ -181,7 +181,7 @@ class WorkerWatch:
                 f"a worker must give a sign of life every {STILL_LIMIT_S:.0f} s, but its process stood still for "
                 f"{silence_s:.0f} s and was ended"
             )
-        shortage = self._memory.shortage(seen.num_bytes)
+        shortage = self._memory.shortage(last_bytes=seen.num_bytes)
         if shortage is not None:
             return OutOfMemoryError(shortage)
         return TrainingError(

@@ -1,8 +1,8 @@
 """One replica of one stage: it runs its layers over micro-batches and exchanges rows with its neighbours.
 
 The exchange with neighbours is one of contiguous row slices (`stage_boundary`), posted ahead so that it overlaps
-with computing. Losses are summed and divided by the size of the whole batch, so gradients of replicas add up to the
-gradient of the batch mean, whatever the cut.
+with computing. Losses, times the weights of their rows, are summed and divided by the size of the whole batch, so
+gradients of replicas add up to the gradient of the batch mean, whatever the cut.
 
 With delayed updates a step does not wait for the pipeline to drain: while backward passes of batch t run, forward
 passes of batch t + 1 do too (PipeDream-2BW: Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN
@@ -79,6 +79,14 @@ class _LivePass(NamedTuple):
     entering: Tensor | None
     leaving: Tensor
     """On the last stage its share of the loss."""
+
+
+def summed_loss(logits: Tensor, batch: ClickBatch) -> Tensor:
+    """Return the log-loss of logits [B, labels], times the weights of rows, summed over rows; of labels the mean."""
+    num_labels = logits.shape[1]
+    labels = batch.labels.view(-1, num_labels)
+    weights = None if batch.weights is None else batch.weights.unsqueeze(1)
+    return F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum").div(num_labels)
 
 
 class StageRunner:
@@ -285,9 +293,7 @@ class StageRunner:
             self._after.send(leaving.detach(), microbatch.num_rows)
             self._returning.append(self._after.receive(microbatch.num_rows))
         else:
-            leaving = F.binary_cross_entropy_with_logits(
-                leaving.squeeze(1), microbatch.batch.labels, reduction="sum"
-            ).div(batch_size)
+            leaving = summed_loss(leaving, microbatch.batch).div(batch_size)
         return _LivePass(microbatch.num_rows, entering, leaving)
 
     def _run_backward(self, live: _LivePass, losses: list[Tensor], weight_gradients: WeightGradients) -> None:
@@ -306,8 +312,8 @@ class StageRunner:
         """Run forward passes only, in evaluation mode.
 
         Returns:
-            On the last stage the logits of this replica's rows, in the order of micro-batches, on the host; else
-            empty.
+            On the last stage the logits of this replica's rows, [B] or [B, labels], in the order of micro-batches,
+            on the host; else empty.
         """
         logits = []
         arriving: deque[Receiving | ArrivingRows] = deque()

@@ -412,8 +412,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _tag(metadata: Mapping[bytes, bytes]) -> str:
-    return metadata.get(b"ETag", b"").decode().strip('"')
+def _tag(metadata: Mapping[str, bytes]) -> str:
+    return metadata.get("ETag", b"").decode().strip('"')
 
 
 def _is_hash(tag: str) -> bool:

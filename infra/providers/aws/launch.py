@@ -22,6 +22,7 @@ from infra.providers.aws.node_role import (
     BOUNDARY_VARIABLE,
     is_in_s3,
     make_node_role,
+    node_policy,
     role_name,
     roles_path,
 )
@@ -112,6 +113,9 @@ class RunLaunch:
     machines: MachineSettings
     run_directory: str
     """That nodes get rights to, where it is in S3."""
+
+    data_folders: tuple[str, ...]
+    """Of other buckets, or beside it, that nodes read."""
 
     run_id: str
     lease_until: datetime
@@ -217,9 +221,8 @@ class RunLaunch:
         path = roles_path(self.machines.workspace, self.client.meta.region_name, self.run_id)
         name = role_name(path, attempt=number)
         with explained("make the role of the nodes"):
-            make_node_role(
-                self.iam, name, path=path, boundary=boundary, run_directory=self.run_directory, tags=tags
-            )
+            policy = node_policy(self.run_directory, self.data_folders)
+            make_node_role(self.iam, name, path=path, boundary=boundary, policy=policy, tags=tags)
         return name
 
     def _launch(

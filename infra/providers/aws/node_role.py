@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +32,7 @@ _TRUST = {
     ],
 }
 _ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:policy/\S+")
+_DATA_FOLDER = re.compile(r"[A-Za-z0-9.-]+(/[A-Za-z0-9._=-]+)*")
 _S3_LOCATION = re.compile(r"s3://(?P<bucket>[a-z0-9.-]+)/(?P<path>[A-Za-z0-9._/-]*[A-Za-z0-9._-])/?(\?.*)?")
 """Without what has a meaning of its own in a policy, as '*' and '$' have."""
 
@@ -70,13 +71,15 @@ def is_in_s3(run_directory: str) -> bool:
     return run_directory.startswith("s3://")
 
 
-def node_policy(run_directory: str) -> dict[str, Any]:
+def node_policy(run_directory: str, data_folders: Collection[str] = ()) -> dict[str, Any]:
     """Return what the nodes of one run may do.
 
-    A run directory is for instance s3://bucket/heterps/night-1?region=us-east-1.
+    Args:
+        run_directory: For instance s3://bucket/heterps/night-1?region=us-east-1.
+        data_folders: Whose objects they read, for instance clicks/raw; the boundary must allow it, too.
 
     Raises:
-        ConfigurationError: It cannot stand in a policy.
+        ConfigurationError: One cannot stand in a policy.
     """
     found = _S3_LOCATION.fullmatch(run_directory)
     if found is None:
@@ -88,6 +91,17 @@ def node_policy(run_directory: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(
         text.replace("RUN_BUCKET", found["bucket"]).replace("RUN_DIRECTORY", found["path"])
     )
+    for folder in data_folders:
+        if not _DATA_FOLDER.fullmatch(folder):
+            raise ConfigurationError(
+                f"a folder of rows that nodes get rights to must be BUCKET/PATH of letters, digits, '.', '_', '=' "
+                f"and '-', got {folder!r}; rename it"
+            )
+    if data_folders:
+        resources = [f"arn:aws:s3:::{folder}/*" for folder in data_folders]
+        document["Statement"].append(
+            {"Sid": "ReadTheRows", "Effect": "Allow", "Action": "s3:GetObject", "Resource": resources}
+        )
     return document
 
 
@@ -108,10 +122,9 @@ def role_name(path: str, *, attempt: int) -> str:
 
 
 def make_node_role(
-    client: Any, name: str, *, path: str, boundary: str, run_directory: str, tags: dict[str, str]
+    client: Any, name: str, *, path: str, boundary: str, policy: dict[str, Any], tags: dict[str, str]
 ) -> None:
     """Make a role within a boundary (its ARN), and a profile of the same name, path and tags; may be called again."""
-    policy = json.dumps(node_policy(run_directory))
     is_refused(
         lambda: client.create_role(
             RoleName=name,
@@ -123,7 +136,7 @@ def make_node_role(
         ),
         _EXISTS_CODE,
     )
-    client.put_role_policy(RoleName=name, PolicyName=_POLICY_NAME, PolicyDocument=policy)
+    client.put_role_policy(RoleName=name, PolicyName=_POLICY_NAME, PolicyDocument=json.dumps(policy))
     is_refused(
         lambda: client.create_instance_profile(InstanceProfileName=name, Path=path, Tags=as_tag_list(tags)),
         _EXISTS_CODE,

@@ -148,6 +148,7 @@ class AwsEc2Provider(Provider):
             iam=self.iam,
             machines=self.machines,
             run_directory=bootstrap.run_directory,
+            data_folders=bootstrap.data_folders,
             run_id=run_id,
             lease_until=lease_until,
             first_boot=user_data(

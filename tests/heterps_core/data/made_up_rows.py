@@ -65,7 +65,8 @@ def all_rows(dataset: PreparedDataset) -> RowArrays:
     return RowArrays(
         **{
             name: np.concatenate([getattr(part, name) for part in parts])
-            for name in ("dense", "ids", "labels")
+            for name in ("dense", "ids", "labels", "weights")
+            if getattr(parts[0], name) is not None
         }
     )
 

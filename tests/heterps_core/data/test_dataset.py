@@ -38,7 +38,7 @@ def test_a_folder_without_a_complete_manifest_is_no_dataset(source, tmp_path, co
     else:
         manifest.write_text(content)
 
-    with pytest.raises(DataError, match=r"no readable manifest.json of format 2; prepare it again"):
+    with pytest.raises(DataError, match=r"no readable manifest.json of format 3; prepare it again"):
         PreparedDataset.open(tmp_path / "out")
     assert prepare(source, tmp_path / "out").num_train_rows == 82
 
@@ -144,7 +144,7 @@ def test_a_batch_holds_the_rows_that_were_asked_for_in_their_order(source, tmp_p
     np.testing.assert_array_equal(batch.ids.numpy(), all_rows(dataset).ids[rows])
     np.testing.assert_array_equal(batch.dense.numpy(), all_rows(dataset).dense[rows])
     assert batch.labels.tolist() == [1.0, 1.0, 1.0, 1.0]
-    labels = dataset.label_batch(rows)
+    labels = dataset.target_batch(rows)
     assert (labels.labels.tolist(), labels.dense.shape, labels.ids.shape) == ([1.0] * 4, (4, 0), (4, 0))
 
 
@@ -176,7 +176,7 @@ def test_batches_over_many_row_groups_hold_the_rows_of_the_order(many_groups):
         np.testing.assert_array_equal(batch.ids.numpy(), whole.ids[rows])
         np.testing.assert_array_equal(batch.dense.numpy(), whole.dense[rows])
         np.testing.assert_array_equal(batch.labels.numpy(), whole.labels[rows])
-        np.testing.assert_array_equal(many_groups.label_batch(rows).labels.numpy(), whole.labels[rows])
+        np.testing.assert_array_equal(many_groups.target_batch(rows).labels.numpy(), whole.labels[rows])
 
 
 def test_parts_begin_and_end_within_row_groups(many_groups):

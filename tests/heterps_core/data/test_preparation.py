@@ -2,8 +2,11 @@ import logging
 import multiprocessing
 import os
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from heterps_core.data import preparation
@@ -21,6 +24,7 @@ from tests.heterps_core.data.made_up_rows import (
     write_lines,
     write_parquet,
 )
+from tests.small_disk import CAN_MOUNT, mounted
 
 
 @pytest.fixture
@@ -110,10 +114,11 @@ def test_a_long_text_becomes_row_groups_of_bounded_size(tmp_path, monkeypatch):
     assert dataset.labels(0, 3_500).tolist() == [int(number % 3 == 0) for number in range(3_500)]
 
 
-def test_of_many_rows_row_groups_spread_over_the_training_rows_fit_the_transform(tmp_path, monkeypatch):
-    """Of eight row groups of ten training rows, every other one is read."""
+def test_of_many_rows_runs_spread_over_the_training_rows_fit_the_transform(tmp_path, monkeypatch):
+    """Of 80 training rows, ten of every twenty are read."""
     monkeypatch.setattr(preparation, "SAMPLED_ROWS", 40)
-    source = write_parquet(tmp_path / "rows.parquet", 100, rows_per_group=10)
+    monkeypatch.setattr(preparation, "SAMPLED_RUNS", 4)
+    source = write_parquet(tmp_path / "rows.parquet", 100, rows_per_group=7)
 
     manifest = prepare(source, tmp_path / "out").manifest
 
@@ -132,6 +137,97 @@ def test_a_row_group_that_memory_does_not_hold_is_refused_with_its_size(tmp_path
         DataError, match=r"rows.parquet: a row group must fit into .* one holds 51 rows of 157"
     ):
         prepare(source, tmp_path / "out")
+
+
+def test_empty_row_groups_and_files_of_different_sizes_are_read_like_one_file(tmp_path):
+    whole = prepare(write_parquet(tmp_path / "whole.parquet", 300), tmp_path / "whole")
+    bounds = [0, 7, 7, 180, 300]
+    table = pq.read_table(tmp_path / "whole.parquet")
+    (tmp_path / "parts").mkdir()
+    for number, (first, stop) in enumerate([(0, 2), (2, 4)]):
+        with pq.ParquetWriter(tmp_path / "parts" / f"{number}.parquet", table.schema) as writer:
+            for start, end in pairwise(bounds[first : stop + 1]):
+                writer.write_table(table.slice(start, end - start))
+
+    parts = prepare(tmp_path / "parts", tmp_path / "out")
+
+    assert np.load(tmp_path / "out" / "row_groups.npy").tolist() == bounds
+    for name in ("dense", "ids", "labels"):
+        np.testing.assert_allclose(
+            getattr(all_rows(parts), name), getattr(all_rows(whole), name), rtol=1e-5, atol=1e-6
+        )
+    rows = [parts.batch_rows(0, index, batch_size=16, seed=1) for index in range(parts.num_batches(16))]
+    for each in rows:
+        np.testing.assert_array_equal(parts.batch(each).ids.numpy(), all_rows(parts).ids[each])
+
+
+def test_a_parquet_file_without_rows_beside_others_is_no_error(tmp_path):
+    """As Spark writes for a partition that nothing fell into."""
+    path = write_parquet(tmp_path / "in" / "1.parquet", 100)
+    for name in ("0", "2"):
+        pq.write_table(pq.read_table(path).slice(0, 0), tmp_path / "in" / f"{name}.parquet")
+
+    dataset = prepare(tmp_path / "in", tmp_path / "out")
+
+    assert (dataset.manifest.num_rows, len(dataset.manifest.sources)) == (100, 3)
+    assert all_rows(dataset).labels.tolist() == [int(number % 3 == 0) for number in range(100)]
+    with pytest.raises(DataError, match=r"0.parquet: must hold at least one row of criteo data, got none"):
+        prepare([path], tmp_path / "night", eval_source=[tmp_path / "in" / "0.parquet"])
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "problem"),
+    [
+        (
+            "I3",
+            None,
+            r"second.parquet: must have the columns I3; has label, .* or leave them out of the schema",
+        ),
+        ("I3", pa.list_(pa.int64()), r"second.parquet: column I3 holds a list<\w+: int64> in each row"),
+        (
+            "C3",
+            pa.float64(),
+            r"second.parquet: column C3 must be written as in .* holds double where .*first.par",
+        ),
+        (
+            "C3",
+            pa.date32(),
+            r"second.parquet: column C3 .* holds date32.* where .* leave C3 out of the schema",
+        ),
+    ],
+)
+def test_files_of_one_source_whose_columns_differ_are_told_apart(tmp_path, column, kind, problem):
+    write_parquet(tmp_path / "in" / "first.parquet", 50)
+    table = pq.read_table(tmp_path / "in" / "first.parquet").drop_columns([column])
+    if kind is not None:
+        table = table.append_column(column, pa.nulls(50, kind))
+    pq.write_table(table, tmp_path / "in" / "second.parquet")
+
+    with pytest.raises(DataError, match=problem):
+        prepare(tmp_path / "in", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int8(), pa.int64(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_whole_numbers_and_their_texts_may_stand_in_one_column(tmp_path, kind):
+    """5 is hashed as "5", whatever type it is stored in."""
+    schema = DataSchema(name="clicks", label_column="click", categorical_columns=("site",))
+    numbers = [1, 2, 5, 5]
+    for name, column in (
+        ("first", pa.array(map(str, numbers))),
+        (
+            "second",
+            pa.array(numbers).cast(kind)
+            if pa.types.is_integer(kind)
+            else pa.array(map(str, numbers)).cast(kind),
+        ),
+    ):
+        pq.write_table(pa.table({"click": [0, 1, 0, 1], "site": column}), tmp_path / f"{name}.parquet")
+
+    ids = all_rows(prepare(tmp_path / "*.parquet", tmp_path / "out", schema=schema)).ids[:, 0]
+
+    assert ids[:4].tolist() == ids[4:].tolist()
 
 
 # ---- reuse and replacement
@@ -339,6 +435,21 @@ def test_a_full_disk_is_an_error_with_its_reason(source, tmp_path, monkeypatch):
         prepare(source, tmp_path / "out")
 
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["rows.tsv"]
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="needs root to mount a small file system")
+def test_a_disk_that_fills_during_conversion_keeps_the_dataset_that_was_there(tmp_path):
+    with mounted(tmp_path / "disk") as disk:
+        before = prepare(write_lines(tmp_path / "few.tsv", criteo_lines(103)), disk.path / "out")
+        many = write_lines(tmp_path / "many.tsv.gz", criteo_lines(9_000))
+
+        with pytest.raises(
+            DataError, match=r"out: cannot write the prepared dataset: .*No space left on device"
+        ):
+            prepare(many, disk.path / "out")
+
+        assert PreparedDataset.open(disk.path / "out").manifest == before.manifest
+        assert [entry.name for entry in disk.path.iterdir()] == ["out"]
 
 
 def test_a_table_of_categories_alone_has_no_dense_columns(tmp_path):

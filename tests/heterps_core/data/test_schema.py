@@ -36,6 +36,16 @@ def test_a_file_with_the_required_fields_alone_is_enough(tmp_path):
     assert schema.label_positive == ("1", "1.0")
 
 
+def test_lists_alone_are_slots_enough(tmp_path):
+    tags = {"name": "tags", "max_length": 7, "pooling": "sum"}
+    path = write_schema(tmp_path, MINIMAL | {"categorical_columns": [], "multi_hot_columns": [tags]})
+
+    features = DataSchema.load(path).features([50])
+
+    assert (features.slot_names, features.slot_lengths, features.slot_poolings) == (("tags",), (7,), ("sum",))
+    assert (features.num_ids, features.id_columns, features.slot_rows) == (7, (range(7),), (50,))
+
+
 def test_shipped_example_for_the_adult_table_uses_all_15_columns():
     schema = DataSchema.load(ADULT_SCHEMA_FILE)
 
@@ -48,7 +58,7 @@ def test_shipped_example_for_the_adult_table_uses_all_15_columns():
     [
         ({"schema_version": 2}, "schema_version: must be 1, got 2"),
         ({"colour": "red"}, "colour: is not a known field; known are: name, label_column, label_positive"),
-        ({"categorical_columns": []}, "categorical_columns must name at least one column"),
+        ({"categorical_columns": []}, "sequence_columns must name at least one column"),
         ({"categorical_columns": "site"}, "categorical_columns: must be a list, got 'site'"),
         ({"categorical_columns": ["site", "site"]}, "'site' stands there twice"),
         ({"categorical_columns": ["click"]}, "'click' stands there twice"),
@@ -61,6 +71,29 @@ def test_shipped_example_for_the_adult_table_uses_all_15_columns():
         ({"separator": 7}, "separator: must be a text or null, got 7"),
         ({"has_header": "no"}, "has_header: must be true or false or null, got 'no'"),
         ({"has_header": False}, "a file without header needs column_names"),
+        ({"multi_hot_columns": [{"name": "site"}]}, "'site' stands there twice"),
+        ({"multi_hot_columns": ["tags"]}, r"multi_hot_columns\[0\]"),
+        (
+            {"multi_hot_columns": [{"name": "tags", "max_length": 0}]},
+            r"max_length: must lie in 1\.\.1000, got 0",
+        ),
+        ({"multi_hot_columns": [{"name": "tags", "pooling": "men"}]}, "'men' is not a known pooling"),
+        ({"multi_hot_columns": [{"name": "tags", "length": 3}]}, "length: is not a known field"),
+        (
+            {"multi_hot_columns": [{"name": "tags"}], "sequence_columns": [{"name": "tags"}]},
+            "'tags' stands there twice",
+        ),
+        ({"list_separator": ""}, "list_separator must be a text that is not the separator"),
+        (
+            {"list_separator": ",", "separator": ","},
+            "list_separator must be a text that is not the separator",
+        ),
+        ({"label_column": ""}, r"must name its label_column or several label_columns, got '' and \[\]"),
+        (
+            {"label_columns": ["click", "buy"]},
+            "must name its label_column or several label_columns, got 'click'",
+        ),
+        ({"weight_column": "site"}, "'site' stands there twice"),
         ({"name": None}, "name: must be a text, got None"),
     ],
 )

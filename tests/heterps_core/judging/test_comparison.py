@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from statistics import NormalDist
 
 import numpy as np
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.judging.quality import (
-    PairedComparison,
-    auc_difference,
-    calibration_ratio,
-    constant_logits,
-    log_loss_difference,
-    measure_quality,
-)
+from heterps_core.judging import held_out
+from heterps_core.judging.held_out import HeldOutScores, judge_held_out
+from heterps_core.judging.quality import auc_difference, measure_quality
 
 Z_95 = 1.959963984540054
 
@@ -28,6 +24,20 @@ def made_up_scores(seed, *, num_rows, has_ties=False):
     common = generator.normal(size=num_rows)
     models = [strength * labels + common + 0.5 * generator.normal(size=num_rows) for strength in (1.0, 0.8)]
     return labels, *(np.round(scores) if has_ties else scores for scores in models)
+
+
+def scores_of(labels, logits, weights=None, *, num_parts=3):
+    """Scores that come in some parts."""
+    scores = HeldOutScores()
+    for part in np.array_split(np.arange(len(labels)), num_parts):
+        some_weights = None if weights is None else weights[part]
+        scores.add(np.asarray(labels)[part], np.asarray(logits)[part], some_weights)
+    return scores
+
+
+def judged(labels, challenger, champion=None, weights=None):
+    other = None if champion is None else scores_of(labels, champion, weights, num_parts=2)
+    return judge_held_out(scores_of(labels, challenger, weights), other)
 
 
 def delong_by_all_pairs(labels, first, second):
@@ -71,17 +81,18 @@ def test_the_auc_difference_is_that_of_the_two_aucs():
 def test_the_log_loss_difference_is_that_of_the_two_losses():
     labels, challenger, champion = made_up_scores(0, num_rows=500)
 
-    estimate = log_loss_difference(labels, challenger, champion, confidence=0.9)
+    difference = judged(labels, challenger, champion).log_loss_difference
 
     losses = [measure_quality(labels, scores).log_loss for scores in (challenger, champion)]
-    assert estimate.value == pytest.approx(losses[0] - losses[1], abs=1e-12)
+    # Scores are kept as float32, as models give them.
+    assert difference.value == pytest.approx(losses[0] - losses[1], abs=1e-7)
 
 
 def test_intervals_are_as_wide_as_a_bootstrap_says():
     labels, challenger, champion = made_up_scores(3, num_rows=300, has_ties=True)
     generator = np.random.default_rng(0)
 
-    found = PairedComparison.of(labels, challenger, champion, confidence=0.95)
+    found = judged(labels, challenger, champion)
 
     draws = []
     for _ in range(1_500):
@@ -90,12 +101,11 @@ def test_intervals_are_as_wide_as_a_bootstrap_says():
         draws.append((first.auc - second.auc, first.log_loss - second.log_loss))
     deviations = np.std(draws, axis=0)
     # The standard deviation of 1,500 draws is known to 2 %; the rest is the bootstrap's own difference on 300 rows.
-    assert found.auc_difference.high - found.auc_difference.value == pytest.approx(
-        Z_95 * deviations[0], rel=0.1
-    )
-    assert found.log_loss_difference.high - found.log_loss_difference.value == pytest.approx(
-        Z_95 * deviations[1], rel=0.1
-    )
+    for difference, deviation in zip(
+        (found.auc_difference, found.log_loss_difference), deviations, strict=True
+    ):
+        interval = difference.interval(confidence=0.95)
+        assert interval.high - interval.value == pytest.approx(Z_95 * deviation, rel=0.1)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():
@@ -115,8 +125,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     assert num_held / num_trials == pytest.approx(0.9, abs=0.05)
 
 
-def test_the_log_loss_interval_holds_the_truth_as_often_as_it_says():
+def test_the_log_loss_interval_holds_the_truth_as_often_as_it_says(monkeypatch):
     """Labels drawn from one model's probabilities: the other's mean loss is higher by the mean divergence."""
+    monkeypatch.setattr(held_out, "NUM_BINS", 64)  # which the log-loss does not depend on
     generator = np.random.default_rng(11)
     logits = generator.normal(size=400)
     wrong = logits + 0.3
@@ -125,7 +136,7 @@ def test_the_log_loss_interval_holds_the_truth_as_often_as_it_says():
     truth = float(np.mean(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))))
     num_trials = 1_000
     estimates = [
-        log_loss_difference(generator.random(400) < p, wrong, logits, confidence=0.9)
+        judged(generator.random(400) < p, wrong, logits).log_loss_difference.interval(confidence=0.9)
         for _ in range(num_trials)
     ]
 
@@ -137,10 +148,10 @@ def test_the_log_loss_interval_holds_the_truth_as_often_as_it_says():
 def test_a_model_does_not_differ_from_itself():
     labels, challenger, _ = made_up_scores(0, num_rows=50)
 
-    found = PairedComparison.of(labels, challenger, challenger, confidence=0.95)
+    found = judged(labels, challenger, challenger)
 
-    assert (found.auc_difference.low, found.auc_difference.high) == (0.0, 0.0)
-    assert (found.log_loss_difference.low, found.log_loss_difference.high) == (0.0, 0.0)
+    for difference in (found.auc_difference, found.log_loss_difference):
+        assert (difference.value, difference.variance) == (0.0, 0.0)
 
 
 def test_a_higher_confidence_widens_the_interval_by_the_normal_quantile():
@@ -155,18 +166,20 @@ def test_calibration_compares_predicted_with_observed_clicks():
     # By hand: sigmoid(log 3) = 3/4 and sigmoid(-log 3) = 1/4, so 2 clicks are foreseen where 1 came.
     logits = np.array([math.log(3), math.log(3), -math.log(3), -math.log(3)])
 
-    assert calibration_ratio(np.array([1, 0, 0, 0], dtype=np.uint8), logits) == pytest.approx(2.0)
-    assert calibration_ratio(np.zeros(4), logits) is None
+    assert judged([1, 0, 0, 0], logits).quality.calibration_ratio == pytest.approx(2.0)
+    assert judged([0, 0, 0, 0], logits).quality.calibration_ratio is None
 
 
-def test_the_mean_click_rate_is_the_best_constant():
+def test_the_mean_click_rate_is_no_better_than_itself_and_what_is_beside_it_is_worse():
     labels = np.array([1, 0, 0, 0, 1, 0, 0, 0])
+    logit = math.log(0.25 / 0.75)
 
-    constant = constant_logits(labels)
+    at, below, above = (
+        judged(labels, np.full(8, logit + shift)).log_loss_above_mean_rate.value for shift in (0.0, -0.1, 0.1)
+    )
 
-    assert calibration_ratio(labels, constant) == pytest.approx(1.0)
-    losses = [measure_quality(labels, constant + shift).log_loss for shift in (-0.1, 0.0, 0.1)]
-    assert min(losses) == losses[1]
+    assert at == pytest.approx(0.0, abs=1e-7)
+    assert min(below, above) > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -179,9 +192,50 @@ def test_the_mean_click_rate_is_the_best_constant():
 )
 def test_what_cannot_be_compared_is_refused(labels, challenger, message):
     with pytest.raises(ConfigurationError, match=message):
-        PairedComparison.of(np.array(labels), np.array(challenger), np.zeros(4), confidence=0.95)
+        auc_difference(np.array(labels), np.array(challenger), np.zeros(4), confidence=0.95)
 
 
 def test_a_confidence_of_one_is_refused():
     with pytest.raises(ConfigurationError, match=r"confidence must be in \(0, 1\), got 1.0"):
         auc_difference(*made_up_scores(0, num_rows=50), confidence=1.0)
+
+
+def test_whole_weights_count_as_repeated_rows():
+    labels, challenger, champion = made_up_scores(5, num_rows=90, has_ties=True)
+    weights = np.random.default_rng(0).integers(0, 4, 90)
+    repeated = [np.repeat(values, weights) for values in (labels, challenger, champion)]
+
+    found, expected = judged(labels, challenger, champion, weights), judged(*repeated)
+
+    exact = auc_difference(labels, challenger, champion, weights, confidence=0.95)
+    assert exact.value == pytest.approx(expected.auc_difference.value, abs=1e-12)
+    for name in ("auc_difference", "log_loss_difference", "log_loss_above_mean_rate"):
+        assert getattr(found, name).value == pytest.approx(getattr(expected, name).value, abs=1e-12)
+    assert asdict(found.quality) == pytest.approx(asdict(expected.quality), abs=1e-12)
+    assert found.num_rows == np.count_nonzero(weights)
+
+
+def test_intervals_of_weighted_rows_are_as_wide_as_a_bootstrap_says():
+    labels, challenger, champion = made_up_scores(3, num_rows=300)
+    generator = np.random.default_rng(0)
+    weights = generator.exponential(size=300)
+    rates = np.full(300, np.log(weights @ labels / (weights @ (1 - labels))))
+
+    found = judged(labels, challenger, champion, weights)
+
+    exact = auc_difference(labels, challenger, champion, weights, confidence=0.95)
+    assert found.auc_difference.interval(confidence=0.95).low == pytest.approx(exact.low, rel=1e-3)
+    draws = []
+    for _ in range(1_000):
+        rows = generator.integers(0, 300, 300)
+        first, second, third = (
+            measure_quality(labels[rows], scores[rows], weights[rows])
+            for scores in (challenger, champion, rates)
+        )
+        draws.append(
+            (first.auc - second.auc, first.log_loss - second.log_loss, first.log_loss - third.log_loss)
+        )
+    differences = (found.auc_difference, found.log_loss_difference, found.log_loss_above_mean_rate)
+    for difference, deviation in zip(differences, np.std(draws, axis=0), strict=True):
+        interval = difference.interval(confidence=0.95)
+        assert interval.high - interval.value == pytest.approx(Z_95 * deviation, rel=0.1)

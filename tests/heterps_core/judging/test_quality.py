@@ -78,3 +78,23 @@ def test_predictions_that_are_not_finite_are_an_error(bad):
 def test_refuses_scores_that_do_not_match_the_labels(num_scores):
     with pytest.raises(TrainingError, match="one score for each"):
         measure_quality(np.zeros(0), np.zeros(num_scores))
+
+
+@pytest.mark.parametrize("levels", [None, 2])
+def test_weighted_quality_equals_scikit_learn(levels):
+    labels, logits = draw(3, levels=levels)
+    weights = np.random.default_rng(0).exponential(size=len(labels)) * (logits > -1.0)
+
+    found = measure_quality(labels, logits, weights)
+
+    expected = roc_auc_score(labels, logits, sample_weight=weights)
+    assert found.auc == pytest.approx(expected, abs=1e-12)
+    probabilities = 1.0 / (1.0 + np.exp(-logits))
+    expected = sklearn_log_loss(labels, probabilities, sample_weight=weights)
+    assert found.log_loss == pytest.approx(expected, rel=1e-12)
+
+
+def test_rows_of_no_weight_have_no_quality():
+    with pytest.raises(TrainingError, match="a row that counts, but all 2 have the weight 0"):
+        measure_quality(np.array([0, 1]), np.zeros(2), np.zeros(2))
+    assert measure_quality(np.array([0, 1]), np.zeros(2), np.array([1.0, 0.0])).auc is None

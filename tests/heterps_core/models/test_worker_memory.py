@@ -53,7 +53,7 @@ def test_row_groups_in_memory_take_what_is_reserved_for_them_at_its_peak(tmp_pat
         "for index in range(10): dataset.batch(dataset.batch_rows(0, index, batch_size=4096, seed=0))"
     )
 
-    assert 157 * NUM_ROWS < taken < WORKER_BYTES - 361e6 + ROW_BUFFER_BYTES_PER_SAMPLE * NUM_ROWS
+    assert 157 * NUM_ROWS < taken < WORKER_BYTES - 461e6 + ROW_BUFFER_BYTES_PER_SAMPLE * NUM_ROWS
 
 
 def test_an_idle_worker_fits_into_what_is_reserved_for_it():
@@ -68,7 +68,7 @@ def test_a_core_reserves_its_worker_and_a_card_its_context_worked_by_hand():
 
     of_core, of_card = (reserved_bytes(each, GRAPH, batch_size=100, num_samples=1e6) for each in (core, card))
 
-    assert of_core == pytest.approx(0.45e9 + 0.2e9 + activations + FREE_SHARE * 4 * 1024**3)
+    assert of_core == pytest.approx(0.55e9 + 0.2e9 + activations + FREE_SHARE * 4 * 1024**3)
     assert of_card == pytest.approx(CARD_BYTES + activations + FREE_SHARE * 16 * 1024**3)
 
 

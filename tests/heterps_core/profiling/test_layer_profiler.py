@@ -19,13 +19,15 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, HeterpsError
-from heterps_core.profiling import layer_profiler
+from heterps_core.profiling import layer_profiler, measuring_process
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.layer_profiler import trace_model
 from heterps_core.profiling.machine import this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey, profile_model
 from heterps_core.profiling.profiling_input import NUM_BATCHES, click_batches, zipf_ids
+from heterps_core.training.node import host_memory
+from heterps_core.training.node.failures import OutOfMemoryError
 from tests.heterps_core.data.made_up_rows import all_rows
 
 BATCH_SIZE = 64
@@ -153,6 +155,26 @@ def test_a_failed_measurement_ends_with_what_the_process_said():
 
     with pytest.raises(HeterpsError, match=r"failed with exit status 1:\n(.|\n)*no_such_package"):
         measure_in_fresh_process(broken)
+
+
+@pytest.mark.parametrize(("num_kills", "is_memory"), [((7, 8), True), ((7, 7), False)])
+def test_a_measurement_that_the_kernel_kills_is_told_from_another_death(
+    tmp_path, monkeypatch, num_kills, is_memory
+):
+    (tmp_path / "ends_by_kill.py").write_text("import os; os.kill(os.getpid(), 9)")
+    monkeypatch.syspath_prepend(tmp_path)
+    counts = iter(num_kills)
+    monkeypatch.setattr(host_memory, "num_memory_kills", lambda: next(counts))
+
+    with pytest.raises(OutOfMemoryError if is_memory else HeterpsError) as failure:
+        measuring_process._measured("ends_by_kill", SMALL, SMALL)
+
+    expected = (
+        "profiling 'ctrdnn' must fit into memory, but the kernel killed its process for lack of it"
+        if is_memory
+        else "failed with exit status -9"
+    )
+    assert expected in str(failure.value)
 
 
 def test_refuses_a_batch_that_cannot_be_halved():

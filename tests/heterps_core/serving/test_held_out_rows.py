@@ -12,7 +12,7 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError
-from heterps_core.serving.exported_model import ClickPredictor, held_out_labels, held_out_logits
+from heterps_core.serving.exported_model import ClickPredictor, held_out_rows, predicted_parts
 from tests.heterps_core.serving.builders import fit_logistic, raw_columns, write_logistic
 
 NUM_ROWS = 1_000
@@ -36,17 +36,23 @@ def predictor(tmp_path, dataset):
     return ClickPredictor(write_logistic(tmp_path / "model", dataset, fit_logistic(dataset)))
 
 
+def predicted(predictor, dataset):
+    """Labels and logits of the held-out rows."""
+    parts = list(predicted_parts(predictor, dataset, *held_out_rows(dataset)))
+    return np.concatenate([rows.labels for rows, _ in parts]), np.concatenate([logits for _, logits in parts])
+
+
 def log_odds(probabilities):
     return np.log(probabilities / (1 - probabilities))
 
 
 def test_prepared_rows_give_the_log_odds_of_their_raw_columns(stream, dataset, predictor):
-    found = held_out_logits(predictor, dataset)
+    labels, found = predicted(predictor, dataset)
 
     raw = predictor.predict(raw_columns(stream.path, slice(-NUM_EVAL_ROWS, None)))
     np.testing.assert_allclose(found, log_odds(raw), atol=1e-5)
     np.testing.assert_array_equal(
-        held_out_labels(dataset),
+        labels,
         [int(v) for v in raw_columns(stream.path, slice(-NUM_EVAL_ROWS, None))["label"]],
     )
 
@@ -63,7 +69,7 @@ def test_rows_of_other_table_sizes_and_another_transform_are_read_as_the_model_r
     )
     assert other.manifest.numeric_transform != dataset.manifest.numeric_transform
 
-    found = held_out_logits(predictor, other)
+    _, found = predicted(predictor, other)
 
     raw = predictor.predict(raw_columns(stream.path, slice(NUM_ROWS // 2, None)))
     np.testing.assert_allclose(found, log_odds(raw), atol=1e-5)
@@ -79,7 +85,7 @@ def test_all_rows_count_where_none_are_held_out(tmp_path, stream, predictor):
         out_dir=tmp_path / "whole",
     )
 
-    assert len(held_out_logits(predictor, whole)) == len(held_out_labels(whole)) == NUM_ROWS
+    assert [len(array) for array in predicted(predictor, whole)] == [NUM_ROWS, NUM_ROWS]
 
 
 def test_other_columns_cannot_be_predicted(stream, dataset, predictor):
@@ -90,4 +96,4 @@ def test_other_columns_cannot_be_predicted(stream, dataset, predictor):
     with pytest.raises(
         ConfigurationError, match="rows must have the categorical_columns of the model, C1, C2"
     ):
-        held_out_logits(predictor, other)
+        predicted(predictor, other)

@@ -72,12 +72,6 @@ def make_batch(step: int, num_rows: int) -> ClickBatch:
     )
 
 
-def take(batch: ClickBatch, first: int, stop: int) -> ClickBatch:
-    return ClickBatch(
-        dense=batch.dense[first:stop], ids=batch.ids[first:stop], labels=batch.labels[first:stop]
-    )
-
-
 def learned_part(
     model: StageModel, runner: StageRunner, losses: list[float], logits: Tensor, *, num_microbatches: int
 ) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.features import FeatureSpec
+from heterps_core.data.features import SEQUENCE, FeatureSpec
 from heterps_core.embeddings.row_range import RowRange, initial_rows
 from heterps_core.judging.quality import ClickQuality, measure_quality
 from heterps_core.models.chain import build_chain
@@ -30,11 +30,24 @@ class PlainEmbedding(nn.Module):
         self.layer = layer
 
     def forward(self, batch: ClickBatch, activation: Tensor | None) -> Tensor:
-        ids = batch.ids[:, list(self.layer.slots)]
-        if self.layer.rows_per_slot is not None:
-            ids = ids % self.layer.rows_per_slot
-        vectors = F.embedding(ids + self.layer.offsets_S, self.weight).flatten(1)
-        parts = [vectors] if activation is None else [activation, vectors]
+        rows = self.layer.row_numbers(batch)
+        parts = [] if activation is None else [activation]
+        first, lengths = 0, []
+        for slot in self.layer.slots:
+            length = self.layer.features.slot_lengths[slot]
+            own = rows[:, first : first + length]
+            first += length
+            # A bag of its own for each row; what fills a list is left out.
+            offsets = (own >= 0).sum(1).cumsum(0) - (own >= 0).sum(1)
+            pooling = self.layer.features.slot_poolings[slot]
+            if pooling == SEQUENCE and self.layer.sequences:
+                vectors = F.embedding(own.clamp(min=0), self.weight) * (own >= 0).unsqueeze(2)
+                parts.append(vectors.flatten(1))
+                lengths.append((own >= 0).sum(1, keepdim=True))
+            else:
+                mode = "mean" if pooling == SEQUENCE else pooling
+                parts.append(F.embedding_bag(own[own >= 0], self.weight, offsets, mode=mode))
+        parts += lengths
         return torch.cat([*parts, batch.dense] if self.layer.include_dense else parts, 1)
 
 
@@ -94,7 +107,8 @@ def train_plainly(
     for batch, share in zip(batches, torch.linspace(1.0, last_share, len(batches)).tolist(), strict=True):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * share
-        loss = F.binary_cross_entropy_with_logits(model(batch), batch.labels)
+        weights = None if batch.weights is None else batch.weights.view(-1, *[1] * (batch.labels.ndim - 1))
+        loss = F.binary_cross_entropy_with_logits(model(batch), batch.labels, weights)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -135,7 +149,7 @@ def train_with_delay(
         last_drained = max(each for each in drained if each <= number)
         for index, rows in enumerate(_filled_slices(batch, num_microbatches)):
             most_ahead = len(_filled_slices(before, num_microbatches))
-            part = ClickBatch(dense=batch.dense[rows], ids=batch.ids[rows], labels=batch.labels[rows])
+            part = batch.rows(rows.start, rows.stop)
             seen = {}
             for name in total:
                 if name in tables:
@@ -145,7 +159,10 @@ def train_with_delay(
                     version = max(number - 2, last_drained)
                 seen[name] = versions[version][name].clone().requires_grad_()
             logits = torch.func.functional_call(model, seen, (part,))
-            loss = F.binary_cross_entropy_with_logits(logits, part.labels, reduction="sum") / batch.num_rows
+            losses_of_rows = F.binary_cross_entropy_with_logits(
+                logits, part.labels, part.weights, reduction="sum"
+            )
+            loss = losses_of_rows / batch.num_rows
             gradients = torch.autograd.grad(loss, list(seen.values()))
             for name, gradient in zip(seen, gradients, strict=True):
                 total[name] += gradient

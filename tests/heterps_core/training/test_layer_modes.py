@@ -17,9 +17,17 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.judging.held_out import HeldOutJudgement, judge_held_out
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.serving.exported_model import ClickPredictor, export_model, held_out_logits
+from heterps_core.serving.exported_model import (
+    ClickPredictor,
+    export_model,
+    held_out_rows,
+    held_out_scores,
+    predicted_parts,
+)
 from heterps_core.training.checkpoint import complete_checkpoints
+from heterps_core.training.evaluation import judge_trained
 from heterps_core.training.job import UPDATE_MODES, StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
@@ -28,7 +36,7 @@ from tests.contracts.own_models import WITH_BATCH_NORM, build_with_dropout
 from tests.heterps_core.data.made_up_rows import all_rows, held_out
 from tests.heterps_core.training.reference import plain_model, train_plainly
 from tests.heterps_core.training.test_start_model import make_start
-from tests.heterps_core.training.worker_parts import training_loop_of
+from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of
 from tests.worker_processes import run_in_processes
 
 pytestmark = pytest.mark.slow
@@ -108,15 +116,23 @@ def train_part(rank: int, run_folder: str) -> dict[str, Any]:
     cursor = begin(run, job, loop.model)
     buffers_at_start = buffers_of(loop.model.layers)
     loop.train(cursor)
-    logits = loop.predict_held_out()
+    logits = [logits for _, logits in loop.predict_held_out()]
     dropout = loop.model.layers.get("dropout")
     return {
         "first_step": cursor.step,
-        "logits": None if logits is None else logits.tolist(),
+        "logits": dict(zip(predicted_rows(loop), np.concatenate(logits).tolist(), strict=True))
+        if logits
+        else {},
         "buffers_at_start": buffers_at_start,
         "buffers": buffers_of(loop.model.layers),
         "dropped": dropout.dropped if isinstance(dropout, SeenDropout) else [],
     }
+
+
+def logits_of(parts: list[dict[str, Any]]) -> np.ndarray:
+    """Return the logits of all held-out rows in their order."""
+    by_row = {row: logit for part in parts for row, logit in part["logits"].items()}
+    return np.array([by_row[row] for row in sorted(by_row)])
 
 
 def buffers_of(layers: dict[str, nn.Module]) -> dict[str, list[float]]:
@@ -142,7 +158,7 @@ class Trained:
         self.folder = folder
         self.parts = train_and_export(dataset, folder, make_job(dataset, model, update_mode=update_mode))
         self.exported = folder / "exported"
-        (self.logits,) = [np.array(part["logits"]) for part in self.parts if part["logits"] is not None]
+        self.logits = logits_of(self.parts)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +174,8 @@ def test_an_exported_model_predicts_what_the_trained_one_predicted(model, traine
     exported, expected = trained[model].exported, trained[model].logits
     predictor = ClickPredictor(exported)
 
-    first, again = (held_out_logits(predictor, dataset) for _ in range(2))
+    parts = [list(predicted_parts(predictor, dataset, *held_out_rows(dataset))) for _ in range(2)]
+    first, again = (np.concatenate([logits for _, logits in each]) for each in parts)
     row_by_row = [
         predictor.logits(all_rows(dataset).dense[row : row + 1], all_rows(dataset).ids[row : row + 1])[0]
         for row in range(dataset.num_train_rows, dataset.manifest.num_rows)
@@ -168,6 +185,37 @@ def test_an_exported_model_predicts_what_the_trained_one_predicted(model, traine
     np.testing.assert_array_equal(first, again)
     np.testing.assert_allclose(row_by_row, expected, atol=1e-5)
     assert expected.std() > 0.01
+
+
+def judge_part(rank: int, run_folder: str) -> dict[str, Any]:
+    """Judge what one worker holds of a trained model; returns what this worker knows."""
+    run = RunDirectory(run_folder)
+    job, loop = training_loop_of(rank, run)
+    begin(run, job, loop.model)
+    judgements = judge_trained(loop, job.start_model)
+    return {name: found.to_json() for name, found in judgements.items()}
+
+
+def test_workers_judge_the_trained_model_and_the_one_it_began_with_as_the_exported_ones_are(
+    trained, dataset, tmp_path
+):
+    started = trained[WITH_BATCH_NORM].exported
+    job = make_job(dataset, WITH_BATCH_NORM, start_model=make_start(started))
+    train_and_export(dataset, tmp_path, job, started)
+
+    before, first, second = run_in_processes(judge_part, 3, str(tmp_path))
+
+    folders = (tmp_path / "exported", started)
+    expected = judge_held_out(*(held_out_scores(ClickPredictor(folder), dataset) for folder in folders))
+    assert before == {}
+    assert first == second
+    found = HeldOutJudgement.from_json(first["label"])
+    assert (found.num_rows, found.num_clicks) == (expected.num_rows, expected.num_clicks)
+    assert found.quality.auc == pytest.approx(expected.quality.auc, abs=1e-4)
+    assert found.other.auc == pytest.approx(expected.other.auc, abs=1e-4)
+    assert found.quality.auc != found.other.auc
+    assert found.auc_difference.variance == pytest.approx(expected.auc_difference.variance, rel=0.02)
+    assert found.log_loss_difference.value == pytest.approx(expected.log_loss_difference.value, abs=1e-6)
 
 
 def test_replicas_of_a_stage_predict_with_the_same_running_statistics(trained):
@@ -208,9 +256,9 @@ def test_batch_normalization_in_one_process_learns_and_predicts_what_plain_torch
     with torch.no_grad():
         expected = plain.eval()(dataset.batch(held_out(dataset))).numpy()
 
-    (part,) = train_and_export(dataset, tmp_path, job)
+    parts = train_and_export(dataset, tmp_path, job)
 
-    np.testing.assert_allclose(part["logits"], expected, atol=1e-4)
+    np.testing.assert_allclose(logits_of(parts), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("update_mode", UPDATE_MODES)
@@ -233,7 +281,7 @@ def test_a_run_resumed_at_a_checkpoint_learns_bit_for_bit_what_the_unbroken_one_
     expected = load_file(unbroken.exported / "model.safetensors")
     found = load_file(tmp_path / "exported" / "model.safetensors")
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert parts[1]["logits"] == unbroken.logits.tolist()
+    assert logits_of(parts).tolist() == unbroken.logits.tolist()
 
 
 def test_dropout_draws_other_masks_for_each_step_microbatch_and_replica(trained):

@@ -17,13 +17,14 @@ import torch
 from torch import nn
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.errors import InterruptedTrainingError, TrainingError
+from heterps_core.errors import ConfigurationError, InterruptedTrainingError, TrainingError
 from heterps_core.models.model_graph import ROW_BUFFER_BYTES_PER_SAMPLE, WORKER_BYTES
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.memory_need import worker_bytes
+from heterps_core.training.memory_need import WorkerMemory, worker_memory
 from heterps_core.training.monitor import follow_training
 from heterps_core.training.node.failures import OutOfMemoryError, root_cause
+from heterps_core.training.node.host_memory import check_workers_fit
 from heterps_core.training.node.node_life import DRY_RUN_VARIABLE
 from heterps_core.training.storage.run_directory import RunDirectory
 from tests.heterps_core.training.node_processes import (
@@ -175,10 +176,19 @@ def test_a_worker_needs_its_shard_its_dense_layers_and_its_row_groups(dataset):
         make_job(dataset, (1, 1)).config, dense_optimizer="adam", embedding_optimizer="rowwise-adagrad"
     )
     stages = (Stage(0, 0, "cpu", 3), Stage(1, 2, "gpu-t4", 2))
-    process_and_rows = round(WORKER_BYTES + ROW_BUFFER_BYTES_PER_SAMPLE * 1_280)
+    process_and_rows = round(WORKER_BYTES + ROW_BUFFER_BYTES_PER_SAMPLE * 1_280) + 1_400 * 1_600
 
     def needed(*, is_dry_run):
-        return worker_bytes(TINY, features, config, stages, num_train_rows=1_280, is_dry_run=is_dry_run)
+        needs = worker_memory(
+            TINY,
+            features,
+            config,
+            stages,
+            num_train_rows=1_280,
+            largest_group_rows=1_600,
+            is_dry_run=is_dry_run,
+        )
+        return tuple(need.num_bytes for need in needs)
 
     shard_bytes = math.ceil(features.num_slots * 50 * (4 + 1) * 4 / 3)
     dense_bytes = 4 * (features.num_slots * 4 + features.num_dense + 1) * 4
@@ -198,3 +208,26 @@ def test_a_worker_that_is_given_no_memory_says_so(dataset, tmp_path):
     cause = root_cause(run)
     assert cause is not None
     assert cause.error_type == OutOfMemoryError.__name__
+
+
+def test_a_job_that_does_not_fit_here_is_refused_with_the_sum_in_words():
+    need = WorkerMemory(process_bytes=450_000_000, row_group_bytes=250_000_000, state_bytes=3 * 10**12)
+
+    with pytest.raises(ConfigurationError) as failure:
+        check_workers_fit({"stage 0": [need.num_bytes] * 2}, where="this machine", made_of={"stage 0": need})
+
+    assert (
+        "need 6,001.40 GB (2 of stage 0 3,000.70 GB each: 0.45 GB for the process, 0.25 GB for row groups and "
+        "3,000.00 GB for tables, weights and optimizers), and of " in str(failure.value)
+    )
+
+
+def test_a_worker_tells_the_most_memory_that_it_had_which_was_counted_for_it(dataset, tmp_path):
+    run = RunDirectory(str(tmp_path))
+    job = replace(make_job(dataset, (1, 1)), worker_bytes=(int(WORKER_BYTES),) * 2)
+
+    training = train(run, job)
+
+    for counted, peak in training.memory_bytes.values():
+        assert 0.5 * counted < peak < counted
+    assert list(training.memory_bytes) == [0, 1]

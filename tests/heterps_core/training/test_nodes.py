@@ -18,6 +18,8 @@ import pytest
 import torch
 from torch import nn
 
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.errors import CheckpointError, TrainingError
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.checkpoint import complete_checkpoints
@@ -190,6 +192,20 @@ def test_a_full_disk_ends_the_run_and_the_last_good_checkpoint_stays(dataset, tm
     assert "free space there and resume the run" in message
     assert failure.value.exit_status == CheckpointError.exit_status
     assert training_run.is_complete
+
+
+def test_nodes_read_rows_that_lie_in_a_bucket(undisturbed, dataset, monkeypatch, tmp_path):
+    """The same rows in the same row groups; none of them goes through the run directory."""
+    with bucket_location(monkeypatch) as location:
+        boto3.client("s3").upload_file(str(dataset / "rows-00000.parquet"), "runs", "raw/rows.parquet")
+        source = f"s3://runs/raw/rows.parquet?{location.partition('?')[2]}"
+        prepare_dataset(source, schema=CRITEO_SCHEMA, buckets_per_slot=50, out_dir=tmp_path / "prepared")
+        run = RunDirectory(location, secret=b"the key of this run")
+        training_run = train(run, make_job(tmp_path / "prepared", (2, 1)))
+        data = run.names("data")
+
+    assert losses(training_run) == pytest.approx(losses(undisturbed), abs=1e-6)
+    assert data == ["manifest.json", "row_groups.npy", "rows-00000.footer.zst"]
 
 
 def test_nodes_that_share_no_disk_train_through_a_bucket(undisturbed, dataset, monkeypatch):

@@ -39,7 +39,6 @@ from tests.heterps_core.training.cut_models import (
     learned_part,
     make_batch,
     numbers_of,
-    take,
 )
 from tests.one_step import train_one_step
 from tests.worker_processes import run_in_processes
@@ -231,7 +230,7 @@ def microbatches_of(
 ) -> list[MicroBatch]:
     microbatches = []
     for size, rows in runner.row_slices(batch.num_rows, case.num_microbatches):
-        part = take(batch, rows.first, rows.stop)
+        part = batch.rows(rows.first, rows.stop)
         exchanges = [
             (layer.table, layer.table.exchange_row_numbers(layer.row_numbers(part)))
             for layer in stage_model.layers.values()

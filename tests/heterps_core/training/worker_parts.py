@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from heterps_core.compute_device import CPU
 from heterps_core.training.job import TrainingJob
-from heterps_core.training.loop import TrainingLoop
+from heterps_core.training.loop import TrainingLoop, spread
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from heterps_core.training.worker import Worker
 from heterps_core.transport.rank_layout import RankLayout
@@ -31,3 +31,13 @@ def training_loop_of(rank: int, run: RunDirectory) -> tuple[TrainingJob, Trainin
         job, layout, device=CPU, group=group, device_group=group, ids_group=None, sum_group=None, link=None
     )
     return job, loop
+
+
+def predicted_rows(loop: TrainingLoop) -> list[int]:
+    """Return the held-out rows of this replica in the order in which it predicts them."""
+    found: list[int] = []
+    for index in range(-(-loop.dataset.num_eval_rows // loop.config.batch_size)):
+        rows = loop.dataset.held_out_rows(index, batch_size=loop.config.batch_size)
+        slices = loop.runner.row_slices(len(rows), loop.config.num_microbatches)
+        found += rows[spread(len(rows), loop.config.num_microbatches, slices)].tolist()
+    return found

@@ -11,6 +11,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
+from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
 from heterps_core.profiling.profiling_node import profile_key
 from heterps_core.training.storage.run_directory import RunDirectory
@@ -230,6 +231,26 @@ def test_a_node_can_neither_read_nor_write_nor_delete_what_is_of_another_run(act
     ]
 
     assert reachable == []
+
+
+def test_a_node_reads_the_rows_of_its_run_and_changes_none_of_them():
+    own = node_policy("s3://runs/heterps/night-1", ["clicks/raw", "more"])
+
+    def possible(action, key):
+        return is_allowed(own, Access(action=action, resource=f"arn:aws:s3:::{key}"))
+
+    assert possible("s3:GetObject", "clicks/raw/dt=2026-11-21/a.parquet")
+    assert possible("s3:GetObject", "more/a.parquet")
+    assert not possible("s3:GetObject", "clicks/payroll.parquet")
+    assert not possible("s3:PutObject", "clicks/raw/dt=2026-11-21/a.parquet")
+
+
+@pytest.mark.parametrize("folder", ["clicks/*", "clicks/${aws:username}", "clicks/a b", ""])
+def test_a_folder_of_rows_that_would_mean_more_in_a_policy_is_refused(folder):
+    with pytest.raises(
+        ConfigurationError, match="a folder of rows that nodes get rights to must be BUCKET/PATH"
+    ):
+        node_policy("s3://runs/heterps/night-1", [folder])
 
 
 def test_a_node_writes_and_deletes_its_own_runs_checkpoints():

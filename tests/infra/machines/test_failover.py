@@ -1,5 +1,5 @@
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import count
 
 import pytest
@@ -53,6 +53,44 @@ def test_the_next_purchase_is_tried_where_the_first_cannot_be_had(tmp_path):
     [entry] = Ledger(tmp_path / "ledger.sqlite").entries(run_id="run-1.2")
     assert (entry.state, entry.price_usd_per_hour) == (EntryState.ENDED, 0.2)
     assert entry.ended_at <= datetime.now(UTC)
+
+
+class ScarceSpotProvider(PickyProvider):
+    """Has no spot machines for the first so many launches of them."""
+
+    def __init__(self, *args, times, **named) -> None:
+        super().__init__(*args, **named)
+        self.times = times
+
+    def launch(self, plan, **named):
+        if plan.groups[0].offer.market is Market.SPOT:
+            self.times -= 1
+            if self.times >= 0:
+                raise InsufficientCapacityError("no spot here")
+        return super().launch(plan, **named)
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds", "market", "num_tries"),
+    [(3, 60.0, Market.SPOT, 4), (3, 0.0, Market.ON_DEMAND, 2), (1_000, 0.3, Market.ON_DEMAND, None)],
+)
+def test_spot_is_waited_for_until_the_time_is_needed(tmp_path, times, seconds, market, num_tries):
+    on_spot, steady = plan(offer(market=Market.SPOT, price_usd_per_hour=0.1)), DEARER
+    numbers = count(1)
+
+    with first_running_cluster(
+        ScarceSpotProvider(tmp_path / "leases", times=times),
+        [on_spot, steady],
+        new_launch_id=lambda: f"run-1.{next(numbers)}",
+        bootstrap=bootstrap(tmp_path / "run"),
+        ledger=Ledger(tmp_path / "ledger.sqlite"),
+        caps=Caps(),
+        predicted_cost_usd=1.0,
+        spot_until=datetime.now(UTC) + timedelta(seconds=seconds),
+        retry_s=0.02,
+    ) as cluster:
+        assert {node.market for node in cluster.nodes} == {market}
+        assert num_tries is None or cluster.run_id == f"run-1.{num_tries}"
 
 
 def test_all_that_were_tried_are_counted_when_none_can_be_had(tmp_path):

@@ -44,6 +44,17 @@ def test_checkpoints_and_evaluation_take_their_share_of_the_time_that_is_left():
     assert found.floor_samples_per_s == pytest.approx(11_000)
 
 
+def test_a_plan_on_spot_is_asked_to_be_in_time_after_one_interruption():
+    now = datetime(2026, 11, 21, 4, 30, tzinfo=UTC)
+    found = deadline("06:00", now, zone=ZoneInfo("UTC"), num_samples=25_350_000, num_epochs=2)
+    short = deadline("04:50", now, zone=ZoneInfo("UTC"), num_samples=25_350_000, num_epochs=2)
+
+    # By hand: an interruption takes 600 s of training, 60 s of planning and 130 s of starting; the second night has
+    # 1,200 - 330 s in all, so 80 s for everything.
+    assert found.spot_floor_samples_per_s == pytest.approx(50_700_000 / (5_070 - 790))
+    assert short.spot_floor_samples_per_s == pytest.approx(50_700_000 / 80)
+
+
 @pytest.mark.parametrize(
     ("now", "hours"),
     [

@@ -23,6 +23,7 @@ LINKS = Links(pairs=[("This run in MLflow", "http://127.0.0.1:5000/#/x")])
 SECTIONS = [
     "Plan",
     "Why this plan",
+    "Tables",
     "Stages",
     "Bill",
     "Prediction error",
@@ -98,6 +99,17 @@ def test_the_bill_and_its_waste_are_tables_that_add_up():
     )
 
 
+def test_the_column_with_most_collisions_is_told_and_all_are_on_the_page():
+    page = page_of()
+
+    summary, table = page.sections[SECTIONS.index("Tables")].blocks
+    # Of 700 values in 1,023 buckets: 1 - (1 - 1/1,023)^699 = 49.5 %.
+    assert summary.startswith(
+        "Of the 1 columns C1 has most collisions: 50% of its 700 values share one of 1,024 rows"
+    )
+    assert "C1 " in table.text
+
+
 def test_what_was_learnt_is_told_with_its_error_on_unseen_nights():
     speeds = [make_speed(f"202610{day:02d}-0230-00000000") for day in range(1, 13)]
     page = page_of(learning=Learning(speeds=tuple(speeds)))
@@ -136,6 +148,7 @@ def test_a_run_that_ends_with_its_plan_has_a_page_too():
     assert [section.title for section in page.sections] == [
         "Plan",
         "Why this plan",
+        "Tables",
         "Search methods",
         "Links",
     ]

@@ -83,7 +83,7 @@ def test_a_night_goes_on_with_the_champions_weights_tables_and_transform(champio
         accumulators_kept=0.5,
     )
     assert start.folder == champion.folder
-    assert (start.buckets_per_slot, start.numeric_transform) == (2048, TRANSFORM)
+    assert (start.slot_rows, start.numeric_transform) == ((2048,) * 26, TRANSFORM)
     assert start.reason == (
         "goes on from version 7 of 2026-11-08, with its tables and numeric transform; "
         "the optimizers go on too"
@@ -151,7 +151,7 @@ def test_what_cannot_go_on_begins_from_scratch_and_says_why(champion, changes, r
     start = choose(champion, **changes)
 
     assert start.reason == reason
-    assert (start.model, start.folder, start.buckets_per_slot, start.numeric_transform) == (None,) * 4
+    assert (start.model, start.folder, start.slot_rows, start.numeric_transform) == (None,) * 4
 
 
 def test_days_do_not_go_on_from_a_model_of_other_than_days(champion):
@@ -164,10 +164,10 @@ def test_days_do_not_go_on_from_a_model_of_other_than_days(champion):
     )
 
 
-def test_tables_of_unlike_sizes_begin_from_scratch(champion):
+def test_tables_of_unlike_sizes_go_on_as_they_are(champion):
     write_description(champion.folder, slot_rows=(2048,) * 25 + (4,))
 
-    assert "tables of unlike sizes" in choose(champion).reason
+    assert choose(champion).slot_rows == (2048,) * 25 + (4,)
 
 
 def test_without_a_champion_a_night_begins_from_scratch():
@@ -202,7 +202,7 @@ def test_a_resumed_run_keeps_what_it_began_with_whoever_is_champion_by_then(cham
 
     kept = load_start(run)
 
-    assert (kept.model, kept.buckets_per_slot, kept.numeric_transform) == (chosen.model, 2048, TRANSFORM)
+    assert (kept.model, kept.slot_rows, kept.numeric_transform) == (chosen.model, (2048,) * 26, TRANSFORM)
     assert kept.folder is None
     assert (Path(run.location) / "start_model" / "model.safetensors").read_bytes() == WEIGHTS
 

@@ -40,13 +40,21 @@ class Scheduler(ABC):
     """What a user gets who names no budget: enough for this method to do well on 16 layers x 4 types."""
 
     @abstractmethod
-    def search(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> SearchResult:
+    def search(
+        self,
+        problem: SchedulingProblem,
+        *,
+        budget_evaluations: int,
+        seed: int,
+        proven_usd: float | None = None,
+    ) -> SearchResult:
         """Return the best plan that was found.
 
         Args:
             problem: What to plan.
             budget_evaluations: Most plans that may be rated, at least 1.
             seed: Of all random choices.
+            proven_usd: A cost that no plan undercuts, where one is proven already; else it is proven here.
 
         Raises:
             ConfigurationError: The budget is below 1, or too small for a method that cannot do with less.
@@ -66,13 +74,25 @@ class ProposingScheduler(Scheduler):
     def propose(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> Proposals:
         """Yield batches of layer-to-type assignments; receive the ratings of each batch."""
 
-    def search(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> SearchResult:
+    def search(
+        self,
+        problem: SchedulingProblem,
+        *,
+        budget_evaluations: int,
+        seed: int,
+        proven_usd: float | None = None,
+    ) -> SearchResult:
         """Run the proposals against the budget; see `Scheduler.search`."""
         proposals = self.propose(problem, budget_evaluations=budget_evaluations, seed=seed)
-        return self.run_proposals(problem, proposals, budget_evaluations=budget_evaluations, seed=seed)
+        return self.run_proposals(problem, proposals, budget_evaluations, seed, proven_usd)
 
     def run_proposals(
-        self, problem: SchedulingProblem, proposals: Proposals, *, budget_evaluations: int, seed: int
+        self,
+        problem: SchedulingProblem,
+        proposals: Proposals,
+        budget_evaluations: int,
+        seed: int,
+        proven_usd: float | None,
     ) -> SearchResult:
         """Rate what a generator proposes until it ends or the budget does; see `Scheduler.search`."""
         check_budget(budget_evaluations)
@@ -89,7 +109,7 @@ class ProposingScheduler(Scheduler):
         stages = rater.best_stages()
         search_seconds = time.perf_counter() - started
         if stages is None:
-            raise self.nothing_found(problem, rater)
+            raise self.nothing_found(problem, rater, proven_usd)
         return certified_result(
             problem,
             scheduler=self.name,
@@ -98,12 +118,16 @@ class ProposingScheduler(Scheduler):
             num_evaluations=rater.num_evaluations,
             history=rater.history,
             search_seconds=search_seconds,
+            proven_usd=proven_usd,
         )
 
-    def nothing_found(self, problem: SchedulingProblem, rater: PlanRater) -> InfeasiblePlanError:
+    def nothing_found(
+        self, problem: SchedulingProblem, rater: PlanRater, proven_usd: float | None
+    ) -> InfeasiblePlanError:
         """Return the error for a search without a feasible plan: the problem's own, or the method's."""
         try:
-            proven_bound_usd(problem)
+            if proven_usd is None:
+                proven_bound_usd(problem)
         except InfeasiblePlanError as error:
             return error
         return InfeasiblePlanError(
@@ -134,13 +158,13 @@ def certified_result(
     num_evaluations: int,
     history: Sequence[HistoryPoint],
     search_seconds: float,
+    proven_usd: float | None,
 ) -> SearchResult:
     """Return a found plan with the proven bound, as every scheduler hands it back."""
     started = time.perf_counter()
-    bound_usd = proven_bound_usd(problem, known=stages)
     return result_with_bound(
         problem,
-        bound_usd,
+        proven_bound_usd(problem, known=stages) if proven_usd is None else proven_usd,
         scheduler=scheduler,
         seed=seed,
         stages=stages,

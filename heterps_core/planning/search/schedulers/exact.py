@@ -27,9 +27,10 @@ class ExactScheduler(Scheduler):
         *,
         budget_evaluations: int,
         seed: int,
+        proven_usd: float | None = None,
         max_seconds: float | None = None,
     ) -> SearchResult:
-        """Return the optimum, or the best plan after so many seconds; see `Scheduler.search`."""
+        """Return the optimum, or the best plan after so many seconds, with its own proof; see `Scheduler.search`."""
         check_budget(budget_evaluations)
         started = time.perf_counter()
         optimum = find_optimum(problem, seconds=MAX_SECONDS if max_seconds is None else max_seconds)

@@ -30,7 +30,14 @@ class GreedyScheduler(Scheduler):
     default_budget_evaluations = 10_000
     """More than any chain of a thousand layers needs with ten types."""
 
-    def search(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> SearchResult:
+    def search(
+        self,
+        problem: SchedulingProblem,
+        *,
+        budget_evaluations: int,
+        seed: int,
+        proven_usd: float | None = None,
+    ) -> SearchResult:
         """Return the plan of the local choices; see `Scheduler.search`."""
         check_budget(budget_evaluations)
         started = time.perf_counter()
@@ -44,7 +51,7 @@ class GreedyScheduler(Scheduler):
         for choice in range(num_choices):
             num_layers = num_idle + choice + 1 if choice + 1 < num_choices else problem.num_layers
             chain = replace(problem, layers=problem.layers[:num_layers])
-            stages = _cheapest_turn(problem, chain, settled, candidates)
+            stages = _cheapest_turn(problem, chain, settled, candidates, proven_usd)
             settled += [stages[-1].device_type] * (num_layers - len(settled))
         search_seconds = time.perf_counter() - started
         num_evaluations = num_choices * len(candidates)
@@ -57,11 +64,16 @@ class GreedyScheduler(Scheduler):
             num_evaluations=num_evaluations,
             history=[HistoryPoint(num_evaluations, search_seconds, cost_usd)],
             search_seconds=search_seconds,
+            proven_usd=proven_usd,
         )
 
 
 def _cheapest_turn(
-    problem: SchedulingProblem, chain: SchedulingProblem, settled: Sequence[str], candidates: Sequence[str]
+    problem: SchedulingProblem,
+    chain: SchedulingProblem,
+    settled: Sequence[str],
+    candidates: Sequence[str],
+    proven_usd: float | None,
 ) -> tuple[Stage, ...]:
     """Return the cheapest stages of a chain whose first layers are settled, the others sharing one type.
 
@@ -77,7 +89,8 @@ def _cheapest_turn(
         except InfeasiblePlanError as error:
             reasons.append(error)
     if not turns:
-        proven_bound_usd(problem)  # says it better where no plan at all is feasible
+        if proven_usd is None:
+            proven_bound_usd(problem)  # says it better where no plan at all is feasible
         _, _, detail = str(reasons[-1]).partition(": ")
         raise InfeasiblePlanError(
             reasons[-1].constraint,

@@ -27,7 +27,9 @@ class HeuristicScheduler(ProposingScheduler):
         """Yield the rule's plan for every pair of types."""
         yield rule_of_thumb_plans(problem)
 
-    def nothing_found(self, problem: SchedulingProblem, rater: PlanRater) -> InfeasiblePlanError:
+    def nothing_found(
+        self, problem: SchedulingProblem, rater: PlanRater, proven_usd: float | None
+    ) -> InfeasiblePlanError:
         """Return why the first pair of types cannot carry the layers."""
         names = problem.device_type_names
         runs = runs_of([names[index] for index in rule_of_thumb_plans(problem)[0]])
@@ -37,7 +39,7 @@ class HeuristicScheduler(ProposingScheduler):
             _, _, detail = str(error).partition(": ")
             types = " and ".join(dict.fromkeys(run.device_type for run in runs))
             return InfeasiblePlanError(error.constraint, f"by the rule of thumb with {types}, {detail}")
-        return super().nothing_found(problem, rater)
+        return super().nothing_found(problem, rater, proven_usd)
 
 
 def rule_of_thumb_plans(problem: SchedulingProblem) -> Assignments:

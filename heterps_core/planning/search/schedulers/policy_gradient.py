@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.search.schedulers.base import Proposals, ProposingScheduler
+from heterps_core.planning.search.schedulers.base import ProposingScheduler
 from heterps_core.planning.search.search_result import SearchResult
 
 
@@ -21,13 +21,11 @@ class PolicyGradientScheduler(ProposingScheduler):
     up to a second; that is done before the clock starts.
     """
 
-    def run_proposals(
-        self, problem: SchedulingProblem, proposals: Proposals, *, budget_evaluations: int, seed: int
-    ) -> SearchResult:
+    def run_proposals(self, *terms: Any) -> SearchResult:
         """Rate what a generator proposes until it ends or the budget does; see `Scheduler.search`."""
         with one_torch_thread():
             _warm_up_torch()
-            return super().run_proposals(problem, proposals, budget_evaluations=budget_evaluations, seed=seed)
+            return super().run_proposals(*terms)
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor, *, gradient_norm: float | None = None) -> None:

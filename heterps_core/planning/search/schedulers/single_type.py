@@ -32,7 +32,9 @@ class SingleTypeScheduler(ProposingScheduler):
             )
         yield np.repeat(np.array(types)[:, None], problem.num_layers, axis=1)
 
-    def nothing_found(self, problem: SchedulingProblem, rater: PlanRater) -> InfeasiblePlanError:
+    def nothing_found(
+        self, problem: SchedulingProblem, rater: PlanRater, proven_usd: float | None
+    ) -> InfeasiblePlanError:
         """Return why the first type of the kind cannot carry all layers."""
         name = next(filter(self.accepts, problem.device_types))
         try:
@@ -40,7 +42,7 @@ class SingleTypeScheduler(ProposingScheduler):
         except InfeasiblePlanError as error:
             _, _, detail = str(error).partition(": ")
             return InfeasiblePlanError(error.constraint, f"with every layer on {name}, {detail}")
-        return super().nothing_found(problem, rater)
+        return super().nothing_found(problem, rater, proven_usd)
 
 
 class CpuOnlyScheduler(SingleTypeScheduler):

@@ -2,7 +2,7 @@ from datetime import date
 
 import pytest
 
-from heterps_core.data.reading.days import find_night, parse_day, partitions_of
+from heterps_core.data.reading.days import files_of_day, find_night, parse_day, partitions_of
 from heterps_core.errors import ConfigurationError, DataError
 
 
@@ -15,11 +15,15 @@ def make_days(folder, *days, files=("clicks.tsv",)):
     return folder
 
 
+def files_by_day(source):
+    return {day: files_of_day(entries) for day, entries in partitions_of(source).items()}
+
+
 def test_days_are_found_in_order_with_their_files(tmp_path):
     make_days(tmp_path, "2026-11-10", "2026-11-09", files=("b.tsv", "a.tsv", "_marks", ".hidden"))
     (tmp_path / "README").write_text("no rows\n")
 
-    found = partitions_of(tmp_path)
+    found = files_by_day(tmp_path)
 
     assert list(found) == [date(2026, 11, 9), date(2026, 11, 10)]
     assert [path.name for path in found[date(2026, 11, 9)]] == ["a.tsv", "b.tsv"]
@@ -29,7 +33,7 @@ def test_days_are_found_in_order_with_their_files(tmp_path):
 def test_a_pattern_finds_the_days_that_it_fits(tmp_path, pattern):
     make_days(tmp_path, "2026-11-09", "2026-11-10", files=("a.tsv", "_a.tsv.probabilities.npy"))
 
-    found = partitions_of(tmp_path / pattern)
+    found = files_by_day(tmp_path / pattern)
 
     assert {day: [path.name for path in files] for day, files in found.items()} == {
         date(2026, 11, 9): ["a.tsv"],
@@ -42,7 +46,7 @@ def test_folders_of_hours_within_a_day_belong_to_it_in_their_order(tmp_path, nam
     days = ("2026-11-09", "2026-11-10")
     make_days(tmp_path, *(f"{day}/hour={hour}" for day in days for hour in (10, 9)))
 
-    found = partitions_of(tmp_path / name)
+    found = files_by_day(tmp_path / name)
 
     assert list(found) == [date(2026, 11, 9), date(2026, 11, 10)]
     assert [path.parent.name for path in found[date(2026, 11, 9)]] == ["hour=9", "hour=10"]
@@ -158,3 +162,13 @@ def test_a_day_of_data_without_days_is_refused(tmp_path):
 def test_a_day_has_one_form(text):
     with pytest.raises(ConfigurationError, match="a day must be a date such as 2026-11-21"):
         parse_day(text)
+
+
+def test_a_day_that_is_missing_is_named_as_the_others_are(tmp_path):
+    for day in ("2026-11-01", "2026-11-02"):
+        (tmp_path / f"dt={day}" / "hour=00").mkdir(parents=True)
+        (tmp_path / f"dt={day}" / "hour=00" / "clicks.tsv").write_text("row\n")
+
+    assert find_night(tmp_path, None).day == date(2026, 11, 1)
+    with pytest.raises(DataError, match=r"must have a folder dt=2026-11-03, which 2026-11-02 is judged on"):
+        find_night(tmp_path, date(2026, 11, 2))

@@ -96,7 +96,7 @@ def test_a_missing_marker_of_the_schema_is_one_whatever_the_type_of_the_column(t
     [
         (
             {"site": [["a"], [], ["b", "c"]]},
-            r"column site holds a list<.*> in each row, .* not supported yet; write",
+            r"column site holds a list<.*> in each row, and only multi_hot_columns and sequence_columns may",
         ),
         ({"age": [[1.0], [2.0], []]}, r"column age holds a list<.*> in each row"),
         ({"hour": [{"of": 1}, {"of": 2}, None]}, r"column hour holds a struct<.*> in each row"),
@@ -178,3 +178,35 @@ def test_a_table_without_rows_is_an_error(tmp_path):
 
     with pytest.raises(DataError, match="must hold at least one row of clicks data, got none"):
         list(read_rows([path], CLICKS))
+
+
+WEIGHED = replace(CLICKS, weight_column="share")
+
+
+def test_weights_are_read_beside_the_labels(tmp_path):
+    (batch,) = read_rows([write_parquet(tmp_path, share=[0, 2, 0.5])], WEIGHED)
+
+    assert batch.weights.tolist() == [0.0, 2.0, 0.5]
+    assert batch.labels.tolist() == [1, 0, 1]
+    (batch,) = read_rows([write_parquet(tmp_path)], CLICKS)
+    assert batch.weights is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "shown"),
+    [
+        ([1.0, 2.0, -1.0], "-1"),
+        ([1.0, 2.0, None], "''"),
+        ([1.0, 2.0, float("inf")], "inf"),
+        ([1.0, 2.0, float("nan")], "''"),
+        ([1.0, 2.0, 1e300], "1e"),
+        (["1", "2", "much"], "much"),
+    ],
+)
+def test_a_weight_that_is_none_is_named_with_its_row(tmp_path, weights, shown):
+    path = write_parquet(tmp_path, share=weights)
+
+    with pytest.raises(
+        DataError, match=rf"row 3: column share must be the row's weight.* at least 0, got '?{shown}"
+    ):
+        list(read_rows([path], WEIGHED))

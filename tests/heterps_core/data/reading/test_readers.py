@@ -132,7 +132,7 @@ def test_the_same_rows_get_the_same_tables_whatever_file_holds_them(same_rows, t
     dataset = prepare_dataset(same_rows / name, schema=CRITEO_SCHEMA, out_dir=tmp_path / "out")
 
     assert dataset.manifest.num_rows == 40_000
-    assert set(dataset.features.slot_rows) == {2_048}  # 40,000 / 16 = 2,500
+    assert set(dataset.features.slot_rows) == {2_048}  # 32,000 rows to train on / 8 = 4,000
 
 
 @pytest.mark.parametrize("name", ["rows.tsv.gz", "zstd.parquet"])

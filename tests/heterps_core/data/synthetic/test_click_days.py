@@ -10,7 +10,7 @@ from sklearn.feature_extraction import FeatureHasher
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss, roc_auc_score
 
-from heterps_core.data.reading.days import partitions_of
+from heterps_core.data.reading.days import files_of_day, partitions_of
 from heterps_core.data.synthetic.click_stream import truth_of_day, write_click_days, write_click_stream
 from heterps_core.data.synthetic.click_truth import SLOT_CARDINALITIES
 from heterps_core.errors import ConfigurationError
@@ -39,7 +39,8 @@ def rows_of(day):
 
 
 def test_days_are_partitions_that_a_night_finds(days):
-    found = partitions_of(days[0].path.parent.parent)
+    entries = partitions_of(days[0].path.parent.parent)
+    found = {day: files_of_day(entries[day]) for day in entries}
 
     assert list(found) == [FIRST_DAY + timedelta(days=number) for number in range(NUM_DAYS)]
     assert found[FIRST_DAY] == (days[0].path,)

@@ -2,6 +2,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from heterps_core.planning.search.capped_partition import (
     MAX_PARTIAL_PLANS,
@@ -11,6 +12,7 @@ from heterps_core.planning.search.capped_partition import (
     cheapest_below,
     without_hopeless,
 )
+from heterps_core.planning.search.window_search import WindowSearch
 from tests.heterps_core.planning.search.test_chain_partition import all_partitions
 
 NUM_LAYERS, NUM_TYPES = 5, 3
@@ -150,3 +152,73 @@ def test_the_bound_of_few_partial_plans_is_valid():
         assert not found.is_settled or found.lower_bound == pytest.approx(expected)
         gave_up += not found.is_settled
     assert gave_up > 3
+
+
+def chain_of(replicas, caps, change_prices=None):
+    rows = np.flatnonzero(np.isfinite(replicas))
+    return CappedChain(
+        rows,
+        prices=(replicas * UNIT_PRICES).reshape(-1)[rows],
+        units=replicas.reshape(-1)[rows],
+        caps=caps,
+        num_layers=NUM_LAYERS,
+        change_prices=change_prices,
+    )
+
+
+@pytest.mark.parametrize("max_units", CAPS)
+@pytest.mark.parametrize("seed", range(4))
+def test_prices_of_scarce_units_give_the_bound_of_all_mixtures_of_partitions(seed, max_units):
+    # By linear programming duality the best prices are worth the cheapest mixture that keeps the caps.
+    replicas, caps, changes = draw_replicas(seed), np.array(max_units, dtype=float) + 3, draw_changes(seed)
+    prices, used = [], []
+    for rows in ALL_PARTITIONS:
+        counts, types = replicas.reshape(-1)[rows], np.array(rows) % NUM_TYPES
+        if np.isfinite(counts).all():
+            prices.append(price_within_caps(replicas, replicas * UNIT_PRICES, rows[::-1], np.inf, changes))
+            used.append([counts[types == index].sum() for index in range(NUM_TYPES)])
+    mixture = linprog(
+        prices, A_ub=np.array(used).T, b_ub=caps, A_eq=np.ones((1, len(prices))), b_eq=[1.0], bounds=(0, None)
+    )
+    chain = chain_of(replicas, caps, changes)
+
+    found = ascend(chain, target=chain.highest_price())
+
+    if mixture.fun is None:
+        assert found.lower_bound >= chain.highest_price()
+    elif found.best is None or chain.price(found.best) > found.lower_bound:
+        assert mixture.fun * (1 - 2e-3) <= found.lower_bound <= mixture.fun * (1 + 1e-9)
+    else:
+        assert found.lower_bound <= chain.price(found.best) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("max_units", CAPS)
+def test_windows_that_are_divided_again_come_to_the_cheapest_partition(max_units):
+    num_found = num_missed = 0
+    for seed in range(20):
+        replicas, caps, changes = (
+            draw_replicas(seed),
+            np.array(max_units, dtype=float) + 3,
+            draw_changes(seed),
+        )
+        prices = replicas * UNIT_PRICES
+        expected = min(
+            price_within_caps(replicas, prices, rows[::-1], caps, changes) for rows in ALL_PARTITIONS
+        )
+        chain = chain_of(replicas, caps, changes)
+        ascent = ascend(chain, target=chain.highest_price())
+        if not ascent.nearest.size or not np.isfinite(expected):
+            continue
+
+        found = list(
+            WindowSearch(chain, np.random.default_rng(seed)).partitions(ascent.nearest, ascent.scarcity, 40)
+        )
+
+        costs = [
+            price_within_caps(replicas, prices, chain.rows[stages[::-1]], caps, changes) for stages in found
+        ]
+        assert costs == pytest.approx([chain.price(stages) for stages in found])
+        assert costs == sorted(costs, reverse=True)
+        is_found = bool(costs) and costs[-1] == pytest.approx(expected)
+        num_found, num_missed = num_found + is_found, num_missed + (not is_found)
+    assert num_missed <= num_found / 4

@@ -11,7 +11,6 @@ from heterps_core.planning.search.measured_search import (
     run_cost_usd,
     search_by_measuring,
 )
-from heterps_core.planning.search.schedulers.reinforce import ReinforceScheduler, ReinforceSettings
 from heterps_core.planning.search.schedulers.tapp import TappScheduler, TappSettings, root_cost_rewards
 from tests.builders import make_problem
 
@@ -25,8 +24,7 @@ def new_tapp():
     return TappScheduler(settings, rewards=root_cost_rewards)
 
 
-def new_reinforce():
-    return ReinforceScheduler(ReinforceSettings(plans_per_round=8, elite_fraction=0.3))
+new_reinforce = MEASURED_METHODS["reinforce"]
 
 
 class Stopwatch:

@@ -102,6 +102,7 @@ def test_a_capped_search_that_ends_early_still_finds_a_plan():
 
 def test_a_search_that_met_no_plan_does_not_say_that_there_is_none(monkeypatch):
     monkeypatch.setattr(capped_search, "_NUM_FIRST_INTERVALS", 1)
+    monkeypatch.setattr(capped_search, "_SWEEPS", 0)
     problems = [nearly_out_of_reach(seed) for seed in range(8)]
 
     messages = []

@@ -148,6 +148,8 @@ def simulate_by_events(
         own = load.stages[stage]
         for group, passes in enumerate(schedule(stage)):
             for direction, step, microbatch in passes:
+                if own.exchange_seconds and load.stops_to_exchange:
+                    yield queue.now + own.exchange_seconds
                 yield ("ran", stage, replica, direction, step, microbatch)
                 peer_stage = stage + 1 if direction == "forward" else stage - 1
                 if 0 <= peer_stage < num_stages:
@@ -190,6 +192,8 @@ def simulate_by_events(
                         )
                         yield max(queue.now + seconds, sent)
                 queue.happen(("arrived", stage, replica, direction, step, microbatch))
+                if own.exchange_seconds and load.stops_to_exchange:
+                    yield queue.now + own.exchange_seconds
             if own.all_reduce_seconds and load.drains:
                 yield ("ended", stage, replica, group)
 

@@ -131,7 +131,6 @@ def test_all_send_messages_where_one_cannot_share_memory():
 
 def connect_with_other_machines(rank: int, folder: str) -> list[int]:
     shared_memory.BOOT_ID = Path(folder) / f"machine-{rank // 3}"
-    shared_memory.BOOT_ID.write_text(f"machine {rank // 3}")
     layout = RankLayout(((0,), (1,), (2, 3), (4,), (5,)))
     device = torch.device("meta" if rank == 5 else "cpu")
     return sorted(connect_neighbours(layout, rank=rank, device=device))
@@ -139,6 +138,8 @@ def connect_with_other_machines(rank: int, folder: str) -> list[int]:
 
 def test_only_stages_whose_replicas_are_all_on_the_cores_of_one_machine_share_memory(tmp_path):
     # Ranks 0 to 2 are on one machine, 3 to 5 on another, and 5 computes on something else.
+    for machine in (0, 1):
+        (tmp_path / f"machine-{machine}").write_text(f"machine {machine}")
     shared = run_in_processes(connect_with_other_machines, 6, str(tmp_path))
 
     assert shared == [[1], [0], [], [], [], []]

@@ -1,0 +1,177 @@
+"""Files and folders in a bucket, with what the readers ask of a local path.
+
+Arrow's S3 client finds credentials and region in the environment, in a profile or in the role of the machine, as
+boto3 does, and repeats requests that fail for some seconds.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Self, cast
+
+from pyarrow import NativeFile, fs
+
+from heterps_core.errors import ConfigurationError, DataError
+
+_SCHEME = "s3://"
+_BLOCK_BYTES = 65_536
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketPath:
+    """A file or folder in S3; what cannot be opened is an OSError, what cannot be looked for a DataError."""
+
+    key: str
+    """Bucket and key, such as clicks/day=2026-11-21/part-0.parquet."""
+
+    options: str = ""
+    """Of the URI, such as region=eu-central-1&endpoint_override=localhost:9000."""
+
+    kind: fs.FileType | None = field(default=None, compare=False)
+    """As it was listed; None where it was not."""
+
+    @classmethod
+    def parse(cls, uri: str) -> Self:
+        """Read a URI such as s3://bucket/clicks?region=eu-central-1."""
+        place, _, options = uri.removeprefix(_SCHEME).partition("?")
+        return cls(key=place.rstrip("/"), options=options)
+
+    def __str__(self) -> str:
+        """Return the URI."""
+        return f"{_SCHEME}{self.key}{'?' * bool(self.options)}{self.options}"
+
+    @property
+    def name(self) -> str:
+        """Last part of the key."""
+        return PurePosixPath(self.key).name
+
+    @property
+    def suffix(self) -> str:
+        """Ending of the name, such as .gz."""
+        return PurePosixPath(self.key).suffix
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Bucket, folders and name."""
+        return PurePosixPath(self.key).parts
+
+    @property
+    def parent(self) -> BucketPath:
+        """The folder that it lies in."""
+        return BucketPath(key=str(PurePosixPath(self.key).parent), options=self.options)
+
+    @property
+    def parents(self) -> tuple[BucketPath, ...]:
+        """The folders that it lies in, the nearest first."""
+        return tuple(
+            BucketPath(key=str(folder), options=self.options) for folder in PurePosixPath(self.key).parents
+        )
+
+    def absolute(self) -> BucketPath:
+        """Return itself."""
+        return self
+
+    def exists(self) -> bool:
+        """Tell whether there is such a file or folder."""
+        return bool(self._found_kind() != fs.FileType.NotFound)
+
+    def is_file(self) -> bool:
+        """Tell whether it is an object."""
+        return bool(self._found_kind() == fs.FileType.File)
+
+    def is_dir(self) -> bool:
+        """Tell whether keys lie below it."""
+        return bool(self._found_kind() == fs.FileType.Directory)
+
+    def iterdir(self) -> Iterator[BucketPath]:
+        """Yield the files and folders directly below, by one request for a thousand of them."""
+        for info in self._told(fs.FileSelector(self.key)):
+            yield BucketPath(key=info.path, options=self.options, kind=info.type)
+
+    def rglob(self, pattern: str) -> Iterator[BucketPath]:
+        """Yield what lies below at any depth and has a name of a pattern."""
+        for info in self._told(fs.FileSelector(self.key, recursive=True)):
+            if fnmatchcase(info.base_name, pattern):
+                yield BucketPath(key=info.path, options=self.options, kind=info.type)
+
+    def matches(self) -> list[BucketPath]:
+        """Return the files and folders that fit this path as a pattern; no more folders are listed than it asks."""
+        found = [BucketPath(key=self.parts[0], options=self.options)]
+        for part in self.parts[1:]:
+            if glob.has_magic(part):
+                found = [
+                    each
+                    for folder in found
+                    if folder.is_dir()
+                    for each in folder.iterdir()
+                    if fnmatchcase(each.name, part)
+                ]
+            else:
+                found = [BucketPath(key=f"{folder.key}/{part}", options=self.options) for folder in found]
+        return [each for each in found if each.exists()]
+
+    def open_ranges(self) -> NativeFile:
+        """Open the object to read parts of it; several threads may."""
+        return self._files().open_input_file(self.key)
+
+    def open(self, mode: str = "rb") -> BinaryIO:
+        """Open the object to read its bytes in order."""
+        return cast(BinaryIO, io.BufferedReader(self.open_ranges(), _BLOCK_BYTES))
+
+    def tag_and_size(self) -> tuple[str, int]:
+        """Return the object's ETag, which changes with its content, and its bytes, as they are now."""
+        with self.open_ranges() as file:
+            return file.metadata().get("ETag", b"").decode().strip('"'), file.size()
+
+    def _found_kind(self) -> fs.FileType:
+        return self.kind or self._told([self.key])[0].type
+
+    def _told(self, of: fs.FileSelector | list[str]) -> list[fs.FileInfo]:
+        try:
+            return list(self._files().get_file_info(of))
+        except OSError as error:
+            raise DataError(
+                self,
+                f"cannot be looked for: {error}; check its name, the region and your credentials (aws s3 ls)",
+            ) from error
+
+    def _files(self) -> fs.FileSystem:
+        return _file_system(self.key.partition("/")[0], self.options)
+
+
+SourcePath = Path | BucketPath
+
+
+def source_path(source: str | SourcePath) -> SourcePath:
+    """Return a path of this machine, or of a bucket for a text such as s3://bucket/clicks."""
+    if not isinstance(source, str):
+        return source
+    return BucketPath.parse(source) if source.startswith(_SCHEME) else Path(source)
+
+
+def matching(path: SourcePath) -> list[SourcePath]:
+    """Return the files and folders that fit a path as a pattern."""
+    if isinstance(path, BucketPath):
+        return list(path.matches())
+    # Path.glob takes no absolute patterns.
+    return [Path(name) for name in glob.glob(str(path))]  # noqa: PTH207
+
+
+@lru_cache
+def _file_system(bucket: str, options: str) -> fs.FileSystem:
+    try:
+        if not bucket:
+            raise ValueError("no bucket is named")
+        files, _ = fs.FileSystem.from_uri(f"{_SCHEME}{bucket}?{options}")
+    except ValueError as error:
+        raise ConfigurationError(
+            f"a bucket must be given as s3://BUCKET/PREFIX, options such as ?region=eu-central-1 behind it, got "
+            f"{_SCHEME}{bucket}?{options}: {error}"
+        ) from error
+    return files

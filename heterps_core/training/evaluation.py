@@ -1,0 +1,70 @@
+"""The trained model and the one that training began with, judged on the held-out rows where the workers are.
+
+Each worker of the last stage counts the rows that it predicts; nothing but counts and sums leaves it. The model that
+training began with takes the place of the trained one in the same layers, so no more memory is needed: the trained
+one stands in the last checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from heterps_core.judging.held_out import HeldOutJudgement, HeldOutScores, judge_held_out
+from heterps_core.training.job import StartModel
+from heterps_core.training.loop import TrainingLoop
+from heterps_core.training.start_model import load_start_weights
+
+
+def judge_trained(loop: TrainingLoop, start: StartModel | None) -> dict[str, HeldOutJudgement]:
+    """Judge the model of a loop by each label; by the first beside the model that its training began with.
+
+    Every worker takes part. Afterwards the layers hold the weights of that model.
+
+    Returns:
+        Judgements by the columns of the labels, on the workers of the last stage; none elsewhere, and where no row is
+        held out.
+
+    Raises:
+        CheckpointError: The start model cannot be read any more.
+    """
+    if not loop.dataset.num_eval_rows:
+        return {}
+    labels = loop.dataset.manifest.schema.labels
+    trained, started = _scores(loop, num_labels=len(labels)), None
+    if start is not None:
+        # Replicas read one another's rows: none may be exchanged before all have predicted, nor read before all are.
+        dist.barrier()
+        load_start_weights(loop.run, start, loop.model)
+        dist.barrier()
+        (started,) = _scores(loop, num_labels=1)
+    if not loop.runner.is_last:
+        return {}
+
+    def add_up(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        total = torch.from_numpy(array.copy())
+        if loop.group is not None:
+            dist.all_reduce(total, group=loop.group)
+        found: npt.NDArray[Any] = total.numpy()
+        return found
+
+    others = (started, *(None for _ in labels[1:]))
+    return {
+        name: judge_held_out(scores, other, add_up=add_up)
+        for name, scores, other in zip(labels, trained, others, strict=True)
+    }
+
+
+def _scores(loop: TrainingLoop, *, num_labels: int) -> list[HeldOutScores]:
+    """Return the model's scores of each of the first labels."""
+    scores = [HeldOutScores() for _ in range(num_labels)]
+    for batch, logits in loop.predict_held_out():
+        weights = None if batch.weights is None else batch.weights.cpu().numpy()
+        labels = np.atleast_2d(batch.labels.cpu().numpy().T)
+        for of_label, some_labels, some_logits in zip(scores, labels, np.atleast_2d(logits.T), strict=False):
+            of_label.add(some_labels, some_logits, weights)
+    return scores
