@@ -6,6 +6,8 @@ dense layers and no faster on embeddings, whose tables need the memory of severa
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
@@ -85,4 +87,23 @@ def _draw_layer(random: np.random.Generator, index: int, names: list[str], *, sc
         output_bytes_per_sample=float(random.choice([512, 2048, 8192, 65536])),
         compute_seconds={name: round(seconds, 6) for name, seconds in compute.items()},
         communication_seconds={name: round(seconds, 6) for name, seconds in communication.items()},
+    )
+
+
+def with_disks(problem: SchedulingProblem, *, bytes_per_unit: float, bytes_per_s: float) -> SchedulingProblem:
+    """Return the problem with a disk at every unit; a sample looks up 100 rows of 68 bytes or fewer that are cold."""
+    hot_shares = (0.0, 0.05, 0.2)
+    return replace(
+        problem,
+        hot_shares=hot_shares,
+        layers=tuple(
+            replace(layer, cold_bytes_per_sample=tuple(6_800 * (1 - share**0.3) for share in hot_shares))
+            if layer.is_sharded
+            else layer
+            for layer in problem.layers
+        ),
+        device_types={
+            name: replace(unit, disk_bytes=bytes_per_unit, disk_bytes_per_s=bytes_per_s)
+            for name, unit in problem.device_types.items()
+        },
     )

@@ -174,7 +174,8 @@ def predicted_samples_per_s(plan: RandomPlan, dataset: PreparedDataset, cache: P
         local_request=request,
         cache_directory=cache,
     )
-    return predict_launch.fn(profiled, plan.stages, plan.config(seed)).throughput_samples_per_s
+    prediction = predict_launch.fn(profiled, plan.stages, plan.config(seed))
+    return prediction.batch_size / prediction.step_seconds
 
 
 def measured_samples_per_s(plan: RandomPlan, dataset: PreparedDataset, folder: Path, seed: int) -> float:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.planning.cost_model.disk_sweep import Sweep, stage_sweep
 from heterps_core.planning.cost_model.instance_cover import InstanceCover
 from heterps_core.planning.cost_model.objective import BYTES_PER_GB
 from heterps_core.planning.cost_model.stage_cost import (
@@ -42,15 +43,19 @@ class StageEvaluation:
     """Of these, those in which a worker cannot compute; 0 in the papers' model of a step."""
 
     memory_bytes: float
-    """State on one replica."""
+    """State on one replica; with a sweep what of it memory holds, windows included."""
 
     price_usd_per_hour: float
     """Of the instances that carry the replicas."""
 
+    sweep: Sweep | None = None
+    """None where memory holds all rows, or where disks do not help either."""
+
     @property
     def seconds(self) -> float:
-        """ET, see `step_model.py`: what is left of communication overlaps with computing."""
-        return max(self.compute_seconds + self.exchange_seconds, self.communication_seconds)
+        """ET, see `step_model.py`: what is left of communication overlaps with computing, and so does a sweep."""
+        in_memory = max(self.compute_seconds + self.exchange_seconds, self.communication_seconds)
+        return in_memory if self.sweep is None else max(in_memory, self.sweep.seconds)
 
 
 class CostLine(NamedTuple):
@@ -225,17 +230,20 @@ def evaluate_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches
     if problem.step_model is StepModel.TRAINER:
         pacing = float(pacing_replicas(problem.batch_size // num_microbatches, stage.num_replicas))
     seconds = stage_seconds(problem, stage, num_microbatches=num_microbatches, num_replicas=pacing)
+    memory_bytes = replica_memory_bytes(
+        sum(layer.state_bytes for layer in layers if not layer.is_sharded),
+        sum(layer.state_bytes for layer in layers if layer.is_sharded),
+        stage.num_replicas,
+    )
+    sweep = stage_sweep(problem, stage)
     return StageEvaluation(
         stage=stage,
         compute_seconds=seconds.compute,
         communication_seconds=seconds.exchange + seconds.across + seconds.gradient_sum,
         exchange_seconds=seconds.exchange,
-        memory_bytes=replica_memory_bytes(
-            sum(layer.state_bytes for layer in layers if not layer.is_sharded),
-            sum(layer.state_bytes for layer in layers if layer.is_sharded),
-            stage.num_replicas,
-        ),
+        memory_bytes=memory_bytes if sweep is None else unit.usable_bytes,
         price_usd_per_hour=_price_usd_per_hour(unit, stage.num_replicas),
+        sweep=sweep,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.disk_sweep import SweepTerms, sweep_terms
 from heterps_core.planning.cost_model.instance_cover import InstanceCover
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.partition_sums import run_layers
@@ -96,6 +97,9 @@ class StageTable:
     memory_replicas: Floats
     """Least replicas whose memory holds the stage; infinite where none does."""
 
+    sweep: SweepTerms | None = None
+    """Of fewer replicas, which keep rows of tables on disk; None where no device type has one."""
+
     compute_parallel_fraction: Floats
     communication_parallel_fraction: Floats
     price_usd_per_hour: Floats
@@ -112,8 +116,28 @@ class StageTable:
     covers: Mapping[int, Floats]
     """Type index -> price of 0..max_units units, for types that are sold in whole instances."""
 
+    @property
+    def fewest_replicas(self) -> Floats:
+        """Least replicas whose memory and disks hold the stage; infinite where none do."""
+        if self.sweep is None:
+            return self.memory_replicas
+        return np.asarray(self._held_replicas(self.sweep, np.array(np.inf)))
+
     def seconds(self, num_replicas: Floats) -> Floats:
         """Return ET(k), elementwise; infinite k are allowed."""
+        seconds = self._seconds_in_memory(num_replicas)
+        if self.sweep is None:
+            return seconds
+        sweeping = self.sweep.seconds(num_replicas)
+        return np.asarray(
+            np.where(num_replicas >= self.memory_replicas, seconds, np.maximum(seconds, sweeping))
+        )
+
+    def _held_replicas(self, sweep: SweepTerms, x: Floats) -> Floats:
+        """Return the least k that memory holds, or disks with a sweep in time."""
+        return np.asarray(np.minimum(self.memory_replicas, sweep.least_replicas(x)))
+
+    def _seconds_in_memory(self, num_replicas: Floats) -> Floats:
         if self.trainer is not None:
             num_replicas = pacing_replicas(self.trainer.microbatch_rows, num_replicas)
         communication = replicated_seconds(
@@ -143,7 +167,7 @@ class StageTable:
         seconds = self.seconds(self.max_units)
         if self.single_communication_seconds is not None:
             alone = self.seconds(np.ones_like(self.memory_replicas))
-            seconds = np.where(self.memory_replicas <= 1, np.minimum(seconds, alone), seconds)
+            seconds = np.where(self.fewest_replicas <= 1, np.minimum(seconds, alone), seconds)
         return np.asarray(seconds)
 
     def usd_per_hour(self, num_replicas: Floats) -> Floats:
@@ -168,8 +192,9 @@ class StageTable:
             Shape (X, *N); infinite where no k is allowed.
         """
         x = stage_seconds.reshape(-1, *(1,) * self.compute_seconds.ndim)
+        held = self.memory_replicas if self.sweep is None else self._held_replicas(self.sweep, x)
         if self.trainer is not None:
-            replicas = self._least_of_trainer(self.trainer, x)
+            replicas = self._least_of_trainer(self.trainer, x, held)
             replicas[replicas > np.minimum(self.max_units, self.trainer.microbatch_rows)] = np.inf
             return replicas
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -177,7 +202,7 @@ class StageTable:
                 _amdahl_replicas(self.compute_seconds, self.compute_parallel_fraction, x),
                 _amdahl_replicas(self.communication_seconds, self.communication_parallel_fraction, x),
             )
-            np.maximum(exact, self.memory_replicas, out=exact)
+            np.maximum(exact, held, out=exact)
             nearest = np.rint(exact)
             doubtful = np.abs(exact - nearest) <= _NEAR_INTEGER * nearest
         replicas = np.ceil(exact)
@@ -188,19 +213,19 @@ class StageTable:
             replicas[where] = rounded + too_slow
         if self.single_communication_seconds is not None:
             alone = self.seconds(np.ones_like(self.memory_replicas))
-            replicas[(alone <= x) & (self.memory_replicas <= 1)] = 1.0
+            replicas[(alone <= x) & (held <= 1)] = 1.0
         replicas[replicas > self.max_units] = np.inf
         return replicas
 
-    def _least_of_trainer(self, trainer: TrainerTerms, x: Floats) -> Floats:
-        """Return the least whole k that keeps x.
+    def _least_of_trainer(self, trainer: TrainerTerms, x: Floats, held: Floats) -> Floats:
+        """Return the least whole k that keeps x, of those that memory or disks hold.
 
         The times of a worker and of its links are both a + b / k - c / k^2, which keeps x where
         (x - a) k^2 - b k + c >= 0: up to the smaller root and, where x > a, from the larger one on. So the least k
-        that keeps both is the fewest that memory wants or one of the two larger roots.
+        that keeps both is the fewest that are held or one of the two larger roots.
         """
         crossing_once = 0.0 if trainer.single_replica_communicates else 1.0
-        least = np.broadcast_to(self.memory_replicas, (x.shape[0], *self.compute_seconds.shape))
+        least = np.broadcast_to(held, (x.shape[0], *self.compute_seconds.shape))
         least = np.where(self.seconds(least) <= x, least, np.inf)
         for seconds, fraction, sums in (
             (self.compute_seconds, self.compute_parallel_fraction, 0.0),
@@ -213,7 +238,7 @@ class StageTable:
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 root = (b + np.sqrt(np.maximum(b * b - 4 * slack * c, 0.0))) / (2 * slack)
             root = np.where(slack > 0, np.maximum(root, 1.0), np.inf)
-            replicas = np.maximum(trainer.whole(root), self.memory_replicas)
+            replicas = np.maximum(trainer.whole(root), held)
             # What rounding let through has a row more for its slowest replica than the next count.
             for candidates in (replicas, trainer.next_whole(replicas)):
                 kept = (candidates < least) & (self.seconds(candidates) <= x)
@@ -230,6 +255,7 @@ class StageTable:
         return StageTable(
             covers=self.covers,
             trainer=None if self.trainer is None else self.trainer.at(shape, index),
+            sweep=None if self.sweep is None else self.sweep.at(shape, index),
             **{
                 field.name: np.broadcast_to(getattr(self, field.name), shape)[index]
                 for field in fields(StageTable)
@@ -334,6 +360,7 @@ def _stage_table(
         trainer=trainer,
         single_communication_seconds=boundaries if has_lone_replicas else None,
         memory_replicas=memory_replicas,
+        sweep=sweep_terms(problem, sums),
         compute_parallel_fraction=np.array([each.compute_fraction for each in terms]),
         communication_parallel_fraction=np.array([each.boundary_fraction for each in terms]),
         price_usd_per_hour=np.array([unit.price_usd_per_hour for unit in units]),

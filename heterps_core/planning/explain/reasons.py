@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heterps_core.errors import InfeasiblePlanError
-from heterps_core.planning.cost_model.evaluation import PlanEvaluation, StageEvaluation, evaluate
-from heterps_core.planning.cost_model.stage_cost import is_within, replica_memory_bytes
+from heterps_core.planning.cost_model.evaluation import (
+    PlanEvaluation,
+    StageEvaluation,
+    evaluate,
+    evaluate_stage,
+)
+from heterps_core.planning.cost_model.stage_cost import is_within
 from heterps_core.planning.explain.placement import Move, device_type_of_layers, moves_between
 from heterps_core.planning.explain.variants import SAME_COST, cheapest_plan, with_layer_seconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -154,11 +159,8 @@ def _work_seconds(problem: SchedulingProblem, layers: Sequence[int], device_type
 def _is_memory_bound(problem: SchedulingProblem, stage: Stage) -> bool:
     if stage.num_replicas == 1:
         return False
-    layers = problem.layers[stage.first_layer : stage.last_layer + 1]
-    replicated_bytes = sum(layer.state_bytes for layer in layers if not layer.is_sharded)
-    sharded_bytes = sum(layer.state_bytes for layer in layers if layer.is_sharded)
-    fewer_bytes = replica_memory_bytes(replicated_bytes, sharded_bytes, stage.num_replicas - 1)
-    return not is_within(fewer_bytes, problem.device_types[stage.device_type].usable_bytes)
+    fewer = evaluate_stage(problem, replace(stage, num_replicas=stage.num_replicas - 1))
+    return not is_within(fewer.memory_bytes, problem.device_types[stage.device_type].usable_bytes)
 
 
 def _single_type(problem: SchedulingProblem, name: str) -> SingleType:

@@ -39,6 +39,10 @@ MAX_UNITS_IN_INSTANCES = 100_000
 """Largest cap for types with `instances`: the prices of all counts up to it stand in a table."""
 
 
+MAX_HOT_SHARES = 16
+"""Each makes the planner's tables of disks larger."""
+
+
 class StepModel(StrEnum):
     """How the time of a step follows from the layers' times; see `cost_model/step_model.py`."""
 
@@ -75,6 +79,11 @@ class LayerCosts(JsonDocument):
     """Device type -> how far `compute_seconds` may be off, as a share of it (from the profile's repetitions, or
     the error of an estimate). Robust plans and the range of a plan's cost depend on it. Missing: 0."""
 
+    cold_bytes_per_sample: tuple[NotNegative, ...] = ()
+    """Of a sharded layer whose rows may lie on disk: bytes of rows, with their optimizer state, that a sample looks
+    up and that are not among the most used ones, for each of the problem's `hot_shares`. Empty: all stays in memory.
+    """
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitType(JsonDocument):
@@ -110,6 +119,12 @@ class UnitType(JsonDocument):
 
     interruptions_per_hour: NotNegative = 0.0
     """Expected interruptions of one unit: above 0 on spot. They stop the whole plan."""
+
+    disk_bytes: NotNegative = 0.0
+    """Where rows of tables that memory does not hold may lie; 0 for no disk. Its price is part of the unit's."""
+
+    disk_bytes_per_s: NotNegative = 0.0
+    """Read or written in order."""
 
     reserved_bytes: NotNegative = 0.0
     """Of `memory_bytes`, what a worker takes before any table or weight (`reserved_bytes`)."""
@@ -161,12 +176,22 @@ class SchedulingProblem(JsonDocument):
     pause_share: NotNegative = 0.0
     """What checkpoints and the evaluation behind the last step add to the time of all steps, as a share of it."""
 
+    hot_shares: Annotated[tuple[Fraction, ...], sized(0, MAX_HOT_SHARES, "hot shares")] = ()
+    """Shares of a table's rows that a stage may keep in memory where it does not hold them all; see
+    `cost_model/disk_sweep.py`."""
+
     def __post_init__(self) -> None:
         check_fields(self)
         for name, unit in self.device_types.items():
             if unit.instances:
                 _check_unit_price(f"device_types.{name}", unit)
+            if unit.disk_bytes > 0 and unit.disk_bytes_per_s == 0:
+                raise MalformedDocumentError(
+                    f"device_types.{name}.disk_bytes_per_s",
+                    "must be positive where there are disk_bytes, got 0",
+                )
         for index, layer in enumerate(self.layers):
+            _check_cold_bytes(f"layers[{index}]", layer, self.hot_shares)
             _check_seconds(f"layers[{index}].compute_seconds", layer.compute_seconds, self.device_types)
             _check_seconds(
                 f"layers[{index}].communication_seconds", layer.communication_seconds, self.device_types
@@ -217,6 +242,21 @@ def _check_unit_price(path: str, unit: UnitType) -> None:
             f"{path}.price_usd_per_hour",
             f"must be the least price of one unit among the instances, {unit_price:.9g} ({cheapest.name}), "
             f"got {shown(unit.price_usd_per_hour)}",
+        )
+
+
+def _check_cold_bytes(path: str, layer: LayerCosts, hot_shares: tuple[float, ...]) -> None:
+    cold_bytes = layer.cold_bytes_per_sample
+    if not cold_bytes:
+        return
+    if not layer.is_sharded:
+        raise MalformedDocumentError(
+            f"{path}.cold_bytes_per_sample", "is of sharded layers alone; leave it out, or set is_sharded"
+        )
+    if len(cold_bytes) != len(hot_shares):
+        raise MalformedDocumentError(
+            f"{path}.cold_bytes_per_sample",
+            f"must have a value for each of the {len(hot_shares)} hot_shares, got {len(cold_bytes)}",
         )
 
 

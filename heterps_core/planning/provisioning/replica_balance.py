@@ -146,17 +146,17 @@ class FixedStages:
         return least_stage_seconds(self, low_seconds=low_seconds, high_seconds=high_seconds)
 
     def _range(self, limit_seconds: float) -> tuple[float, float]:
-        if not np.isfinite(self.table.memory_replicas).all():
+        if not np.isfinite(self.table.fewest_replicas).all():
             return np.inf, 0.0
         low_seconds = float(self.table.fastest_seconds().max())
-        high_seconds = float(self.table.seconds(self.table.memory_replicas).max())
+        high_seconds = float(self.table.seconds(self.table.fewest_replicas).max())
         return low_seconds, min(high_seconds, limit_seconds * (1 + COMPARISON_TOLERANCE))
 
 
 def _infeasible(
     problem: SchedulingProblem, runs: Sequence[LayerRun], fixed: FixedStages
 ) -> InfeasiblePlanError:
-    for run, num_replicas in zip(runs, fixed.table.memory_replicas, strict=True):
+    for run, num_replicas in zip(runs, fixed.table.fewest_replicas, strict=True):
         unit = problem.device_types[run.device_type]
         if not np.isfinite(num_replicas):
             state_bytes = sum(
@@ -173,7 +173,7 @@ def _infeasible(
     if np.isfinite(least_seconds):
         return floor_missed(problem, least_seconds)
     for index, (name, unit) in enumerate(problem.device_types.items()):
-        needed = int(fixed.table.memory_replicas[fixed.table.type_indices == index].sum())
+        needed = int(fixed.table.fewest_replicas[fixed.table.type_indices == index].sum())
         if needed > unit.max_units:
             return InfeasiblePlanError(
                 "units cap",

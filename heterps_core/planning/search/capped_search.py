@@ -611,6 +611,6 @@ def stage_time_range(problem: SchedulingProblem, table: StageTable) -> tuple[flo
         1 - table.compute_parallel_fraction + table.compute_parallel_fraction / table.max_units
     )
     low_seconds = float(fastest[alone].min(axis=1).max())
-    fits = np.isfinite(table.memory_replicas) & (table.memory_replicas <= table.max_units)
-    seconds = table.seconds(table.memory_replicas)
+    fits = np.isfinite(table.fewest_replicas) & (table.fewest_replicas <= table.max_units)
+    seconds = table.seconds(table.fewest_replicas)
     return low_seconds, float(seconds[fits].max(initial=0.0))

@@ -297,7 +297,7 @@ def _least_factor(is_enough: Callable[[float], bool]) -> float:
 def _largest_misfit(problem: SchedulingProblem, table: StageTable) -> str:
     """Name the largest layer that no device type holds even alone, if there is one."""
     alone = [segment_row(index, index) for index in range(problem.num_layers)]
-    misfits = np.flatnonzero(~np.isfinite(table.memory_replicas[alone]).any(axis=1))
+    misfits = np.flatnonzero(~np.isfinite(table.fewest_replicas[alone]).any(axis=1))
     if not misfits.size:
         return ""
     worst = max(misfits.tolist(), key=lambda index: problem.layers[index].state_bytes)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import LayerKind
+from heterps_core.planning.cost_model.disk_sweep import stage_sweep
 from heterps_core.planning.cost_model.stage_cost import boundary_seconds
 from heterps_core.planning.cost_model.step_model import stage_seconds, step_terms
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
@@ -71,6 +72,9 @@ class PipelineLoad:
     stops_to_exchange: bool = False
     """Workers exchange rows before and after passes; otherwise links do, beside the passes."""
 
+    sweep_seconds: float = 0.0
+    """Of the stage whose disk takes longest for a batch's share of a pass over its file of rows."""
+
 
 def pipeline_load(
     problem: SchedulingProblem,
@@ -100,12 +104,14 @@ def pipeline_load(
     drains = problem.step_model is StepModel.PAPERS
     if not problem.single_replica_communicates:
         problem = replace(problem, step_model=StepModel.TRAINER)
+    sweeps = [stage_sweep(problem, stage) for stage in stages]
     return PipelineLoad(
         batch_size=problem.batch_size,
         num_microbatches=num_microbatches,
         stages=tuple(_stage_load(problem, stage, num_microbatches=num_microbatches) for stage in stages),
         drains=drains,
         stops_to_exchange=problem.step_model is StepModel.TRAINER,
+        sweep_seconds=max((sweep.seconds for sweep in sweeps if sweep is not None), default=0.0),
     )
 
 

@@ -236,7 +236,7 @@ class _Simulation:
                 self.step_ends[-1] = max(self.step_ends[-1], state.worker_free.max())
         return SimulatedRun(
             batch_size=self.load.batch_size,
-            step_end_seconds=self.step_ends,
+            step_end_seconds=_not_ahead_of_sweeps(self.step_ends, self.load.sweep_seconds),
             stages=tuple(state.use() for state in self.states),
         )
 
@@ -317,3 +317,9 @@ class _Simulation:
         state.worker_free, state.lane_out_free = end, end.copy()
         state.updated_seconds = float(end.max())
         return state.updated_seconds
+
+
+def _not_ahead_of_sweeps(step_ends: Floats, sweep_seconds: float) -> Floats:
+    """Return when steps end where each begins behind its share of a pass over a file of rows."""
+    swept = sweep_seconds * np.arange(step_ends.size)
+    return np.asarray(np.maximum.accumulate(step_ends - swept) + swept)

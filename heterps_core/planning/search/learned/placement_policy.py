@@ -84,7 +84,7 @@ def policy_features(problem: SchedulingProblem) -> Tensor:
         _log(compute * serial / low_seconds),
         _log(communication * serial_traffic / low_seconds),
         _log(np.array([[layer.state_bytes] for layer in layers]) / usable_bytes),
-        _log(table.memory_replicas / max_units),
+        _log(table.fewest_replicas / max_units),
         *_log(charges / usual),
         *_log(replicas / max_units),
         _log(price / np.exp(np.log(price).mean())),

@@ -1,0 +1,200 @@
+"""The third term of a stage's time: the sweep over table rows that lie on disk, as memory does not hold them all.
+
+A replica keeps the most used rows in memory and all rows of its shard in a file. The rows that the next n steps look
+up and memory lacks are a window; while one window trains, one pass over the file writes the rows of the window
+before back and gathers those of the next. With k replicas of a stage, a share h of the rows of its tables in memory
+and C(h) bytes of other rows looked up by a batch (all replicas together),
+
+    n(k, h) = (k (U - R) - M - h S) / (2 C(h)),      ST(k, h) = 2 S / k / d / n(k, h)
+
+steps last as long as two windows fill the memory that is left, and a step bears its share of a pass that reads and
+writes the file: U is what state may fill of one unit, R what each replica holds whole, M what replicas divide and
+keep in memory, S what they divide and may keep on disk, d the disk's bytes per second, read or written. The stage
+takes the share h with the least ST(k) = min ST(k, h). A share fits where n >= 1 and the file is within the disk D.
+
+Where memory holds all, ST is 0. It falls with k, so the least k that keeps a time x is the larger root of
+k (k (U - R) - M - h S) = 4 S C(h) / (d x), as C counts a row of several samples of a window once for each, which
+errs on the slow side.
+
+Shapes: N candidate stages, H shares, X times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.stage_cost import is_within, replica_memory_bytes
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.plans.scheduling_plan import Stage
+
+_NEAR_INTEGER = 1e-7
+
+
+class Sweep(NamedTuple):
+    """How a stage keeps rows of its tables on disk."""
+
+    seconds: float
+    """ST, for one training batch."""
+
+    hot_share: float
+    """Of the rows, those that stay in memory."""
+
+    steps_per_window: float
+    disk_bytes: float
+    """The file of one replica."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepTerms:
+    """What the sweeps of candidate stages take; every array but `hot_shares` broadcasts to N."""
+
+    hot_shares: tuple[float, ...]
+    """h of which a stage takes one."""
+
+    spare_bytes: Floats
+    """U - R, of one unit."""
+
+    resident_bytes: Floats
+    """M."""
+
+    table_bytes: Floats
+    """S."""
+
+    cold_bytes: tuple[Floats, ...]
+    """C(h) for each share, for one training batch."""
+
+    disk_bytes: Floats
+    """D of one unit, 0 where it has none."""
+
+    disk_bytes_per_s: Floats
+
+    def seconds(self, num_replicas: Floats) -> Floats:
+        """Return ST(k) of stages that memory does not hold, elementwise; infinite where no share fits."""
+        return np.asarray(
+            np.minimum.reduce([self.seconds_of(share, num_replicas) for share in range(len(self.hot_shares))])
+        )
+
+    def seconds_of(self, share: int, num_replicas: Floats) -> Floats:
+        """Return ST(k, h) of the share with an index."""
+        steps = self.steps_per_window(share, num_replicas)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            seconds = 2 * self.table_bytes / num_replicas / self.disk_bytes_per_s / steps
+        fits = (steps >= 1) & (self.disk_bytes > 0)
+        return np.where(fits & is_within(self.table_bytes / num_replicas, self.disk_bytes), seconds, np.inf)
+
+    def steps_per_window(self, share: int, num_replicas: Floats) -> Floats:
+        """Return n(k, h) of the share with an index; below 1 where it does not fit."""
+        left_bytes = (
+            num_replicas * self.spare_bytes - self.resident_bytes - self.hot_shares[share] * self.table_bytes
+        )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.where(left_bytes > 0, left_bytes / (2 * self.cold_bytes[share]), 0.0))
+
+    def least_replicas(self, x: Floats) -> Floats:
+        """Return the least whole k with ST(k) <= x, infinite where there is none; x broadcasts against N.
+
+        It may be infinite, which asks for the fewest that memory and disk allow.
+        """
+        return np.asarray(
+            np.minimum.reduce([self._least_of(share, x) for share in range(len(self.hot_shares))])
+        )
+
+    def _least_of(self, share: int, x: Floats) -> Floats:
+        held_bytes = self.resident_bytes + self.hot_shares[share] * self.table_bytes
+        cold_bytes = self.cold_bytes[share]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            swept = 4 * self.table_bytes * cold_bytes / (self.disk_bytes_per_s * x)
+            root = (held_bytes + np.sqrt(held_bytes * held_bytes + 4 * self.spare_bytes * swept)) / (
+                2 * self.spare_bytes
+            )
+            enough = np.maximum(root, (held_bytes + 2 * cold_bytes) / self.spare_bytes)
+            enough = np.maximum(enough, self.table_bytes / self.disk_bytes)
+        enough = np.where((self.spare_bytes > 0) & np.isfinite(enough), np.maximum(enough, 1.0), np.inf)
+        # Rounding may have moved a quotient across a whole number; the time itself decides.
+        least = np.ceil(enough * (1 - _NEAR_INTEGER))
+        seconds = self.seconds_of(share, least)
+        return np.where(np.isfinite(seconds) & (seconds <= x), least, least + 1)
+
+    def at(self, shape: tuple[int, ...], index: tuple[Ints, ...]) -> SweepTerms:
+        """Return those of some candidates; N is `shape`."""
+
+        def taken(values: Floats) -> Floats:
+            return np.broadcast_to(values, shape)[index]
+
+        return replace(
+            self,
+            spare_bytes=taken(self.spare_bytes),
+            resident_bytes=taken(self.resident_bytes),
+            table_bytes=taken(self.table_bytes),
+            cold_bytes=tuple(taken(each) for each in self.cold_bytes),
+            disk_bytes=taken(self.disk_bytes),
+            disk_bytes_per_s=taken(self.disk_bytes_per_s),
+        )
+
+
+def sweep_terms(problem: SchedulingProblem, sums: Callable[[Sequence[float]], Floats]) -> SweepTerms | None:
+    """Return the terms of runs of layers on every device type, shape (runs, T); None where no type has a disk.
+
+    `sums` adds a value of each layer up over each run.
+    """
+    units = tuple(problem.device_types.values())
+    if not problem.hot_shares or all(unit.disk_bytes == 0 for unit in units):
+        return None
+
+    def of_runs(values: Sequence[float]) -> Floats:
+        return sums(values)[:, None]
+
+    def of_types(values: Sequence[float]) -> Floats:
+        return np.array(values, dtype=np.float64)
+
+    layers = problem.layers
+    return SweepTerms(
+        hot_shares=problem.hot_shares,
+        spare_bytes=of_types([unit.usable_bytes for unit in units])
+        - of_runs([layer.state_bytes * (not layer.is_sharded) for layer in layers]),
+        resident_bytes=of_runs(
+            [layer.state_bytes * (layer.is_sharded and not layer.cold_bytes_per_sample) for layer in layers]
+        ),
+        table_bytes=of_runs([layer.state_bytes * bool(layer.cold_bytes_per_sample) for layer in layers]),
+        cold_bytes=tuple(
+            problem.batch_size
+            * of_runs([sum(layer.cold_bytes_per_sample[share : share + 1]) for layer in layers])
+            for share in range(len(problem.hot_shares))
+        ),
+        disk_bytes=of_types([unit.disk_bytes for unit in units]),
+        disk_bytes_per_s=of_types([unit.disk_bytes_per_s for unit in units]),
+    )
+
+
+def stage_sweep(problem: SchedulingProblem, stage: Stage) -> Sweep | None:
+    """Return the fastest sweep of a stage; None where memory holds all rows, or disks do not help either."""
+    layers = problem.layers[stage.first_layer : stage.last_layer + 1]
+    state_bytes = replica_memory_bytes(
+        sum(layer.state_bytes for layer in layers if not layer.is_sharded),
+        sum(layer.state_bytes for layer in layers if layer.is_sharded),
+        stage.num_replicas,
+    )
+    if is_within(state_bytes, problem.device_types[stage.device_type].usable_bytes):
+        return None
+    mine = slice(stage.first_layer, stage.last_layer + 1)
+    terms = sweep_terms(problem, lambda values: np.array([sum(values[mine])], dtype=np.float64))
+    if terms is None:
+        return None
+    index = problem.device_type_names.index(stage.device_type)
+    replicas = np.array(float(stage.num_replicas))
+    sweeps = [
+        Sweep(
+            seconds=float(terms.seconds_of(share, replicas)[0, index]),
+            hot_share=hot_share,
+            steps_per_window=float(terms.steps_per_window(share, replicas)[0, index]),
+            disk_bytes=float(terms.table_bytes[0, 0]) / stage.num_replicas,
+        )
+        for share, hot_share in enumerate(problem.hot_shares)
+    ]
+    fastest = min(sweeps, key=lambda sweep: sweep.seconds)
+    return fastest if np.isfinite(fastest.seconds) else None
