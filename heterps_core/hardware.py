@@ -63,6 +63,9 @@ class InstanceType:
     network_bandwidth_bytes_per_s: float
     """Sustained baseline of the whole instance; 0 where the provider publishes none."""
 
+    disk_bandwidth_bytes_per_s: float = 0.0
+    """To network disks, of the whole instance; 0 where the provider publishes none."""
+
     @property
     def family(self) -> str:
         """The name without its size.

@@ -91,6 +91,7 @@ class Snapshot(PriceFile):
         # A fraction of a card (gpu_count 0) is no unit that a replica could have for itself.
         num_gpus = int(row["gpu_count"] or 0)
         network_mbps = float(row["network_bandwidth_mbps"] or 0)
+        disk_mbps = float(row["ebs_bandwidth_mbps"] or 0)
         return InstanceOffer(
             instance_type=InstanceType(
                 name=row["instance_type"],
@@ -100,6 +101,7 @@ class Snapshot(PriceFile):
                 accelerator_count=num_gpus or int(row["accelerator_count"] or 0),
                 accelerator_memory_bytes_each=int(row["gpu_memory_mib_each"] or 0) * BYTES_PER_MIB,
                 network_bandwidth_bytes_per_s=network_mbps * BYTES_PER_S_PER_MBIT_PER_S,
+                disk_bandwidth_bytes_per_s=disk_mbps * BYTES_PER_S_PER_MBIT_PER_S,
             ),
             region=row["region"],
             zone=None,

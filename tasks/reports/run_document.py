@@ -180,6 +180,7 @@ def _plan_section(report: PlanReport, *more: Block) -> Section:
         ),
         *_simulated(report, reached),
         ("machines", report.provisioning.summary),
+        *((f"disk of stage {index}", str(sweep)) for index, sweep in report.chosen.evaluation.sweeps.items()),
         ("proof", gap_text(plan)),
     ]
     if report.robust_choice is not None:

@@ -48,6 +48,13 @@ class Sweep(NamedTuple):
     disk_bytes: float
     """The file of one replica."""
 
+    def __str__(self) -> str:
+        """Say what lies where, for people."""
+        return (
+            f"{self.hot_share:.3g} of the rows stay in memory, {self.disk_bytes / 1e9:,.1f} GB of rows lie on the "
+            f"disk of each replica, read and written in order once in {self.steps_per_window:,.0f} steps"
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepTerms:

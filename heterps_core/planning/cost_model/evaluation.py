@@ -7,7 +7,7 @@ bulk by other means (`batch_rating.py`, `segment_table.py`); what is reported al
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -112,6 +112,11 @@ class PlanEvaluation:
     def cost_usd(self) -> float:
         """The sum of all lines."""
         return sum(line.cost_usd for line in self.cost_lines)
+
+    @property
+    def sweeps(self) -> Mapping[int, Sweep]:
+        """Index of a stage -> how it keeps rows on disk, of those that do."""
+        return {index: part.sweep for index, part in enumerate(self.stages) if part.sweep is not None}
 
     @property
     def bottleneck(self) -> StageEvaluation:

@@ -88,6 +88,17 @@ def interruptions_per_unit(device_type: str, offers: Iterable[InstanceOffer]) ->
     return sum(option.offer.interruptions_per_hour * count for option, count in bought) / USUAL_UNITS
 
 
+def disk_bytes_per_s(device_type: str, offers: Iterable[InstanceOffer]) -> float:
+    """Return a unit's share of what its instance moves to network disks, the least over sizes; 0 where unknown.
+
+    Raises:
+        UnknownNameError: The device type is in no table.
+        ProvisioningError: No offer carries it; the message lists those that are carried.
+    """
+    options = _options_for(device_type, tuple(offers))
+    return min(option.offer.instance_type.disk_bandwidth_bytes_per_s / option.units for option in options)
+
+
 def zones_of(offers: Iterable[InstanceOffer]) -> tuple[str | None, ...]:
     """Return the zones in which a plan could stand; (None,) where no price is of one zone alone."""
     return tuple(sorted({offer.zone for offer in offers if offer.zone is not None})) or (None,)

@@ -194,6 +194,7 @@ def _instance_type_of(document: Mapping[str, Any]) -> InstanceType:
     others = document.get("InferenceAcceleratorInfo", {}).get("Accelerators", [])
     card = (cards or others or [None])[0]
     network = document["NetworkInfo"].get("NetworkCards", [])
+    disks = document.get("EbsInfo", {}).get("EbsOptimizedInfo", {})
     gbit_per_s = sum(part.get("BaselineBandwidthInGbps", 0.0) for part in network)
     return InstanceType(
         name=document["InstanceType"],
@@ -205,4 +206,5 @@ def _instance_type_of(document: Mapping[str, Any]) -> InstanceType:
             card.get("MemoryInfo", {}).get("SizeInMiB", 0) * BYTES_PER_MIB if card else 0
         ),
         network_bandwidth_bytes_per_s=gbit_per_s * MBIT_PER_GBIT * BYTES_PER_S_PER_MBIT_PER_S,
+        disk_bandwidth_bytes_per_s=disks.get("BaselineThroughputInMBps", 0.0) * 1e6,
     )

@@ -82,6 +82,7 @@ def instance_type(
         "InstanceType": name,
         "VCpuInfo": {"DefaultVCpus": vcpus},
         "MemoryInfo": {"SizeInMiB": 4096 * vcpus},
+        "EbsInfo": {"EbsOptimizedInfo": {"BaselineThroughputInMBps": 81.25}},
         "NetworkInfo": {"NetworkCards": [{"NetworkCardIndex": 0, "BaselineBandwidthInGbps": gbit_per_s}]},
     }
     if gpu:

@@ -45,6 +45,7 @@ def test_offer_carries_sizes_in_bytes_and_the_date_of_its_price(catalogue):
     assert offer.instance_type.accelerator_count == 4
     assert offer.instance_type.accelerator_memory_bytes_each == 16 * 1024**3
     assert offer.instance_type.network_bandwidth_bytes_per_s == 50e9 / 8
+    assert offer.instance_type.disk_bandwidth_bytes_per_s == 9.5e9 / 8
     assert offer.instance_type.memory_bytes == 192 * 1024**3  # of the host
     assert offer.price_as_of.startswith("2026-07-20")
     assert "karpenter" in offer.price_source

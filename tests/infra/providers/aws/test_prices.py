@@ -75,6 +75,7 @@ def test_sizes_have_cards_and_the_baseline_of_the_network():
     sizes = prices.sizes(REGION, ["c7i", "g4dn"])
 
     assert sizes["c7i.large"].network_bandwidth_bytes_per_s == pytest.approx(0.781e9 / 8)
+    assert sizes["c7i.large"].disk_bandwidth_bytes_per_s == 81.25e6
     assert (sizes["c7i.large"].accelerator_name, sizes["c7i.large"].accelerator_count) == (None, 0)
     assert (sizes["g4dn.xlarge"].accelerator_name, sizes["g4dn.xlarge"].accelerator_count) == ("t4", 1)
     assert sizes["g4dn.xlarge"].accelerator_memory_bytes_each == 16 * 1024**3

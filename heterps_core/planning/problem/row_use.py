@@ -1,0 +1,38 @@
+"""How unevenly the rows of a table are looked up, and what that leaves for those that memory does not hold."""
+
+from __future__ import annotations
+
+from heterps_core.models.model_graph import Layer
+
+ZIPF_EXPONENT = 1.05
+"""Of the use of rows by rank, s: the i-th most used is looked up in proportion to 1 / i^s. Assumed."""
+
+
+def cold_share(num_rows: float, hot_share: float) -> float:
+    """Return the share of look-ups that miss the most used rows of a table.
+
+    Example:
+        >>> round(cold_share(3e8, 0.1), 2), cold_share(3e8, 1.0)
+        (0.07, 0.0)
+    """
+    return 1.0 - _uses(max(hot_share * num_rows, 0.0)) / _uses(num_rows)
+
+
+def cold_bytes_per_sample(layer: Layer, hot_share: float) -> float:
+    """Return the bytes of rows, with their optimizer state, that a sample looks up among those that are not hot.
+
+    Each of the columns of a layer is taken to have its share of the rows.
+    """
+    rows_per_column = layer.parameter_bytes / layer.looked_up_bytes_per_sample
+    looked_up_state_bytes = layer.looked_up_bytes_per_sample * layer.state_bytes / layer.parameter_bytes
+    return looked_up_state_bytes * cold_share(rows_per_column, hot_share)
+
+
+def _uses(num_rows: float) -> float:
+    """Return the sum of 1 / i^s over i = 1..n, by Euler and Maclaurin; between whole numbers it goes on evenly."""
+    if num_rows < 1:
+        return num_rows
+    s = ZIPF_EXPONENT
+    whole: float = (1 - num_rows ** (1 - s)) / (s - 1)
+    ends: float = (1 + num_rows**-s) / 2 + s * (1 - num_rows ** (-s - 1)) / 12
+    return whole + ends
