@@ -22,7 +22,7 @@ from heterps_core.compute_device import CPU, to_device
 from heterps_core.data.features import NO_ID
 from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.row_kernels import kernels_for
-from heterps_core.embeddings.row_optimizers import RowOptimizer, sum_by_row
+from heterps_core.embeddings.row_optimizers import RowOptimizer, State, sum_by_row
 from heterps_core.embeddings.row_range import initial_rows, rows_per_shard, shard_rows
 from heterps_core.transport.shared_memory import use_huge_pages
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
@@ -87,15 +87,7 @@ class ShardedTable:
         self.num_shards = 1 if group is None else dist.get_world_size(group)
         shard = 0 if group is None else dist.get_rank(group)
         self.rows = shard_rows(num_rows, self.num_shards, shard)
-        self.weight_RD = initial_rows(
-            self.rows,
-            table=name,
-            dimension=dimension,
-            seed=seed,
-            standard_deviation=initial_standard_deviation,
-            out=self._new_weight(),
-        )
-        self.state = optimizer.new_state(self.rows.num_rows, dimension, device=device)
+        self.weight_RD, self.state = self._new_rows(seed=seed, standard_deviation=initial_standard_deviation)
         for tensor in self.tensors().values():
             use_huge_pages(tensor)
         self._pending: list[tuple[Tensor, Tensor]] = []
@@ -115,15 +107,7 @@ class ShardedTable:
             IndexError: A row is not in the table.
         """
         group = group or self.group
-        # Counts and row indices are needed on the host, and may be asked for beside what a device is computing.
-        rows_U, inverse_BS = torch.unique(rows_BS.cpu(), return_inverse=True)
-        if self.bags is not None and len(rows_U) and rows_U[0] == NO_ID:
-            # What fills bags comes first: without it other positions are one less, and its own is `NO_ID` again.
-            rows_U, inverse_BS = rows_U[1:], inverse_BS - 1
-        if len(rows_U) and not (rows_U[0] >= 0 and rows_U[-1] < self.num_rows):
-            raise IndexError(
-                f"rows must lie in 0..{self.num_rows - 1} of table {self.name!r}, got {rows_U[[0, -1]]}"
-            )
+        rows_U, inverse_BS = self._distinct(rows_BS)
         # Distinct rows are ascending and shards are contiguous, so they are in the owners' order already.
         owner_U = rows_U // rows_per_shard(self.num_rows, self.num_shards)
         send_counts = torch.bincount(owner_U, minlength=self.num_shards)
@@ -180,9 +164,34 @@ class ShardedTable:
         """Return the shard's tensors by their name in a checkpoint; the first size is `rows.num_rows`."""
         return {"weight": self.weight_RD, **self.state}
 
+    def _new_rows(self, *, seed: int, standard_deviation: float) -> tuple[Tensor, State]:
+        """Return the initial rows of the shard [R, D] and their optimizer state."""
+        weight_RD = initial_rows(
+            self.rows,
+            table=self.name,
+            dimension=self.dimension,
+            seed=seed,
+            standard_deviation=standard_deviation,
+            out=self._new_weight(),
+        )
+        return weight_RD, self.optimizer.new_state(self.rows.num_rows, self.dimension, device=self.device)
+
     def _new_weight(self) -> Tensor:
         """Return memory for the shard [R, D]."""
         return torch.empty(self.rows.num_rows, self.dimension, device=self.device)
+
+    def _distinct(self, rows_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """Return on the host the distinct rows [U], ascending, and the position in them of each row [B, S]."""
+        # Counts and row indices are needed on the host, and may be asked for beside what a device is computing.
+        rows_U, inverse_BS = torch.unique(rows_BS.cpu(), return_inverse=True)
+        if self.bags is not None and len(rows_U) and rows_U[0] == NO_ID:
+            # What fills bags comes first: without it other positions are one less, and its own is `NO_ID` again.
+            rows_U, inverse_BS = rows_U[1:], inverse_BS - 1
+        if len(rows_U) and not (rows_U[0] >= 0 and rows_U[-1] < self.num_rows):
+            raise IndexError(
+                f"rows must lie in 0..{self.num_rows - 1} of table {self.name!r}, got {rows_U[[0, -1]]}"
+            )
+        return rows_U, inverse_BS
 
     def _gather(self, rows_BS: Tensor, out_BX: Tensor) -> RowExchange | None:
         """Write the rows into columns; returns how they were exchanged, None where this process has them all."""

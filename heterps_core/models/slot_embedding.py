@@ -7,7 +7,7 @@ incoming activation.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 
 import torch
@@ -19,9 +19,13 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import NO_ID, SEQUENCE, SUM, FeatureSpec
 from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.row_optimizers import RowOptimizer
+from heterps_core.embeddings.row_range import shard_rows
+from heterps_core.embeddings.row_windows import ShardSize
 from heterps_core.embeddings.sharded_table import ShardedTable, SharedMemoryTable
+from heterps_core.embeddings.swept_table import ColdRowsPlace, SweptTable
 from heterps_core.errors import ConfigurationError
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
+from heterps_core.units import BYTES_PER_FLOAT32
 
 
 class SlotEmbedding(nn.Module):
@@ -110,6 +114,22 @@ class SlotEmbedding(nn.Module):
         """Give the layer the rows that it looks up."""
         self.table = table
 
+    def shard_size(
+        self, optimizer: type[RowOptimizer], *, batch_size: int, num_shards: int, shard: int
+    ) -> ShardSize:
+        """Return what decides how much memory a shard of the table gets.
+
+        Args:
+            batch_size: Samples of a step over all replicas.
+        """
+        num_rows = shard_rows(self.num_rows, num_shards, shard).num_rows
+        state_bytes = optimizer.state_bytes_per_row(self.dimension)
+        return ShardSize(
+            num_rows=num_rows,
+            width=self.dimension + state_bytes // BYTES_PER_FLOAT32,
+            most_rows=min(batch_size * len(self.id_columns), num_rows),
+        )
+
     def new_table(
         self,
         name: str,
@@ -120,16 +140,20 @@ class SlotEmbedding(nn.Module):
         link: SharedMemoryLink | None = None,
         device: torch.device = CPU,
         rows_group: ProcessGroup | None = None,
+        cold_rows: ColdRowsPlace | None = None,
     ) -> ShardedTable:
         """Make the shard of this process.
 
-        With a `link` the replicas share one memory; `group` is None for one process.
+        With a `link` the replicas share one memory; `group` is None for one process. With a place for cold rows not
+        all rows are in memory.
         """
-        table_class = (
-            partial(ShardedTable, device=device, rows_group=rows_group)
-            if link is None
-            else partial(SharedMemoryTable, link=link)
-        )
+        table_class: Callable[..., ShardedTable]
+        if cold_rows is not None:
+            table_class = partial(SweptTable, place=cold_rows)
+        elif link is None:
+            table_class = partial(ShardedTable, device=device, rows_group=rows_group)
+        else:
+            table_class = partial(SharedMemoryTable, link=link)
         return table_class(
             name=name,
             num_rows=self.num_rows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Generic, TypeVar
@@ -29,7 +29,7 @@ class BatchFeed(Generic[Position, Batch]):
         self.waited_s = 0.0
         """Time for which the training had nothing to do but wait for data."""
 
-    def __iter__(self) -> Iterator[tuple[Position, Batch]]:
+    def __iter__(self) -> Generator[tuple[Position, Batch], None, None]:
         """Yield each position with its batch."""
         with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
             ahead: deque[tuple[Position, Future[Batch]]] = deque(

@@ -12,6 +12,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch.distributed as dist
 from torch import Tensor
@@ -22,9 +23,11 @@ from heterps_core.json_codec import JsonDocument
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.storage.named_tensors import (
     dense_optimizer_state,
+    fill_swept_rows,
     fill_tensors,
     row_optimizer_state,
     rows_on_host,
+    swept_rows,
     tables_by_tensor,
     weights_of,
 )
@@ -83,7 +86,8 @@ def save_checkpoint(
     key = f"{CHECKPOINTS}/{cursor.step:08d}"
     own: TensorManifest | str
     try:
-        own = write_tensors(run, key, f"rank-{dist.get_rank():05d}.bin", _owned(model, group))
+        owned = chain(_owned(model, group).items(), swept_rows(model))
+        own = write_tensors(run, key, f"rank-{dist.get_rank():05d}.bin", owned)
     except OSError as error:
         own = str(error)
     # The manifest says that all parts are there, so it waits for the last of them, and all wait for the manifest: a
@@ -116,6 +120,7 @@ def load_latest_checkpoint(run: RunDirectory, model: StageModel) -> TrainingCurs
         try:
             found = read_checkpoint(run, name)
             fill_tensors(run, f"{CHECKPOINTS}/{name}", found.tensors, model, _tensors(model))
+            fill_swept_rows(run, f"{CHECKPOINTS}/{name}", found.tensors, model)
         except CheckpointError as error:
             found = error
         problem = _problem_of_any(found)

@@ -139,6 +139,10 @@ class TrainingConfig:
     update_mode: str = "sync"
     """Name in `UPDATE_MODES`; a pipeline of one stage has nothing to delay."""
 
+    embedding_memory_bytes: int | None = None
+    """Host memory of a worker for rows of tables and their optimizer state; the others are on its disk, from where
+    the rows of the next batches are fetched in time. None holds all rows in memory."""
+
     def __post_init__(self) -> None:
         for name in (
             "batch_size",
@@ -149,6 +153,10 @@ class TrainingConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.embedding_memory_bytes is not None and self.embedding_memory_bytes < 1:
+            raise ConfigurationError(
+                f"embedding_memory_bytes must be at least 1, got {self.embedding_memory_bytes}"
+            )
         for name in ("dense_learning_rate", "embedding_learning_rate"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} must be positive, got {getattr(self, name)}")

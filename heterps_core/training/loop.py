@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate, pairwise
@@ -20,6 +20,7 @@ from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
+from heterps_core.embeddings.swept_table import SweptTable
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.checkpoint import TrainingCursor, save_checkpoint
@@ -31,6 +32,7 @@ from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.step_metrics import MetricWriter, StepMetrics
 from heterps_core.training.storage.run_directory import STOP, RunDirectory
+from heterps_core.training.swept_batches import SweptBatches
 
 logger = logging.getLogger(__name__)
 
@@ -110,30 +112,34 @@ class TrainingLoop:
         batches_per_epoch = self.dataset.num_batches(self.config.batch_size)
         num_steps = self.config.num_epochs * batches_per_epoch
         saved_step = cursor.step
-        feed = BatchFeed(self.training_batch, self._cursors(cursor, batches_per_epoch))
+        cursors = self._cursors(cursor, batches_per_epoch)
+        source = self._swept(map(self.training_batch, cursors), writes=True)
+        feed = BatchFeed(lambda _: source.next_batch(), self._cursors(cursor, batches_per_epoch))
         batches = iter(feed)
-        coming, is_stopping = next(batches, None), False
         # What is trained and not updated yet; its place among all batches.
         trained: deque[TrainingCursor] = deque()
-        while coming is not None:
-            (at, microbatches), coming = coming, next(batches, None)
-            cursor = at.after_batch(batches_per_epoch)
-            is_saved = is_stopping or cursor.step % self.config.checkpoint_interval_steps == 0
-            # A checkpoint holds the parameters after a batch, so none may be under way.
-            following = [] if is_saved or coming is None else coming[1]
-            trained.append(at)
-            for losses in self._train_step(microbatches, step=at.step, following=following):
-                self._update_dense(trained.popleft(), losses, num_steps=num_steps, started_s=started_s)
-            share = remaining_share(at.step, num_steps)
-            self.model.update_rows(self.config.embedding_learning_rate * share)
-            self.on_step(cursor.step)
-            if is_saved:
-                self._save_checkpoint(cursor)
-                saved_step = cursor.step
-            if is_stopping:
-                break
-            # The step that has begun already comes to its end.
-            is_stopping = cursor.step % CONTROL_INTERVAL_STEPS == 0 and self._stop_is_asked_for()
+        with source:
+            coming, is_stopping = next(batches, None), False
+            while coming is not None:
+                (at, microbatches), coming = coming, next(batches, None)
+                cursor = at.after_batch(batches_per_epoch)
+                is_saved = is_stopping or cursor.step % self.config.checkpoint_interval_steps == 0
+                # A checkpoint holds the parameters after a batch, so none may be under way.
+                following = [] if is_saved or coming is None else coming[1]
+                trained.append(at)
+                for losses in self._train_step(microbatches, step=at.step, following=following):
+                    self._update_dense(trained.popleft(), losses, num_steps=num_steps, started_s=started_s)
+                share = remaining_share(at.step, num_steps)
+                self.model.update_rows(self.config.embedding_learning_rate * share)
+                source.finish_step()
+                self.on_step(cursor.step)
+                if is_saved:
+                    self._save_checkpoint(cursor)
+                    saved_step = cursor.step
+                if is_stopping:
+                    break
+                # The step that has begun already comes to its end.
+                is_stopping = cursor.step % CONTROL_INTERVAL_STEPS == 0 and self._stop_is_asked_for()
         logger.info(
             "waited %.2f s of %.2f s for data, up to step %d",
             feed.waited_s,
@@ -142,6 +148,8 @@ class TrainingLoop:
         )
         if saved_step != cursor.step:
             self._save_checkpoint(cursor)
+        batches.close()
+        source.close()
         if self.metrics is not None:
             self.metrics.flush("evaluating" if self.is_complete(cursor) else "stopped")
         return cursor
@@ -155,18 +163,18 @@ class TrainingLoop:
 
         All workers must go through it at once; those of other stages yield nothing.
         """
-        batch_size, num_microbatches = self.config.batch_size, self.config.num_microbatches
-        for index in range(-(-self.dataset.num_eval_rows // batch_size)):
-            rows = self.dataset.held_out_rows(index, batch_size=batch_size)
-            slices = self.runner.row_slices(len(rows), num_microbatches)
-            parts = self._batches(rows[spread(len(rows), num_microbatches, slices)], slices)
-            logits = self.runner.predict(
-                [MicroBatch(num_rows, part) for (num_rows, _), part in zip(slices, parts, strict=True)]
-            )
-            if self.runner.is_last:
-                firsts = accumulate((part.num_rows for part in parts), initial=0)
-                for part, first in zip(parts, firsts, strict=False):
-                    yield part, logits[first : first + part.num_rows].numpy()
+        num_batches = -(-self.dataset.num_eval_rows // self.config.batch_size)
+        with self._swept(map(self._held_out_batch, range(num_batches)), writes=False) as source:
+            for _ in range(num_batches):
+                microbatches = source.next_batch()
+                logits = self.runner.predict(microbatches)
+                source.finish_step()
+                if self.runner.is_last:
+                    parts = [microbatch.batch for microbatch in microbatches]
+                    firsts = accumulate((part.num_rows for part in parts), initial=0)
+                    for part, first in zip(parts, firsts, strict=False):
+                        yield part, logits[first : first + part.num_rows].numpy()
+        source.close()
 
     def training_batch(self, cursor: TrainingCursor) -> list[MicroBatch]:
         """Read this replica's rows of a batch, cut them into micro-batches, and exchange what they look up.
@@ -185,11 +193,26 @@ class TrainingLoop:
             seed=self.config.seed,
             positions=spread(batch_size, num_microbatches, slices),
         )
+        return self._microbatches(rows, slices)
+
+    def _held_out_batch(self, index: int) -> list[MicroBatch]:
+        """Read this replica's rows of a held-out batch, as `training_batch` does of one that is trained."""
+        rows = self.dataset.held_out_rows(index, batch_size=self.config.batch_size)
+        slices = self.runner.row_slices(len(rows), self.config.num_microbatches)
+        return self._microbatches(rows[spread(len(rows), self.config.num_microbatches, slices)], slices)
+
+    def _microbatches(
+        self, rows: npt.NDArray[np.int64], slices: Sequence[tuple[int, RowSlice]]
+    ) -> list[MicroBatch]:
         parts = self._batches(rows, slices)
         return [
             MicroBatch(size, part, exchanges)
             for (size, _), part, exchanges in zip(slices, parts, self._exchanges(parts), strict=True)
         ]
+
+    def _swept(self, batches: Iterable[list[MicroBatch]], *, writes: bool) -> SweptBatches:
+        tables = list(self.model.swept_tables.values())
+        return SweptBatches(batches, tables, group=self.ids_group, writes=writes)
 
     def _train_step(
         self, microbatches: Sequence[MicroBatch], *, step: int, following: Sequence[MicroBatch]
@@ -223,13 +246,11 @@ class TrainingLoop:
     def _exchanges(self, parts: Sequence[ClickBatch]) -> list[list[tuple[ShardedTable, RowExchange]]]:
         """Tell the owners of rows what each micro-batch will look up; replicas that share a table need not."""
         exchanges: list[list[tuple[ShardedTable, RowExchange]]] = [[] for _ in parts]
-        if self.ids_group is None:
-            return exchanges
         for layer in self.model.layers.values():
             if not isinstance(layer, SlotEmbedding):
                 continue
             table = layer.table
-            if isinstance(table, ShardedTable):
+            if isinstance(table, SweptTable) or (self.ids_group is not None and table is not None):
                 for exchange, part in zip(exchanges, parts, strict=True):
                     rows_BS = layer.row_numbers(part)
                     exchange.append((table, table.exchange_row_numbers(rows_BS, group=self.ids_group)))

@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import struct
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
 from heterps_core.training.storage.named_tensors import (
     dense_optimizer_state,
+    fill_swept_rows,
     fill_tensors,
     row_optimizer_state,
     weights_of,
@@ -112,7 +114,14 @@ def load_start_model(
         goes_on |= dense_optimizer_state(model)
     if state.embedding_optimizer == config.embedding_optimizer:
         goes_on |= row_optimizer_state(model)
-    _fill(run, tensors, model, goes_on)
+    _fill(
+        run,
+        tensors,
+        model,
+        goes_on,
+        of_swept=lambda key: key != "weight" and state.embedding_optimizer == config.embedding_optimizer,
+        scales={"accumulator": start.accumulators_kept},
+    )
     for name, tensor in goes_on.items():
         if name.endswith(".accumulator"):
             tensor.mul_(start.accumulators_kept)
@@ -125,13 +134,22 @@ def load_start_model(
 def load_start_weights(run: RunDirectory, start: StartModel, model: StageModel) -> TensorManifest:
     """Load the weights alone, and return the manifest of the start model."""
     tensors = _read_manifest(run, start)
-    _fill(run, tensors, model, weights_of(model))
+    _fill(run, tensors, model, weights_of(model), of_swept=lambda key: key == "weight")
     return tensors
 
 
-def _fill(run: RunDirectory, manifest: TensorManifest, model: StageModel, tensors: dict[str, Tensor]) -> None:
+def _fill(
+    run: RunDirectory,
+    manifest: TensorManifest,
+    model: StageModel,
+    tensors: dict[str, Tensor],
+    *,
+    of_swept: Callable[[str], bool],
+    scales: Mapping[str, float] | None = None,
+) -> None:
     try:
         fill_tensors(run, START_MODEL, manifest, model, tensors)
+        fill_swept_rows(run, START_MODEL, manifest, model, wanted=of_swept, scales=scales)
     except DamagedFileError as error:
         raise CheckpointError(f"{error}; start a new run") from error
     except CheckpointError as error:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -102,7 +104,8 @@ class Worker:
         if group is not None and is_on_one_node and device == CPU:
             limit_s = START_LIMIT.total_seconds()
             link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=limit_s)
-        asks_ahead = group is not None and link is None
+        # Replicas ask for swept rows by messages.
+        asks_ahead = group is not None and (link is None or job.config.embedding_memory_bytes is not None)
         loop = self._build_loop(
             job,
             layout,
@@ -196,6 +199,7 @@ class Worker:
         assert self.replica is not None
         dataset = self._open_dataset(job)
         neighbours = connect_neighbours(layout, rank=self.rank, device=device)
+        scratch = self.run.path("") if self.run.is_local else Path(tempfile.gettempdir())
         model = build_stage_model(
             job.model,
             dataset.features,
@@ -203,9 +207,10 @@ class Worker:
             job.stages,
             self.stage,
             group,
-            link,
+            link if job.config.embedding_memory_bytes is None else None,
             device=device,
             device_group=device_group,
+            scratch=scratch,
         )
         runner = StageRunner(
             list(model.layers.values()),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
@@ -13,7 +15,10 @@ from torch.optim import Optimizer
 from heterps_core.compute_device import CPU
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
+from heterps_core.embeddings.row_windows import slots_by_table
 from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.embeddings.swept_table import ColdRowsPlace, SweptTable
+from heterps_core.errors import ConfigurationError
 from heterps_core.models.chain import build_chain
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.models.tracing import trace_chain
@@ -46,6 +51,11 @@ class StageModel:
     """Where layers, tables and optimizer state are."""
 
     @property
+    def swept_tables(self) -> dict[str, SweptTable]:
+        """Those tables that are larger than the memory for them."""
+        return {name: table for name, table in self.tables.items() if isinstance(table, SweptTable)}
+
+    @property
     def reads_batch(self) -> bool:
         """The stage looks rows up, so it needs the features of a batch."""
         return any(isinstance(layer, SlotEmbedding) for layer in self.layers.values())
@@ -75,6 +85,7 @@ def build_stage_model(
     *,
     device: torch.device = CPU,
     device_group: ProcessGroup | None = None,
+    scratch: Path = Path(),
 ) -> StageModel:
     """Build the layers of one stage, and prepare this process for training them.
 
@@ -88,9 +99,10 @@ def build_stage_model(
         link: Between them where they sit on one machine.
         device: Where layers and tables are to be.
         device_group: The replicas of `group`, for tensors on the device; by default `group`.
+        scratch: Folder for rows that find no room in `config.embedding_memory_bytes`.
 
     Raises:
-        ConfigurationError: The stages do not cover the chain.
+        ConfigurationError: The stages do not cover the chain, or the memory for rows is too small.
     """
     keep_freed_memory()
     chain = build_chain(model, features, seed=config.seed)
@@ -106,6 +118,7 @@ def build_stage_model(
     stage = stages[stage_index]
     named = list(chain.named_children())[stage.first_layer : stage.last_layer + 1]
     tables = {}
+    places = _cold_rows_places(dict(named), config, group, device=device, scratch=scratch)
     for name, layer in named:
         if isinstance(layer, SlotEmbedding):
             tables[name] = layer.new_table(
@@ -116,6 +129,7 @@ def build_stage_model(
                 link=link,
                 device=device,
                 rows_group=device_group,
+                cold_rows=places.get(name),
             )
             layer.attach_table(tables[name])
     # Before there is an optimizer, whose state lies where the parameters are.
@@ -131,3 +145,37 @@ def build_stage_model(
         output_width=graph.layers[stage.last_layer].output_bytes_per_sample // BYTES_PER_FLOAT32,
         device=device,
     )
+
+
+def _cold_rows_places(
+    layers: Mapping[str, nn.Module],
+    config: TrainingConfig,
+    group: ProcessGroup | None,
+    *,
+    device: torch.device,
+    scratch: Path,
+) -> dict[str, ColdRowsPlace]:
+    """Return for each table that is larger than the memory for it where its other rows are."""
+    embeddings = {name: layer for name, layer in layers.items() if isinstance(layer, SlotEmbedding)}
+    if config.embedding_memory_bytes is None or not embeddings:
+        return {}
+    if device != CPU:
+        raise ConfigurationError(
+            f"embedding_memory_bytes is for tables in the host's memory, but those of {', '.join(embeddings)} lie on "
+            f"{device}; place these layers on a CPU, or leave embedding_memory_bytes out"
+        )
+    shards = {
+        name: layer.shard_size(
+            get_row_optimizer(config.embedding_optimizer),
+            batch_size=config.batch_size,
+            num_shards=1 if group is None else dist.get_world_size(group),
+            shard=0 if group is None else dist.get_rank(group),
+        )
+        for name, layer in embeddings.items()
+    }
+    num_slots = slots_by_table(shards, config.embedding_memory_bytes)
+    return {
+        name: ColdRowsPlace(folder=scratch, num_slots=count, most_rows=shards[name].most_rows)
+        for name, count in num_slots.items()
+        if count is not None
+    }

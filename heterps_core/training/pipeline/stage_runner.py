@@ -323,6 +323,8 @@ class StageRunner:
                 arriving.extend(self._before.receive(microbatch.num_rows) for microbatch in microbatches)
             for microbatch in microbatches:
                 entering = None if self._before is None else arriving.popleft().wait()
+                for table, exchange in microbatch.exchanges:
+                    table.expect(exchange)
                 leaving = self._run_layers(microbatch.batch, entering)
                 if self._after is not None:
                     self._after.send(leaving, microbatch.num_rows)

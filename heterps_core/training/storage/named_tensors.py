@@ -6,7 +6,7 @@ replicas, finds its own. A tensor of a table is this replica's rows of it; all o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from heterps_core.training.storage.stored_tensors import TensorManifest, TensorR
 
 def weights_of(model: StageModel) -> dict[str, Tensor]:
     """Return what predictions depend on: rows of tables, parameters and buffers."""
-    weights = {f"{name}.weight": table.weight_RD for name, table in model.tables.items()}
+    weights = {f"{name}.weight": table.weight_RD for name, table in _tables_in_memory(model).items()}
     for name, layer in model.layers.items():
         weights |= {f"{name}.{key}": tensor for key, tensor in layer.state_dict().items()}
     return weights
@@ -29,7 +29,7 @@ def row_optimizer_state(model: StageModel) -> dict[str, Tensor]:
     """Return what the optimizers of tables have accumulated for this replica's rows."""
     return {
         f"{layer_name}.{key}": tensor
-        for layer_name, table in model.tables.items()
+        for layer_name, table in _tables_in_memory(model).items()
         for key, tensor in table.state.items()
     }
 
@@ -49,8 +49,55 @@ def dense_optimizer_state(model: StageModel) -> dict[str, Tensor]:
 def tables_by_tensor(model: StageModel) -> dict[str, ShardedTable]:
     """Return the table of each tensor of which a replica has some rows only; all tensors beside these are whole."""
     return {
-        f"{layer_name}.{key}": table for layer_name, table in model.tables.items() for key in table.tensors()
+        f"{layer_name}.{key}": table
+        for layer_name, table in _tables_in_memory(model).items()
+        for key in table.tensors()
     }
+
+
+def swept_rows(model: StageModel) -> Iterator[tuple[str, TensorRows]]:
+    """Yield the rows of tables that are larger than memory by the names of their tensors, some at a time.
+
+    All other functions here pass these tables over.
+    """
+    for layer_name, table in model.swept_tables.items():
+        for rows, tensors in table.row_blocks():
+            for key, tensor in tensors.items():
+                yield (
+                    f"{layer_name}.{key}",
+                    TensorRows(tensor=tensor, rows=rows, num_rows=table.num_rows),
+                )
+
+
+def fill_swept_rows(
+    run: RunDirectory,
+    folder: str,
+    manifest: TensorManifest,
+    model: StageModel,
+    *,
+    wanted: Callable[[str], bool] = lambda key: True,
+    scales: Mapping[str, float] | None = None,
+) -> None:
+    """Fill the tables that are larger than memory with what stands in a folder; none of their rows may be in memory.
+
+    Args:
+        wanted: Tells by its name in a table whether a tensor is filled, or stays as it is.
+        scales: By what a tensor is multiplied, by its name in a table.
+
+    Raises:
+        CheckpointError: See `read_tensors`.
+    """
+    for layer_name, table in model.swept_tables.items():
+        for rows, tensors in table.row_blocks(writes=True):
+            parts = {
+                f"{layer_name}.{key}": TensorRows(tensor=tensor, rows=rows, num_rows=table.num_rows)
+                for key, tensor in tensors.items()
+                if wanted(key)
+            }
+            read_tensors(run, folder, manifest, parts)
+            for key, tensor in tensors.items():
+                if wanted(key):
+                    tensor.mul_((scales or {}).get(key, 1.0))
 
 
 def rows_on_host(model: StageModel, tensors: Mapping[str, Tensor]) -> dict[str, TensorRows]:
@@ -84,3 +131,7 @@ def fill_tensors(
     for name, tensor in tensors.items():
         if on_host[name].tensor is not tensor:
             tensor.copy_(on_host[name].tensor)
+
+
+def _tables_in_memory(model: StageModel) -> dict[str, ShardedTable]:
+    return {name: table for name, table in model.tables.items() if name not in model.swept_tables}

@@ -7,9 +7,10 @@ a pickle. The file of an exported model in the safetensors format is such a file
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -97,24 +98,26 @@ class TensorRows:
 
 
 def write_tensors(
-    run: RunDirectory, folder: str, name: str, tensors: Mapping[str, TensorRows]
+    run: RunDirectory, folder: str, name: str, tensors: Iterable[tuple[str, TensorRows]]
 ) -> TensorManifest:
     """Write tensors to one new file of a folder, and the hashes of its blocks; durable on return.
 
     Args:
-        tensors: By name; nothing is written where there are none.
+        tensors: With their names; several may be parts of one. Nothing is written where there are none.
 
     Raises:
         OSError: It cannot be written.
     """
-    if not tensors:
+    parts = iter(tensors)
+    first = next(parts, None)
+    if first is None:
         return TensorManifest()
     stored: list[StoredRows] = []
     offset = 0
     hasher = BlockHasher()
     with run.appending(f"{folder}/{name}") as append, ThreadPoolExecutor(1) as beside:
-        hashed = []
-        for tensor_name, part in tensors.items():
+        hashed: Future[None] | None = None
+        for tensor_name, part in chain([first], parts):
             stored.append(
                 StoredRows(
                     tensor=tensor_name,
@@ -127,11 +130,14 @@ def write_tensors(
                 )
             )
             content = _bytes_of(part.tensor).data
-            hashed.append(beside.submit(hasher.update, content))
+            if hashed is not None:
+                # No more than two parts are held in memory for it.
+                hashed.result()
+            hashed = beside.submit(hasher.update, content)
             append(content)
             offset += content.nbytes
-        for each in hashed:
-            each.result()
+        if hashed is not None:
+            hashed.result()
     return TensorManifest(files=(write_hashes(run, folder, name, hasher),), rows=tuple(stored))
 
 

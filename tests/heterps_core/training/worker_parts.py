@@ -23,12 +23,19 @@ def training_loop_of(rank: int, run: RunDirectory) -> tuple[TrainingJob, Trainin
     layout = RankLayout(
         tuple(tuple(range(first, first + count)) for first, count in zip(firsts, counts, strict=True))
     )
-    groups = [dist.new_group(list(members)) for members in layout.ranks]
+    groups, ids_groups = ([dist.new_group(list(members)) for members in layout.ranks] for _ in range(2))
     worker = Worker(run)
     worker.stage, worker.replica = layout.position(rank)
     group = groups[worker.stage] if counts[worker.stage] > 1 else None
     loop = worker._build_loop(
-        job, layout, device=CPU, group=group, device_group=group, ids_group=None, sum_group=None, link=None
+        job,
+        layout,
+        device=CPU,
+        group=group,
+        device_group=group,
+        ids_group=None if group is None else ids_groups[worker.stage],
+        sum_group=None,
+        link=None,
     )
     return job, loop
 

@@ -1,0 +1,341 @@
+"""A table shard that is larger than the memory for it: rows that batches need soon are in memory, all others on disk.
+
+Which batches come is known, so nothing is fetched row by row. While a window of batches is trained, one pass over the
+file of cold rows brings the rows of the next window into memory, and takes those back that neither of the two needs.
+Rows that both windows have stay, so frequent rows never touch the disk. Look-ups and updates work on slots: the same
+kernels on a smaller tensor, so every row gets bit for bit what it gets in a table in memory.
+
+Shapes: as in `sharded_table`, but R of the tensors in memory is the number of slots.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from heterps_core.data.features import NO_ID
+from heterps_core.embeddings.cold_rows import ColdRows
+from heterps_core.embeddings.row_optimizers import State
+from heterps_core.embeddings.row_range import RowRange, initial_rows
+from heterps_core.embeddings.row_windows import (
+    PARTS_OF_MEMORY,
+    SWEEPING_THREADS,
+    RowWindow,
+    Slots,
+    WindowPlan,
+)
+from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable, copy_rows
+
+Block = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepCounts:
+    """What sweeps of a worker's tables have done in training."""
+
+    rows_asked: int = 0
+    """Distinct rows of each batch, summed over batches."""
+
+    rows_fetched: int = 0
+    """Of these, rows that came from disk, once for all batches of a window."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def __add__(self, other: SweepCounts) -> SweepCounts:
+        return SweepCounts(
+            rows_asked=self.rows_asked + other.rows_asked,
+            rows_fetched=self.rows_fetched + other.rows_fetched,
+            bytes_read=self.bytes_read + other.bytes_read,
+            bytes_written=self.bytes_written + other.bytes_written,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColdRowsPlace:
+    """Where the rows of a shard are that are not in memory, and how many are."""
+
+    folder: Path
+    """For the file of cold rows."""
+
+    num_slots: int
+    """Rows that memory has room for."""
+
+    most_rows: int
+    """Distinct rows of the shard that one batch can look up, at most half the slots."""
+
+
+class SweptTable(ShardedTable):
+    """The shard of one replica, of which some rows are in memory.
+
+    Each look-up must be announced: `exchange_row_numbers` before its window is planned, `with_slots` once the window
+    has been swept in, and `expect` right before it.
+
+    Args:
+        place: Of the rows that are not in memory.
+        others: What `ShardedTable` takes.
+
+    Raises:
+        ConfigurationError: The folder has no room for the rows.
+    """
+
+    def __init__(self, *, place: ColdRowsPlace, **others: Any) -> None:
+        self._place = place
+        super().__init__(**others)
+        self._columns = _columns(self.tensors())
+        self._free = np.arange(place.num_slots, dtype=np.int32)
+        self._windows = (RowWindow(), RowWindow())
+        """The one that is trained or comes next, and the one behind it: whose rows are in memory."""
+
+        self._is_swept = threading.Lock()
+        self._slots_change = threading.Lock()
+        self.counts = SweepCounts()
+
+    @property
+    def folder(self) -> Path:
+        """Where its file of cold rows is."""
+        return self._place.folder
+
+    def new_plan(self) -> WindowPlan:
+        """Return what cuts batches into windows that fit."""
+        return WindowPlan(
+            num_rows=self.rows.num_rows,
+            num_slots=self._place.num_slots,
+            most_rows=self._place.most_rows,
+        )
+
+    def exchange_row_numbers(self, rows_BS: Tensor, *, group: ProcessGroup | None = None) -> RowExchange:
+        """Tell the owners which rows a look-up will ask for; with one replica, which distinct ones.
+
+        Raises:
+            IndexError: A row is not in the table.
+        """
+        if self.group is not None:
+            return super().exchange_row_numbers(rows_BS, group=group)
+        rows_U, inverse_BS = self._distinct(rows_BS)
+        return RowExchange(inverse_BS, len(rows_U), [], [], rows_U)
+
+    def with_slots(self, exchange: RowExchange, window: RowWindow) -> RowExchange:
+        """Return an exchange whose rows are slots, for `expect`; its window must have been swept in."""
+        slots_U = window.slots_of(exchange.local_rows.numpy())
+        if self.group is not None:
+            return replace(exchange, local_rows=torch.from_numpy(slots_U.astype(np.int64)))
+        # What fills bags has the position NO_ID, -1, which is that of the last.
+        slots_U = np.append(slots_U, np.int32(NO_ID)).astype(np.int64)
+        return replace(exchange, local_rows=torch.from_numpy(slots_U[exchange.inverse_BS.numpy()]))
+
+    def sweep(self, coming: RowWindow, *, writes: bool = True) -> None:
+        """Bring a window's rows into memory, those of the window before stay there, all others leave.
+
+        Rows that leave must not be in use any more, and are written where `writes`; their updates are lost otherwise.
+
+        Raises:
+            TrainingError: The file cannot be read or written.
+        """
+        with self._is_swept:
+            sweep = _Sweep(self, coming, writes=writes)
+            sweep.run()
+            self._windows = (self._windows[1], coming)
+            if writes:
+                self.counts += SweepCounts(
+                    rows_asked=coming.num_asked,
+                    rows_fetched=sweep.num_fetched,
+                    bytes_read=sweep.num_read * self.cold.block_bytes,
+                    bytes_written=sweep.num_written * self.cold.block_bytes,
+                )
+
+    def empty(self, *, writes: bool = True) -> None:
+        """Take all rows out of memory."""
+        self.sweep(RowWindow(), writes=writes)
+        self.sweep(RowWindow(), writes=writes)
+
+    def row_blocks(self, *, writes: bool = False) -> Iterator[tuple[RowRange, dict[str, Tensor]]]:
+        """Yield all rows of the shard as they are, some at a time, with their tensors as a checkpoint names them.
+
+        What the caller writes to the tensors is kept where `writes`; no row may be in memory then.
+        """
+        size = self.cold.rows_per_block
+        blocks_of_part = max(1, self._place.num_slots // (PARTS_OF_MEMORY * size))
+        buffer = self.cold.new_buffer()
+        with self._is_swept:
+            for first_block in range(0, self.cold.num_blocks, blocks_of_part):
+                blocks = range(first_block, min(first_block + blocks_of_part, self.cold.num_blocks))
+                first, stop = blocks.start * size, min(blocks.stop * size, self.rows.num_rows)
+                tensors = {
+                    name: torch.empty(stop - first, *tensor.shape[1:])
+                    for name, tensor in self.tensors().items()
+                }
+                columns = _columns(tensors)
+                for block in blocks:
+                    self._read_newest(block, buffer)
+                    for values, own in columns:
+                        part = values[(block - first_block) * size :][:size]
+                        part[:] = buffer[: len(part), own]
+                yield RowRange(self.rows.first + first, self.rows.first + stop), tensors
+                for block in blocks if writes else ():
+                    for values, own in columns:
+                        part = values[(block - first_block) * size :][:size]
+                        buffer[: len(part), own] = part
+                    self.cold.write(block, buffer)
+
+    def _new_rows(self, *, seed: int, standard_deviation: float) -> tuple[Tensor, State]:
+        """Write the initial rows to disk and return the memory for slots."""
+        slots = {"weight": torch.zeros(self._place.num_slots, self.dimension)}
+        slots |= self.optimizer.new_state(self._place.num_slots, self.dimension)
+        columns = _columns(slots)
+        self.cold = ColdRows(
+            self._place.folder,
+            what=f"table {self.name!r}",
+            num_rows=self.rows.num_rows,
+            width=columns[-1][1].stop,
+        )
+        buffer = self.cold.new_buffer()
+        for values, own in columns:
+            buffer[:, own] = values[0]
+        for block in range(self.cold.num_blocks):
+            first = self.rows.first + block * self.cold.rows_per_block
+            rows = RowRange(first, min(first + self.cold.rows_per_block, self.rows.stop))
+            buffer[: rows.num_rows, : self.dimension] = initial_rows(
+                rows,
+                table=self.name,
+                dimension=self.dimension,
+                seed=seed,
+                standard_deviation=standard_deviation,
+            ).numpy()
+            self.cold.write(block, buffer)
+        return slots.pop("weight"), slots
+
+    def _read_newest(self, block: int, buffer: Block) -> None:
+        """Read a block, and put the rows over it that are in memory."""
+        first = block * self.cold.rows_per_block
+        self.cold.read(block, buffer)
+        for window in self._windows:
+            own = slice(*window.places(np.array([first, first + self.cold.rows_per_block])))
+            self._copy_out(window.slots[own], buffer, window.rows[own] - first)
+
+    def _copy_out(self, slots: Slots, block: Block, places: npt.NDArray[Any]) -> None:
+        """Copy rows from memory to their places in a block."""
+        for values, columns in self._columns:
+            block[places, columns] = values[slots]
+
+    def _copy_in(self, slots: Slots, block: Block, places: npt.NDArray[Any]) -> None:
+        for values, columns in self._columns:
+            values[slots] = block[places, columns]
+
+    def _take_slots(self, count: int) -> Slots | None:
+        with self._slots_change:
+            if count > len(self._free):
+                return None
+            taken, self._free = np.split(self._free, [count])
+            return taken
+
+    def _free_slots(self, slots: Slots) -> None:
+        with self._slots_change:
+            self._free = np.concatenate([slots, self._free])
+
+    def _gather(self, rows_BS: Tensor, out_BX: Tensor) -> RowExchange | None:
+        if self._expected is None:
+            raise RuntimeError(f"a look-up in table {self.name!r}, whose rows are swept, must be announced")
+        if self.group is not None:
+            return super()._gather(rows_BS, out_BX)
+        exchange, self._expected = self._expected, None
+        copy_rows(self.weight_RD, exchange.local_rows, out_BX, self.bags)
+        return exchange
+
+    def _scatter(self, rows_BS: Tensor, exchange: RowExchange | None, gradients_BX: Tensor) -> None:
+        assert exchange is not None
+        if self.group is not None:
+            super()._scatter(rows_BS, exchange, gradients_BX)
+        else:
+            self._pending.append((exchange.local_rows, gradients_BX))
+
+
+class _Sweep:
+    """One pass over the blocks of a table's file, several at once."""
+
+    def __init__(self, table: SweptTable, coming: RowWindow, *, writes: bool) -> None:
+        self._table, self._writes = table, writes
+        self._cold = table.cold
+        self._coming = coming
+        coming.slots = np.empty(len(coming.rows), dtype=np.int32)
+        firsts = np.arange(self._cold.num_blocks + 1) * self._cold.rows_per_block
+        self._windows = (*table._windows, coming)
+        self._bounds = [window.places(firsts) for window in self._windows]
+        self._buffers = threading.local()
+        self._count = threading.Lock()
+        self._all_have_left = False
+        self.num_fetched = self.num_read = self.num_written = 0
+
+    def run(self) -> None:
+        """Go through all blocks; again through those for whose rows the first time had left no room."""
+        before, _, coming = self._bounds
+        is_wanted = (np.diff(before) > 0) | (np.diff(coming) > 0)
+        blocks = np.flatnonzero(is_wanted).tolist()
+        with ThreadPoolExecutor(SWEEPING_THREADS, thread_name_prefix="sweep") as threads:
+            is_done = list(threads.map(self._exchange_rows, blocks))
+            self._all_have_left = True
+            rest = [block for block, done in zip(blocks, is_done, strict=True) if not done]
+            if not all(threads.map(self._exchange_rows, rest)):
+                raise RuntimeError("a planned window does not fit into its slots")
+
+    def _exchange_rows(self, block: int) -> bool:
+        """Write rows of a block that leave, and fetch those that come; returns whether these found room."""
+        table, first = self._table, block * self._cold.rows_per_block
+        parts = [slice(bounds[block], bounds[block + 1]) for bounds in self._bounds]
+        before, current, coming = (
+            window.rows[part].astype(np.int64) - first
+            for window, part in zip(self._windows, parts, strict=True)
+        )
+        slot_by_row = np.full(self._cold.rows_per_block, -1, dtype=np.int32)
+        stays = np.zeros(self._cold.rows_per_block, dtype=bool)
+        slot_by_row[before] = self._windows[0].slots[parts[0]]
+        slot_by_row[current] = self._windows[1].slots[parts[1]]
+        stays[current] = stays[coming] = True
+        leaving = before[:0] if self._all_have_left else before[~stays[before]]
+        slots = slot_by_row[coming]
+        fetched = coming[slots < 0]
+        is_written = self._writes and len(leaving) > 0
+        buffer = self._buffer()
+        if is_written or len(fetched):
+            self._cold.read(block, buffer)
+        if len(leaving):
+            if is_written:
+                table._copy_out(slot_by_row[leaving], buffer, leaving)
+                self._cold.write(block, buffer)
+            table._free_slots(slot_by_row[leaving])
+        taken = table._take_slots(len(fetched))
+        if taken is not None:
+            table._copy_in(taken, buffer, fetched)
+            slots[slots < 0] = taken
+            self._coming.slots[parts[2]] = slots
+        with self._count:
+            self.num_read += is_written or len(fetched) > 0
+            self.num_written += is_written
+            self.num_fetched += 0 if taken is None else len(fetched)
+        return taken is not None
+
+    def _buffer(self) -> Block:
+        if not hasattr(self._buffers, "block"):
+            self._buffers.block = self._cold.new_buffer()
+        block: Block = self._buffers.block
+        return block
+
+
+def _columns(tensors: dict[str, Tensor]) -> Sequence[tuple[Block, slice]]:
+    """Return each tensor of rows as a matrix, with its columns in a record."""
+    found, first = [], 0
+    for tensor in tensors.values():
+        values = tensor.numpy().reshape(len(tensor), -1)
+        found.append((values, slice(first, first + values.shape[1])))
+        first += values.shape[1]
+    return found

@@ -1,0 +1,263 @@
+"""Batches in windows, so that the rows of tables that are larger than memory are there when their turn comes.
+
+Three windows are under way: one is trained, the rows of the next are swept in on a thread, and the one behind it is
+read and planned, a batch for each that is handed out. Until their turn comes batches wait in an unnamed file: for as
+many as a window has they would take as much memory as its rows. Without such tables batches are passed on.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Condition
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from heterps_core.compute_device import CPU
+from heterps_core.data.batch import ClickBatch
+from heterps_core.embeddings.row_windows import RowWindow
+from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
+from heterps_core.embeddings.swept_table import SweptTable
+from heterps_core.errors import TrainingError
+from heterps_core.training.pipeline.stage_runner import MicroBatch
+
+LARGEST_INT32 = 2**31 - 1
+
+
+class SweptBatches:
+    """Hands out batches whose rows are in memory. Within its `with` block steps follow; `close` comes behind it.
+
+    Args:
+        batches: In order; each with the exchanges of all look-ups in swept tables. They are read on the thread that
+            calls `next_batch`.
+        tables: The swept tables of this worker; none to pass batches on.
+        group: Replicas that all read the same batches, for messages of the reading thread: they end windows together.
+        writes: Rows are trained; else they are only read.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[list[MicroBatch]],
+        tables: Sequence[SweptTable],
+        *,
+        group: ProcessGroup | None,
+        writes: bool,
+    ) -> None:
+        self._batches, self._tables = iter(batches), tables
+        self._group, self._writes = group, writes
+        self._steps = _Steps()
+        self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweeps")
+        self._handed_out = self._swept() if tables else self._batches
+
+    def __enter__(self) -> SweptBatches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._steps.end()
+
+    def close(self) -> None:
+        """Take all rows out of memory, after the last call of `next_batch` has returned."""
+        self._sweeper.shutdown()
+        for table in self._tables:
+            table.empty(writes=self._writes)
+
+    def next_batch(self) -> list[MicroBatch]:
+        """Return the next batch; an empty one where no step follows any more. Another thread may call it than trains.
+
+        Raises:
+            StopIteration: There is none.
+            TrainingError: A file of rows or batches cannot be read or written.
+        """
+        return next(self._handed_out)
+
+    def finish_step(self) -> None:
+        """Say that all gradients of one more batch are applied."""
+        self._steps.advance()
+
+    def _swept(self) -> Iterator[list[MicroBatch]]:
+        windows = self._planned_windows()
+        current, following = _whole(windows), _whole(windows)
+        coming = self._sweep_in(current, num_steps=0)
+        num_steps = 0
+        while current is not None:
+            coming.result()
+            # Rows that leave were last used in the window before this one.
+            coming = self._sweep_in(following, num_steps=num_steps)
+            planned = None
+            for _ in range(current.num_batches):
+                # Where the training has ended replicas still read alike, so that none waits for a message.
+                yield [] if self._steps.have_ended else current.next_batch()
+                planned = planned or next(windows, None)
+            num_steps += current.num_batches
+            current, following = following, planned or _whole(windows)
+
+    def _sweep_in(self, window: _Window | None, *, num_steps: int) -> Future[None]:
+        def sweep() -> None:
+            if self._steps.wait_for(num_steps) and window is not None:
+                for table, rows in zip(self._tables, window.rows, strict=True):
+                    table.sweep(rows, writes=self._writes)
+
+        return self._sweeper.submit(sweep)
+
+    def _planned_windows(self) -> Iterator[_Window | None]:
+        """Yield each window once it is known, and None for each batch that ends none."""
+        plans = [table.new_plan() for table in self._tables]
+        window = _Window(self._tables[0].folder)
+        for batch in self._batches:
+            rows = [_distinct_rows(batch, table) for table in self._tables]
+            is_full = not all(plan.fits(rows_U) for plan, rows_U in zip(plans, rows, strict=True))
+            ended = None
+            if self._agreed(is_full):
+                ended, window = window, _Window(self._tables[0].folder)
+                ended.rows = [plan.end_window() for plan in plans]
+            for plan, rows_U in zip(plans, rows, strict=True):
+                plan.add(rows_U)
+            window.append(batch)
+            yield ended
+        if window.num_batches:
+            window.rows = [plan.end_window() for plan in plans]
+            yield window
+
+    def _agreed(self, is_full: bool) -> bool:
+        """Tell whether a window is full on any replica."""
+        if self._group is None:
+            return is_full
+        answer = torch.tensor([is_full], dtype=torch.int32, device=CPU)
+        dist.all_reduce(answer, dist.ReduceOp.MAX, group=self._group)
+        return bool(answer)
+
+
+def _whole(windows: Iterator[_Window | None]) -> _Window | None:
+    """Return the next window once all its batches are read; None behind the last."""
+    return next((window for window in windows if window is not None), None)
+
+
+def _distinct_rows(batch: Sequence[MicroBatch], table: SweptTable) -> npt.NDArray[np.int64]:
+    """Return the rows of a shard that a batch looks up, once each, ascending."""
+    asked = [own.local_rows for part in batch for of, own in part.exchanges if of is table]
+    return np.unique(torch.cat(asked).numpy())
+
+
+class _Window:
+    """The batches of a window, in a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.num_batches = 0
+        self.rows: list[RowWindow] = []
+        """Of each swept table, once the window has ended."""
+
+        self._folder = folder
+        self._tables: list[ShardedTable] = []
+        """Of all look-ups in a micro-batch, in order."""
+
+        self._file: IO[bytes] | None = None
+        self._is_read = False
+
+    def append(self, batch: Sequence[MicroBatch]) -> None:
+        """Write a batch behind the others.
+
+        Raises:
+            TrainingError: There is no room for it.
+        """
+        self._tables = [table for table, _ in batch[0].exchanges]
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+                weakref.finalize(self, self._file.close)
+            pickle.dump([_packed(part) for part in batch], self._file, protocol=5)
+            self._file.flush()
+        except OSError as error:
+            raise TrainingError(
+                f"batches that wait for their rows must find room in {self._folder}, but could not be written: "
+                f"{error}; free space there and resume the run"
+            ) from error
+        self.num_batches += 1
+
+    def next_batch(self) -> list[MicroBatch]:
+        """Return the next batch with the slots of its rows, which are in memory by now."""
+        assert self._file is not None
+        if not self._is_read:
+            self._file.seek(0)
+            self._is_read = True
+        batch = [self._unpacked(*part) for part in pickle.load(self._file)]
+        os.posix_fadvise(self._file.fileno(), 0, self._file.tell(), os.POSIX_FADV_DONTNEED)
+        return batch
+
+    def _unpacked(self, num_rows: int, columns: Any, exchanges: Any) -> MicroBatch:
+        windows = iter(self.rows)
+        found: list[tuple[ShardedTable, RowExchange]] = []
+        for table, (inverse_BS, num_distinct, sent, received, local_rows) in zip(
+            self._tables, exchanges, strict=True
+        ):
+            exchange = RowExchange(_tensor(inverse_BS), num_distinct, sent, received, _tensor(local_rows))
+            if isinstance(table, SweptTable):
+                exchange = table.with_slots(exchange, next(windows))
+            found.append((table, exchange))
+        return MicroBatch(num_rows, ClickBatch.from_numpy(*columns), found)
+
+
+def _packed(part: MicroBatch) -> tuple[int, list[Any], list[Any]]:
+    """Return what stands in the file for a micro-batch."""
+    batch = part.batch
+    weights = None if batch.weights is None else batch.weights.numpy()
+    return (
+        part.num_rows,
+        [batch.dense.numpy(), _array(batch.ids), batch.labels.numpy(), weights],
+        [
+            (
+                _array(own.inverse_BS),
+                own.num_distinct,
+                own.sent_counts,
+                own.received_counts,
+                _array(own.local_rows),
+            )
+            for _, own in part.exchanges
+        ],
+    )
+
+
+def _array(numbers: Tensor) -> npt.NDArray[Any]:
+    """Return whole numbers in four bytes each where these suffice."""
+    array: npt.NDArray[np.int64] = numbers.numpy()
+    return array.astype(np.int32) if not array.size or array.max() <= LARGEST_INT32 else array
+
+
+def _tensor(array: npt.NDArray[Any]) -> Tensor:
+    return torch.from_numpy(array.astype(np.int64, copy=False))
+
+
+class _Steps:
+    """How many steps are done, for a thread that waits for some."""
+
+    def __init__(self) -> None:
+        self._num_done = 0
+        self._changed = Condition()
+        self.have_ended = False
+        """No further step follows."""
+
+    def advance(self) -> None:
+        with self._changed:
+            self._num_done += 1
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self.have_ended = True
+            self._changed.notify_all()
+
+    def wait_for(self, num_steps: int) -> bool:
+        """Wait for the end of so many steps; tells whether it came."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.have_ended or self._num_done >= num_steps)
+            return self._num_done >= num_steps

@@ -1,0 +1,205 @@
+"""A table of which some rows are in memory gives, learns and stores what one gives that is in memory whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from heterps_core.data.features import NO_ID
+from heterps_core.embeddings import cold_rows
+from heterps_core.embeddings.bags import Bags
+from heterps_core.embeddings.row_optimizers import ROW_OPTIMIZERS, RowWiseAdagrad
+from heterps_core.embeddings.row_windows import RowWindow
+from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.embeddings.swept_table import ColdRowsPlace, SweptTable
+from heterps_core.errors import TrainingError
+
+NUM_ROWS, DIMENSION, NUM_COLUMNS, MOST_ROWS = 9_001, 4, 6, 300
+NUM_SLOTS = 700
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine blocks of 1,024 rows, the last of them not full."""
+    monkeypatch.setattr(cold_rows, "BLOCK_BYTES", 1)
+
+
+def make_tables(folder: Path, optimizer: str = "rowwise-adagrad", bags: Bags | None = None):
+    """Return the same table in memory and not."""
+    options = {
+        "name": "t",
+        "num_rows": NUM_ROWS,
+        "dimension": DIMENSION,
+        "optimizer": ROW_OPTIMIZERS[optimizer](),
+        "seed": 1,
+        "initial_standard_deviation": 0.1,
+        "bags": bags,
+    }
+    place = ColdRowsPlace(folder=folder, num_slots=NUM_SLOTS, most_rows=MOST_ROWS)
+    return ShardedTable(**options), SweptTable(place=place, **options)
+
+
+def draw_batches(count: int, *, seed: int = 0, fill: bool = False) -> list[torch.Tensor]:
+    """Return batches of which frequent rows are in many, and all together in nearly half the table."""
+    generator = np.random.default_rng(seed)
+    batches = (NUM_ROWS * generator.random((count, MOST_ROWS // NUM_COLUMNS, NUM_COLUMNS)) ** 4).astype(int)
+    if fill:
+        batches[:, :, 1:][generator.random((*batches.shape[:2], NUM_COLUMNS - 1)) < 0.3] = NO_ID
+        # Behind an end no row follows.
+        batches = -np.sort(-batches, axis=2)
+    return list(torch.from_numpy(batches))
+
+
+def windows_of(table: SweptTable, batches: list[torch.Tensor]) -> list[tuple[RowWindow, list[torch.Tensor]]]:
+    plan, windows, own = table.new_plan(), [], []
+    for batch in batches:
+        rows = np.unique(batch[batch != NO_ID])
+        if not plan.fits(rows):
+            windows.append((plan.end_window(), own))
+            own = []
+        plan.add(rows)
+        own.append(batch)
+    return [*windows, (plan.end_window(), own)]
+
+
+def swept_in_turn(table: SweptTable, batches: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield batches for a look-up each, whose rows are in memory; windows are swept in one ahead."""
+    windows = windows_of(table, batches)
+    table.sweep(windows[0][0])
+    for number, (window, own) in enumerate(windows):
+        if number + 1 < len(windows):
+            table.sweep(windows[number + 1][0])
+        for batch in own:
+            table.expect(table.with_slots(table.exchange_row_numbers(batch), window))
+            yield batch
+
+
+def learn(table: ShardedTable, batch: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    found = table.lookup(batch)
+    (found * weights[:, : found.shape[1]]).sum().backward()
+    table.apply_gradients(learning_rate=0.1)
+    return found.detach()
+
+
+def assert_rows_alike(table: SweptTable, expected: ShardedTable) -> None:
+    stop = 0
+    for rows, tensors in table.row_blocks():
+        assert rows.first == stop
+        stop = rows.stop
+        for name, tensor in expected.tensors().items():
+            assert torch.equal(tensors[name], tensor[rows.first : rows.stop])
+    assert stop == NUM_ROWS
+
+
+LISTS = Bags([3, 1, 2], ["mean", "sum", "sum"])
+
+
+@pytest.mark.parametrize("bags", [None, LISTS], ids=["rows", "lists"])
+@pytest.mark.parametrize("optimizer", ROW_OPTIMIZERS)
+def test_rows_learn_bit_for_bit_what_they_learn_in_memory(optimizer, bags, tmp_path):
+    expected, table = make_tables(tmp_path, optimizer, bags)
+    batches = draw_batches(40, fill=bags is not None)
+    generator = torch.Generator().manual_seed(0)
+
+    for number, batch in enumerate(swept_in_turn(table, batches)):
+        weights = torch.randn(len(batch), NUM_COLUMNS * DIMENSION, generator=generator)
+        assert torch.equal(learn(table, batch, weights), learn(expected, batch, weights))
+        if number % 10 == 5:
+            assert_rows_alike(table, expected)
+
+    table.empty()
+    assert_rows_alike(table, expected)
+    assert len(windows_of(table, batches)) > 5
+    assert 0 < table.counts.rows_fetched < table.counts.rows_asked
+
+
+def test_only_rows_that_two_windows_in_a_row_do_not_have_are_fetched(tmp_path):
+    """Counted by hand: 10 rows, 5 of them in the window before, then 5 of the window before that."""
+    _, table = make_tables(tmp_path)
+
+    for rows in (range(10), range(5, 15), range(5, 10), range(10, 15)):
+        table.sweep(RowWindow(np.array(rows, dtype=np.uint32), num_asked=len(rows)))
+
+    assert table.counts.rows_fetched == 10 + 5 + 0 + 0
+    assert table.counts.rows_asked == 30
+    # Rows 0 to 4 left with the third window; the fourth needed no disk.
+    assert table.counts.bytes_written == table.cold.block_bytes
+    assert table.counts.bytes_read == 3 * table.cold.block_bytes
+
+
+def test_rows_that_find_no_room_in_the_first_pass_come_in_the_second(tmp_path):
+    """All that leaves stands behind all that comes, so no block of the first pass has room."""
+    expected, table = make_tables(tmp_path)
+    last, first = range(NUM_ROWS - 500, NUM_ROWS - 300), range(500)
+    table.sweep(RowWindow(np.array(last, dtype=np.uint32)))
+    table.sweep(RowWindow())
+
+    table.sweep(RowWindow(np.array(last, dtype=np.uint32)))
+    table.sweep(RowWindow(np.array(range(200), dtype=np.uint32)))
+    table.sweep(window := RowWindow(np.array(first, dtype=np.uint32)))
+
+    assert len(np.unique(window.slots)) == 500
+    assert torch.equal(table.weight_RD[window.slots], expected.weight_RD[:500])
+
+
+def test_rows_that_are_only_read_are_not_written(tmp_path):
+    _, table = make_tables(tmp_path)
+    written = table.cold.write
+    table.cold.write = lambda *args: pytest.fail("a block was written")
+
+    table.sweep(RowWindow(np.arange(100, dtype=np.uint32)), writes=False)
+    table.empty(writes=False)
+
+    table.cold.write = written
+    assert table.counts.rows_asked == 0
+    assert len(table._free) == NUM_SLOTS
+
+
+def test_what_is_written_to_row_blocks_is_kept(tmp_path):
+    expected, table = make_tables(tmp_path)
+    for _, tensors in table.row_blocks(writes=True):
+        tensors["weight"].mul_(2.0)
+    expected.weight_RD.mul_(2.0)
+
+    assert_rows_alike(table, expected)
+
+
+def test_a_look_up_that_was_not_announced_is_refused(tmp_path):
+    _, table = make_tables(tmp_path)
+
+    with pytest.raises(RuntimeError, match="must be announced"):
+        table.lookup(torch.zeros(2, 3, dtype=torch.int64))
+
+
+def test_a_row_that_is_not_in_the_table_is_refused_ahead(tmp_path):
+    _, table = make_tables(tmp_path)
+
+    with pytest.raises(IndexError, match=r"must lie in 0\.\.9000"):
+        table.exchange_row_numbers(torch.tensor([[NUM_ROWS]]))
+
+
+def test_a_file_that_became_shorter_ends_the_sweep_with_its_place(tmp_path):
+    _, table = make_tables(tmp_path)
+    os.ftruncate(table.cold._file, 3 * table.cold.block_bytes)
+
+    with pytest.raises(TrainingError) as failure:
+        table.sweep(RowWindow(np.array([10, 4_000], dtype=np.uint32)))
+
+    block_bytes = table.cold.block_bytes
+    assert f"bytes {3 * block_bytes:,} to {4 * block_bytes:,} of the file with the rows of table 't'" in str(
+        failure.value
+    )
+    assert "could not be read: the file ends before" in str(failure.value)
+
+
+def test_the_state_of_rows_that_were_never_touched_is_that_of_a_new_table(tmp_path):
+    _, table = make_tables(tmp_path)
+
+    found = [tensors["accumulator"] for _, tensors in table.row_blocks()]
+
+    assert torch.equal(torch.cat(found), torch.full((NUM_ROWS,), RowWiseAdagrad.INITIAL_ACCUMULATOR))

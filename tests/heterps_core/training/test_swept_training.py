@@ -1,0 +1,183 @@
+"""A model whose tables do not fit into memory learns bit for bit what it learns in memory, by any plan."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.embeddings import cold_rows
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.serving.exported_model import export_model
+from heterps_core.training.checkpoint import complete_checkpoints
+from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
+from heterps_core.training.monitor import submit_job
+from heterps_core.training.start_model import begin
+from heterps_core.training.step_metrics import read_steps
+from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
+from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
+from tests.heterps_core.training.test_start_model import make_start
+from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of
+from tests.worker_processes import run_in_processes
+
+pytestmark = pytest.mark.slow
+
+MODEL = "ctrdnn(hidden_widths=16, embedding_dim=4)"
+MEMORY_BYTES = 210_000
+"""For a table of 26 x 1,000 rows of 20 bytes, of which two replicas have 13,000; two batches ask for 832 of them."""
+
+CONFIG = TrainingConfig(
+    batch_size=16,
+    num_microbatches=2,
+    num_epochs=1,
+    seed=3,
+    checkpoint_interval_steps=70,
+    embedding_learning_rate=0.3,
+)
+ALONE = (Stage(0, 3, "cpu", 1),)
+REPLICAS = (Stage(0, 3, "cpu", 2),)
+PIPELINE = (Stage(0, 0, "cpu", 2), Stage(1, 3, "cpu", 1))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    folder = tmp_path_factory.mktemp("swept")
+    stream = write_click_stream(folder / "clicks.tsv", num_rows=4_100, seed=1)
+    return prepare_dataset(
+        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=1_000, out_dir=folder / "prepared"
+    )
+
+
+def train_part(rank: int, run_folder: str) -> dict[str, Any]:
+    cold_rows.BLOCK_BYTES = 1  # so that small tables have several blocks
+    run = RunDirectory(run_folder)
+    job, loop = training_loop_of(rank, run)
+    loop.train(begin(run, job, loop.model))
+    if loop.metrics is not None:
+        loop.metrics.flush("stopped")
+    logits = [logits for _, logits in loop.predict_held_out()]
+    rows = predicted_rows(loop) if logits else []
+    return {
+        "logits": dict(zip(rows, np.concatenate(logits).tolist(), strict=True)) if logits else {},
+        "counts": [table.counts for table in loop.model.swept_tables.values()],
+    }
+
+
+class Trained:
+    """What comes out of a run."""
+
+    def __init__(
+        self,
+        dataset: PreparedDataset,
+        folder: Path,
+        stages: tuple[Stage, ...],
+        config: TrainingConfig,
+        *,
+        start: Path | None = None,
+        start_model: StartModel | None = None,
+    ) -> None:
+        self.folder = folder
+        run = RunDirectory(str(folder))
+        job = TrainingJob(
+            run_id="r",
+            model=MODEL,
+            dataset=str(dataset.directory),
+            stages=stages,
+            config=config,
+            start_model=start_model,
+        )
+        submit_job(run, job, start_folder=start)
+        self.finish(dataset)
+
+    def finish(self, dataset: PreparedDataset) -> None:
+        """Train to the end from where the run is."""
+        run = RunDirectory(str(self.folder))
+        num_workers = sum(TrainingJob.from_json(run.require_json("job.json")).replicas_per_stage)
+        parts = run_in_processes(train_part, num_workers, str(self.folder))
+        self.exported = self.folder / "exported"
+        export_model(run, dataset.manifest, self.exported, model=MODEL)
+        self.losses = [step.loss for step in read_steps(run)[-1]]
+        self.logits = {row: logit for part in parts for row, logit in part["logits"].items()}
+        self.counts = [counts for part in parts for counts in part["counts"]]
+        self.tensors = {
+            name: tensor
+            for file in (WEIGHTS, OPTIMIZER_STATE)
+            for name, tensor in load_file(self.exported / file).items()
+        }
+
+
+def assert_alike(found: Trained, expected: Trained) -> None:
+    assert found.losses == expected.losses
+    assert found.logits == expected.logits
+    assert found.tensors.keys() == expected.tensors.keys()
+    assert all(torch.equal(found.tensors[name], expected.tensors[name]) for name in expected.tensors)
+
+
+@pytest.mark.parametrize(
+    ("stages", "memory_bytes", "change"),
+    [
+        (ALONE, MEMORY_BYTES, {"num_microbatches": 1}),
+        (REPLICAS, MEMORY_BYTES, {}),
+        # With Adam's state a row has 40 bytes.
+        (PIPELINE, 270_000, {"embedding_optimizer": "rowwise-adam", "update_mode": "delayed"}),
+    ],
+    ids=["alone", "replicas", "pipeline"],
+)
+def test_200_steps_end_with_the_weights_that_they_end_with_in_memory(
+    stages, memory_bytes, change, dataset, tmp_path
+):
+    config = replace(CONFIG, **change)
+    in_memory = Trained(dataset, tmp_path / "memory", stages, config)
+
+    swept = Trained(dataset, tmp_path / "swept", stages, replace(config, embedding_memory_bytes=memory_bytes))
+
+    assert_alike(swept, in_memory)
+    assert len(swept.losses) >= 200
+    assert in_memory.counts == []
+    assert len(swept.counts) == stages[0].num_replicas
+    for counts in swept.counts:
+        assert 0 < counts.rows_fetched < counts.rows_asked
+        assert counts.bytes_read >= counts.bytes_written > 0
+
+
+def test_a_run_resumed_at_a_checkpoint_between_sweeps_ends_with_the_same_weights(dataset, tmp_path):
+    config = replace(CONFIG, embedding_memory_bytes=MEMORY_BYTES)
+    unbroken = Trained(dataset, tmp_path / "run", ALONE, config)
+    run = RunDirectory(str(tmp_path / "run"))
+    expected = {name: tensor.clone() for name, tensor in unbroken.tensors.items()}
+    shutil.rmtree(run.path(f"{CHECKPOINTS}/{complete_checkpoints(run)[-1]}"))
+
+    unbroken.finish(dataset)
+
+    assert int(complete_checkpoints(run)[0]) % CONFIG.checkpoint_interval_steps == 0
+    assert all(torch.equal(unbroken.tensors[name], expected[name]) for name in expected)
+
+
+def test_a_day_that_goes_on_from_a_model_learns_what_it_learns_in_memory(dataset, tmp_path):
+    first = Trained(dataset, tmp_path / "first", ALONE, CONFIG)
+    start = {
+        "start": first.exported,
+        "start_model": replace(make_start(first.exported), accumulators_kept=0.5),
+    }
+    in_memory = Trained(dataset, tmp_path / "memory", ALONE, CONFIG, **start)
+
+    swept = Trained(
+        dataset,
+        tmp_path / "swept",
+        ALONE,
+        replace(CONFIG, embedding_memory_bytes=MEMORY_BYTES),
+        **start,
+    )
+
+    assert_alike(swept, in_memory)
+    assert swept.losses[0] != first.losses[0]
