@@ -31,6 +31,8 @@ class Node:
 
     price_usd_per_hour: float
     provider_instance_id: str
+    disk_usd_per_hour: float = 0.0
+    """Of its room for rows of tables, besides the price."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

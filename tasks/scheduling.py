@@ -37,7 +37,7 @@ from heterps_core.profiling.profile_cache import worker_costs_of
 from heterps_core.training.job import DELAYED, TrainingConfig, TrainingJob, default_update_mode
 from tasks.planning.deadline import Deadline
 from tasks.planning.extra_costs import job_extra_costs, pause_share
-from tasks.planning.table_disks import disks_may_help, with_table_disks
+from tasks.planning.table_disks import with_table_disks
 from tasks.profiling import PlannedJob, ProfiledModel
 
 PROVING_SCHEDULER = "exact"
@@ -71,11 +71,12 @@ def make_problem(
     """Put profiles, offers, the job, the floor and what else is charged together.
 
     The step is the trainer's with delayed updates, else the papers'; without an update mode by the number of steps.
-    Where prices differ between zones, the problem is that of the zone with the cheapest optimum, and with disks for
-    tables where these make it cheaper.
+    Where prices differ between zones, the problem is that of the zone with the cheapest optimum. Tables may lie on
+    disks where some unit cannot hold them.
 
     Raises:
         ProvisioningError: A device type is sold in no zone.
+        InfeasiblePlanError: A zone has no plan.
     """
     for name in device_types:
         instance_sizes(name, offers)
@@ -121,24 +122,8 @@ def make_problem(
             step_model=step_model,
             pause_share=pause_share(job.evaluated_share / num_epochs),
         )
-        problems.append(in_memory)
-        if disks_may_help(in_memory):
-            problems.append(
-                with_table_disks(
-                    in_memory,
-                    profiled.planned_graph,
-                    in_zone,
-                    charges_storage="storage" not in leave_out_costs,
-                )
-            )
-    return problems[0] if len(problems) == 1 else min(problems, key=_least_usd)
-
-
-def _least_usd(problem: SchedulingProblem) -> float:
-    try:
-        return find_optimum(problem).cost_usd
-    except InfeasiblePlanError:
-        return math.inf
+        problems.append(with_table_disks(in_memory, profiled.planned_graph, in_zone))
+    return problems[0] if len(problems) == 1 else min(problems, key=lambda p: find_optimum(p).cost_usd)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

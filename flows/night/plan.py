@@ -285,6 +285,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
         spent_this_month_usd=spent_this_month_usd(run.workspace, asked.provider),
         price_files=[file.path for file in prices.files],
         state_bytes=sum(layer.state_bytes for layer in profiled.planned_graph.layers),
+        disk_bytes_by_stage={index: sweep.disk_bytes for index, sweep in chosen.evaluation.sweeps.items()},
     )
     log_step("machines", provisioning.summary)
 

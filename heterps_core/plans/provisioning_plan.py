@@ -31,6 +31,20 @@ def check_alternatives(offer: InstanceOffer, alternatives: Sequence[InstanceOffe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TableDisk:
+    """Room on the disk of an instance for rows of tables that memory does not hold."""
+
+    gigabytes: int
+    """Besides what every instance has, of 1e9 bytes."""
+
+    mib_per_s: int
+    """Read or written, of the whole disk."""
+
+    usd_per_hour: float
+    """Of one instance, for both."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceGroup:
     """Instances of one offer that serve one stage."""
 
@@ -82,6 +96,9 @@ class NodeRequest:
     alternatives: tuple[InstanceOffer, ...] = ()
     """Other offers that may be launched in place of `offer`, cheapest first."""
 
+    disk_usd_per_hour: float = 0.0
+    """Of its room for rows of tables, besides the offer's price."""
+
     def with_offer(self, offer: InstanceOffer) -> NodeRequest:
         """Return the request for the offer that was really had, whose price is the one to freeze.
 
@@ -113,6 +130,9 @@ class ProvisioningPlan(JsonDocument):
 
     rendezvous_usd_per_hour: float = 0.0
     """What it adds that the machine of the rendezvous store is bought on-demand in a plan that is all on spot."""
+
+    table_disk: TableDisk | None = None
+    """Of every instance; None where all rows are in memory."""
 
     def __post_init__(self) -> None:
         unknown = {group.stage for group in self.groups} - set(range(len(self.replicas)))
@@ -189,6 +209,12 @@ class ProvisioningPlan(JsonDocument):
                         offer=group.offer,
                         num_workers=num_workers,
                         alternatives=group.alternatives,
+                        disk_usd_per_hour=self.disk_usd_per_hour,
                     )
                 )
         return tuple(requests)
+
+    @property
+    def disk_usd_per_hour(self) -> float:
+        """Of one instance's room for rows of tables."""
+        return 0.0 if self.table_disk is None else self.table_disk.usd_per_hour

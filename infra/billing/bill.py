@@ -112,6 +112,9 @@ def bill_for_run(
             instance_seconds=sum(line.instance_seconds for line in lines),
             disk_gb_each=provider.disk_gb_each,
             storage=storage,
+            table_disk_usd=sum(
+                charge.seconds / SECONDS_PER_HOUR * charge.entry.disk_usd_per_hour for charge in charges
+            ),
         )
     return Bill(
         run_id=run_id,

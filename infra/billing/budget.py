@@ -73,7 +73,9 @@ def spent_usd(
         seconds = charged_seconds(entry, provider, now=now)
         if since is not None and entry.launched_at < since:
             seconds -= (since - entry.launched_at).total_seconds()
-        usd_per_hour = entry.price_usd_per_hour + provider.services_usd_per_machine_hour()
+        usd_per_hour = (
+            entry.price_usd_per_hour + entry.disk_usd_per_hour + provider.services_usd_per_machine_hour()
+        )
         total += max(seconds, 0.0) / SECONDS_PER_HOUR * usd_per_hour
     return total
 

@@ -84,7 +84,7 @@ class SpendingMeter:
         waited = max(datetime.now(UTC) - datetime.fromisoformat(cluster.created_at), timedelta())
         self._machines = {
             node.provider_instance_id: _Machine(
-                usd_per_hour=self._billed(node.price_usd_per_hour),
+                usd_per_hour=self._billed(node.price_usd_per_hour + node.disk_usd_per_hour),
                 launched_at=self._now() - waited,
                 first_seen_s=self._began_s - waited.total_seconds(),
             )
@@ -150,10 +150,9 @@ class SpendingMeter:
             if not self._belongs(entry.run_id):
                 others.append(entry)
                 continue
-            machine = self._machine(
-                entry.provider_instance_id or "", entry.price_usd_per_hour, entry.launched_at
-            )
-            machine.usd_per_hour = self._billed(entry.price_usd_per_hour)
+            price = entry.price_usd_per_hour + entry.disk_usd_per_hour
+            machine = self._machine(entry.provider_instance_id or "", price, entry.launched_at)
+            machine.usd_per_hour = self._billed(price)
             if machine.is_listed or entry.ended_at is None:
                 machine.ended_at = None
             else:
@@ -171,7 +170,8 @@ class SpendingMeter:
             is_known = instance.provider_instance_id in self._machines
             if not is_known and (instance.terms is None or not self._belongs(instance.run_id)):
                 continue
-            price = instance.terms.price_usd_per_hour if instance.terms else 0.0
+            terms = instance.terms
+            price = 0.0 if terms is None else terms.price_usd_per_hour + terms.disk_usd_per_hour
             machine = self._machine(instance.provider_instance_id, price, instance.launched_at)
             machine.is_listed, machine.listed_at, machine.ended_at = True, now, None
 

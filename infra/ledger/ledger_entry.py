@@ -23,6 +23,8 @@ class LaunchTerms(Price):
     market: Market
     region: str
     intended_at: datetime
+    disk_usd_per_hour: float = 0.0
+    """Of its room for rows of tables, besides the price."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +108,9 @@ class LedgerEntry(Price):
     reason: str | None = None
     """An `EndReason`, or what the provider answered to a failed launch."""
 
+    disk_usd_per_hour: float = 0.0
+    """Of its room for rows of tables, besides the price."""
+
     @property
     def is_open(self) -> bool:
         """Not known to be over."""
@@ -143,6 +148,7 @@ def entry_of_request(
         **offer.price,
         state=EntryState.INTENDED,
         intended_at=at,
+        disk_usd_per_hour=request.disk_usd_per_hour,
     )
 
 

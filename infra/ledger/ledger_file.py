@@ -24,15 +24,19 @@ LOCK_TIMEOUT_S = 30.0
 COLUMNS = tuple(LedgerEntry.__dataclass_fields__)
 TABLE = f"machines ({', '.join(COLUMNS)}, PRIMARY KEY (run_id, attempt, node_id))"
 SELECT = f"SELECT {', '.join(COLUMNS)} FROM machines"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _FROM_VERSION_1 = f"""
 ALTER TABLE machines RENAME TO machines_1;
 CREATE TABLE {TABLE};
 INSERT INTO machines ({", ".join(COLUMNS)})
-    SELECT {", ".join("1" if column == "attempt" else column for column in COLUMNS)} FROM machines_1;
+    SELECT {", ".join({"attempt": "1", "disk_usd_per_hour": "0.0"}.get(column, column) for column in COLUMNS)}
+    FROM machines_1;
 DROP TABLE machines_1;
 """
 """Before attempts were told apart."""
+
+_FROM_VERSION_2 = "ALTER TABLE machines ADD COLUMN disk_usd_per_hour DEFAULT 0.0"
+"""Before machines had disks for rows of tables."""
 
 _DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _PRIMARY_CODE = 0xFF
@@ -100,6 +104,8 @@ def bring_up_to_date(database: sqlite3.Connection, path: Path) -> None:
     # One by one: executescript would commit first, and two processes may start at once.
     for statement in _FROM_VERSION_1.split(";") if "attempt" not in columns else ():
         database.execute(statement)
+    if "attempt" in columns and "disk_usd_per_hour" not in columns:
+        database.execute(_FROM_VERSION_2)
     database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 

@@ -16,6 +16,9 @@ from heterps_core.units import SECONDS_PER_HOUR
 
 HOURS_PER_MONTH = 730.0
 
+INCLUDED_MIB_PER_S, MOST_MIB_PER_S = 125, 1_000
+"""Throughput of a gp3 volume that its price includes, and the most that it can have (Amazon EBS User Guide)."""
+
 LEASE_LOOK_INTERVAL_S = 60.0
 REQUESTS_PER_LOOK = 2
 
@@ -34,6 +37,10 @@ _S3 = "aws.amazon.com/s3/pricing"
 
 RATES: Mapping[str, ServiceRate] = {
     "disks": ServiceRate("GB-month", 0.08, "aws.amazon.com/ebs/pricing, gp3, us-east-1"),
+    "disks for tables": ServiceRate("USD", 1.0, "gp3 room and throughput at the launch's prices"),
+    "disk throughput": ServiceRate(
+        "MiB/s-month", 0.04, "aws.amazon.com/ebs/pricing, gp3 above 125 MiB/s, us-east-1"
+    ),
     "public addresses": ServiceRate("hour", 0.005, "aws.amazon.com/vpc/pricing, public IPv4"),
     "requests that write or list": ServiceRate("1,000 requests", 0.005, f"{_S3}, Standard, us-east-1"),
     "requests that read": ServiceRate("1,000 requests", 0.0004, f"{_S3}, Standard, us-east-1"),
@@ -55,6 +62,12 @@ class ServiceLine:
     usd: float
 
 
+def table_disk_usd_per_hour(*, gigabytes: float, mib_per_s: float) -> float:
+    """Return what an instance is charged for more room and throughput of its disk."""
+    throughput = max(mib_per_s - INCLUDED_MIB_PER_S, 0.0) * RATES["disk throughput"].usd_per_unit
+    return (gigabytes * RATES["disks"].usd_per_unit + throughput) / HOURS_PER_MONTH
+
+
 def usd_per_machine_hour(*, disk_gb_each: float) -> float:
     """Return what each hour of an instance costs besides its own price: disk, address, heartbeats and lease looks."""
     requests = StorageUsage(
@@ -70,6 +83,7 @@ def service_lines(
     instance_seconds: float,
     disk_gb_each: float,
     storage: StorageUsage | None = None,
+    table_disk_usd: float = 0.0,
 ) -> tuple[ServiceLine, ...]:
     """Return what instances and their bucket are charged besides the instances' own price.
 
@@ -78,9 +92,14 @@ def service_lines(
     Args:
         instance_seconds: Of all instances; each has one disk, and at most one public address.
         storage: What was asked of the bucket, and what it kept for how long.
+        table_disk_usd: Of the instances' room for rows of tables, at the prices of their launch.
     """
     hours = instance_seconds / SECONDS_PER_HOUR
-    quantities = {"disks": disk_gb_each * hours / HOURS_PER_MONTH, "public addresses": hours}
+    quantities = {
+        "disks": disk_gb_each * hours / HOURS_PER_MONTH,
+        "disks for tables": table_disk_usd,
+        "public addresses": hours,
+    }
     if storage is not None:
         quantities |= {
             "requests that write or list": storage.put_requests / 1_000,

@@ -133,7 +133,10 @@ class Provider(ABC):
     def billed_usd_per_hour(cls, plan: ProvisioningPlan) -> float:
         """Return what all machines of a plan are billed, with their disks and addresses."""
         num_machines = sum(group.count for group in plan.groups)
-        return plan.price_usd_per_hour + num_machines * cls.services_usd_per_machine_hour()
+        services_usd_per_hour = (
+            cls.services_usd_per_machine_hour() + plan.disk_usd_per_hour * cls.charges_money
+        )
+        return plan.price_usd_per_hour + num_machines * services_usd_per_hour
 
     def now(self) -> datetime:
         """Return the time by the clock that the provider dates its machines with."""
@@ -275,4 +278,5 @@ def node_of(request: NodeRequest, *, address: str, provider_instance_id: str) ->
         num_workers=request.num_workers,
         price_usd_per_hour=request.offer.price_usd_per_hour,
         provider_instance_id=provider_instance_id,
+        disk_usd_per_hour=request.disk_usd_per_hour,
     )

@@ -1,40 +1,47 @@
-"""The same problem with a disk for each worker, so that tables need not lie in memory."""
+"""Disks for tables that memory does not hold: what a problem may count on, and what a launch asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from heterps_core.device_types import get_device_type
 from heterps_core.hardware import InstanceOffer
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.planning.problem.row_use import cold_bytes_per_sample
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType, is_cpu
 from heterps_core.planning.provisioning.offer_choice import disk_bytes_per_s
+from heterps_core.plans.provisioning_plan import ProvisioningPlan, TableDisk
 from heterps_core.units import BYTES_PER_GIB, BYTES_PER_MIB
-from infra.prices.service_charges import HOURS_PER_MONTH, RATES
+from infra.prices.service_charges import INCLUDED_MIB_PER_S, MOST_MIB_PER_S, table_disk_usd_per_hour
 
 HOT_SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """Of a table's rows in memory, of which a plan takes one for each stage."""
 
+MOST_UNITS = MOST_MIB_PER_S // INCLUDED_MIB_PER_S
+"""Of an instance with a disk for tables: one volume then gives each unit what a volume's price includes."""
+
 VOLUME_BYTES = 16_384 * BYTES_PER_GIB
-VOLUME_BYTES_PER_S = 125.0 * BYTES_PER_MIB
-"""The largest gp3 volume of EBS, and what each reads and writes without an extra charge (Amazon EBS User Guide,
-General Purpose SSD volumes)."""
+"""The largest gp3 volume of EBS (Amazon EBS User Guide, General Purpose SSD volumes)."""
 
+FREE_SHARE = 0.02
+"""Of a disk, for its file system."""
 
-def disks_may_help(problem: SchedulingProblem) -> bool:
-    """Tell whether some unit cannot hold all tables alone."""
-    table_bytes = sum(layer.state_bytes for layer in problem.layers if layer.is_sharded)
-    return any(unit.usable_bytes < table_bytes for unit in problem.device_types.values())
+NO_DISKS: Mapping[int, float] = {}
 
 
 def with_table_disks(
-    problem: SchedulingProblem, graph: ModelGraph, offers: Sequence[InstanceOffer], *, charges_storage: bool
+    problem: SchedulingProblem, graph: ModelGraph, offers: Sequence[InstanceOffer]
 ) -> SchedulingProblem:
-    """Return the problem with a volume for each unit; all tables together are charged while the run lasts."""
+    """Return the problem with a disk at every core, where some unit cannot hold all tables.
+
+    Cards have none: their tables lie in their own memory. Disks are not among what plans are compared by: like
+    addresses they are charged with the machines (`Provider.billed_usd_per_hour`), some hundredths of their price.
+    """
     table_bytes = sum(layer.state_bytes for layer in graph.layers if layer.is_sharded)
-    usd_per_hour = table_bytes / 1e9 * RATES["disks"].usd_per_unit / HOURS_PER_MONTH * charges_storage
-    extra = problem.extra_costs
+    if all(unit.usable_bytes >= table_bytes for unit in problem.device_types.values()):
+        return problem
     return replace(
         problem,
         hot_shares=HOT_SHARES,
@@ -48,14 +55,57 @@ def with_table_disks(
             for costs, layer in zip(problem.layers, graph.layers, strict=True)
         ),
         device_types={
-            name: replace(
-                unit,
-                disk_bytes=VOLUME_BYTES,
-                disk_bytes_per_s=min(
-                    VOLUME_BYTES_PER_S, disk_bytes_per_s(name, offers) or VOLUME_BYTES_PER_S
-                ),
-            )
+            name: _with_disk(unit, disk_bytes_per_s(name, offers)) if is_cpu(name) else unit
             for name, unit in problem.device_types.items()
         },
-        extra_costs=replace(extra, storage_usd_per_hour=extra.storage_usd_per_hour + usd_per_hour),
     )
+
+
+def _with_disk(unit: UnitType, share_bytes_per_s: float) -> UnitType:
+    """Return a unit with a disk, sold in instances whose units all have their part of one volume's throughput."""
+    volume_bytes_per_s = float(INCLUDED_MIB_PER_S * BYTES_PER_MIB)
+    small = tuple(size for size in unit.instances if size.units <= MOST_UNITS)
+    if unit.instances and not small:
+        return unit
+    price = min((size.price_usd_per_hour / size.units for size in small), default=unit.price_usd_per_hour)
+    return replace(
+        unit,
+        instances=small,
+        price_usd_per_hour=price,
+        disk_bytes=VOLUME_BYTES,
+        disk_bytes_per_s=min(volume_bytes_per_s, share_bytes_per_s or volume_bytes_per_s),
+    )
+
+
+def offers_with_disks(
+    offers: Sequence[InstanceOffer], device_types: Iterable[str]
+) -> tuple[InstanceOffer, ...]:
+    """Return the offers whose units all have their part of one volume's throughput, as `with_table_disks` plans."""
+    cores = [get_device_type(name) for name in device_types if is_cpu(name)]
+    return tuple(
+        offer
+        for offer in offers
+        if all(core.equal_units_of(offer.instance_type) <= MOST_UNITS for core in cores)
+    )
+
+
+def with_table_disk(plan: ProvisioningPlan, disk_bytes_by_stage: Mapping[int, float]) -> ProvisioningPlan:
+    """Return a purchase whose instances have room for the rows that replicas of a stage keep on disk.
+
+    All instances have the same: as much as those that need most.
+    """
+    units = {
+        group.stage: max(
+            (other.units_per_instance for other in plan.groups if other.stage == group.stage), default=1
+        )
+        for group in plan.groups
+        if group.stage in disk_bytes_by_stage
+    }
+    if not units:
+        return plan
+    gigabytes = math.ceil(
+        (1 + FREE_SHARE) * max(count * disk_bytes_by_stage[stage] for stage, count in units.items()) / 1e9
+    )
+    mib_per_s = min(INCLUDED_MIB_PER_S * max(units.values()), MOST_MIB_PER_S)
+    price = table_disk_usd_per_hour(gigabytes=gigabytes, mib_per_s=mib_per_s)
+    return replace(plan, table_disk=TableDisk(gigabytes=gigabytes, mib_per_s=mib_per_s, usd_per_hour=price))

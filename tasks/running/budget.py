@@ -69,7 +69,7 @@ def within_budget(
             bucket_usd=bucket_usd,
         ),
         price_usd_per_hour=cluster.price_usd_per_hour
-        + len(cluster.nodes) * provider.services_usd_per_machine_hour(),
+        + sum(node.disk_usd_per_hour + provider.services_usd_per_machine_hour() for node in cluster.nodes),
         on_warning=lambda text: logger.warning("%s", text),
         on_stop=run_directory.request_stop,
         on_end=end_machines,

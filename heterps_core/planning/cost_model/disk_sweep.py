@@ -1,20 +1,21 @@
 """The third term of a stage's time: the sweep over table rows that lie on disk, as memory does not hold them all.
 
-A replica keeps the most used rows in memory and all rows of its shard in a file. The rows that the next n steps look
-up and memory lacks are a window; while one window trains, one pass over the file writes the rows of the window
-before back and gathers those of the next. With k replicas of a stage, a share h of the rows of its tables in memory
-and C(h) bytes of other rows looked up by a batch (all replicas together),
+A replica keeps the rows that are used in every window of n steps in memory, and all rows of its shard in a file
+(`embeddings/swept_table.py`). While one window trains, one pass over the file writes the rows back that are not
+looked up any more and gathers those of the next window. With k replicas of a stage, a share h of the rows of its
+tables in memory and C(h) bytes of other rows looked up by a batch (all replicas together),
 
-    n(k, h) = (k (U - R) - M - h S) / (2 C(h)),      ST(k, h) = 2 S / k / d / n(k, h)
+    n(k, h) = (k (U - R) - M - b S - f h S) / (2 f C(h)),      ST(k, h) = 2 S / k / d / n(k, h)
 
 steps last as long as two windows fill the memory that is left, and a step bears its share of a pass that reads and
 writes the file: U is what state may fill of one unit, R what each replica holds whole, M what replicas divide and
-keep in memory, S what they divide and may keep on disk, d the disk's bytes per second, read or written. The stage
-takes the share h with the least ST(k) = min ST(k, h). A share fits where n >= 1 and the file is within the disk D.
+keep in memory, S what they divide and may keep on disk, d the disk's bytes per second, read or written, f and b the
+memory of a row in a window and of any row over the row itself. The stage takes the share h with the least ST(k) =
+min ST(k, h). A share fits where n >= 1 and the file is within the disk D.
 
 Where memory holds all, ST is 0. It falls with k, so the least k that keeps a time x is the larger root of
-k (k (U - R) - M - h S) = 4 S C(h) / (d x), as C counts a row of several samples of a window once for each, which
-errs on the slow side.
+k (k (U - R) - M - b S - f h S) = 4 f S C(h) / (d x). C counts a row of several samples of a window once for each,
+which errs on the slow side.
 
 Shapes: N candidate stages, H shares, X times.
 """
@@ -31,6 +32,10 @@ from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.stage_cost import is_within, replica_memory_bytes
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.scheduling_plan import Stage
+
+SLOT_FACTOR, ROW_SHARE = 1.45, 0.004
+"""f and b, of rows of 68 bytes by `embeddings/row_windows.py`: 24 bytes that list a row and what checkpoints copy of
+it, and two bits for every row."""
 
 _NEAR_INTEGER = 1e-7
 
@@ -58,10 +63,10 @@ class Sweep(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepTerms:
-    """What the sweeps of candidate stages take; every array but `hot_shares` broadcasts to N."""
+    """What the sweeps of candidate stages take; every array broadcasts to N."""
 
-    hot_shares: tuple[float, ...]
-    """h of which a stage takes one."""
+    held_shares: tuple[float, ...]
+    """b + f h, of which a stage takes one."""
 
     spare_bytes: Floats
     """U - R, of one unit."""
@@ -73,7 +78,7 @@ class SweepTerms:
     """S."""
 
     cold_bytes: tuple[Floats, ...]
-    """C(h) for each share, for one training batch."""
+    """f C(h) for each share, for one training batch."""
 
     disk_bytes: Floats
     """D of one unit, 0 where it has none."""
@@ -83,7 +88,9 @@ class SweepTerms:
     def seconds(self, num_replicas: Floats) -> Floats:
         """Return ST(k) of stages that memory does not hold, elementwise; infinite where no share fits."""
         return np.asarray(
-            np.minimum.reduce([self.seconds_of(share, num_replicas) for share in range(len(self.hot_shares))])
+            np.minimum.reduce(
+                [self.seconds_of(share, num_replicas) for share in range(len(self.held_shares))]
+            )
         )
 
     def seconds_of(self, share: int, num_replicas: Floats) -> Floats:
@@ -97,7 +104,7 @@ class SweepTerms:
     def steps_per_window(self, share: int, num_replicas: Floats) -> Floats:
         """Return n(k, h) of the share with an index; below 1 where it does not fit."""
         left_bytes = (
-            num_replicas * self.spare_bytes - self.resident_bytes - self.hot_shares[share] * self.table_bytes
+            num_replicas * self.spare_bytes - self.resident_bytes - self.held_shares[share] * self.table_bytes
         )
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(np.where(left_bytes > 0, left_bytes / (2 * self.cold_bytes[share]), 0.0))
@@ -108,11 +115,11 @@ class SweepTerms:
         It may be infinite, which asks for the fewest that memory and disk allow.
         """
         return np.asarray(
-            np.minimum.reduce([self._least_of(share, x) for share in range(len(self.hot_shares))])
+            np.minimum.reduce([self._least_of(share, x) for share in range(len(self.held_shares))])
         )
 
     def _least_of(self, share: int, x: Floats) -> Floats:
-        held_bytes = self.resident_bytes + self.hot_shares[share] * self.table_bytes
+        held_bytes = self.resident_bytes + self.held_shares[share] * self.table_bytes
         cold_bytes = self.cold_bytes[share]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             swept = 4 * self.table_bytes * cold_bytes / (self.disk_bytes_per_s * x)
@@ -161,7 +168,7 @@ def sweep_terms(problem: SchedulingProblem, sums: Callable[[Sequence[float]], Fl
 
     layers = problem.layers
     return SweepTerms(
-        hot_shares=problem.hot_shares,
+        held_shares=tuple(ROW_SHARE + SLOT_FACTOR * share for share in problem.hot_shares),
         spare_bytes=of_types([unit.usable_bytes for unit in units])
         - of_runs([layer.state_bytes * (not layer.is_sharded) for layer in layers]),
         resident_bytes=of_runs(
@@ -169,7 +176,8 @@ def sweep_terms(problem: SchedulingProblem, sums: Callable[[Sequence[float]], Fl
         ),
         table_bytes=of_runs([layer.state_bytes * bool(layer.cold_bytes_per_sample) for layer in layers]),
         cold_bytes=tuple(
-            problem.batch_size
+            SLOT_FACTOR
+            * problem.batch_size
             * of_runs([sum(layer.cold_bytes_per_sample[share : share + 1]) for layer in layers])
             for share in range(len(problem.hot_shares))
         ),

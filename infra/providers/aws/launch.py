@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from heterps_core.cluster import Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import AWS
+from heterps_core.plans.provisioning_plan import TableDisk
 from infra.ledger.ledger import Ledger
 from infra.providers.aws.errors import UnknownProfileError, explained
 from infra.providers.aws.fleet import FleetGroup, quotas_of, request_fleet, zones_for
@@ -34,7 +35,7 @@ from infra.providers.aws.queries import (
     is_ended,
     renew_lease_tags,
 )
-from infra.providers.aws.tags import INTENDED_TAG, LEASE_TAG, group_of, owner_tags
+from infra.providers.aws.tags import DISK_PRICE_TAG, INTENDED_TAG, LEASE_TAG, group_of, owner_tags
 from infra.providers.base import InsufficientCapacityError, QuotaExceededError, node_of
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ class RunLaunch:
     first_boot: str
     """User data."""
 
+    table_disk: TableDisk | None
+
     ledger: Ledger
     """Written before and after each fleet request."""
 
@@ -205,10 +208,12 @@ class RunLaunch:
             first_boot=self.first_boot,
             instance_profile=profile,
             key_name=self.machines.key_name,
+            table_disk=self.table_disk,
             tags={
                 "Name": f"heterps {self.run_id}",
                 INTENDED_TAG: now.isoformat(),
                 LEASE_TAG: self.lease_until.isoformat(),
+                **({} if self.table_disk is None else {DISK_PRICE_TAG: repr(self.table_disk.usd_per_hour)}),
             },
         )
         with explained("make the launch template"):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
+from heterps_core.plans.provisioning_plan import TableDisk
 from infra.ledger.ledger_entry import moment_or_none
 from infra.providers.aws.errors import is_refused
 from infra.providers.aws.node_role import NodeRole, delete_node_role
@@ -34,6 +35,7 @@ def template_data(
     first_boot: str,
     instance_profile: str | None,
     key_name: str | None,
+    table_disk: TableDisk | None,
     tags: dict[str, str],
 ) -> RequestLaunchTemplateDataTypeDef:
     """Return a template: ends itself on shutdown, metadata with a session only, encrypted disk, no key by default."""
@@ -55,7 +57,8 @@ def template_data(
                     "Encrypted": True,
                     "DeleteOnTermination": True,
                     "VolumeType": "gp3",
-                    "VolumeSize": DISK_GB,
+                    "VolumeSize": DISK_GB + (0 if table_disk is None else table_disk.gigabytes),
+                    **({} if table_disk is None else {"Throughput": table_disk.mib_per_s}),
                 },
             }
         ],

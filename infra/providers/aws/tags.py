@@ -25,6 +25,7 @@ GROUP_TAG = "heterps:group"
 STAGE_TAG = "heterps:stage"
 DEVICE_TYPE_TAG = "heterps:device-type"
 MARKET_TAG = "heterps:market"
+DISK_PRICE_TAG = "heterps:disk-usd-per-hour"
 PRICE_TAG_PREFIX = "heterps:price/"
 """Before the name of an instance type: a fleet request may have any of several."""
 
@@ -124,6 +125,7 @@ def _terms_of(described: InstanceTypeDef, tags: dict[str, str], *, region: str) 
             price_as_of=as_of,
             price_source=source,
             intended_at=moment_or_none(tags[INTENDED_TAG]) or described["LaunchTime"],
+            disk_usd_per_hour=float(tags.get(DISK_PRICE_TAG, 0.0)),
         )
     except (KeyError, ValueError):
         return None

@@ -1,9 +1,12 @@
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from heterps_core.plans.provisioning_plan import TableDisk
 from infra.billing.bill import bill_for_run
+from infra.billing.budget import spent_usd
 from infra.ledger.ledger import EndReason, Ledger
 from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.local import LocalProvider
@@ -58,6 +61,25 @@ def test_a_cloud_charges_a_minute_at_least(ledger):
 
     assert [line.instance_seconds for line in bill.lines] == [100.0, 60.0, 60.0, 0.0]
     assert not bill.is_dry_run
+
+
+def test_room_for_rows_of_tables_is_a_service_of_the_machine(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    disk = TableDisk(gigabytes=300, mib_per_s=250, usd_per_hour=0.04)
+    for request in replace(plan(), table_disk=disk).node_requests():
+        ledger.intend("r", "aws", request, at=NOW)
+        ledger.launched("r", request.node_id, provider_instance_id=request.node_id, at=NOW)
+
+    later = NOW + timedelta(hours=3)
+    bill = bill_for_run(AwsEc2Provider, "r", ledger=ledger, now=later)
+
+    assert {line.service: line.usd for line in bill.services}["disks for tables"] == pytest.approx(
+        2 * 3 * 0.04
+    )
+    without_bucket = sum(line.usd for line in bill.lines) + sum(line.usd for line in bill.services)
+    spent = spent_usd(ledger.entries(), AwsEc2Provider, now=later)
+    # What is spent counts heartbeats too, which the bill has from the bucket.
+    assert without_bucket == pytest.approx(spent, rel=0.05)
 
 
 def test_a_machine_that_still_runs_is_charged_until_now(local, tmp_path):

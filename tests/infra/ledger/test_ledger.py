@@ -249,9 +249,12 @@ def test_a_second_attempt_has_entries_of_its_own(ledger):
     ]
 
 
-def test_a_ledger_of_the_first_version_is_read_and_written_on(tmp_path):
+@pytest.mark.parametrize(
+    ("version", "missing"), [(0, {"attempt", "disk_usd_per_hour"}), (2, {"disk_usd_per_hour"})]
+)
+def test_a_ledger_of_an_earlier_version_is_read_and_written_on(tmp_path, version, missing):
     path = tmp_path / "old.sqlite"
-    columns = [name for name in LedgerEntry.__dataclass_fields__ if name != "attempt"]
+    columns = [name for name in LedgerEntry.__dataclass_fields__ if name not in missing]
     row = {
         "run_id": "old",
         "node_id": "stage0-node0",
@@ -270,15 +273,20 @@ def test_a_ledger_of_the_first_version_is_read_and_written_on(tmp_path):
         "provider_instance_id": "i-1",
     }
     with sqlite3.connect(path) as database:
-        database.execute(f"CREATE TABLE machines ({', '.join(columns)}, PRIMARY KEY (run_id, node_id))")
+        key = "run_id, node_id" if "attempt" in missing else "run_id, attempt, node_id"
+        database.execute(f"CREATE TABLE machines ({', '.join(columns)}, PRIMARY KEY ({key}))")
         places = ", ".join(f":{name}" for name in columns)
-        database.execute(f"INSERT INTO machines VALUES ({places})", dict.fromkeys(columns) | row)
+        values = {"attempt": 1, **row}
+        database.execute(
+            f"INSERT INTO machines VALUES ({places})", {name: values.get(name) for name in columns}
+        )
+        database.execute(f"PRAGMA user_version = {version}")
 
     for _ in range(2):
         ledger = Ledger(path)
     ledger.intend("old", "aws", request_of(), at=NOW, attempt=2)
 
-    assert [(entry.attempt, entry.state) for entry in ledger.entries()] == [
-        (1, EntryState.LAUNCHED),
-        (2, EntryState.INTENDED),
+    assert [(entry.attempt, entry.state, entry.disk_usd_per_hour) for entry in ledger.entries()] == [
+        (1, EntryState.LAUNCHED, 0.0),
+        (2, EntryState.INTENDED, 0.0),
     ]

@@ -6,8 +6,10 @@ import pytest
 
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
+from heterps_core.planning.provisioning.offer_choice import instance_sizes
 from heterps_core.planning.search.optimum import find_optimum
-from tasks.planning.table_disks import HOT_SHARES, VOLUME_BYTES_PER_S, disks_may_help, with_table_disks
+from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
+from tasks.planning.table_disks import HOT_SHARES, offers_with_disks, with_table_disk, with_table_disks
 from tasks.provisioning import find_offers
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
@@ -52,32 +54,36 @@ def night():
     return graph, problem, offers
 
 
-def test_every_unit_has_a_volume_at_its_share_of_what_the_instance_moves():
+def test_every_core_has_a_volume_at_its_share_of_what_the_instance_moves():
     graph, problem, offers = night()
 
-    units = with_table_disks(problem, graph, offers, charges_storage=True).device_types
+    units = with_table_disks(problem, graph, offers).device_types
 
-    # c7i.48xlarge: 40 Gbit/s for 96 cores; g4dn.12xlarge: 9.5 Gbit/s for 4 cards, more than a volume.
+    # c7i.48xlarge: 40 Gbit/s for 96 cores.
     assert units["cpu-c7i"].disk_bytes_per_s == pytest.approx(40e9 / 8 / 96)
-    assert units["gpu-t4"].disk_bytes_per_s == VOLUME_BYTES_PER_S
+    assert units["gpu-t4"].disk_bytes == 0
 
 
-def test_volumes_of_all_tables_are_charged_by_the_hour_unless_storage_is_left_out():
+def test_cores_with_disks_come_in_instances_of_at_most_eight():
     graph, problem, offers = night()
+    sizes = instance_sizes("cpu-c7i", offers)
+    unit = replace(problem.device_types["cpu-c7i"], instances=sizes)
+    problem = replace(problem, device_types={**problem.device_types, "cpu-c7i": unit})
 
-    charged, free = (
-        with_table_disks(problem, graph, offers, charges_storage=charges).extra_costs.storage_usd_per_hour
-        for charges in (True, False)
-    )
+    planned = with_table_disks(problem, graph, offers).device_types["cpu-c7i"].instances
+    launched = instance_sizes("cpu-c7i", offers_with_disks(offers, NAMES))
 
-    assert charged == pytest.approx(200 * 0.08 / 730)
-    assert free == 0
+    assert planned == launched
+    assert max(size.units for size in sizes) == 96
+    assert {size.name for size in launched} == {
+        f"c7i.{size}" for size in ("large", "xlarge", "2xlarge", "4xlarge")
+    }
 
 
 def test_the_layers_say_what_misses_the_most_used_rows():
     graph, problem, offers = night()
 
-    embedding, dense = with_table_disks(problem, graph, offers, charges_storage=True).layers
+    embedding, dense = with_table_disks(problem, graph, offers).layers
 
     assert len(embedding.cold_bytes_per_sample) == len(HOT_SHARES)
     assert list(embedding.cold_bytes_per_sample) == sorted(embedding.cold_bytes_per_sample, reverse=True)
@@ -87,15 +93,34 @@ def test_the_layers_say_what_misses_the_most_used_rows():
 def test_tables_on_disks_make_the_night_cheaper_where_memory_is_what_it_pays_for():
     graph, problem, offers = night()
 
-    in_memory = find_optimum(problem)
-    on_disks = find_optimum(with_table_disks(problem, graph, offers, charges_storage=True))
-
-    assert on_disks.cost_usd < 0.7 * in_memory.cost_usd
+    assert (
+        find_optimum(with_table_disks(problem, graph, offers)).cost_usd < 0.7 * find_optimum(problem).cost_usd
+    )
 
 
 def test_disks_are_not_thought_of_where_any_unit_holds_all_tables():
-    _, problem, _ = night()
+    graph, problem, offers = night()
     units = {name: replace(unit, memory_bytes=2 * TABLE_BYTES) for name, unit in problem.device_types.items()}
+    roomy = replace(problem, device_types=units)
 
-    assert disks_may_help(problem)
-    assert not disks_may_help(replace(problem, device_types=units))
+    assert with_table_disks(roomy, graph, offers) is roomy
+
+
+def test_every_instance_of_a_launch_has_room_for_the_rows_of_its_replicas():
+    _, _, offers = night()
+    [offer] = [each for each in offers if each.instance_type.name == "c7i.xlarge"]
+    bought = ProvisioningPlan(
+        replicas=(3, 1),
+        groups=(
+            InstanceGroup(stage=0, device_type="cpu-c7i", offer=offer, count=2, units_per_instance=2),
+            InstanceGroup(stage=1, device_type="cpu-c7i", offer=offer, count=1, units_per_instance=2),
+        ),
+        planned_price_usd_per_hour=0.3,
+    )
+
+    disk = with_table_disk(bought, {0: 50e9}).table_disk
+
+    # Two replicas of 50 GB and 2 % for the file system; 250 MiB/s, of which 125 are included.
+    assert (disk.gigabytes, disk.mib_per_s) == (102, 250)
+    assert disk.usd_per_hour == pytest.approx((102 * 0.08 + 125 * 0.04) / 730)
+    assert with_table_disk(bought, {}) is bought

@@ -59,15 +59,17 @@ def one_table(**changes):
 
 
 def test_the_time_of_a_sweep_worked_by_hand():
-    # Two replicas have 200 bytes. All cold: windows of 200 / (2 * 20) = 5 steps, and a pass of 2 * 500 / 50 = 20 s.
-    # A tenth hot leaves 100 bytes for windows of 100 / (2 * 5) = 10 steps.
+    # Two replicas have 200 bytes, 4 of them for two bits of each row; a row in a window takes 1.45 times its bytes.
+    # All cold: windows of 196 / (2 * 1.45 * 20) = 3.38 steps, and a pass of 2 * 500 / 50 = 20 s.
+    # A tenth hot leaves 51 bytes for windows of 51 / (2 * 1.45 * 5) = 3.52 steps.
     sweep = evaluate_stage(one_table(), Stage(0, 0, "cpu", 2)).sweep
 
     assert sweep.hot_share == 0.1
-    assert sweep.steps_per_window == pytest.approx(10)
-    assert sweep.seconds == pytest.approx(2.0)
+    assert sweep.steps_per_window == pytest.approx(51 / 14.5)
+    assert sweep.seconds == pytest.approx(20 * 14.5 / 51)
     assert sweep.disk_bytes == 500
-    assert evaluate(one_table(), (Stage(0, 0, "cpu", 2),)).throughput_samples_per_s == pytest.approx(5.0)
+    found = evaluate(one_table(), (Stage(0, 0, "cpu", 2),))
+    assert found.throughput_samples_per_s == pytest.approx(10 / (20 * 14.5 / 51))
 
 
 def test_a_stage_whose_rows_fit_into_memory_does_not_sweep():
@@ -92,14 +94,14 @@ def test_what_neither_memory_nor_disk_holds_is_no_plan(problem, replicas):
 
 
 def test_fewer_units_sweep_where_more_would_not_compute_faster():
-    # A batch of 3 s on any number of units: two sweep in 2 s, ten would hold all in memory for five times the price.
+    # A batch of 6 s on any number of units: two sweep in 5.7 s, ten, with all in memory, have five times the price.
     problem = one_table(compute_parallel_fraction=0.0)
-    problem = replace(problem, layers=(replace(problem.layers[0], compute_seconds={"cpu": 3.0}),))
+    problem = replace(problem, layers=(replace(problem.layers[0], compute_seconds={"cpu": 6.0}),))
 
     found = find_optimum(problem)
 
     assert [stage.num_replicas for stage in found.stages] == [2]
-    assert found.cost_usd == pytest.approx(2 * 10 * 3.0 / 3600)
+    assert found.cost_usd == pytest.approx(2 * 10 * 6.0 / 3600)
 
 
 @pytest.mark.parametrize(

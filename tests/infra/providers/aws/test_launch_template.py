@@ -1,12 +1,16 @@
 import base64
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.plans.provisioning_plan import TableDisk
 from infra.providers.aws.launch import MachineSettings
+from infra.providers.aws.launch_template import DISK_GB
 from infra.providers.aws.provider import AwsEc2Provider
+from tests.infra.builders import plan
 
 
 def template_of(client):
@@ -34,6 +38,23 @@ def test_machines_are_protected_by_their_template(launch, client):
     assert (disk["Ebs"]["Encrypted"], disk["Ebs"]["DeleteOnTermination"]) == (True, True)
     assert "KeyName" not in data
     assert "IamInstanceProfile" not in data
+
+
+def test_machines_have_room_for_rows_of_tables_and_tell_what_it_costs(launch, client, provider, ledger):
+    disk = TableDisk(gigabytes=300, mib_per_s=250, usd_per_hour=0.04)
+    bought = replace(plan(), table_disk=disk)
+
+    launch(bought)
+
+    _, data = template_of(client)
+    (volume,) = data["BlockDeviceMappings"]
+    assert (volume["Ebs"]["VolumeSize"], volume["Ebs"]["Throughput"]) == (DISK_GB + 300, 250)
+    # The ledger has it, and where that is lost the machines themselves.
+    assert {entry.disk_usd_per_hour for entry in ledger.entries()} == {0.04}
+    assert {instance.terms.disk_usd_per_hour for instance in provider.list_instances()} == {0.04}
+    assert provider.billed_usd_per_hour(bought) == pytest.approx(
+        provider.billed_usd_per_hour(plan()) + 2 * 0.04
+    )
 
 
 def test_the_security_group_lets_in_only_itself(launch, client):
