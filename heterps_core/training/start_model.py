@@ -31,7 +31,7 @@ from heterps_core.training.storage.named_tensors import (
     weights_of,
 )
 from heterps_core.training.storage.run_directory import START_MODEL, RunDirectory
-from heterps_core.training.storage.stored_tensors import StoredRows, TensorManifest
+from heterps_core.training.storage.stored_tensors import StoredLayer, StoredRows, TensorManifest
 from heterps_core.training.storage.verified_files import (
     BlockHasher,
     DamagedFileError,
@@ -131,7 +131,7 @@ def load_start_weights(run: RunDirectory, start: StartModel, model: StageModel) 
 
 def _fill(run: RunDirectory, manifest: TensorManifest, model: StageModel, tensors: dict[str, Tensor]) -> None:
     try:
-        fill_tensors(run, START_MODEL, manifest, model, tensors)
+        fill_tensors(run, [StoredLayer(folder=START_MODEL, tensors=manifest)], model, tensors)
     except DamagedFileError as error:
         raise CheckpointError(f"{error}; start a new run") from error
     except CheckpointError as error:

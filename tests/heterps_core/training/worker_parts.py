@@ -24,11 +24,20 @@ def training_loop_of(rank: int, run: RunDirectory) -> tuple[TrainingJob, Trainin
         tuple(tuple(range(first, first + count)) for first, count in zip(firsts, counts, strict=True))
     )
     groups = [dist.new_group(list(members)) for members in layout.ranks]
+    checkpoint_group = dist.new_group()
     worker = Worker(run)
     worker.stage, worker.replica = layout.position(rank)
     group = groups[worker.stage] if counts[worker.stage] > 1 else None
     loop = worker._build_loop(
-        job, layout, device=CPU, group=group, device_group=group, ids_group=None, sum_group=None, link=None
+        job,
+        layout,
+        device=CPU,
+        group=group,
+        device_group=group,
+        ids_group=None,
+        sum_group=None,
+        checkpoint_group=checkpoint_group,
+        link=None,
     )
     return job, loop
 
