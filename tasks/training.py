@@ -29,7 +29,7 @@ from heterps_core.training.node.host_memory import check_workers_fit
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import TrainingRun
-from tasks.planning.extra_costs import CHECKPOINT_INTERVAL_SECONDS
+from tasks.planning.extra_costs import checkpoint_interval_seconds
 from tasks.provisioning import Provisioning, usd_for
 from tasks.running.start import Start
 
@@ -77,6 +77,7 @@ def training_config(
     epochs: int,
     num_stages: int,
     samples_per_s: float,
+    interruptions_per_hour: float,
     update_mode: str | None,
     **others: Any,
 ) -> TrainingConfig:
@@ -84,9 +85,11 @@ def training_config(
 
     Args:
         samples_per_s: Predicted; checkpoints come five times a run, but neither every few seconds nor, where this is
-            known, seldom enough to lose much more than `CHECKPOINT_INTERVAL_SECONDS` of work.
+            known, more seldom than `checkpoint_interval_seconds`.
+        interruptions_per_hour: Of the whole fleet; 0 where none of it is on spot.
     """
-    most_steps = max(MOST_CHECKPOINT_STEPS, int(CHECKPOINT_INTERVAL_SECONDS * samples_per_s / batch_size))
+    interval_s = checkpoint_interval_seconds(interruptions_per_hour)
+    most_steps = max(MOST_CHECKPOINT_STEPS, int(interval_s * samples_per_s / batch_size))
     steps = dataset.num_batches(batch_size) * epochs
     update_mode = update_mode or default_update_mode(steps)
     microbatches = delayed_microbatches if update_mode == DELAYED else default_microbatches

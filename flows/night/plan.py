@@ -294,6 +294,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
         epochs=asked.epochs,
         num_stages=len(provisioning.launch_stages),
         samples_per_s=0.0 if run.is_dry_run else chosen.evaluation.throughput_samples_per_s,
+        interruptions_per_hour=chosen.evaluation.interruptions_per_hour,
         **{**asked.values_for(TrainingConfig), "batch_size": run.batch_size},
     )
     report = PlanReport(

@@ -65,6 +65,7 @@ struct Table {
   float* weight;
   int64_t num_rows;
   int64_t width;
+  uint8_t* changed;  // One byte for each row, set to 1 where an update changes it; may be null.
 };
 
 // Which rows of a larger table these are: an update passes over all others. Without it none may lie outside.
@@ -312,6 +313,7 @@ int64_t update_from(const Table& table, const Shard& shard, const Part* parts, i
         __builtin_prefetch(table.weight + ahead * width, 1);
         __builtin_prefetch(own[chains.first(u + kAhead)]);
         rule.prefetch(ahead);
+        if (table.changed) __builtin_prefetch(table.changed + ahead, 1);
       }
       int32_t n = chains.first(u);
       for (int64_t d = 0; d < width; ++d) sum[d] = to_float(own[n][d]);
@@ -319,6 +321,7 @@ int64_t update_from(const Table& table, const Shard& shard, const Part* parts, i
         for (int64_t d = 0; d < width; ++d) sum[d] += to_float(own[n][d]);
       }
       rule.apply(table.weight + chains.row(u) * width, sum.data(), chains.row(u), width);
+      if (table.changed) table.changed[chains.row(u)] = 1;
     }
   }
   return kAllInRange;
@@ -426,6 +429,28 @@ int64_t heterps_gather(const Table* table, const int64_t* rows, int64_t num_samp
   return is_bf16
              ? gather_into(table, rows, num_samples, num_slots, static_cast<BFloat16*>(out), sample_stride)
              : gather_into(table, rows, num_samples, num_slots, static_cast<float*>(out), sample_stride);
+}
+
+// Returns how many rows are marked. With `rows` it writes their numbers there, ascending, and clears the marks.
+int64_t heterps_changed(uint8_t* changed, int64_t num_rows, int64_t* rows) {
+  int64_t count = 0;
+  const auto visit = [&](int64_t row) {
+    if (!changed[row]) return;
+    if (rows) {
+      rows[count] = row;
+      changed[row] = 0;
+    }
+    ++count;
+  };
+  int64_t row = 0;
+  for (; row + 8 <= num_rows; row += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, changed + row, sizeof(eight));
+    if (!eight) continue;
+    for (int64_t one = row; one < row + 8; ++one) visit(one);
+  }
+  for (; row < num_rows; ++row) visit(row);
+  return count;
 }
 
 int64_t heterps_sgd(const Table* table, const Shard* shard, const Part* parts, int64_t num_parts, int64_t is_bf16,

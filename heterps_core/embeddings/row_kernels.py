@@ -34,7 +34,7 @@ BUILD_TIMEOUT_S = 120
 
 
 class _Table(ctypes.Structure):
-    _fields_ = (("weight", c_void_p), ("num_rows", c_int64), ("width", c_int64))
+    _fields_ = (("weight", c_void_p), ("num_rows", c_int64), ("width", c_int64), ("changed", c_void_p))
 
 
 class _Shard(ctypes.Structure):
@@ -73,7 +73,9 @@ class RowKernels:
             "adagrad": _typed(loaded.heterps_adagrad, num_states=1, num_constants=1),
             "adam": _typed(loaded.heterps_adam, num_states=3, num_constants=3),
         }
-        self._gather.restype = self._pool.restype = c_int64
+        self._changed = loaded.heterps_changed
+        self._changed.argtypes = (c_void_p, c_int64, c_void_p)
+        self._gather.restype = self._pool.restype = self._changed.restype = c_int64
 
     def gather(self, weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor) -> None:
         """Copy rows [B, S], int64, into columns [B, S * D], float32 or bfloat16, which may be of a wider tensor.
@@ -117,10 +119,12 @@ class RowKernels:
         constants: Sequence[float] = (),
         shard: RowRange | None = None,
         bags: Bags | None = None,
+        changed_R: Tensor | None = None,
     ) -> None:
         """Sum the gradients of repeated rows and update each row once, in place.
 
-        Parts are as `RowOptimizer.update_repeated` takes them; states and constants are in the order of the rule.
+        Parts, and marks of changed rows, are as `RowOptimizer.update_repeated` takes them; states and constants are
+        in the order of the rule.
 
         Raises:
             IndexError: A row is not in the table, and there is no larger one; nothing is updated then.
@@ -134,7 +138,7 @@ class RowKernels:
             )
         )
         bad = self._updates[rule](
-            byref(_table(weight_RD)),
+            byref(_table(weight_RD, changed_R)),
             byref(_Shard(shard is not None, 0 if shard is None else shard.first)),
             described,
             len(parts),
@@ -144,6 +148,13 @@ class RowKernels:
             *constants,
         )
         _check_range(bad, rows, len(weight_RD))
+
+    def take_changed(self, changed_R: Tensor) -> Tensor:
+        """Return the rows [U] that are marked, ascending, and clear the marks; each is 0 or 1 in one byte."""
+        count = self._changed(changed_R.data_ptr(), len(changed_R), None)
+        rows_U = torch.empty(count, dtype=torch.int64)
+        self._changed(changed_R.data_ptr(), len(changed_R), rows_U.data_ptr() if count else None)
+        return rows_U
 
 
 def kernels_for(weight_RD: Tensor) -> RowKernels | None:
@@ -230,8 +241,8 @@ def _typed(function: Any, *, num_states: int, num_constants: int) -> Any:
     return function
 
 
-def _table(weight_RD: Tensor) -> _Table:
-    return _Table(weight_RD.data_ptr(), *weight_RD.shape)
+def _table(weight_RD: Tensor, changed_R: Tensor | None = None) -> _Table:
+    return _Table(weight_RD.data_ptr(), *weight_RD.shape, 0 if changed_R is None else changed_R.data_ptr())
 
 
 def _bags(bags: Bags | None) -> _Bags:

@@ -80,6 +80,7 @@ class RowOptimizer(ABC):
         learning_rate: float,
         shard: RowRange | None = None,
         bags: Bags | None = None,
+        changed_R: Tensor | None = None,
     ) -> None:
         """Apply the gradients of rows that may repeat, in place.
 
@@ -92,6 +93,7 @@ class RowOptimizer(ABC):
             shard: Of which rows of a larger table `weight_RD` is; `parts` have row indices of the larger one, and
                 those outside the shard are passed over.
             bags: Of all parts: their gradients are those of the sums of bags, [B, G * D].
+            changed_R: Bool; True is written for each row that is updated.
 
         Raises:
             IndexError: A row is not in the table, and there is no larger one.
@@ -107,6 +109,7 @@ class RowOptimizer(ABC):
                 constants=self.KERNEL_CONSTANTS,
                 shard=shard,
                 bags=bags,
+                changed_R=changed_R,
             )
             return
         if bags is not None:
@@ -119,6 +122,8 @@ class RowOptimizer(ABC):
         rows_U, gradients_UD = sum_repeated_rows(rows_N, gradients_ND.float())
         if rows_U.numel():
             self.update(weight_RD, state, rows_U, gradients_UD, learning_rate=learning_rate)
+            if changed_R is not None:
+                changed_R[rows_U] = True
 
 
 class RowWiseSGD(RowOptimizer):

@@ -88,7 +88,8 @@ class ShardedTable:
         shard = 0 if group is None else dist.get_rank(group)
         self.rows = shard_rows(num_rows, self.num_shards, shard)
         self.weight_RD, self.state = self._new_rows(seed=seed, standard_deviation=initial_standard_deviation)
-        for tensor in self.tensors().values():
+        self._changed_R = torch.zeros(len(self.weight_RD), dtype=torch.bool, device=device)
+        for tensor in (*self.tensors().values(), self._changed_R):
             use_huge_pages(tensor)
         self._pending: list[tuple[Tensor, Tensor]] = []
         self._expected: RowExchange | None = None
@@ -157,12 +158,31 @@ class ShardedTable:
                 learning_rate=learning_rate,
                 # Gradients that came from replicas are of single rows.
                 bags=self.bags if self.group is None else None,
+                changed_R=self._changed_R,
             )
             self._pending.clear()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the shard's tensors by their name in a checkpoint; the first size is `rows.num_rows`."""
         return {"weight": self.weight_RD, **self.state}
+
+    def take_changed_rows(self) -> Tensor:
+        """Return the rows [U] of the shard that `apply_gradients` changed since the last call, ascending."""
+        kernels = kernels_for(self.weight_RD)
+        if kernels is not None:
+            return kernels.take_changed(self._changed_R)
+        rows_U = self._changed_R.nonzero()[:, 0]
+        self._changed_R.zero_()
+        return rows_U
+
+    def copies_of(self, rows_U: Tensor) -> dict[str, Tensor]:
+        """Return what `tensors` holds of some rows of the shard, copied."""
+        copies = {}
+        for name, tensor in self.tensors().items():
+            copies[name] = torch.empty(len(rows_U), *tensor.shape[1:], device=self.device)
+            source, target = (each if each.ndim == 2 else each[:, None] for each in (tensor, copies[name]))
+            copy_rows(source, rows_U[:, None], target)
+        return copies
 
     def _new_rows(self, *, seed: int, standard_deviation: float) -> tuple[Tensor, State]:
         """Return the initial rows of the shard [R, D] and their optimizer state."""
@@ -314,6 +334,7 @@ class SharedMemoryTable(ShardedTable):
                 learning_rate=learning_rate,
                 shard=self.rows,
                 bags=self.bags,
+                changed_R=self._changed_R,
             )
         self._link.wait_for_all()
 

@@ -48,7 +48,7 @@ NUM_WARMUP_STEPS = 3
 MEASURED_S = 1.0
 MIN_STEPS = 8
 ENDLESS = 1_000_000
-"""Epochs, and steps until a checkpoint."""
+"""Epochs."""
 
 
 class StepSeconds(NamedTuple):
@@ -164,7 +164,7 @@ def measure_worker(job: TrainingJob, rank: int) -> WorkerSteps:
         link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=TIMEOUT.total_seconds())
         ids_group = ids_groups[stage] if link is None else None
     dataset = PreparedDataset.open(job.dataset)
-    config = replace(job.config, num_epochs=ENDLESS, checkpoint_interval_steps=ENDLESS)
+    config = replace(job.config, num_epochs=ENDLESS)
     model = build_stage_model(job.model, dataset.features, config, job.stages, stage, group, link)
     runner = TimedRunner(
         list(model.layers.values()),
@@ -188,6 +188,7 @@ def measure_worker(job: TrainingJob, rank: int) -> WorkerSteps:
         run=RunDirectory(job.dataset),
         group=group,
         ids_group=ids_group,
+        checkpoints=None,
         metrics=None,
         on_step=timer,
     )

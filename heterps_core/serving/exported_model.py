@@ -40,7 +40,7 @@ from heterps_core.training.storage.exported_files import (
     file_sha256,
     read_description,
 )
-from heterps_core.training.storage.run_directory import CHECKPOINTS, JOB, RunDirectory
+from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from heterps_core.training.storage.stored_tensors import DTYPES, TensorRows, read_tensors
 from heterps_core.training.storage.verified_files import DamagedFileError
 
@@ -173,8 +173,8 @@ def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path, *, 
         )
     newest = complete[-1]
     try:
-        tensors = read_checkpoint(run, newest).tensors
-        found = {rows.tensor: (rows.dtype, rows.shape) for rows in tensors.rows}
+        layers = read_checkpoint(run, newest).layers
+        found = {rows.tensor: (rows.dtype, rows.shape) for layer in layers for rows in layer.tensors.rows}
         weights = _weight_shapes(job.model, manifest.features)
         for name, shape in weights.items():
             if name not in found or found[name][1] != shape:
@@ -185,7 +185,7 @@ def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path, *, 
         for file, names in ((WEIGHTS, weights), (OPTIMIZER_STATE, found.keys() - weights)):
             mapped = new_safetensors(folder / file, {name: found[name] for name in names})
             wanted = {name: TensorRows.whole(tensor) for name, tensor in mapped.items()}
-            read_tensors(run, f"{CHECKPOINTS}/{newest}", tensors, wanted)
+            read_tensors(run, layers, wanted)
     except DamagedFileError as error:
         before = int(complete[-2]) if len(complete) > 1 else 0
         raise CheckpointError(

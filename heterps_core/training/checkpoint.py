@@ -1,22 +1,22 @@
 """Checkpoints that do not depend on the plan: tensors by layer name, tables in the global order of rows.
 
-Each worker writes one file: its rows of the tables, and if it is the first replica of its stage the other tensors too
-(`stored_tensors.py`). So another number of replicas, or another cut into stages, reads the rows that it needs. The
-manifest lists all of it, bears a tag made with the run's key, and is written last; what fails half-way is removed.
-The newest two are kept, and where one is damaged all workers go back to the one before it.
+Each worker writes one file: rows of its tables, and if it is the first replica of its stage the other tensors too
+(`stored_tensors.py`). So another number of replicas, or another cut into stages, reads the rows that it needs.
+
+A checkpoint is a list of folders, oldest first: one with whole rows, and those with what changed since. The manifest
+lists all of it, bears a tag made with the run's key, and is written last. Where a file is damaged all workers go back
+to the checkpoint before it. `checkpoint_writer.py` writes them.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from heterps_core.errors import CheckpointError, ConfigurationError
 from heterps_core.json_codec import JsonDocument
@@ -26,22 +26,25 @@ from heterps_core.training.storage.named_tensors import (
     fill_swept_rows,
     fill_tensors,
     row_optimizer_state,
-    rows_on_host,
-    swept_rows,
-    tables_by_tensor,
     weights_of,
 )
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
-from heterps_core.training.storage.stored_tensors import TensorManifest, TensorRows, write_tensors
-from heterps_core.training.storage.verified_files import DamagedFileError, read_signed_json, write_signed_json
+from heterps_core.training.storage.stored_tensors import StoredLayer, TensorManifest
+from heterps_core.training.storage.verified_files import DamagedFileError, read_signed_json
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """1 was that of torch.distributed.checkpoint, which unpickles."""
 
+WITHOUT_LAYERS = 2
+"""Each checkpoint of this version is whole, in its own folder."""
+
 MANIFEST = "manifest.json"
-KEPT_CHECKPOINTS = 2
+WHOLE_SUFFIX = "-whole"
+"""Of folders with nothing but rows, all of them, as they were at some steps behind the one of the name."""
+
+_FOLDER = re.compile(rf"\d{{8}}(?:{WHOLE_SUFFIX})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +72,8 @@ class Checkpoint:
     cursor: TrainingCursor
     """The batch that comes next."""
 
-    tensors: TensorManifest
-
-
-def save_checkpoint(
-    run: RunDirectory, model: StageModel, cursor: TrainingCursor, *, group: ProcessGroup | None
-) -> None:
-    """Write a checkpoint; every process of the world takes part.
-
-    Args:
-        group: The replicas of this stage; None where this process is alone.
-
-    Raises:
-        CheckpointError: It could not be written, for instance because the disk is full.
-    """
-    key = f"{CHECKPOINTS}/{cursor.step:08d}"
-    own: TensorManifest | str
-    try:
-        owned = chain(_owned(model, group).items(), swept_rows(model))
-        own = write_tensors(run, key, f"rank-{dist.get_rank():05d}.bin", owned)
-    except OSError as error:
-        own = str(error)
-    # The manifest says that all parts are there, so it waits for the last of them, and all wait for the manifest: a
-    # crash right now could lose a checkpoint that others count on.
-    is_coordinator = dist.get_rank() == 0
-    parts: list[TensorManifest | str | None] = [None] * dist.get_world_size()
-    dist.gather_object(own, parts if is_coordinator else None)
-    outcome: list[str | None] = [_complete(run, key, cursor, parts) if is_coordinator else None]
-    dist.broadcast_object_list(outcome)
-    if outcome[0] is not None:
-        raise CheckpointError(outcome[0])
+    layers: tuple[StoredLayer, ...]
+    """Oldest first."""
 
 
 def load_latest_checkpoint(run: RunDirectory, model: StageModel) -> TrainingCursor | None:
@@ -119,8 +94,8 @@ def load_latest_checkpoint(run: RunDirectory, model: StageModel) -> TrainingCurs
         found: Checkpoint | CheckpointError
         try:
             found = read_checkpoint(run, name)
-            fill_tensors(run, f"{CHECKPOINTS}/{name}", found.tensors, model, _tensors(model))
-            fill_swept_rows(run, f"{CHECKPOINTS}/{name}", found.tensors, model)
+            fill_tensors(run, found.layers, model, all_tensors(model))
+            fill_swept_rows(run, found.layers, model)
         except CheckpointError as error:
             found = error
         problem = _problem_of_any(found)
@@ -168,16 +143,24 @@ def read_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
     key = f"{CHECKPOINTS}/{name}/{MANIFEST}"
     document = read_signed_json(run, key)
     try:
-        if document["schema_version"] != SCHEMA_VERSION:
+        if document["schema_version"] not in (SCHEMA_VERSION, WITHOUT_LAYERS):
             raise ValueError(
                 f"the schema_version must be {SCHEMA_VERSION}, got {document['schema_version']!r}"
             )
+        is_whole = document["schema_version"] == WITHOUT_LAYERS
+        layers = [{"folder": name, "tensors": document["tensors"]}] if is_whole else document["layers"]
         return Checkpoint(
             cursor=TrainingCursor.from_json(document["cursor"]),
-            tensors=TensorManifest.from_json(document["tensors"]),
+            layers=tuple(_layer(layer["folder"], layer["tensors"]) for layer in layers),
         )
     except (KeyError, TypeError, ValueError, ConfigurationError) as error:
         raise DamagedFileError(f"{key} in {run.location} cannot be understood: {error!r}") from error
+
+
+def _layer(folder: str, tensors: object) -> StoredLayer:
+    if not _FOLDER.fullmatch(folder):
+        raise ValueError(f"a folder of a checkpoint must have the number of a step, got {folder!r}")
+    return StoredLayer(folder=f"{CHECKPOINTS}/{folder}", tensors=TensorManifest.from_json(tensors))
 
 
 def _none_is_usable(complete: Sequence[str], problem: str) -> CheckpointError:
@@ -187,52 +170,9 @@ def _none_is_usable(complete: Sequence[str], problem: str) -> CheckpointError:
     )
 
 
-def _owned(model: StageModel, group: ProcessGroup | None) -> dict[str, TensorRows]:
-    """Return what this replica writes: its rows of shared tables, and what all replicas have alike if it is first."""
-    is_first = group is None or dist.get_rank(group) == 0
-    tables = tables_by_tensor(model)
-    own = {
-        name: tensor
-        for name, tensor in _tensors(model).items()
-        if is_first or (name in tables and tables[name].num_shards > 1)
-    }
-    return rows_on_host(model, own)
-
-
-def _tensors(model: StageModel) -> dict[str, Tensor]:
+def all_tensors(model: StageModel) -> dict[str, Tensor]:
     """Return all tensors of a replica, on its device, by names that do not depend on the plan."""
     return weights_of(model) | row_optimizer_state(model) | dense_optimizer_state(model)
-
-
-def _complete(
-    run: RunDirectory, key: str, cursor: TrainingCursor, parts: Sequence[TensorManifest | str | None]
-) -> str | None:
-    """Write the manifest of what all workers have written, or return why there is no checkpoint."""
-    tensors, problem = TensorManifest(), None
-    for part in parts:
-        if isinstance(part, TensorManifest):
-            tensors += part
-        else:
-            problem = problem or part
-    if problem is None:
-        try:
-            write_signed_json(
-                run,
-                f"{key}/{MANIFEST}",
-                {
-                    "schema_version": SCHEMA_VERSION,
-                    "cursor": cursor.to_json(),
-                    "tensors": tensors.to_json(),
-                },
-            )
-        except OSError as error:
-            problem = str(error)
-    if problem is not None:
-        run.delete_folder(key)
-        return _why_not_written(problem, run, cursor)
-    _delete_old(run)
-    logger.info("checkpoint at step %d written to %s/%s", cursor.step, run.location, key)
-    return None
 
 
 def _problem_of_any(found: Checkpoint | CheckpointError) -> str:
@@ -243,21 +183,3 @@ def _problem_of_any(found: Checkpoint | CheckpointError) -> str:
     problems = [own] * dist.get_world_size()
     dist.all_gather_object(problems, own)
     return next((problem for problem in problems if problem), "")
-
-
-def _delete_old(run: RunDirectory) -> None:
-    complete = complete_checkpoints(run)
-    for name in run.names(CHECKPOINTS):
-        # What is older than the kept ones, and what an earlier attempt left unfinished.
-        if name not in complete[-KEPT_CHECKPOINTS:]:
-            run.delete_folder(f"{CHECKPOINTS}/{name}")
-
-
-def _why_not_written(cause: str, run: RunDirectory, cursor: TrainingCursor) -> str:
-    complete = complete_checkpoints(run)
-    free = f", with {shutil.disk_usage(run.path('')).free:,} bytes free there" if run.is_local else ""
-    kept = f"the checkpoint of step {int(complete[-1])} stays" if complete else "there is none before it"
-    return (
-        f"the checkpoint of step {cursor.step} could not be written to {run.location}{free}: {cause}; {kept}; "
-        f"free space there and resume the run"
-    )

@@ -23,7 +23,8 @@ from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
 from heterps_core.embeddings.swept_table import SweptTable
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.batch_feed import BatchFeed
-from heterps_core.training.checkpoint import TrainingCursor, save_checkpoint
+from heterps_core.training.checkpoint import TrainingCursor
+from heterps_core.training.checkpoint_writer import CheckpointWriter
 from heterps_core.training.gradients.finite_gradients import check_gradients, check_losses
 from heterps_core.training.gradients.gradient_sum import take_buffers_of_first_replica
 from heterps_core.training.job import TrainingConfig
@@ -96,6 +97,9 @@ class TrainingLoop:
     """The same replicas again, for the row indices of batches to come, whose messages travel beside those of the
     running step; None where this worker is alone, or shares memory with them and need not ask."""
 
+    checkpoints: CheckpointWriter | None
+    """None where what is trained is thrown away."""
+
     metrics: MetricWriter | None
     """Only on the one worker that reports: the first replica of the last stage."""
 
@@ -111,7 +115,6 @@ class TrainingLoop:
         started_s = time.monotonic()
         batches_per_epoch = self.dataset.num_batches(self.config.batch_size)
         num_steps = self.config.num_epochs * batches_per_epoch
-        saved_step = cursor.step
         cursors = self._cursors(cursor, batches_per_epoch)
         source = self._swept(map(self.training_batch, cursors), writes=True)
         feed = BatchFeed(lambda _: source.next_batch(), self._cursors(cursor, batches_per_epoch))
@@ -120,12 +123,16 @@ class TrainingLoop:
         trained: deque[TrainingCursor] = deque()
         with source:
             coming, is_stopping = next(batches, None), False
+            if self.checkpoints is not None and coming is not None:
+                self.checkpoints.begin(cursor.step)
             while coming is not None:
                 (at, microbatches), coming = coming, next(batches, None)
                 cursor = at.after_batch(batches_per_epoch)
-                is_saved = is_stopping or cursor.step % self.config.checkpoint_interval_steps == 0
+                is_last = is_stopping or coming is None
+                is_saved = is_last or cursor.step % self.config.checkpoint_interval_steps == 0
+                is_saved = is_saved and self.checkpoints is not None
                 # A checkpoint holds the parameters after a batch, so none may be under way.
-                following = [] if is_saved or coming is None else coming[1]
+                following = [] if is_last or is_saved or coming is None else coming[1]
                 trained.append(at)
                 for losses in self._train_step(microbatches, step=at.step, following=following):
                     self._update_dense(trained.popleft(), losses, num_steps=num_steps, started_s=started_s)
@@ -133,21 +140,25 @@ class TrainingLoop:
                 self.model.update_rows(self.config.embedding_learning_rate * share)
                 source.finish_step()
                 self.on_step(cursor.step)
-                if is_saved:
-                    self._save_checkpoint(cursor)
-                    saved_step = cursor.step
+                if self.checkpoints is not None:
+                    self.checkpoints.check()
+                    if is_saved:
+                        take_buffers_of_first_replica(self.model.layers.values(), group=self.group)
+                        self.checkpoints.save(cursor, is_last=is_last)
                 if is_stopping:
                     break
                 # The step that has begun already comes to its end.
                 is_stopping = cursor.step % CONTROL_INTERVAL_STEPS == 0 and self._stop_is_asked_for()
+        blocked_s = 0.0 if self.checkpoints is None else self.checkpoints.blocked_s
         logger.info(
-            "waited %.2f s of %.2f s for data, up to step %d",
+            "waited %.2f s of %.2f s for data and %.2f s for checkpoints, up to step %d",
             feed.waited_s,
             time.monotonic() - started_s,
+            blocked_s,
             cursor.step,
         )
-        if saved_step != cursor.step:
-            self._save_checkpoint(cursor)
+        if self.checkpoints is not None:
+            self.checkpoints.finish()
         batches.close()
         source.close()
         if self.metrics is not None:
@@ -238,10 +249,6 @@ class TrainingLoop:
                     elapsed_s=time.monotonic() - started_s,
                 )
             )
-
-    def _save_checkpoint(self, cursor: TrainingCursor) -> None:
-        take_buffers_of_first_replica(self.model.layers.values(), group=self.group)
-        save_checkpoint(self.run, self.model, cursor, group=self.group)
 
     def _exchanges(self, parts: Sequence[ClickBatch]) -> list[list[tuple[ShardedTable, RowExchange]]]:
         """Tell the owners of rows what each micro-batch will look up; replicas that share a table need not."""

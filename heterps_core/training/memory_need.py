@@ -9,8 +9,10 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import WORKER_BYTES, Layer, host_bytes_of_worker
+from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.models.tracing import trace_chain
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.checkpoint_writer import COPIED_BYTES, PIECE_BYTES
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.job import DELAYED, TrainingConfig
 from heterps_core.training.node.host_memory import gigabytes
@@ -32,15 +34,19 @@ class WorkerMemory:
     state_bytes: int
     """Tables, weights, gradients and what optimizers keep."""
 
+    checkpoint_bytes: int
+    """Copies that wait to be written, and the marks of changed rows."""
+
     @property
     def num_bytes(self) -> int:
         """All of it."""
-        return self.process_bytes + self.row_group_bytes + self.state_bytes
+        return self.process_bytes + self.row_group_bytes + self.state_bytes + self.checkpoint_bytes
 
     def __str__(self) -> str:
         return (
-            f"{gigabytes(self.process_bytes)} for the process, {gigabytes(self.row_group_bytes)} for row groups and "
-            f"{gigabytes(self.state_bytes)} for tables, weights and optimizers"
+            f"{gigabytes(self.process_bytes)} for the process, {gigabytes(self.row_group_bytes)} for row groups, "
+            f"{gigabytes(self.state_bytes)} for tables, weights and optimizers and "
+            f"{gigabytes(self.checkpoint_bytes)} for checkpoints"
         )
 
 
@@ -56,9 +62,9 @@ def worker_memory(
 ) -> tuple[WorkerMemory, ...]:
     """Return the host memory that one worker of each stage needs.
 
-    A worker holds its shard of each table with the optimizer's state; all dense parameters of its stage with theirs
-    and their gradients, and with delayed updates two copies and gradients on their way; row groups, and one that is
-    read. On a rented card all but the last lie in the card's memory.
+    A worker holds its shard of each table with the optimizer's state, and copies of a part of it for checkpoints; all
+    dense parameters of its stage with theirs and their gradients, and with delayed updates two copies and gradients
+    on their way; row groups, and one that is read. On a rented card tables and weights lie in the card's memory.
 
     Args:
         model: Registry name or import path.
@@ -66,9 +72,13 @@ def worker_memory(
         largest_group_rows: Rows of the largest row group.
         is_dry_run: All stages run on this machine's cores.
     """
+    chain = build_chain(model, features, seed=config.seed)
+    num_rows = {
+        name: layer.num_rows for name, layer in chain.named_children() if isinstance(layer, SlotEmbedding)
+    }
     graph = trace_chain(
         model,
-        build_chain(model, features, seed=config.seed),
+        chain,
         dense_optimizer_values_per_parameter=get_dense_optimizer(
             config.dense_optimizer
         ).state_values_per_parameter,
@@ -76,9 +86,10 @@ def worker_memory(
     )
     needs = []
     for stage in stages:
+        layers = graph.layers[stage.first_layer : stage.last_layer + 1]
         state_bytes = sum(
             _bytes_of(layer, num_replicas=stage.num_replicas, delays_updates=config.update_mode == DELAYED)
-            for layer in graph.layers[stage.first_layer : stage.last_layer + 1]
+            for layer in layers
         )
         is_on_card = is_gpu(stage.device_type) and not is_dry_run
         row_group_bytes = host_bytes_of_worker(num_train_rows) - WORKER_BYTES
@@ -87,6 +98,12 @@ def worker_memory(
                 process_bytes=round(WORKER_BYTES),
                 row_group_bytes=round(row_group_bytes) + READING_BYTES_PER_ROW * largest_group_rows,
                 state_bytes=0 if is_on_card else state_bytes,
+                checkpoint_bytes=sum(
+                    _copied_bytes(
+                        layer, num_rows=num_rows.get(layer.name, 0), num_replicas=stage.num_replicas
+                    )
+                    for layer in layers
+                ),
             )
         )
     return tuple(needs)
@@ -96,3 +113,11 @@ def _bytes_of(layer: Layer, *, num_replicas: int, delays_updates: bool) -> int:
     if layer.is_sharded:
         return -(-layer.state_bytes // num_replicas)
     return layer.state_bytes + layer.parameter_bytes * (4 if delays_updates else 1)
+
+
+def _copied_bytes(layer: Layer, *, num_rows: int, num_replicas: int) -> int:
+    """Return what checkpoints of a layer take beside it; the mark of a row is a byte."""
+    if not layer.is_sharded:
+        return layer.state_bytes
+    shard_bytes = -(-layer.state_bytes // num_replicas)
+    return min(shard_bytes, COPIED_BYTES + 2 * PIECE_BYTES) + -(-num_rows // num_replicas)

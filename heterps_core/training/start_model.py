@@ -33,7 +33,7 @@ from heterps_core.training.storage.named_tensors import (
     weights_of,
 )
 from heterps_core.training.storage.run_directory import START_MODEL, RunDirectory
-from heterps_core.training.storage.stored_tensors import StoredRows, TensorManifest
+from heterps_core.training.storage.stored_tensors import StoredLayer, StoredRows, TensorManifest
 from heterps_core.training.storage.verified_files import (
     BlockHasher,
     DamagedFileError,
@@ -148,8 +148,9 @@ def _fill(
     scales: Mapping[str, float] | None = None,
 ) -> None:
     try:
-        fill_tensors(run, START_MODEL, manifest, model, tensors)
-        fill_swept_rows(run, START_MODEL, manifest, model, wanted=of_swept, scales=scales)
+        layers = [StoredLayer(folder=START_MODEL, tensors=manifest)]
+        fill_tensors(run, layers, model, tensors)
+        fill_swept_rows(run, layers, model, wanted=of_swept, scales=scales)
     except DamagedFileError as error:
         raise CheckpointError(f"{error}; start a new run") from error
     except CheckpointError as error:

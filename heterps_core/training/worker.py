@@ -23,6 +23,7 @@ from heterps_core.compute_device import CPU
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.embeddings.row_kernels import row_kernels
 from heterps_core.errors import HeterpsError
+from heterps_core.training.checkpoint_writer import CheckpointWriter
 from heterps_core.training.evaluation import judge_trained
 from heterps_core.training.job import DELAYED, TrainingJob
 from heterps_core.training.loop import TrainingLoop
@@ -93,6 +94,7 @@ class Worker:
         groups = [dist.new_group(list(ranks), timeout=GROUP_LIMIT) for ranks in layout.ranks]
         ids_groups = [dist.new_group(list(ranks), timeout=START_LIMIT) for ranks in layout.ranks]
         sum_groups = [dist.new_group(list(ranks), timeout=GROUP_LIMIT) for ranks in layout.ranks]
+        checkpoint_group = dist.new_group(timeout=START_LIMIT)
         is_alone = len(layout.ranks[self.stage]) == 1
         group = None if is_alone else groups[self.stage]
         link = None
@@ -114,6 +116,7 @@ class Worker:
             device_group=device_group,
             ids_group=ids_groups[self.stage] if asks_ahead else None,
             sum_group=None if is_alone or device != CPU else sum_groups[self.stage],
+            checkpoint_group=checkpoint_group,
             link=link,
         )
         cursor = begin(self.run, job, loop.model)
@@ -193,6 +196,7 @@ class Worker:
         device_group: dist.ProcessGroup | None,
         ids_group: dist.ProcessGroup | None,
         sum_group: dist.ProcessGroup | None,
+        checkpoint_group: dist.ProcessGroup | None,
         link: SharedMemoryLink | None,
     ) -> TrainingLoop:
         assert self.stage is not None
@@ -239,6 +243,7 @@ class Worker:
             run=self.run,
             group=group,
             ids_group=ids_group,
+            checkpoints=CheckpointWriter(self.run, model, group=group, world=checkpoint_group),
             metrics=metrics,
             on_step=self._finish_step,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from heterps_core.models.model_graph import ModelGraph
@@ -25,17 +26,23 @@ STORAGE_USD_PER_GB_MONTH = 0.023
 TRANSFER_USD_PER_GB = 0.02
 """Between zones of a region: 0.01 for each direction (aws.amazon.com/ec2/pricing/on-demand, data transfer)."""
 
-CHECKPOINT_SECONDS = 5.0
-"""Assumed pause of all workers for one checkpoint, which is written before the next step begins."""
+CHECKPOINT_SECONDS = 1.0
+"""Assumed pause of all workers for one checkpoint: steps drain, and the rows that changed are copied, 256 MiB in some
+0.4 s; what is written is written beside the training (`python -m tests.benchmarks incremental_checkpoint`)."""
 
 CHECKPOINT_INTERVAL_SECONDS = 600.0
-"""Between two checkpoints of a long run."""
+"""Between two checkpoints of a long run, at most."""
+
+LEAST_CHECKPOINT_INTERVAL_SECONDS = 60.0
+"""In which the store takes what changed."""
 
 RESTART_SECONDS = STARTUP_SECONDS + 10.0
 """Assumed, from an interruption to the next step: a new machine starts as the first did, then all meet again
 and share out the checkpoint."""
 
-KEPT_CHECKPOINTS = 2
+KEPT_WHOLE_CHECKPOINTS = 3
+"""Two with whole rows of their own, and behind each what changed: up to half as much again."""
+
 HOURS_PER_MONTH = 730.0
 BYTES_PER_GB = 1e9
 
@@ -57,7 +64,7 @@ def job_extra_costs(graph: ModelGraph, *, leave_out: Sequence[str], profiling_us
         UnknownNameError: A term to leave out is not known.
     """
     checkpoint_bytes = sum(layer.state_bytes for layer in graph.layers)
-    stored_gb = KEPT_CHECKPOINTS * checkpoint_bytes / BYTES_PER_GB
+    stored_gb = KEPT_WHOLE_CHECKPOINTS * checkpoint_bytes / BYTES_PER_GB
     return ExtraCosts(
         startup_seconds=STARTUP_SECONDS,
         teardown_seconds=TEARDOWN_SECONDS,
@@ -76,6 +83,21 @@ def pause_share(evaluated_share: float) -> float:
         evaluated_share: Rows that are evaluated over those that are trained in all epochs; they pass forward only.
     """
     return CHECKPOINT_SECONDS / CHECKPOINT_INTERVAL_SECONDS + FORWARD_SHARE * evaluated_share
+
+
+def checkpoint_interval_seconds(interruptions_per_hour: float) -> float:
+    """Return the time between two checkpoints with which pauses and repeated steps cost least, within bounds.
+
+    sqrt(2 delta / lambda) for a pause delta and a rate lambda of interruptions (Young 1974).
+
+    Example:
+        >>> [round(checkpoint_interval_seconds(rate)) for rate in (0.0, 0.1, 10.0)]
+        [600, 268, 60]
+    """
+    if not interruptions_per_hour:
+        return CHECKPOINT_INTERVAL_SECONDS
+    best = math.sqrt(2 * CHECKPOINT_SECONDS * SECONDS_PER_HOUR / interruptions_per_hour)
+    return min(max(best, LEAST_CHECKPOINT_INTERVAL_SECONDS), CHECKPOINT_INTERVAL_SECONDS)
 
 
 def planned_usage(*, state_bytes: float, hours: float, leaves_region: bool) -> StorageUsage:

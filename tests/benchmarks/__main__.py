@@ -19,6 +19,7 @@ from typing import Any
 BENCHMARKS = {
     "fault_injection": "tests.benchmarks.fault_injection:run",
     "gpu_split": "tests.benchmarks.gpu_split:run",
+    "incremental_checkpoint": "tests.benchmarks.incremental_checkpoint:run",
     "input_scale": "tests.benchmarks.input_scale:run",
     "input_speed": "tests.benchmarks.input_speed:run",
     "killed_services": "tests.benchmarks.killed_services:run",

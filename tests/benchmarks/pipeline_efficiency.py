@@ -279,6 +279,7 @@ def new_loop(dataset: PreparedDataset, run: RunDirectory, seed: int) -> Training
         run=run,
         group=None,
         ids_group=None,
+        checkpoints=None,
         metrics=None,
         on_step=lambda step: None,
     )

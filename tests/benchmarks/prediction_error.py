@@ -316,6 +316,7 @@ def new_loop(
         run=clock.run,
         group=group,
         ids_group=ids_groups[stage] if group is not None and link is None else None,
+        checkpoints=None,
         metrics=None,
         on_step=clock,
     )

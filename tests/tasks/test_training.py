@@ -31,7 +31,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
     return PreparedDataset.open(folder / "prepared")
 
 
-def config_for(dataset: PreparedDataset, *, num_stages: int, samples_per_s: float = 0.0) -> TrainingConfig:
+def config_for(
+    dataset: PreparedDataset,
+    *,
+    num_stages: int,
+    samples_per_s: float = 0.0,
+    interruptions_per_hour: float = 0.0,
+) -> TrainingConfig:
     return training_config(
         dataset,
         batch_size=4096,
@@ -39,6 +45,7 @@ def config_for(dataset: PreparedDataset, *, num_stages: int, samples_per_s: floa
         seed=0,
         num_stages=num_stages,
         samples_per_s=samples_per_s,
+        interruptions_per_hour=interruptions_per_hour,
         update_mode=None,
     )
 
@@ -54,6 +61,18 @@ def test_a_long_run_is_saved_every_ten_minutes_and_a_short_one_five_times(datase
     assert interval(409_600.0) == 6_347 // 5
     assert interval(0.0) == 200
     assert config_for(dataset, num_stages=1).checkpoint_interval_steps == 50
+
+
+def test_a_run_on_spot_is_saved_as_often_as_its_interruptions_want(dataset):
+    """Young: with a pause of 1 s and half an interruption an hour sqrt(2 * 3,600 / 0.5) = 120 s."""
+    night: Any = SimpleNamespace(num_batches=lambda batch_size: 26_000_000 // batch_size)
+
+    def interval(interruptions_per_hour: float) -> int:
+        return config_for(
+            night, num_stages=1, samples_per_s=40_960.0, interruptions_per_hour=interruptions_per_hour
+        ).checkpoint_interval_steps
+
+    assert [interval(rate) for rate in (0.0, 0.5, 50.0)] == [6_347 // 5, 1_200, 600]
 
 
 def provisioned(*stages: Stage, is_dry_run: bool) -> Provisioning:

@@ -6,7 +6,7 @@ replicas, finds its own. A tensor of a table is this replica's rows of it; all o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from heterps_core.compute_device import CPU
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.storage.stored_tensors import TensorManifest, TensorRows, read_tensors
+from heterps_core.training.storage.stored_tensors import StoredLayer, TensorRows, read_tensors
 
 
 def weights_of(model: StageModel) -> dict[str, Tensor]:
@@ -71,14 +71,13 @@ def swept_rows(model: StageModel) -> Iterator[tuple[str, TensorRows]]:
 
 def fill_swept_rows(
     run: RunDirectory,
-    folder: str,
-    manifest: TensorManifest,
+    layers: Sequence[StoredLayer],
     model: StageModel,
     *,
     wanted: Callable[[str], bool] = lambda key: True,
     scales: Mapping[str, float] | None = None,
 ) -> None:
-    """Fill the tables that are larger than memory with what stands in a folder; none of their rows may be in memory.
+    """Fill the tables that are larger than memory with what stands in layers; none of their rows may be in memory.
 
     Args:
         wanted: Tells by its name in a table whether a tensor is filled, or stays as it is.
@@ -94,7 +93,7 @@ def fill_swept_rows(
                 for key, tensor in tensors.items()
                 if wanted(key)
             }
-            read_tensors(run, folder, manifest, parts)
+            read_tensors(run, layers, parts)
             for key, tensor in tensors.items():
                 if wanted(key):
                     tensor.mul_((scales or {}).get(key, 1.0))
@@ -115,19 +114,15 @@ def rows_on_host(model: StageModel, tensors: Mapping[str, Tensor]) -> dict[str, 
 
 
 def fill_tensors(
-    run: RunDirectory,
-    folder: str,
-    manifest: TensorManifest,
-    model: StageModel,
-    tensors: Mapping[str, Tensor],
+    run: RunDirectory, layers: Sequence[StoredLayer], model: StageModel, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Fill tensors of a replica in place with what stands under their names in a folder, tables with their own rows.
+    """Fill tensors of a replica in place with what stands under their names in layers, tables with their own rows.
 
     Raises:
         CheckpointError: See `read_tensors`.
     """
     on_host = rows_on_host(model, tensors)
-    read_tensors(run, folder, manifest, on_host)
+    read_tensors(run, layers, on_host)
     for name, tensor in tensors.items():
         if on_host[name].tensor is not tensor:
             tensor.copy_(on_host[name].tensor)

@@ -8,7 +8,9 @@ folder is a local path or, with the same code, a bucket ("s3://bucket/prefix", t
     stop                          asks for a checkpoint and an end
     progress.json                 where training is; replaced every second or so
     steps/<first step>.json       metrics of consecutive steps, written once
-    checkpoints/<step>/           rank-<rank>.bin and their hashes; complete where it has a manifest.json
+    checkpoints/<step>/           rank-<rank>.bin and their hashes: what changed since the one before, or all where
+                                  that is little; complete where it has a manifest.json
+    checkpoints/<step>-whole/     all rows of tables, which later checkpoints begin with
     nodes/<node id>/heartbeat.json, exit.json, workers.log
     failures/rank-<rank>.json     what a worker died of
     leases/<launch>               renewed by the flow; a node ends itself where it no longer changes
@@ -29,6 +31,7 @@ import io
 import json
 import os
 import re
+import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,6 +88,7 @@ class RunDirectory:
         check_store_location(location)
         self.location = location
         self.secret = secret
+        self._counting = threading.Lock()
         self.usage = StorageUsage()
         """What this process asked of a bucket; a local folder costs nothing."""
         try:
@@ -371,7 +375,8 @@ class RunDirectory:
 
     def _count(self, **more: int) -> None:
         if not self.is_local:
-            self.usage += StorageUsage(**more)
+            with self._counting:
+                self.usage += StorageUsage(**more)
 
 
 class _CountedFile(io.RawIOBase):

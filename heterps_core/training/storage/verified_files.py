@@ -125,41 +125,51 @@ def write_hashes(run: RunDirectory, folder: str, name: str, hasher: BlockHasher)
     return HashedFile(name=name, num_bytes=hasher.num_bytes, hashes_sha256=hashlib.sha256(hashes).hexdigest())
 
 
-def read_verified(
-    run: RunDirectory, folder: str, file: HashedFile, ranges: Iterable[tuple[int, int]]
-) -> Iterator[tuple[int, bytes]]:
-    """Yield whole blocks that hold the given bytes of a file, after checking them, each part with its offset.
+class VerifiedFile:
+    """A file that a manifest names, read in parts that are checked.
 
     Raises:
-        DamagedFileError: A file is missing, cannot be read, or is not the one of the manifest.
+        DamagedFileError: The hashes of its blocks are missing or not those of the manifest.
     """
-    key = f"{folder}/{file.name}"
-    hashes_key = f"{key}{HASHES_SUFFIX}"
-    hashes = _read_or_damaged(run, hashes_key)
-    if hashlib.sha256(hashes).hexdigest() != file.hashes_sha256:
-        raise _damaged(run, hashes_key, "is not the file that the manifest names")
-    blocks = _whole_blocks(ranges, file.num_bytes)
-    num_missing = sum(stop - first for first, stop in blocks)
-    try:
-        with ThreadPoolExecutor(_HASH_THREADS) as beside:
-            for start, content in run.read_ranges(key, blocks):
-                num_missing -= len(content)
-                view = memoryview(content)
-                firsts = range(0, len(content), _PIECE_BYTES)
-                pieces = [view[first : first + _PIECE_BYTES] for first in firsts]
-                for first, found in zip(firsts, beside.map(_digests, pieces), strict=True):
-                    number = (start + first) // BLOCK_BYTES
-                    if found != hashes[number * _HASH_BYTES : number * _HASH_BYTES + len(found)]:
-                        raise _damaged(
-                            run, key, f"has other bytes behind offset {start + first:,} than were written"
-                        )
-                yield start, content
-    except FileNotFoundError as error:
-        raise _damaged(run, key, "is missing") from error
-    except OSError as error:
-        raise _damaged(run, key, f"cannot be read: {error}") from error
-    if num_missing:
-        raise _damaged(run, key, f"must have {file.num_bytes:,} bytes, but ends before")
+
+    def __init__(self, run: RunDirectory, folder: str, file: HashedFile) -> None:
+        self._run = run
+        self._key = f"{folder}/{file.name}"
+        self._num_bytes = file.num_bytes
+        hashes_key = f"{self._key}{HASHES_SUFFIX}"
+        self._hashes = _read_or_damaged(run, hashes_key)
+        if hashlib.sha256(self._hashes).hexdigest() != file.hashes_sha256:
+            raise _damaged(run, hashes_key, "is not the file that the manifest names")
+
+    def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+        """Yield whole blocks that hold the given bytes, after checking them, each part with its offset.
+
+        Raises:
+            DamagedFileError: The file is missing, cannot be read, or is not the one of the manifest.
+        """
+        run, key = self._run, self._key
+        blocks = _whole_blocks(ranges, self._num_bytes)
+        num_missing = sum(stop - first for first, stop in blocks)
+        try:
+            with ThreadPoolExecutor(_HASH_THREADS) as beside:
+                for start, content in run.read_ranges(key, blocks):
+                    num_missing -= len(content)
+                    view = memoryview(content)
+                    firsts = range(0, len(content), _PIECE_BYTES)
+                    pieces = [view[first : first + _PIECE_BYTES] for first in firsts]
+                    for first, found in zip(firsts, beside.map(_digests, pieces), strict=True):
+                        number = (start + first) // BLOCK_BYTES
+                        if found != self._hashes[number * _HASH_BYTES : number * _HASH_BYTES + len(found)]:
+                            raise _damaged(
+                                run, key, f"has other bytes behind offset {start + first:,} than were written"
+                            )
+                    yield start, content
+        except FileNotFoundError as error:
+            raise _damaged(run, key, "is missing") from error
+        except OSError as error:
+            raise _damaged(run, key, f"cannot be read: {error}") from error
+        if num_missing:
+            raise _damaged(run, key, f"must have {self._num_bytes:,} bytes, but ends before")
 
 
 def _tag(run: RunDirectory, key: str, document: Any) -> str:

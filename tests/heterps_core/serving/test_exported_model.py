@@ -19,7 +19,7 @@ from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import CheckpointError, DataError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import ClickPredictor, export_model
-from heterps_core.training.checkpoint import TrainingCursor, save_checkpoint
+from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import build_stage_model
@@ -27,6 +27,7 @@ from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS, exported_sha256
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.rank_layout import RankLayout
+from tests.checkpoints import save_checkpoint
 from tests.heterps_core.data.made_up_rows import all_rows, held_out
 from tests.one_step import train_one_step
 from tests.worker_processes import run_in_processes

@@ -13,10 +13,11 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import ROW_OPTIMIZERS
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.checkpoint import TrainingCursor, load_latest_checkpoint, save_checkpoint
+from heterps_core.training.checkpoint import TrainingCursor, load_latest_checkpoint
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.storage.run_directory import RunDirectory
+from tests.checkpoints import save_checkpoint
 from tests.worker_processes import run_in_processes
 
 FEATURES = FeatureSpec(num_dense=2, slot_rows=(11, 6))

@@ -20,12 +20,12 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint import (
     TrainingCursor,
     load_latest_checkpoint,
-    save_checkpoint,
     step_to_resume_from,
 )
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.storage.run_directory import RunDirectory
+from tests.checkpoints import save_checkpoint
 from tests.worker_processes import run_in_processes
 
 SECRET = b"the key of this run"
@@ -136,9 +136,14 @@ def put_the_older_manifest_in_its_place(folder: Path) -> Path:
 def lead_out_of_the_folder(folder: Path) -> Path:
     """Even a node of the run, which has its key, names no other files."""
     document = json.loads(manifest_of(folder).read_text())["document"]
-    document["tensors"] = json.loads(
-        json.dumps(document["tensors"]).replace("rank-00001.bin", "../../../rank-00001.bin")
-    )
+    document = json.loads(json.dumps(document).replace("rank-00001.bin", "../../../rank-00001.bin"))
+    sign(folder, document, key=SECRET)
+    return manifest_of(folder)
+
+
+def lead_to_another_folder(folder: Path) -> Path:
+    document = json.loads(manifest_of(folder).read_text())["document"]
+    document["layers"][0]["folder"] = "../../elsewhere"
     sign(folder, document, key=SECRET)
     return manifest_of(folder)
 
@@ -163,6 +168,7 @@ DAMAGES: tuple[Callable[[Path], Path], ...] = (
     take_the_tag_off,
     put_the_older_manifest_in_its_place,
     lead_out_of_the_folder,
+    lead_to_another_folder,
 )
 
 

@@ -170,7 +170,11 @@ def test_a_node_whose_workers_cannot_fit_starts_none_and_says_what_they_need(dat
 
 
 def test_a_worker_needs_its_shard_its_dense_layers_and_its_row_groups(dataset):
-    """By hand: 26 slots of 50 rows, each 4 floats and an accumulator; 104 + 13 weights and a bias, times four."""
+    """By hand: 26 slots of 50 rows, each 4 floats and an accumulator; 104 + 13 weights and a bias, times four.
+
+    For checkpoints a shard of this size is copied whole, with a byte for each row; of weights, what the first replica
+    writes: themselves and two moments.
+    """
     features = PreparedDataset.open(dataset).features
     config = replace(
         make_job(dataset, (1, 1)).config, dense_optimizer="adam", embedding_optimizer="rowwise-adagrad"
@@ -191,10 +195,15 @@ def test_a_worker_needs_its_shard_its_dense_layers_and_its_row_groups(dataset):
         return tuple(need.num_bytes for need in needs)
 
     shard_bytes = math.ceil(features.num_slots * 50 * (4 + 1) * 4 / 3)
+    embedding_bytes = 2 * shard_bytes + math.ceil(features.num_slots * 50 / 3)
     dense_bytes = 4 * (features.num_slots * 4 + features.num_dense + 1) * 4
-    assert needed(is_dry_run=True) == (process_and_rows + shard_bytes, process_and_rows + dense_bytes)
-    # A rented card has memory of its own for what its stage trains.
-    assert needed(is_dry_run=False) == (process_and_rows + shard_bytes, process_and_rows)
+    copied_bytes = dense_bytes * 3 // 4
+    assert needed(is_dry_run=True) == (
+        process_and_rows + embedding_bytes,
+        process_and_rows + dense_bytes + copied_bytes,
+    )
+    # A rented card has memory of its own for what its stage trains; copies for checkpoints are on the host.
+    assert needed(is_dry_run=False) == (process_and_rows + embedding_bytes, process_and_rows + copied_bytes)
 
 
 def test_a_worker_that_is_given_no_memory_says_so(dataset, tmp_path):

@@ -15,13 +15,14 @@ from safetensors.torch import save_file
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.checkpoint import TrainingCursor, load_latest_checkpoint, save_checkpoint
+from heterps_core.training.checkpoint import TrainingCursor, load_latest_checkpoint
 from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.start_model import load_start_model, publish_start_model
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS, file_sha256
 from heterps_core.training.storage.named_tensors import dense_optimizer_state, row_optimizer_state, weights_of
 from heterps_core.training.storage.run_directory import RunDirectory
+from tests.checkpoints import save_checkpoint
 from tests.s3_server import bucket_location
 from tests.worker_processes import run_in_processes
 

@@ -23,13 +23,14 @@ from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import CheckpointError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import ClickPredictor, export_model
-from heterps_core.training.checkpoint import TrainingCursor, save_checkpoint
+from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.start_model import begin, load_start_model, publish_start_model
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
 from heterps_core.training.storage.run_directory import START_MODEL, RunDirectory
+from tests.checkpoints import save_checkpoint
 from tests.heterps_core.data.made_up_rows import all_rows
 from tests.heterps_core.training.node_processes import TINY, make_job, train
 from tests.s3_server import bucket_location

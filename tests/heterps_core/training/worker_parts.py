@@ -24,6 +24,7 @@ def training_loop_of(rank: int, run: RunDirectory) -> tuple[TrainingJob, Trainin
         tuple(tuple(range(first, first + count)) for first, count in zip(firsts, counts, strict=True))
     )
     groups, ids_groups = ([dist.new_group(list(members)) for members in layout.ranks] for _ in range(2))
+    checkpoint_group = dist.new_group()
     worker = Worker(run)
     worker.stage, worker.replica = layout.position(rank)
     group = groups[worker.stage] if counts[worker.stage] > 1 else None
@@ -35,6 +36,7 @@ def training_loop_of(rank: int, run: RunDirectory) -> tuple[TrainingJob, Trainin
         device_group=group,
         ids_group=None if group is None else ids_groups[worker.stage],
         sum_group=None,
+        checkpoint_group=checkpoint_group,
         link=None,
     )
     return job, loop

@@ -24,7 +24,7 @@ from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import CheckpointError, UnknownNameError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import export_model
-from heterps_core.training.checkpoint import TrainingCursor, save_checkpoint
+from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import build_stage_model
@@ -35,6 +35,7 @@ from heterps_core.transport.rank_layout import RankLayout
 from infra.workspace import Workspace
 from tasks.records import model_registry
 from tasks.running import run_lifecycle
+from tests.checkpoints import save_checkpoint
 from tests.heterps_core.data.made_up_rows import held_out
 from tests.heterps_core.serving.builders import raw_columns
 from tests.one_step import train_one_step
