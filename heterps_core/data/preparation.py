@@ -221,7 +221,7 @@ def _prepare_rows(
     if buckets_per_slot is not None:
         return manifest
     by_values = tuple(column.table_rows(manifest.num_train_rows) for column in manifest.columns)
-    return replace(manifest, features=replace(manifest.features, slot_rows=by_values))
+    return replace(manifest, features=schema.features(by_values))
 
 
 class _TakenFile(NamedTuple):

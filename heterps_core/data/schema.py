@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
-from heterps_core.data.features import MEAN, POOLINGS, SEQUENCE, SUM, FeatureSpec
+from heterps_core.data.features import MEAN, MIN_SLOT_ROWS, POOLINGS, SEQUENCE, SUM, FeatureSpec
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.field_rules import count
 from heterps_core.json_codec import JsonDocument, JsonForm
 
 MAX_LIST_LENGTH = 1_000
 """Of a row; each value of the longest list takes 4 bytes of every row in memory."""
+
+
+MAX_TABLE_ROWS = 2**31 - 1
+"""Ids are 32-bit numbers."""
+
+MAX_DIMENSION = 4_096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +88,12 @@ class DataSchema(JsonDocument):
     sequence_columns: tuple[SequenceColumn, ...] = ()
     """Columns of sequences of such texts, the last slots; of all three kinds there is at least one. A model that does
     not ask for the order averages their vectors."""
+
+    table_rows: Mapping[str, Annotated[int, count(MAX_TABLE_ROWS)]] = field(default_factory=dict)
+    """Rows of the embedding table by the column; those of other columns follow the values that the data shows."""
+
+    dimensions: Mapping[str, Annotated[int, count(MAX_DIMENSION)]] = field(default_factory=dict)
+    """Values of an embedding vector by the column; those of other columns are the model's own."""
 
     list_separator: str = "|"
     """Between the values of a list in a field of text."""
@@ -153,12 +165,16 @@ class DataSchema(JsonDocument):
         return {column.name: column for column in columns}
 
     def features(self, slot_rows: Sequence[int]) -> FeatureSpec:
-        """Return the shape of a model's input, with a table of so many rows for each slot."""
+        """Return the shape of a model's input, with a table of so many rows for each slot that is given none."""
         num_single = len(self.categorical_columns)
         return FeatureSpec(
             num_dense=len(self.numeric_columns),
             num_labels=len(self.labels),
-            slot_rows=tuple(slot_rows),
+            slot_rows=tuple(
+                self.table_rows.get(name, rows)
+                for name, rows in zip(self.slot_columns, slot_rows, strict=True)
+            ),
+            slot_dimensions=tuple(map(self.dimensions.get, self.slot_columns)),
             slot_names=self.slot_columns,
             dense_names=self.numeric_columns,
             slot_lengths=(1,) * num_single + tuple(each.max_length for each in self.list_columns.values()),
@@ -185,11 +201,23 @@ def _check_columns(schema: DataSchema) -> None:
         raise ConfigurationError(
             "categorical_columns, multi_hot_columns or sequence_columns must name at least one column, got none"
         )
-    for field, columns in (("column_names", schema.column_names), ("a schema", schema.used_columns)):
+    for what, columns in (("column_names", schema.column_names), ("a schema", schema.used_columns)):
         twice = sorted({column for column in columns if columns.count(column) > 1})
         if twice:
             raise ConfigurationError(
-                f"{field} must name each column once, but {twice[0]!r} stands there twice"
+                f"{what} must name each column once, but {twice[0]!r} stands there twice"
+            )
+    for what, sizes in (("table_rows", schema.table_rows), ("dimensions", schema.dimensions)):
+        no_slots = sorted(set(sizes) - set(schema.slot_columns))
+        if no_slots:
+            raise ConfigurationError(
+                f"{what} must be of categorical, multi-hot or sequence columns, but {no_slots[0]!r} is none"
+            )
+    for name, rows in schema.table_rows.items():
+        if rows < MIN_SLOT_ROWS:
+            raise ConfigurationError(
+                f"table_rows must be at least {MIN_SLOT_ROWS}, one row for a missing value and one for the others, "
+                f"got {rows} for {name!r}"
             )
     no_numbers = sorted(set(schema.count_columns) - set(schema.numeric_columns))
     if no_numbers:
@@ -201,12 +229,12 @@ def _check_columns(schema: DataSchema) -> None:
 
 
 def _check_label_values(schema: DataSchema) -> None:
-    for field, values in (
+    for what, values in (
         ("label_positive", schema.label_positive),
         ("label_negative", schema.label_negative),
     ):
         if not values:
-            raise ConfigurationError(f"{field} must hold at least one text, got none")
+            raise ConfigurationError(f"{what} must hold at least one text, got none")
     both = sorted(set(schema.label_positive) & set(schema.label_negative))
     if both:
         raise ConfigurationError(f"a label cannot be positive and negative at once, but {both[0]!r} is")

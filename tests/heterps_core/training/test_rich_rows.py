@@ -1,7 +1,8 @@
-"""Rows of all kinds of columns train a pipeline whose replicas share a table, and its export serves them."""
+"""Rows of all kinds of columns train a pipeline whose replicas share two tables, and its export serves them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,14 @@ from tests.worker_processes import run_in_processes
 pytestmark = pytest.mark.slow
 
 MODEL = "ctrdnn(hidden_widths=16, embedding_dim=4)"
+SCHEMA = replace(RICH_SCHEMA, table_rows={"site": 30}, dimensions={"site": 6})
+"""The vectors of one column are wider than the others, so there are two tables."""
+
 NUM_ROWS = 1_500
 JOB = {
     "run_id": "r",
     "model": MODEL,
-    "stages": (Stage(0, 0, "cpu", 2), Stage(1, 4, "cpu", 1)),
+    "stages": (Stage(0, 1, "cpu", 2), Stage(2, 5, "cpu", 1)),
     "config": TrainingConfig(
         batch_size=64,
         num_microbatches=2,
@@ -63,7 +67,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dataset(source: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
     return prepare_dataset(
-        source, schema=RICH_SCHEMA, buckets_per_slot=40, out_dir=tmp_path_factory.mktemp("out") / "prepared"
+        source, schema=SCHEMA, buckets_per_slot=40, out_dir=tmp_path_factory.mktemp("out") / "prepared"
     )
 
 
