@@ -66,8 +66,11 @@ class PreparedClicks:
     def summary(self) -> str:
         """What was prepared, in one line."""
         manifest = self.open().manifest
+        left_out = f", {manifest.num_left_out_rows:,} without a click left out" * bool(
+            manifest.num_left_out_rows
+        )
         return (
-            f"{self.description}: {manifest.num_train_rows:,} rows to train on, the latest "
+            f"{self.description}: {manifest.num_train_rows:,} rows to train on{left_out}, the latest "
             f"{manifest.num_eval_rows:,} held out, {manifest.train_click_rate:.1%} clicks"
         )
 

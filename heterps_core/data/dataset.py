@@ -43,7 +43,7 @@ class PreparedDataset:
     Attributes:
         directory: Where the files lie; another process calls `PreparedDataset.open` with it.
         manifest: What the dataset holds.
-        largest_group_rows: Rows of its largest row group.
+        largest_group_rows: Rows of its largest row group, those that are left out among them.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class PreparedDataset:
         )
         last = self._groups.between(0, self.num_train_rows).stop
         self._train_starts = np.minimum(starts[: last + 1], self.num_train_rows)
-        self.largest_group_rows = int(np.diff(starts).max())
-        self._max_lanes = min(MAX_LANES, BUFFER_BYTES // (self.largest_group_rows * manifest.row_bytes))
+        self.largest_group_rows = self._groups.largest_group_rows
+        self._max_lanes = min(MAX_LANES, BUFFER_BYTES // (int(np.diff(starts).max()) * manifest.row_bytes))
         self._order_key: tuple[int, int, int] | None = None
         self._order: EpochOrder | None = None
 

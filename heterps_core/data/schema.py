@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from heterps_core.data.features import MEAN, MIN_SLOT_ROWS, POOLINGS, SEQUENCE, SUM, FeatureSpec
 from heterps_core.errors import ConfigurationError, UnknownNameError
-from heterps_core.field_rules import count
+from heterps_core.field_rules import Fraction, count
 from heterps_core.json_codec import JsonDocument, JsonForm
 
 MAX_LIST_LENGTH = 1_000
@@ -72,6 +73,10 @@ class DataSchema(JsonDocument):
 
     weight_column: str | None = None
     """Finite numbers, at least 0: what each row counts for, in training and in quality. None: all count alike."""
+
+    negative_share: Fraction = 1.0
+    """Of the rows without a click, those to train on, above 0: the others are left out. Held-out rows all count, and
+    what is predicted is corrected for it; see `logit_shift`."""
 
     numeric_columns: tuple[str, ...] = ()
     """Columns read as numbers, in the order of the model's dense input."""
@@ -186,6 +191,15 @@ class DataSchema(JsonDocument):
         )
 
     @property
+    def logit_shift(self) -> float:
+        r"""What is added to a trained model's logits, as rows without a click were left out of its training.
+
+        Where a share s of them stays, the odds of a click are 1 / s times those of all rows:
+        :math:`\mathrm{logit}\, p = \mathrm{logit}\, p_s + \log s`.
+        """
+        return math.log(self.negative_share)
+
+    @property
     def count_flags(self) -> tuple[bool, ...]:
         """For each numeric column whether it is a count."""
         return tuple(column in self.count_columns for column in self.numeric_columns)
@@ -229,6 +243,11 @@ def _check_columns(schema: DataSchema) -> None:
 
 
 def _check_label_values(schema: DataSchema) -> None:
+    if schema.negative_share == 0.0 or (schema.negative_share < 1.0 and schema.label_columns):
+        raise ConfigurationError(
+            f"negative_share must be above 0, and 1 with several label_columns, whose clicks it would not leave in "
+            f"proportion, got {schema.negative_share} and {list(schema.label_columns)}"
+        )
     for what, values in (
         ("label_positive", schema.label_positive),
         ("label_negative", schema.label_negative),

@@ -153,6 +153,7 @@ class TrainingLoop:
     def predict_held_out(self) -> Iterator[tuple[ClickBatch, npt.NDArray[np.float32]]]:
         """Yield the held-out rows that this replica of the last stage predicts, some at a time, and their logits.
 
+        These are corrected for rows that are left out of training.
         All workers must go through it at once; those of other stages yield nothing.
         """
         batch_size, num_microbatches = self.config.batch_size, self.config.num_microbatches
@@ -164,6 +165,7 @@ class TrainingLoop:
                 [MicroBatch(num_rows, part) for (num_rows, _), part in zip(slices, parts, strict=True)]
             )
             if self.runner.is_last:
+                logits += self.dataset.manifest.schema.logit_shift
                 firsts = accumulate((part.num_rows for part in parts), initial=0)
                 for part, first in zip(parts, firsts, strict=False):
                     yield part, logits[first : first + part.num_rows].numpy()

@@ -53,6 +53,7 @@ def test_what_it_says_of_its_columns_stands_for_the_same_input_as_now():
         "slot_lengths",
         "slot_poolings",
         "slot_dimensions",
+        "negative_share",
         "table_rows",
         "dimensions",
         "num_labels",
