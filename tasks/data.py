@@ -355,7 +355,8 @@ def _best_reachable(dataset: PreparedDataset, probabilities: Sequence[Path]) -> 
     known = np.concatenate([np.load(path) for path in probabilities])
     if len(known) < dataset.num_eval_rows:
         return None
-    return best_reachable_quality(known[len(known) - dataset.num_eval_rows :], dataset.eval_labels)
+    labels, weights = dataset.targets(dataset.num_train_rows, dataset.manifest.num_rows)
+    return best_reachable_quality(known[len(known) - dataset.num_eval_rows :], labels, weights)
 
 
 def _source_path(data: str) -> SourcePath:

@@ -106,10 +106,18 @@ class PreparedDataset:
 
     def labels(self, first: int, stop: int) -> npt.NDArray[np.uint8]:
         """Return the labels of rows first..stop - 1, the first of several."""
+        return self.targets(first, stop)[0]
+
+    def targets(self, first: int, stop: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
+        """Return labels [n] of rows first..stop - 1, the first of several, and weights [n] if they have any."""
         groups = self._groups.between(first, stop)
         offset = first - int(self._groups.starts[groups.start])
-        of_groups = [first_label(self._groups.read_targets(group)[0]) for group in groups]
-        return np.concatenate([np.zeros(0, dtype=np.uint8), *of_groups])[offset : offset + stop - first]
+        mine = slice(offset, offset + stop - first)
+        of_groups = [self._groups.read_targets(group) for group in groups]
+        labels = [np.zeros(0, np.uint8), *(first_label(labels) for labels, _ in of_groups)]
+        weights = [np.zeros(0, np.float32), *(weights for _, weights in of_groups if weights is not None)]
+        has_weights = self.manifest.schema.weight_column is not None
+        return np.concatenate(labels)[mine], np.concatenate(weights)[mine] if has_weights else None
 
     def parts(
         self,

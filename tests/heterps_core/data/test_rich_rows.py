@@ -13,9 +13,9 @@ import pytest
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.hashing import rows_of_lists, rows_of_texts
 from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.synthetic.rich_clicks import RICH_SCHEMA, write_rich_rows
 from heterps_core.errors import DataError
 from tests.heterps_core.data.made_up_rows import all_rows, held_out
-from tests.heterps_core.data.rich_rows import RICH_SCHEMA, write_rich_rows
 
 NUM_ROWS = 3_000
 EVAL_ROWS = slice(2_400, 3_000)

@@ -16,6 +16,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.synthetic.rich_clicks import RICH_SCHEMA, write_rich_rows
 from heterps_core.errors import DataError
 from heterps_core.judging.held_out import HeldOutJudgement
 from heterps_core.judging.quality import measure_quality
@@ -28,7 +29,6 @@ from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import RunDirectory
 from tasks.records.model_registry import _save_for_mlflow
 from tests.heterps_core.data.made_up_rows import held_out
-from tests.heterps_core.data.rich_rows import RICH_SCHEMA, write_rich_rows
 from tests.heterps_core.training.reference import plain_model, train_plainly
 from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of
 from tests.worker_processes import run_in_processes
