@@ -42,7 +42,7 @@ from heterps_core.data.numeric_transform import NumericTransform, fit_numeric_tr
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.parquet_reader import group_sizes, read_footer
 from heterps_core.data.reading.readers import Source, is_parquet, list_source_files, read_rows
-from heterps_core.data.reading.row_batch import RowBatch, first_label
+from heterps_core.data.reading.row_batch import RowBatch, first_label, is_list
 from heterps_core.data.row_groups import (
     SOURCE_STARTS_NAME,
     STARTS_NAME,
@@ -289,8 +289,8 @@ def _take_file(
 
 
 def _check_same_types(files: Sequence[SourcePath], columns: Sequence[pa.Schema], schema: DataSchema) -> None:
-    """Refuse a categorical column whose values are written in one file as in no other, as 5.0 and 5 are."""
-    for name in schema.categorical_columns:
+    """Refuse a column of categories, single or in lists, that are written in one file as in no other (5.0 and 5)."""
+    for name in schema.slot_columns:
         first = columns[0].field(name).type
         for file, found in zip(files, columns, strict=True):
             if _written_as(found.field(name).type) != _written_as(first):
@@ -303,7 +303,9 @@ def _check_same_types(files: Sequence[SourcePath], columns: Sequence[pa.Schema],
 
 
 def _written_as(column: pa.DataType) -> str:
-    """Return one name for types whose values become the same texts."""
+    """Return one name for types whose values, or those of whose lists, become the same texts."""
+    if is_list(column):
+        column = column.value_type
     if pa.types.is_dictionary(column):
         column = column.value_type
     is_plain = pa.types.is_integer(column) or pa.types.is_string(column) or pa.types.is_large_string(column)

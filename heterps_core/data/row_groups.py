@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from heterps_core.data.epoch_order import Int64Array
 from heterps_core.data.manifest import DatasetManifest, Folder
 from heterps_core.data.negative_sampling import rows_to_keep
-from heterps_core.data.reading.bucket_path import BucketPath
+from heterps_core.data.reading.bucket_path import BucketPath, tag_of
 from heterps_core.data.reading.parquet_reader import (
     group_sizes,
     parquet_file,
@@ -220,12 +220,7 @@ class RowGroups:
                 found, _ = path.tag_and_size()
             except OSError as error:
                 raise DataError(path, f"cannot be read: {error}; write or get the file again") from error
-            if found != tag:
-                raise DataError(
-                    path,
-                    f"must stay as it was when the dataset was prepared, with the ETag {tag}, but was replaced by "
-                    f"one with {found}; start the run once more, and write new rows to a new name",
-                )
+            _check_tag(path, tag, found)
 
     def _first_group(self, file: int) -> int:
         return int(self._ends[file - 1]) if file else 0
@@ -238,13 +233,16 @@ class RowGroups:
         path = self._path(number)
         try:
             if number in self._in_bucket:
-                place, _ = self._in_bucket[number]
+                place, tag = self._in_bucket[number]
+                self.num_requests += 1
+                source = place.open_ranges()
+                # Without a request of its own: opening has asked for it.
+                _check_tag(place, tag, tag_of(source))
                 with (
                     self._folder(footer_name(number)) as file,
                     pa.CompressedInputStream(file, "zstd") as footer,
                 ):
-                    self.num_requests += 1
-                    return _OpenFile(place.open_ranges(), pq.read_metadata(pa.BufferReader(footer.read())))
+                    return _OpenFile(source, pq.read_metadata(pa.BufferReader(footer.read())))
             source = self._folder(parquet_name(number))
         except OSError as error:
             raise DataError(path, f"cannot be read: {error}; prepare the dataset again") from error
@@ -258,6 +256,15 @@ class RowGroups:
                 f"but has {sum(found)} in {len(found)}; prepare the dataset again",
             )
         return opened
+
+
+def _check_tag(path: BucketPath, tag: str, found: str) -> None:
+    if found != tag:
+        raise DataError(
+            path,
+            f"must stay as it was when the dataset was prepared, with the ETag {tag}, but was replaced by one with "
+            f"{found}; start the run once more, and write new rows to a new name",
+        )
 
 
 class RowBuffer:

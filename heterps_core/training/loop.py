@@ -156,16 +156,12 @@ class TrainingLoop:
         These are corrected for rows that are left out of training.
         All workers must go through it at once; those of other stages yield nothing.
         """
-        batch_size, num_microbatches = self.config.batch_size, self.config.num_microbatches
-        for index in range(-(-self.dataset.num_eval_rows // batch_size)):
-            rows = self.dataset.held_out_rows(index, batch_size=batch_size)
-            slices = self.runner.row_slices(len(rows), num_microbatches)
-            parts = self._batches(rows[spread(len(rows), num_microbatches, slices)], slices)
-            logits = self.runner.predict(
-                [MicroBatch(num_rows, part) for (num_rows, _), part in zip(slices, parts, strict=True)]
-            )
+        num_batches = -(-self.dataset.num_eval_rows // self.config.batch_size)
+        for _, microbatches in BatchFeed(self._held_out_batch, range(num_batches)):
+            logits = self.runner.predict(microbatches)
             if self.runner.is_last:
                 logits += self.dataset.manifest.schema.logit_shift
+                parts = [microbatch.batch for microbatch in microbatches]
                 firsts = accumulate((part.num_rows for part in parts), initial=0)
                 for part, first in zip(parts, firsts, strict=False):
                     yield part, logits[first : first + part.num_rows].numpy()
@@ -192,6 +188,16 @@ class TrainingLoop:
             MicroBatch(size, part, exchanges)
             for (size, _), part, exchanges in zip(slices, parts, self._exchanges(parts), strict=True)
         ]
+
+    def _held_out_batch(self, index: int) -> list[MicroBatch]:
+        """Read this replica's rows of a batch of held-out rows, cut into micro-batches."""
+        batch_size, num_microbatches = self.config.batch_size, self.config.num_microbatches
+        num_rows = min(batch_size, self.dataset.num_eval_rows - index * batch_size)
+        slices = self.runner.row_slices(num_rows, num_microbatches)
+        positions = spread(num_rows, num_microbatches, slices)
+        rows = self.dataset.held_out_rows(index, batch_size=batch_size, positions=positions)
+        parts = self._batches(rows, slices)
+        return [MicroBatch(size, part) for (size, _), part in zip(slices, parts, strict=True)]
 
     def _train_step(
         self, microbatches: Sequence[MicroBatch], *, step: int, following: Sequence[MicroBatch]

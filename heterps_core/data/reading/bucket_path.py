@@ -132,7 +132,7 @@ class BucketPath:
     def tag_and_size(self) -> tuple[str, int]:
         """Return the object's ETag, which changes with its content, and its bytes, as they are now."""
         with self.open_ranges() as file:
-            return file.metadata().get("ETag", b"").decode().strip('"'), file.size()
+            return tag_of(file), file.size()
 
     def _found_kind(self) -> fs.FileType:
         return self.kind or self._told([self.key])[0].type
@@ -148,6 +148,12 @@ class BucketPath:
 
 
 SourcePath = Path | BucketPath
+
+
+def tag_of(opened: NativeFile) -> str:
+    """Return the ETag of an object when it was opened."""
+    tag: bytes = opened.metadata().get("ETag", b"")
+    return tag.decode().strip('"')
 
 
 def source_path(source: str | SourcePath) -> SourcePath:

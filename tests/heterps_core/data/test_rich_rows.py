@@ -133,6 +133,25 @@ def test_lists_that_are_cut_are_told_once(source, tmp_path, caplog):
     )
 
 
+def test_lists_whose_values_are_written_in_one_file_as_in_no_other_are_refused(source, tmp_path):
+    table = pq.read_table(source)
+
+    def write(name, kind):
+        numbers = [[number for number, _ in enumerate(tags or ())] for tags in table["tags"].to_pylist()]
+        column = pa.array(numbers, pa.list_(kind))
+        changed = table.set_column(table.schema.get_field_index("tags"), "tags", column)
+        pq.write_table(changed, tmp_path / name)
+        return tmp_path / name
+
+    whole, small, fractions = write("a", pa.int64()), write("b", pa.int8()), write("c", pa.float64())
+
+    assert prepare([whole, small], tmp_path).manifest.num_rows == 2 * NUM_ROWS
+    with pytest.raises(
+        DataError, match=r"c: column tags must be written as .* list<.*double> where .* int64>"
+    ):
+        prepare([whole, fractions], tmp_path)
+
+
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
