@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -75,7 +76,10 @@ class RowQuery:
         Raises:
             DataError, ConfigurationError: As `result`, or a column is missing.
         """
-        with self._connected(files, day=day, schema=schema) as (connection, text, _):
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            self._connected(files, day=day, schema=schema, scratch=scratch) as (connection, text, _),
+        ):
             found = connection.sql(text).columns
         missing = [column for column in schema.used_columns if column not in found]
         if missing:
@@ -100,7 +104,11 @@ class RowQuery:
             DataError: A file cannot be read, or the result has no row.
             ConfigurationError: The query is no SELECT or cannot be run, or duckdb is not installed.
         """
-        with self._connected(files, day=day, schema=schema) as (connection, text, tables):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch,
+            self._connected(files, day=day, schema=schema, scratch=scratch) as (connection, text, tables),
+        ):
             names = [(table, file) for table, of_table in tables.items() for file in of_table]
             with ThreadPoolExecutor() as pool:
                 inputs = list(pool.map(lambda named: describe_source(named[1]), names))
@@ -132,9 +140,12 @@ class RowQuery:
 
     @contextmanager
     def _connected(
-        self, files: Sequence[SourcePath], *, day: date | None, schema: DataSchema
+        self, files: Sequence[SourcePath], *, day: date | None, schema: DataSchema, scratch: str
     ) -> Iterator[tuple[duckdb.DuckDBPyConnection, str, dict[str, tuple[SourcePath, ...]]]]:
-        """Yield a database that has the tables of the query, its text for a day, and the files of the tables."""
+        """Yield a database that has the tables of the query, its text for a day, and the files of the tables.
+
+        What does not fit into memory goes to a folder, `scratch`.
+        """
         try:
             import duckdb
         except ImportError as error:
@@ -145,6 +156,7 @@ class RowQuery:
         limits: dict[str, str | bool | int | float | list[str]] = {
             "enable_external_access": False,
             "python_enable_replacements": False,
+            "temp_directory": scratch,
         }
         try:
             with duckdb.connect(config=limits) as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -200,7 +201,7 @@ def test_a_query_that_cannot_be_used_is_refused_in_one_line(tables, tmp_path, te
         run(query_of(tables, tmp_path, text), tables["shown"], tmp_path, day=None)
 
     assert "\n" not in str(refused.value)
-    assert not list((tmp_path / "results").glob("*"))
+    assert not list((tmp_path / "results").iterdir())
 
 
 def test_columns_are_checked_before_a_run(tables, tmp_path):
@@ -212,3 +213,12 @@ def test_columns_are_checked_before_a_run(tables, tmp_path):
         DataError, match=r"rows.sql: must return the columns label, country of the schema; returns id"
     ):
         query_of(tables, tmp_path, "SELECT * FROM rows").check(files, day=DAY, schema=SCHEMA)
+
+
+def test_without_duckdb_it_is_told_how_to_get_it(tables, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+
+    with pytest.raises(
+        ConfigurationError, match=r"needs the package duckdb, .* pip install 'heterps\[sql\]'"
+    ):
+        run(query_of(tables, tmp_path), tables["shown"], tmp_path)
