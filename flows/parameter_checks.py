@@ -44,7 +44,9 @@ def check_run(asked: TrainParameters) -> None:
     check_parameters(asked)
     if asked.resume_run_id is not None:
         return
-    check_source_columns(asked.data, schema_file=asked.schema_file, day=asked.day)
+    check_source_columns(
+        asked.data, schema_file=asked.schema_file, prepare_sql=asked.prepare_sql, day=asked.day
+    )
     # The built-in models are known to fit the default columns; building one loads torch, which takes seconds.
     if asked.sized_model not in CTR_MODELS or asked.schema_file is not None:
         check_model(asked.sized_model, schema_of(asked.schema_file))
@@ -86,7 +88,7 @@ def check_parameters(asked: TrainParameters) -> None:
         catalogue=PriceCatalogue(price_files(workspace, listed=rented_from.price_file)),
         region=asked.region,
     )
-    check_source(asked.data, schema_file=asked.schema_file, day=asked.day)
+    check_source(asked.data, schema_file=asked.schema_file, prepare_sql=asked.prepare_sql, day=asked.day)
 
 
 def resumed_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:

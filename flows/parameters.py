@@ -72,6 +72,10 @@ class ModelParameters(FlowParameters):
     schema_file: str | None = None
     """JSON file that names label, numeric and categorical columns; empty for the Criteo format."""
 
+    prepare_sql: str | None = None
+    """File with a SQL query that makes the rows of each day, or all, of the table `rows` and of files in quotes; $day
+    is the day. Empty to train on the data as it lies."""
+
     model: str = "ctrdnn"
     """Name of a model (ctrdnn, ctrdnn-16, 2emb, matchnet, nce), or your own as package.module:function."""
 

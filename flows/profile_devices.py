@@ -82,7 +82,11 @@ def profile_devices(asked: ProfileParameters) -> str:
     )
 
     clicks = prepare_data(
-        workspace, data=asked.data, schema_file=asked.schema_file, night=find_night_of(asked.data, None)
+        workspace,
+        data=asked.data,
+        schema_file=asked.schema_file,
+        prepare_sql=asked.prepare_sql,
+        night=find_night_of(asked.data, None),
     )
     log_step("data", clicks.summary)
     dataset = clicks.open()

@@ -63,7 +63,7 @@ def train_ctr(asked: TrainParameters) -> str:
 
     with only_fleet(workspace, run_id, flow_run_id=str(current_flow_run.id)):
         if night is not None and not asked.again:
-            source = source_name(asked.data, asked.schema_file)
+            source = source_name(asked.data, asked.schema_file, asked.prepare_sql)
             earlier = finished_run(workspace, day=str(night.day), data=source, model=asked.sized_model)
             if earlier is not None:
                 log_step(

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import date, timedelta
 from pathlib import Path
 
 from prefect import task
@@ -21,6 +22,7 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.reading.bucket_path import SourcePath, source_path
 from heterps_core.data.reading.days import Night, files_of_day, find_night, parse_day, partitions_of
 from heterps_core.data.reading.readers import check_columns, list_source_files
+from heterps_core.data.row_query import RowQuery, inputs_of
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.data.synthetic.click_stream import (
     best_reachable_quality,
@@ -42,6 +44,9 @@ CLICK_STREAM_SEED = 0
 """The stream is the same for every run, so that runs can be compared; a run's seed is for its training."""
 
 _NIGHT_FOLDER = re.compile(r"-(\d{4}-\d{2}-\d{2})-[0-9a-f]{10}$")
+
+_RESULTS = "queried"
+"""Ends the name of the folder of what queries have made of a source."""
 
 KEPT_NIGHTS = 7
 """Prepared nights of a source that stay on the disk; a live fleet needs its own, and there is one at a time."""
@@ -66,8 +71,11 @@ class PreparedClicks:
     def summary(self) -> str:
         """What was prepared, in one line."""
         manifest = self.open().manifest
+        left_out = f", {manifest.num_left_out_rows:,} without a click left out" * bool(
+            manifest.num_left_out_rows
+        )
         return (
-            f"{self.description}: {manifest.num_train_rows:,} rows to train on, the latest "
+            f"{self.description}: {manifest.num_train_rows:,} rows to train on{left_out}, the latest "
             f"{manifest.num_eval_rows:,} held out, {manifest.train_click_rate:.1%} clicks"
         )
 
@@ -76,33 +84,47 @@ class PreparedClicks:
         return PreparedDataset.open(self.directory)
 
 
-def check_source(data: str | None, *, schema_file: str | None, day: str | None = None) -> None:
-    """Check that a source, a day of it and a schema file can be found, without reading the rows.
+def check_source(
+    data: str | None, *, schema_file: str | None, prepare_sql: str | None = None, day: str | None = None
+) -> None:
+    """Check that a source, a day of it, a schema file and a query can be found, without reading the rows.
 
     Raises:
         DataError: There is no such source, or the day or the one after it is missing.
-        ConfigurationError: The schema file is missing, or no schema; or a day is asked for where there are none.
+        ConfigurationError: A file is missing, or no schema; or a day is asked for where there are none.
     """
-    if schema_file is not None and data is None:
-        raise ConfigurationError(
-            f"a schema file describes the columns of data, but there is no data beside {schema_file}; give both"
-        )
+    for file, use in (
+        (schema_file, "a schema file describes"),
+        (prepare_sql, "a query of prepare_sql makes"),
+    ):
+        if file is not None and data is None:
+            raise ConfigurationError(
+                f"{use} the columns of data, but there is no data beside {file}; give both"
+            )
+    if prepare_sql is not None:
+        RowQuery.load(Path(prepare_sql))
     if schema_file is not None:
         DataSchema.load(Path(schema_file))
     if find_night_of(data, day) is None and data is not None:
         list_source_files(_source_path(data))
 
 
-def check_source_columns(data: str | None, *, schema_file: str | None, day: str | None = None) -> None:
-    """Check by the first file of a source, or of each of both days, that it has the columns of the schema.
+def check_source_columns(
+    data: str | None, *, schema_file: str | None, prepare_sql: str | None = None, day: str | None = None
+) -> None:
+    """Check by the first file of a source, or of each of both days, or by a query, that it has the schema's columns.
 
     Raises:
         DataError: It has not; names day, file and line.
-        ConfigurationError: The schema cannot be used.
+        ConfigurationError: The schema or the query cannot be used.
     """
     if data is None:
         return
     schema, night = schema_of(schema_file), find_night_of(data, day)
+    if prepare_sql is not None:
+        files = list_source_files(_source_path(data)) if night is None else night.train_files
+        RowQuery.load(Path(prepare_sql)).check(files, day=None if night is None else night.day, schema=schema)
+        return
     if night is None:
         check_columns(list_source_files(_source_path(data))[0], schema)
         return
@@ -142,12 +164,14 @@ def schema_of(schema_file: str | None) -> DataSchema:
     return CRITEO_SCHEMA if schema_file is None else DataSchema.load(Path(schema_file))
 
 
-def source_name(data: str | None, schema_file: str | None) -> str:
+def source_name(data: str | None, schema_file: str | None, prepare_sql: str | None = None) -> str:
     """Return one name for a source of rows, the same from whatever folder a run is started."""
     if data is None:
         return MADE_UP_DATA
     source = str(_source_path(data))
-    return source if schema_file is None else f"{source} by {_source_path(schema_file)}"
+    for word, file in (("through", prepare_sql), ("by", schema_file)):
+        source += "" if file is None else f" {word} {_source_path(file)}"
+    return source
 
 
 @task(name="prepare data", cache_policy=NO_CACHE)
@@ -156,6 +180,7 @@ def prepare_data(
     *,
     data: str | None,
     schema_file: str | None,
+    prepare_sql: str | None = None,
     night: Night | None = None,
     slot_rows: tuple[int, ...] | None = None,
     numeric_transform: NumericTransform | None = None,
@@ -164,6 +189,7 @@ def prepare_data(
     """Read the source once, or reuse what an earlier run made of the same source.
 
     Args:
+        prepare_sql: File of a query that makes the rows, see `row_query.py`; None takes the source as it lies.
         night: Which days of the source to train on and to hold out; None for all rows, the latest held out.
         late_rows: What to do with files that days trained on before have got since: tell, or train them, too.
         slot_rows: Rows of each table, of the model that is to go on; None to choose them by the values.
@@ -176,9 +202,20 @@ def prepare_data(
     if data is None:
         return _prepare_click_stream(workspace)
     schema, source = schema_of(schema_file), _source_path(data)
-    name = f"{_file_name(source.name)}-{_short_hash(f'{source} {schema_file}')}"
+    asked = f"{source} {schema_file}" + f" {prepare_sql}" * (prepare_sql is not None)
+    name = f"{_file_name(source.name)}-{_short_hash(asked)}"
+
+    def made(files: Sequence[SourcePath], day: date | None) -> tuple[SourcePath, ...]:
+        """Return files as a query makes them, or as they are."""
+        if prepare_sql is None:
+            return tuple(files)
+        query, folder = RowQuery.load(Path(prepare_sql)), workspace.data_directory / f"{name}-{_RESULTS}"
+        return (query.result(files, day=day, schema=schema, folder=folder),)
+
     if night is None:
-        dataset = prepare_dataset(source, schema=schema, out_dir=workspace.data_directory / name)
+        rows = source if prepare_sql is None else made(list_source_files(source), None)
+        dataset = prepare_dataset(rows, schema=schema, out_dir=workspace.data_directory / name)
+        _forget_unused_results(workspace, name)
         return PreparedClicks(
             directory=str(dataset.directory),
             description=f"{data} ({schema.name} format)",
@@ -186,6 +223,12 @@ def prepare_data(
         )
     night = _with_late_files(workspace, source, night, name=name, late_rows=late_rows)
     way = _short_hash(f"{slot_rows} {numeric_transform}")
+    with _damage_of(night):
+        night = replace(
+            night,
+            train_files=made(night.train_files, night.day),
+            eval_files=made(night.eval_files, night.day + timedelta(days=1)),
+        )
     with _damage_of(night):
         dataset = prepare_dataset(
             night.train_files,
@@ -197,6 +240,7 @@ def prepare_data(
             out_dir=workspace.data_directory / f"{name}-{night.day}-{way}",
         )
     _forget_old_nights(workspace, name, keep=Path(dataset.directory))
+    _forget_unused_results(workspace, name)
     if slot_rows is not None:
         outgrown = outgrown_tables(
             dataset.manifest.columns, dataset.features.slot_rows, num_rows=dataset.num_train_rows
@@ -244,7 +288,7 @@ def _with_late_files(
         manifest = read_manifest(folder_of(path))
         if found is not None and manifest is not None and parse_day(found[1]) < night.day:
             trained.add(parse_day(found[1]))
-            known |= {file.path: file for file in manifest.sources}
+            known |= {file.path: file for source in manifest.sources for file in inputs_of(source)}
     partitions = partitions_of(source)
     late: list[SourcePath] = []
     for day in sorted(partitions.keys() & trained):
@@ -276,6 +320,15 @@ def _forget_old_nights(workspace: Workspace, name: str, *, keep: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def _forget_unused_results(workspace: Workspace, name: str) -> None:
+    """Delete what queries have made of a source and no prepared data set reads."""
+    manifests = [read_manifest(folder_of(path)) for path in workspace.data_directory.glob(f"{name}*")]
+    used = {file.path for manifest in manifests if manifest is not None for file in manifest.sources}
+    for path in (workspace.data_directory / f"{name}-{_RESULTS}").glob("*"):
+        if not any(Path(file).parent == path for file in used):
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def _prepare_click_stream(workspace: Workspace) -> PreparedClicks:
     name = f"click-stream-{CLICK_STREAM_ROWS}-{CLICK_STREAM_SEED}"
     path = workspace.data_directory / f"{name}.tsv"
@@ -302,7 +355,8 @@ def _best_reachable(dataset: PreparedDataset, probabilities: Sequence[Path]) -> 
     known = np.concatenate([np.load(path) for path in probabilities])
     if len(known) < dataset.num_eval_rows:
         return None
-    return best_reachable_quality(known[len(known) - dataset.num_eval_rows :], dataset.eval_labels)
+    labels, weights = dataset.targets(dataset.num_train_rows, dataset.manifest.num_rows)
+    return best_reachable_quality(known[len(known) - dataset.num_eval_rows :], labels, weights)
 
 
 def _source_path(data: str) -> SourcePath:

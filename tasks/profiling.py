@@ -62,7 +62,7 @@ def planned_job(
     num_samples = planned_samples if is_dry_run and planned_samples else dataset.num_train_rows
     features = dataset.features
     if is_dry_run and planned_rows_per_slot:
-        features = replace(features, slot_rows=(planned_rows_per_slot,) * features.num_slots)
+        features = dataset.manifest.schema.features((planned_rows_per_slot,) * features.num_slots)
     return PlannedJob(
         num_samples=num_samples,
         features=features,

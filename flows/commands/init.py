@@ -16,6 +16,7 @@ as were looked at, and what to check. Edit the file, and train with it.
 examples:
   heterps init clicks.parquet
   heterps init clicks/ --label is_click --output clicks.schema.json
+  heterps init s3://bucket/clicks
   python -m flows.train_ctr --data clicks.parquet --schema-file schema.json
 
 exit status: 0 when the file is written; 2 where an argument or the data cannot be used.
@@ -25,7 +26,9 @@ exit status: 0 when the file is written; 2 where an argument or the data cannot 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "data", metavar="FILE|FOLDER", help="Parquet, or CSV or TSV with a header; of a folder the first file"
+        "data",
+        metavar="FILE|FOLDER",
+        help="Parquet, or CSV or TSV with a header; of a folder the first file, of days one of the latest",
     )
     parser.add_argument("--label", metavar="COLUMN", help="the label (default: by its name)")
     parser.add_argument(
@@ -39,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Propose a schema, write it and print what was seen."""
+    from heterps_core.data.reading.days import files_of_day, partitions_of
     from heterps_core.data.reading.readers import list_source_files
     from heterps_core.data.schema_proposal import propose_schema
 
@@ -46,7 +50,10 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigurationError(
             f"the schema file must not be there yet, but {options.output} is; name another by --output"
         )
-    file = list_source_files(options.data)[0]
+    # Of a bucket with years of days only one is listed.
+    days = partitions_of(options.data)
+    of_latest = files_of_day(days[max(days)]) if days else ()
+    file = (of_latest or list_source_files(options.data))[0]
     proposed = propose_schema(file, label=options.label)
     write_json(options.output, proposed.schema.to_json())
     lines = [f"{proposed.num_rows:,} rows of {file}", "", *proposed.table().lines(indent="")]

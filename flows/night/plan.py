@@ -118,7 +118,7 @@ def begin_run(
             "heterps.provider": asked.provider,
             "prefect.flow_run_id": current_flow_run.id or "",
             MODEL_TAG: asked.sized_model,
-            DATA_TAG: source_name(asked.data, asked.schema_file),
+            DATA_TAG: source_name(asked.data, asked.schema_file, asked.prepare_sql),
             **({DAY_TAG: asked.day} if asked.day else {}),
         },
     )
@@ -143,6 +143,7 @@ def begin_run(
         workspace,
         data=asked.data,
         schema_file=asked.schema_file,
+        prepare_sql=asked.prepare_sql,
         night=night,
         slot_rows=start.slot_rows,
         numeric_transform=start.numeric_transform,

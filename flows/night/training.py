@@ -132,7 +132,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         run.directory,
         plan.report,
         run.clicks,
-        data=source_name(run.asked.data, run.asked.schema_file),
+        data=source_name(run.asked.data, run.asked.schema_file, run.asked.prepare_sql),
         day=run.asked.day,
     )
     # Not before the launch: what is compared, drawn and recorded takes seconds that the training need not wait for.

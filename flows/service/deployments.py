@@ -96,7 +96,9 @@ def checked_nightly_parameters() -> dict[str, Any]:
     """
     parameters = nightly_parameters()
     asked = TrainParameters.of(parameters, place=f" of train-ctr in {NIGHTLY_VARIABLE}")
-    check_parameters(asked.model_copy(update={"data": None, "schema_file": None, "day": None}))
+    check_parameters(
+        asked.model_copy(update={"data": None, "schema_file": None, "prepare_sql": None, "day": None})
+    )
     return parameters
 
 

@@ -43,7 +43,7 @@ class PreparedDataset:
     Attributes:
         directory: Where the files lie; another process calls `PreparedDataset.open` with it.
         manifest: What the dataset holds.
-        largest_group_rows: Rows of its largest row group.
+        largest_group_rows: Rows of its largest row group, those that are left out among them.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class PreparedDataset:
         )
         last = self._groups.between(0, self.num_train_rows).stop
         self._train_starts = np.minimum(starts[: last + 1], self.num_train_rows)
-        self.largest_group_rows = int(np.diff(starts).max())
-        self._max_lanes = min(MAX_LANES, BUFFER_BYTES // (self.largest_group_rows * manifest.row_bytes))
+        self.largest_group_rows = self._groups.largest_group_rows
+        self._max_lanes = min(MAX_LANES, BUFFER_BYTES // (int(np.diff(starts).max()) * manifest.row_bytes))
         self._order_key: tuple[int, int, int] | None = None
         self._order: EpochOrder | None = None
 
@@ -106,10 +106,18 @@ class PreparedDataset:
 
     def labels(self, first: int, stop: int) -> npt.NDArray[np.uint8]:
         """Return the labels of rows first..stop - 1, the first of several."""
+        return self.targets(first, stop)[0]
+
+    def targets(self, first: int, stop: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
+        """Return labels [n] of rows first..stop - 1, the first of several, and weights [n] if they have any."""
         groups = self._groups.between(first, stop)
         offset = first - int(self._groups.starts[groups.start])
-        of_groups = [first_label(self._groups.read_targets(group)[0]) for group in groups]
-        return np.concatenate([np.zeros(0, dtype=np.uint8), *of_groups])[offset : offset + stop - first]
+        mine = slice(offset, offset + stop - first)
+        of_groups = [self._groups.read_targets(group) for group in groups]
+        labels = [np.zeros(0, np.uint8), *(first_label(labels) for labels, _ in of_groups)]
+        weights = [np.zeros(0, np.float32), *(weights for _, weights in of_groups if weights is not None)]
+        has_weights = self.manifest.schema.weight_column is not None
+        return np.concatenate(labels)[mine], np.concatenate(weights)[mine] if has_weights else None
 
     def parts(
         self,
@@ -174,24 +182,39 @@ class PreparedDataset:
                 self._train_starts, batch_size=batch_size, seed=seed, epoch=epoch, max_lanes=self._max_lanes
             )
             self._order_key = (epoch, seed, batch_size)
-        positions = np.arange(batch_size) if positions is None else positions
+        return self._rows_of(self._order, batch_index, positions)
+
+    def held_out_rows(
+        self, batch_index: int, *, batch_size: int, positions: npt.NDArray[Any] | None = None
+    ) -> Int64Array:
+        """Return the row indices of a batch of held-out rows, or at some positions; none behind the last.
+
+        Each lane is a run of rows, so that a replica meets the same part of the files in each batch. The last batch
+        may be short.
+        """
+        first = batch_index * batch_size
+        if first + batch_size <= self.num_eval_rows:
+            lanes = self._lanes(self.num_eval_rows, batch_size)
+            return self._rows_of(lanes, batch_index, positions, first_row=self.num_train_rows)
+        rows = self.num_train_rows + np.arange(first, max(first, self.num_eval_rows))
+        return rows if positions is None else rows[positions]
+
+    def _rows_of(
+        self,
+        order: EpochOrder,
+        batch_index: int,
+        positions: npt.NDArray[Any] | None,
+        *,
+        first_row: int = 0,
+    ) -> Int64Array:
+        """Return rows of a batch, and begin to read those of a later one that lie in a bucket."""
+        positions = np.arange(order.batch_size) if positions is None else positions
         if self._groups.num_threads > 1:
-            coming = self._order.rows(min(batch_index + STEPS_AHEAD, self._order.num_batches - 1), positions)
+            later = min(batch_index + STEPS_AHEAD, order.num_batches - 1)
+            coming = first_row + order.rows(later, positions)
             for buffer in (self._rows, self._targets):
                 buffer.expect(coming)
-        return self._order.rows(batch_index, positions)
-
-    def held_out_rows(self, batch_index: int, *, batch_size: int) -> Int64Array:
-        """Return the row indices of a batch of held-out rows, the last of which may be short; none behind it.
-
-        Each lane is a run of rows, so that a replica meets the same part of the files in each batch.
-        """
-        first, positions = batch_index * batch_size, np.arange(batch_size)
-        if first + batch_size <= self.num_eval_rows:
-            return self.num_train_rows + self._lanes(self.num_eval_rows, batch_size).rows(
-                batch_index, positions
-            )
-        return self.num_train_rows + np.arange(first, max(first, self.num_eval_rows))
+        return first_row + order.rows(batch_index, positions)
 
     def batch(self, rows: Int64Array) -> ClickBatch:
         """Return rows as tensors, by their indices [B]; row groups of the last call stay in memory for the next.

@@ -71,6 +71,7 @@ class EpochOrder:
     """The order of one epoch.
 
     Attributes:
+        batch_size: Rows of a batch B.
         num_batches: Full batches T, at least 1. The N - T B rows behind the last one are left out of this epoch, and
             another epoch leaves out others; fewer rows than one batch takes are repeated in it.
 
@@ -98,7 +99,7 @@ class EpochOrder:
         if self._num_rows < 1:
             raise ConfigurationError(f"there must be a row to train on, got {self._num_rows}")
         self._group_starts = group_starts
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self.num_batches = max(1, self._num_rows // batch_size)
         self._num_lanes = max(1, min(batch_size, max_lanes))
         self._key: np.uint64 | None = None
@@ -116,22 +117,22 @@ class EpochOrder:
         if not 0 <= batch_index < self.num_batches:
             raise ConfigurationError(
                 f"batch_index must be in 0..{self.num_batches - 1} for {self._num_rows} rows in batches of "
-                f"{self._batch_size}, got {batch_index}"
+                f"{self.batch_size}, got {batch_index}"
             )
         positions = positions.astype(np.int64)
-        if len(positions) and not 0 <= positions.min() <= positions.max() < self._batch_size:
+        if len(positions) and not 0 <= positions.min() <= positions.max() < self.batch_size:
             raise ConfigurationError(
-                f"positions must be in 0..{self._batch_size - 1}, got {positions.min()} to {positions.max()}"
+                f"positions must be in 0..{self.batch_size - 1}, got {positions.min()} to {positions.max()}"
             )
-        if self._num_rows < self._batch_size:
+        if self._num_rows < self.batch_size:
             positions = positions % self._num_rows
             lane = first = np.zeros_like(positions)
             share = np.full_like(positions, self._num_rows)
         else:
             # Lane l has the positions from l B // L on of every batch.
-            lane = ((positions + 1) * self._num_lanes - 1) // self._batch_size
-            first = lane * self._batch_size // self._num_lanes
-            share = (lane + 1) * self._batch_size // self._num_lanes - first
+            lane = ((positions + 1) * self._num_lanes - 1) // self.batch_size
+            first = lane * self.batch_size // self._num_lanes
+            share = (lane + 1) * self.batch_size // self._num_lanes - first
         lane_start = first * self.num_batches
         step = np.where(lane % 2, self.num_batches - 1 - batch_index, batch_index)
         ordered: Int64Array = lane_start + step * share + positions - first

@@ -59,6 +59,9 @@ class FeatureSpec(JsonDocument):
     slot_poolings: tuple[str, ...] = ()
     """Of each slot one of `POOLINGS`, or `SEQUENCE`; empty stands for the sum."""
 
+    slot_dimensions: tuple[int | None, ...] = ()
+    """Width of the vectors of each slot, at least 1; None stands for the model's own, and empty for None each."""
+
     num_labels: int = 1
     """Labels of a row, and logits of a model."""
 
@@ -81,6 +84,7 @@ class FeatureSpec(JsonDocument):
         )
         object.__setattr__(self, "slot_lengths", self.slot_lengths or (1,) * len(self.slot_rows))
         object.__setattr__(self, "slot_poolings", self.slot_poolings or (SUM,) * len(self.slot_rows))
+        object.__setattr__(self, "slot_dimensions", self.slot_dimensions or (None,) * len(self.slot_rows))
         _check_names("slot_names", self.slot_names, len(self.slot_rows))
         _check_names("dense_names", self.dense_names, self.num_dense)
 

@@ -77,6 +77,9 @@ class DatasetManifest(JsonDocument):
 
     num_train_rows: int
     num_eval_rows: int
+    num_left_out_rows: int = 0
+    """Of the source, as its schema has a `negative_share`; they are in no other count, and have no index."""
+
     num_sampled_rows: int
     """Training rows that the share of clicks, the values of the columns, and the transform where none was given, were
     measured on."""

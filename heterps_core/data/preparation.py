@@ -42,8 +42,15 @@ from heterps_core.data.numeric_transform import NumericTransform, fit_numeric_tr
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.parquet_reader import group_sizes, read_footer
 from heterps_core.data.reading.readers import Source, is_parquet, list_source_files, read_rows
-from heterps_core.data.reading.row_batch import RowBatch, first_label
-from heterps_core.data.row_groups import STARTS_NAME, RowGroups, footer_name, parquet_name, sampled_runs
+from heterps_core.data.reading.row_batch import RowBatch, first_label, is_list
+from heterps_core.data.row_groups import (
+    SOURCE_STARTS_NAME,
+    STARTS_NAME,
+    RowGroups,
+    footer_name,
+    parquet_name,
+    sampled_runs,
+)
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_file import replace_json
@@ -58,7 +65,7 @@ SAMPLED_ROWS, SAMPLED_RUNS = 1_048_576, 32
 does not depend on the kind of the files or their row groups, of which one or two are read for each."""
 
 _OWN_NAMES = re.compile(
-    rf"{MANIFEST_NAME}|{STARTS_NAME}|rows-\d{{5}}\.(parquet|footer\.zst)|(dense|ids|labels)\.npy"
+    rf"{MANIFEST_NAME}|{STARTS_NAME}|{SOURCE_STARTS_NAME}|rows-\d{{5}}\.(parquet|footer\.zst)|(dense|ids|labels)\.npy"
 )
 """The last of format 1."""
 
@@ -217,11 +224,37 @@ def _prepare_rows(
     )
     _check_groups_fit((*files, *eval_files), sizes, row_bytes=manifest.row_bytes)
     groups = RowGroups(folder_of(directory), manifest, where=directory)
+    if schema.negative_share < 1.0:
+        manifest = _without_left_out(manifest, groups, directory)
+        groups = RowGroups(folder_of(directory), manifest, where=directory)
     manifest = _with_sample(manifest, groups, fits=numeric_transform is None)
     if buckets_per_slot is not None:
         return manifest
     by_values = tuple(column.table_rows(manifest.num_train_rows) for column in manifest.columns)
-    return replace(manifest, features=replace(manifest.features, slot_rows=by_values))
+    return replace(manifest, features=schema.features(by_values))
+
+
+def _without_left_out(manifest: DatasetManifest, groups: RowGroups, directory: Path) -> DatasetManifest:
+    """Number the rows again without those that are left out; reads the labels of the training rows."""
+    sizes = np.diff(groups.starts)
+    of_training = groups.between(0, manifest.num_train_rows)
+    with ThreadPoolExecutor(groups.num_threads, thread_name_prefix="labels") as pool:
+        sizes[: of_training.stop] = list(pool.map(groups.num_kept, of_training))
+    starts = np.cumsum([0, *sizes], dtype=np.int64)
+    num_left_out = manifest.num_rows - int(starts[-1])
+    if num_left_out == manifest.num_train_rows:
+        raise DataError(
+            manifest.sources[0].path,
+            f"must keep a row to train on, but none has a click and a negative_share of "
+            f"{manifest.schema.negative_share} keeps none of {num_left_out:,}; raise it",
+        )
+    np.save(directory / SOURCE_STARTS_NAME, groups.starts)
+    np.save(directory / STARTS_NAME, starts)
+    return replace(
+        manifest,
+        num_train_rows=manifest.num_train_rows - num_left_out,
+        num_left_out_rows=num_left_out,
+    )
 
 
 class _TakenFile(NamedTuple):
@@ -256,8 +289,8 @@ def _take_file(
 
 
 def _check_same_types(files: Sequence[SourcePath], columns: Sequence[pa.Schema], schema: DataSchema) -> None:
-    """Refuse a categorical column whose values are written in one file as in no other, as 5.0 and 5 are."""
-    for name in schema.categorical_columns:
+    """Refuse a column of categories, single or in lists, that are written in one file as in no other (5.0 and 5)."""
+    for name in schema.slot_columns:
         first = columns[0].field(name).type
         for file, found in zip(files, columns, strict=True):
             if _written_as(found.field(name).type) != _written_as(first):
@@ -270,7 +303,9 @@ def _check_same_types(files: Sequence[SourcePath], columns: Sequence[pa.Schema],
 
 
 def _written_as(column: pa.DataType) -> str:
-    """Return one name for types whose values become the same texts."""
+    """Return one name for types whose values, or those of whose lists, become the same texts."""
+    if is_list(column):
+        column = column.value_type
     if pa.types.is_dictionary(column):
         column = column.value_type
     is_plain = pa.types.is_integer(column) or pa.types.is_string(column) or pa.types.is_large_string(column)

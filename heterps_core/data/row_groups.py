@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 
 from heterps_core.data.epoch_order import Int64Array
 from heterps_core.data.manifest import DatasetManifest, Folder
-from heterps_core.data.reading.bucket_path import BucketPath
+from heterps_core.data.negative_sampling import rows_to_keep
+from heterps_core.data.reading.bucket_path import BucketPath, tag_of
 from heterps_core.data.reading.parquet_reader import (
     group_sizes,
     parquet_file,
@@ -32,6 +33,9 @@ from heterps_core.errors import DataError
 
 STARTS_NAME = "row_groups.npy"
 """First row of each row group, then the number of rows, [G + 1] int64."""
+
+SOURCE_STARTS_NAME = "source_row_groups.npy"
+"""The same of all rows of the source, where some of them are left out."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +83,11 @@ class _OpenFile(NamedTuple):
 
 
 class RowGroups:
-    """Reads row groups by their number over all files.
+    """Reads row groups by their number over all files, without the rows that are left out of training.
 
     Attributes:
         starts: First row of each row group, then the number of rows [G + 1].
+        largest_group_rows: That are read at once, those that are left out among them.
         num_threads: So many may call `read` at the same time with gain; 1 where all files are on this machine.
         num_requests: What was asked of buckets of the source, repeats after errors not counted.
         num_bytes: That they sent.
@@ -98,19 +103,14 @@ class RowGroups:
             for number in manifest.bucket_files
         }
         self._ends = np.cumsum(manifest.file_groups)
-        path = f"{where}/{STARTS_NAME}"
-        try:
-            with folder(STARTS_NAME) as file:
-                self.starts: Int64Array = np.load(io.BytesIO(file.read()))
-        except (OSError, ValueError) as error:
-            raise DataError(path, f"cannot be read: {error}; prepare the dataset again") from error
-        if (len(self.starts) - 1, self.starts[-1]) != (self._ends[-1], manifest.num_rows):
-            raise DataError(
-                path,
-                f"must list the {self._ends[-1]} row groups and {manifest.num_rows} rows of the manifest, got "
-                f"{len(self.starts) - 1} and {self.starts[-1]}; prepare the dataset again",
-            )
-        largest_bytes = int(np.diff(self.starts).max()) * manifest.row_bytes
+        self.starts = self._read_starts(STARTS_NAME, manifest.num_rows)
+        self._source_starts, self._num_left_out = self.starts, manifest.num_left_out_rows
+        if self._num_left_out:
+            num_source_rows = manifest.num_rows + self._num_left_out
+            self._source_starts = self._read_starts(SOURCE_STARTS_NAME, num_source_rows)
+        self._num_source_train_rows = manifest.num_train_rows + self._num_left_out
+        self.largest_group_rows = int(np.diff(self._source_starts).max())
+        largest_bytes = self.largest_group_rows * manifest.row_bytes
         self.num_threads = max(1, min(_THREADS, _BYTES_AHEAD // largest_bytes)) if self._in_bucket else 1
         self.num_requests = self.num_bytes = 0
         # A cache of a bound method would hold this object, and its files, until cycles are collected.
@@ -129,11 +129,21 @@ class RowGroups:
         Raises:
             DataError: It is damaged, a row breaks the schema, or the file is another one than was prepared.
         """
-        return self._read(group, read_group, self._schema.used_columns)
+        batch = self._read(group, read_group, self._schema.used_columns)
+        return batch.where(self._kept(group, batch.labels)) if self._num_left_out else batch
 
     def read_targets(self, group: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
         """Return labels and weights of a row group, without reading its features; raises as `read`."""
-        return self._read(group, read_group_targets, self._schema.target_columns)
+        labels, weights = self._read(group, read_group_targets, self._schema.target_columns)
+        if not self._num_left_out:
+            return labels, weights
+        kept = self._kept(group, labels)
+        return labels[kept], None if weights is None else weights[kept]
+
+    def num_kept(self, group: int) -> int:
+        """Return how many rows of a row group stay by the schema's `negative_share`; raises as `read`."""
+        labels, _ = self._read(group, read_group_targets, self._schema.target_columns)
+        return int(self._kept(group, labels).sum())
 
     def between(self, first: int, stop: int) -> range:
         """Return the row groups that hold rows first..stop - 1."""
@@ -141,6 +151,29 @@ class RowGroups:
             return range(0)
         low, high = np.searchsorted(self.starts, [first, stop - 1], side="right") - 1
         return range(int(low), int(high) + 1)
+
+    def _kept(self, group: int, labels: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        return rows_to_keep(
+            labels,
+            first=int(self._source_starts[group]),
+            num_train_rows=self._num_source_train_rows,
+            negative_share=self._schema.negative_share,
+        )
+
+    def _read_starts(self, name: str, num_rows: int) -> Int64Array:
+        path, num_groups = f"{self._where}/{name}", int(self._ends[-1])
+        try:
+            with self._folder(name) as file:
+                starts: Int64Array = np.load(io.BytesIO(file.read()))
+        except (OSError, ValueError) as error:
+            raise DataError(path, f"cannot be read: {error}; prepare the dataset again") from error
+        if (len(starts) - 1, starts[-1]) != (num_groups, num_rows):
+            raise DataError(
+                path,
+                f"must list the {num_groups} row groups and {num_rows} rows of the manifest, got "
+                f"{len(starts) - 1} and {starts[-1]}; prepare the dataset again",
+            )
+        return starts
 
     def _read(self, group: int, read: Callable[..., _Rows], columns: tuple[str, ...]) -> _Rows:
         number = int(np.searchsorted(self._ends, group, side="right"))
@@ -187,12 +220,7 @@ class RowGroups:
                 found, _ = path.tag_and_size()
             except OSError as error:
                 raise DataError(path, f"cannot be read: {error}; write or get the file again") from error
-            if found != tag:
-                raise DataError(
-                    path,
-                    f"must stay as it was when the dataset was prepared, with the ETag {tag}, but was replaced by "
-                    f"one with {found}; start the run once more, and write new rows to a new name",
-                )
+            _check_tag(path, tag, found)
 
     def _first_group(self, file: int) -> int:
         return int(self._ends[file - 1]) if file else 0
@@ -205,18 +233,21 @@ class RowGroups:
         path = self._path(number)
         try:
             if number in self._in_bucket:
-                place, _ = self._in_bucket[number]
+                place, tag = self._in_bucket[number]
+                self.num_requests += 1
+                source = place.open_ranges()
+                # Without a request of its own: opening has asked for it.
+                _check_tag(place, tag, tag_of(source))
                 with (
                     self._folder(footer_name(number)) as file,
                     pa.CompressedInputStream(file, "zstd") as footer,
                 ):
-                    self.num_requests += 1
-                    return _OpenFile(place.open_ranges(), pq.read_metadata(pa.BufferReader(footer.read())))
+                    return _OpenFile(source, pq.read_metadata(pa.BufferReader(footer.read())))
             source = self._folder(parquet_name(number))
         except OSError as error:
             raise DataError(path, f"cannot be read: {error}; prepare the dataset again") from error
         opened = _OpenFile(source, read_footer(path, self._schema, source=source))
-        known = np.diff(self.starts[self._first_group(number) : int(self._ends[number]) + 1]).tolist()
+        known = np.diff(self._source_starts[self._first_group(number) : int(self._ends[number]) + 1]).tolist()
         found = group_sizes(opened.footer)
         if known != found:
             raise DataError(
@@ -225,6 +256,15 @@ class RowGroups:
                 f"but has {sum(found)} in {len(found)}; prepare the dataset again",
             )
         return opened
+
+
+def _check_tag(path: BucketPath, tag: str, found: str) -> None:
+    if found != tag:
+        raise DataError(
+            path,
+            f"must stay as it was when the dataset was prepared, with the ETag {tag}, but was replaced by one with "
+            f"{found}; start the run once more, and write new rows to a new name",
+        )
 
 
 class RowBuffer:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
-from heterps_core.data.features import MEAN, POOLINGS, SEQUENCE, SUM, FeatureSpec
+from heterps_core.data.features import MEAN, MIN_SLOT_ROWS, POOLINGS, SEQUENCE, SUM, FeatureSpec
 from heterps_core.errors import ConfigurationError, UnknownNameError
-from heterps_core.field_rules import count
+from heterps_core.field_rules import Fraction, count
 from heterps_core.json_codec import JsonDocument, JsonForm
 
 MAX_LIST_LENGTH = 1_000
 """Of a row; each value of the longest list takes 4 bytes of every row in memory."""
+
+
+MAX_TABLE_ROWS = 2**31 - 1
+"""Ids are 32-bit numbers."""
+
+MAX_DIMENSION = 4_096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +74,10 @@ class DataSchema(JsonDocument):
     weight_column: str | None = None
     """Finite numbers, at least 0: what each row counts for, in training and in quality. None: all count alike."""
 
+    negative_share: Fraction = 1.0
+    """Of the rows without a click, those to train on, above 0: the others are left out. Held-out rows all count, and
+    what is predicted is corrected for it; see `logit_shift`."""
+
     numeric_columns: tuple[str, ...] = ()
     """Columns read as numbers, in the order of the model's dense input."""
 
@@ -82,6 +93,12 @@ class DataSchema(JsonDocument):
     sequence_columns: tuple[SequenceColumn, ...] = ()
     """Columns of sequences of such texts, the last slots; of all three kinds there is at least one. A model that does
     not ask for the order averages their vectors."""
+
+    table_rows: Mapping[str, Annotated[int, count(MAX_TABLE_ROWS)]] = field(default_factory=dict)
+    """Rows of the embedding table by the column; those of other columns follow the values that the data shows."""
+
+    dimensions: Mapping[str, Annotated[int, count(MAX_DIMENSION)]] = field(default_factory=dict)
+    """Values of an embedding vector by the column; those of other columns are the model's own."""
 
     list_separator: str = "|"
     """Between the values of a list in a field of text."""
@@ -153,12 +170,16 @@ class DataSchema(JsonDocument):
         return {column.name: column for column in columns}
 
     def features(self, slot_rows: Sequence[int]) -> FeatureSpec:
-        """Return the shape of a model's input, with a table of so many rows for each slot."""
+        """Return the shape of a model's input, with a table of so many rows for each slot that is given none."""
         num_single = len(self.categorical_columns)
         return FeatureSpec(
             num_dense=len(self.numeric_columns),
             num_labels=len(self.labels),
-            slot_rows=tuple(slot_rows),
+            slot_rows=tuple(
+                self.table_rows.get(name, rows)
+                for name, rows in zip(self.slot_columns, slot_rows, strict=True)
+            ),
+            slot_dimensions=tuple(map(self.dimensions.get, self.slot_columns)),
             slot_names=self.slot_columns,
             dense_names=self.numeric_columns,
             slot_lengths=(1,) * num_single + tuple(each.max_length for each in self.list_columns.values()),
@@ -168,6 +189,15 @@ class DataSchema(JsonDocument):
                 *(SEQUENCE,) * len(self.sequence_columns),
             ),
         )
+
+    @property
+    def logit_shift(self) -> float:
+        r"""What is added to a trained model's logits, as rows without a click were left out of its training.
+
+        Where a share s of them stays, the odds of a click are 1 / s times those of all rows:
+        :math:`\mathrm{logit}\, p = \mathrm{logit}\, p_s + \log s`.
+        """
+        return math.log(self.negative_share)
 
     @property
     def count_flags(self) -> tuple[bool, ...]:
@@ -185,11 +215,23 @@ def _check_columns(schema: DataSchema) -> None:
         raise ConfigurationError(
             "categorical_columns, multi_hot_columns or sequence_columns must name at least one column, got none"
         )
-    for field, columns in (("column_names", schema.column_names), ("a schema", schema.used_columns)):
+    for what, columns in (("column_names", schema.column_names), ("a schema", schema.used_columns)):
         twice = sorted({column for column in columns if columns.count(column) > 1})
         if twice:
             raise ConfigurationError(
-                f"{field} must name each column once, but {twice[0]!r} stands there twice"
+                f"{what} must name each column once, but {twice[0]!r} stands there twice"
+            )
+    for what, sizes in (("table_rows", schema.table_rows), ("dimensions", schema.dimensions)):
+        no_slots = sorted(set(sizes) - set(schema.slot_columns))
+        if no_slots:
+            raise ConfigurationError(
+                f"{what} must be of categorical, multi-hot or sequence columns, but {no_slots[0]!r} is none"
+            )
+    for name, rows in schema.table_rows.items():
+        if rows < MIN_SLOT_ROWS:
+            raise ConfigurationError(
+                f"table_rows must be at least {MIN_SLOT_ROWS}, one row for a missing value and one for the others, "
+                f"got {rows} for {name!r}"
             )
     no_numbers = sorted(set(schema.count_columns) - set(schema.numeric_columns))
     if no_numbers:
@@ -201,12 +243,17 @@ def _check_columns(schema: DataSchema) -> None:
 
 
 def _check_label_values(schema: DataSchema) -> None:
-    for field, values in (
+    if schema.negative_share == 0.0 or (schema.negative_share < 1.0 and schema.label_columns):
+        raise ConfigurationError(
+            f"negative_share must be above 0, and 1 with several label_columns, whose clicks it would not leave in "
+            f"proportion, got {schema.negative_share} and {list(schema.label_columns)}"
+        )
+    for what, values in (
         ("label_positive", schema.label_positive),
         ("label_negative", schema.label_negative),
     ):
         if not values:
-            raise ConfigurationError(f"{field} must hold at least one text, got none")
+            raise ConfigurationError(f"{what} must hold at least one text, got none")
     both = sorted(set(schema.label_positive) & set(schema.label_negative))
     if both:
         raise ConfigurationError(f"a label cannot be positive and negative at once, but {both[0]!r} is")

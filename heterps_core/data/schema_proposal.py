@@ -101,6 +101,18 @@ class ProposedSchema:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sample:
+    """The first rows of a file."""
+
+    rows: pa.Table
+    missing_texts: tuple[str, ...]
+    """That stand for no value."""
+
+    separator: str | None = None
+    """Of a text whose fields are padded with blanks."""
+
+
 def propose_schema(file: SourcePath, *, label: str | None = None) -> ProposedSchema:
     """Look at the first rows of a file and propose a schema.
 
@@ -112,7 +124,8 @@ def propose_schema(file: SourcePath, *, label: str | None = None) -> ProposedSch
         DataError: The file cannot be read, has no header, or no column that can be the label or a category.
         ConfigurationError: There is no column of the name `label`.
     """
-    sample, missing_texts = _sample(file)
+    found = _sample(file)
+    sample, missing_texts = found.rows, found.missing_texts
     name = _label_of(file, sample, label)
     columns = [
         _seen(field, _without(missing_texts, sample.column(field)), is_label=field == name)
@@ -145,12 +158,13 @@ def propose_schema(file: SourcePath, *, label: str | None = None) -> ProposedSch
             if seen.role == MULTI_HOT
         ),
         missing_markers=missing_texts,
+        separator=found.separator,
     )
     return ProposedSchema(schema=schema, columns=columns, num_rows=sample.num_rows)
 
 
-def _sample(file: SourcePath) -> tuple[pa.Table, tuple[str, ...]]:
-    """Return the first rows, and the texts in them that stand for no value."""
+def _sample(file: SourcePath) -> _Sample:
+    separator = None
     try:
         with file.open("rb") as opened:
             is_parquet = opened.read(4) == b"PAR1"
@@ -158,9 +172,15 @@ def _sample(file: SourcePath) -> tuple[pa.Table, tuple[str, ...]]:
                 batches = pq.ParquetFile(opened).iter_batches(batch_size=SAMPLED_ROWS)
                 sample = raw = pa.Table.from_batches([next(iter(batches))])
         if not is_parquet:
-            sample = _first_block(file, null_values=["", *MISSING_TEXTS], strings_can_be_null=True)
+            delimiter, is_padded = _layout(file)
+            separator = f"{delimiter} " if is_padded else None
+            missing = [
+                f"{blank}{text}" for blank in ("", " ")[: 1 + is_padded] for text in ("", *MISSING_TEXTS)
+            ]
+            sample = _first_block(file, delimiter, null_values=missing, strings_can_be_null=True)
             as_texts = dict.fromkeys(sample.column_names, pa.string())
-            raw = _first_block(file, null_values=[""], column_types=as_texts)
+            raw = _first_block(file, delimiter, null_values=[""], column_types=as_texts)
+            sample, raw = (_without_blanks(each) if is_padded else each for each in (sample, raw))
     except StopIteration as error:
         raise DataError(file, "must hold at least one row, got none") from error
     except (pa.ArrowException, OSError) as error:
@@ -171,14 +191,18 @@ def _sample(file: SourcePath) -> tuple[pa.Table, tuple[str, ...]]:
             f"must have a header that names its columns, got {', '.join(sample.column_names[:5])}, ...; add one",
         )
     found = {text for column in raw.columns for text in _missing_texts(column)}
-    return sample, tuple(text for text in MISSING_TEXTS if text in found)
+    return _Sample(
+        rows=sample,
+        missing_texts=tuple(text for text in MISSING_TEXTS if text in found),
+        separator=separator,
+    )
 
 
-def _first_block(file: SourcePath, **convert: Any) -> pa.Table:
+def _first_block(file: SourcePath, delimiter: str, **convert: Any) -> pa.Table:
     reader = pa_csv.open_csv(
         open_text(file),
         pa_csv.ReadOptions(block_size=SAMPLED_BYTES),
-        pa_csv.ParseOptions(delimiter=_delimiter(file)),
+        pa_csv.ParseOptions(delimiter=delimiter),
         pa_csv.ConvertOptions(**convert),
     )
     return pa.Table.from_batches([reader.read_next_batch()])
@@ -197,10 +221,22 @@ def _missing_texts(column: pa.ChunkedArray) -> list[str]:
     return texts
 
 
-def _delimiter(file: SourcePath) -> str:
+def _layout(file: SourcePath) -> tuple[str, bool]:
+    """Return what separates fields, and whether a blank stands before each but the first of the first row."""
     with open_text(file) as stream:
-        line = stream.read(65_536).partition(b"\n")[0]
-    return "\t" if line.count(b"\t") > line.count(b",") else ","
+        header, _, rows = stream.read(65_536).partition(b"\n")
+    delimiter = "\t" if header.count(b"\t") > header.count(b",") else ","
+    fields = rows.partition(b"\n")[0].split(delimiter.encode())[1:]
+    return delimiter, bool(fields) and all(field.startswith(b" ") for field in fields)
+
+
+def _without_blanks(table: pa.Table) -> pa.Table:
+    """Return a table without blanks around texts and names of columns."""
+    columns = [
+        pc.ascii_trim(column, characters=" ") if pa.types.is_string(column.type) else column
+        for column in table.columns
+    ]
+    return pa.table(columns, names=[name.strip(" ") for name in table.column_names])
 
 
 def _label_of(file: SourcePath, sample: pa.Table, label: str | None) -> str:

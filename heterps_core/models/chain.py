@@ -104,7 +104,8 @@ def check_chain(model: str, chain: object, features: FeatureSpec) -> None:
 
     Raises:
         ConfigurationError: It is no `nn.Sequential`, does not start with an embedding, a layer fails or returns
-            anything but a tensor of as many rows, or the last one does not give one logit per row.
+            anything but a tensor of as many rows, the last one does not give one logit per row, or vectors of a slot
+            have another width than it asks for.
     """
     if not isinstance(chain, nn.Sequential) or len(chain) == 0:
         raise ConfigurationError(
@@ -114,6 +115,7 @@ def check_chain(model: str, chain: object, features: FeatureSpec) -> None:
         raise ConfigurationError(
             f"the first layer of the model {model!r} must be a SlotEmbedding, got {type(chain[0]).__name__}"
         )
+    _check_dimensions(model, chain, features)
     chain.eval()
     activation = torch.empty(2, 0)
     for name, layer in chain.named_children():
@@ -131,6 +133,21 @@ def check_chain(model: str, chain: object, features: FeatureSpec) -> None:
             f"the last layer of the model {model!r} must give logits, got probabilities: it ends with a sigmoid, "
             f"which the loss and the predictions apply by themselves; remove that sigmoid"
         )
+
+
+def _check_dimensions(model: str, chain: nn.Sequential, features: FeatureSpec) -> None:
+    """Check that the first layer that looks a slot up has vectors of the width that the slot asks for."""
+    found: dict[int, int] = {}
+    for layer in chain:
+        if isinstance(layer, SlotEmbedding):
+            found = dict.fromkeys(layer.slots, layer.dimension) | found
+    for slot, (name, asked) in enumerate(zip(features.slot_names, features.slot_dimensions, strict=True)):
+        if asked is not None and found.get(slot, asked) != asked:
+            raise ConfigurationError(
+                f"the model {model!r} must look column {name} up in vectors of {asked} values, as dimensions of the "
+                f"schema say, but has {found[slot]}; leave it out there, or build the layers by add_embeddings of "
+                f"heterps_core.models.embedding_layers, as ctrdnn, 2emb and matchnet do"
+            )
 
 
 def _run_checked(what: str, layer: nn.Module, activation: Tensor) -> Tensor:

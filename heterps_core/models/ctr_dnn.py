@@ -14,8 +14,8 @@ from functools import partial
 from torch import nn
 
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.attention import AttentionPooling
-from heterps_core.models.slot_embedding import SlotEmbedding, add_tower
+from heterps_core.models.embedding_layers import add_embeddings
+from heterps_core.models.slot_embedding import add_tower
 
 EMBEDDING_DIMENSION = 16
 HIDDEN_WIDTHS = (400, 400, 400)
@@ -29,14 +29,12 @@ def build(
     hidden_widths: Sequence[int] = HIDDEN_WIDTHS,
     embedding_dim: int = EMBEDDING_DIMENSION,
 ) -> nn.Sequential:
-    """Build the chain for the given slots and dense features: 8 layers by default, with sequences one more."""
-    embedding = SlotEmbedding(features, dimension=embedding_dim, keeps_sequences=True)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(embedding=embedding)
-    width = embedding.output_width
-    if embedding.sequences:
-        attention = AttentionPooling(embedding)
-        layers["attention"] = attention
-        width = attention.output_width
+    """Build the chain for the given slots and dense features: 8 layers by default.
+
+    Sequences are one layer more, and so is each further width of vectors that slots ask for.
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    width = add_embeddings(layers, features, dimension=embedding_dim, pools_by_attention=True)
     width = add_tower(layers, width, hidden_widths)
     layers["output"] = nn.Linear(width, features.num_labels)
     return nn.Sequential(layers)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError
-from heterps_core.models.slot_embedding import SlotEmbedding, TailLinear, add_tower
+from heterps_core.models.embedding_layers import add_embeddings
+from heterps_core.models.slot_embedding import TailLinear, add_tower
 
 EMBEDDING_DIMENSION = 10
 TOWER_WIDTHS = (400, 400, 50)
@@ -51,17 +52,25 @@ def build(
             f"matchnet needs at least 2 slots, one for each tower, got {features.num_slots}; take ctrdnn"
         )
     num_user_slots = max(1, round(USER_SLOT_SHARE * features.num_slots))
-    user = SlotEmbedding(features, dimension=embedding_dim, slots=range(num_user_slots), include_dense=False)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(user_embedding=user)
-    width = add_tower(layers, user.output_width, hidden_widths, prefix="user_")
-    item = SlotEmbedding(
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    user_width = add_embeddings(
+        layers,
+        features,
+        dimension=embedding_dim,
+        slots=range(num_user_slots),
+        prefix="user_",
+        include_dense=False,
+    )
+    width = add_tower(layers, user_width, hidden_widths, prefix="user_")
+    item_width = add_embeddings(
+        layers,
         features,
         dimension=embedding_dim,
         slots=range(num_user_slots, features.num_slots),
         input_width=width,
+        prefix="item_",
     )
-    layers["item_embedding"] = item
-    item_width = item.output_width - width
+    item_width -= width
     for number, hidden in enumerate(hidden_widths, start=1):
         layers[f"item_fc{number}"] = TailLinear(width, item_width, hidden)
         # The user's vector has no negative parts left, so it passes unchanged.

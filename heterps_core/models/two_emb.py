@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from heterps_core.data.features import FeatureSpec
+from heterps_core.models.embedding_layers import add_embeddings
 from heterps_core.models.slot_embedding import SlotEmbedding, TailLinear, add_tower
 
 EMBEDDING_DIMENSION = 10
@@ -28,9 +29,9 @@ def build(
     embedding_dim: int = EMBEDDING_DIMENSION,
 ) -> nn.Sequential:
     """Build the chain for the given slots and dense features."""
-    main = SlotEmbedding(features, dimension=embedding_dim)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(main_embedding=main)
-    width = add_tower(layers, main.output_width, hidden_widths)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    main_width = add_embeddings(layers, features, dimension=embedding_dim, prefix="main_")
+    width = add_tower(layers, main_width, hidden_widths)
     second = SlotEmbedding(
         features,
         dimension=embedding_dim,

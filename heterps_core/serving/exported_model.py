@@ -89,7 +89,7 @@ class ClickPredictor:
                 logits.append(run_layers(self._layers, batch, None).squeeze(1).double())
         if not logits:
             return np.empty(0 if self.features.num_labels == 1 else (0, self.features.num_labels))
-        return torch.cat(logits).numpy()
+        return torch.cat(logits).numpy() + self.schema.logit_shift
 
 
 class _MappedTable(ShardedTable):

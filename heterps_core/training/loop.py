@@ -172,15 +172,16 @@ class TrainingLoop:
     def predict_held_out(self) -> Iterator[tuple[ClickBatch, npt.NDArray[np.float32]]]:
         """Yield the held-out rows that this replica of the last stage predicts, some at a time, and their logits.
 
+        These are corrected for rows that are left out of training.
         All workers must go through it at once; those of other stages yield nothing.
         """
         num_batches = -(-self.dataset.num_eval_rows // self.config.batch_size)
         with self._swept(map(self._held_out_batch, range(num_batches)), writes=False) as source:
-            for _ in range(num_batches):
-                microbatches = source.next_batch()
+            for _, microbatches in BatchFeed(lambda _: source.next_batch(), range(num_batches)):
                 logits = self.runner.predict(microbatches)
                 source.finish_step()
                 if self.runner.is_last:
+                    logits += self.dataset.manifest.schema.logit_shift
                     parts = [microbatch.batch for microbatch in microbatches]
                     firsts = accumulate((part.num_rows for part in parts), initial=0)
                     for part, first in zip(parts, firsts, strict=False):
@@ -208,9 +209,12 @@ class TrainingLoop:
 
     def _held_out_batch(self, index: int) -> list[MicroBatch]:
         """Read this replica's rows of a held-out batch, as `training_batch` does of one that is trained."""
-        rows = self.dataset.held_out_rows(index, batch_size=self.config.batch_size)
-        slices = self.runner.row_slices(len(rows), self.config.num_microbatches)
-        return self._microbatches(rows[spread(len(rows), self.config.num_microbatches, slices)], slices)
+        batch_size, num_microbatches = self.config.batch_size, self.config.num_microbatches
+        num_rows = min(batch_size, self.dataset.num_eval_rows - index * batch_size)
+        slices = self.runner.row_slices(num_rows, num_microbatches)
+        positions = spread(num_rows, num_microbatches, slices)
+        rows = self.dataset.held_out_rows(index, batch_size=batch_size, positions=positions)
+        return self._microbatches(rows, slices)
 
     def _microbatches(
         self, rows: npt.NDArray[np.int64], slices: Sequence[tuple[int, RowSlice]]

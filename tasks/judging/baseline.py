@@ -102,6 +102,7 @@ def _fitted_baseline(dataset: PreparedDataset) -> Baseline | str:
     logits = np.concatenate(
         [model.decision_function(design_matrix(part, dataset.features)[:, used]) for part in rated]
     )
+    logits += dataset.manifest.schema.logit_shift
     rated_labels, rated_weights = targets_of(rated)
     return Baseline(
         quality=measure_quality(rated_labels, logits, rated_weights),

@@ -79,7 +79,7 @@ def choose_start(
     if champion.model != model:
         return Start(reason=f"from scratch: {name}, is {champion.model} and not {model}")
     if DataSchema.from_json(description["schema"]) != schema:
-        return Start(reason=f"from scratch: {name}, was trained on other columns")
+        return Start(reason=f"from scratch: {name}, was trained by another schema")
     if champion.day is None:
         return Start(reason=f"from scratch: {name}, was trained on data that is not cut into days")
     if champion.day >= day.isoformat():

@@ -52,6 +52,10 @@ def test_what_it_says_of_its_columns_stands_for_the_same_input_as_now():
     added = {
         "slot_lengths",
         "slot_poolings",
+        "slot_dimensions",
+        "negative_share",
+        "table_rows",
+        "dimensions",
         "num_labels",
         "multi_hot_columns",
         "sequence_columns",

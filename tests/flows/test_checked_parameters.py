@@ -44,6 +44,7 @@ def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     write_click_stream(folder / "clicks.tsv", num_rows=40, seed=0)
     (folder / "people.csv").write_text("label,age,town\n1,30,Bonn\n0,40,Jena\n")
+    (folder / "towns.sql").write_text("SELECT town FROM rows")
     write_click_days(folder / "days", first_day=date(2026, 11, 1), num_days=2, rows_per_day=20, seed=0)
     for name, categories in (("people", ["town"]), ("typo", ["twon"])):
         schema = {"schema_version": 1, "name": name, "label_column": "label", "numeric_columns": ["age"]}
@@ -81,6 +82,18 @@ TRAINING = [
     ({"schema_file": "FILE:people.json"}, "there is no data beside"),
     ({"data": "FILE:people.csv", "schema_file": "FILE:none.json"}, "cannot read the data schema"),
     ({"data": "FILE:people.csv", "schema_file": "FILE:typo.json"}, "header must name the columns twon"),
+    (
+        {"prepare_sql": "FILE:towns.sql"},
+        "a query of prepare_sql makes the columns of data, but there is no data",
+    ),
+    (
+        {"data": "FILE:people.csv", "prepare_sql": "FILE:none.sql"},
+        "query of prepare_sql cannot be read: .*none",
+    ),
+    (
+        {"data": "FILE:people.csv", "schema_file": "FILE:people.json", "prepare_sql": "FILE:towns.sql"},
+        "towns.sql: must return the columns label, age of the schema; returns town",
+    ),
     ({"data": "FILE:days", "schema_file": "FILE:people.json"}, "day 2026-11-01, .*header"),
     ({"data": "FILE:days", "day": "yesterday"}, "a day must be a date"),
     ({"data": "FILE:days", "day": "2026-11-02"}, "must have a folder day=2026-11-03"),

@@ -107,6 +107,26 @@ def test_a_night_that_is_done_does_nothing_and_names_the_run_that_did_it(
     assert set(records(workspace)) == {first_night}
 
 
+def test_a_night_is_planned_for_the_rows_that_a_query_makes_of_its_day(workspace, days, tmp_path, caplog):
+    query = tmp_path / "rows.sql"
+    query.write_text("SELECT * FROM rows WHERE label = '1'")
+    lines = gzip.decompress((days / "day=2026-11-02" / "clicks.tsv.gz").read_bytes()).splitlines()
+    num_clicks = sum(line.startswith(b"1\t") for line in lines)
+
+    with caplog.at_level("INFO"):
+        train_ctr(
+            data=str(days),
+            day="2026-11-02",
+            prepare_sql=str(query),
+            plan_only=True,
+            start_from="scratch",
+            **SETTINGS,
+        )
+
+    assert f" {num_clicks:,} rows to train on" in caplog.text
+    assert "100.0% clicks" in caplog.text
+
+
 def test_a_bad_day_launches_nothing_and_leaves_the_champion(workspace, days, first_night):
     launched = len(Ledger(workspace.ledger_path).entries())
 

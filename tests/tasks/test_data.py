@@ -5,6 +5,7 @@ from pathlib import Path
 
 import boto3
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
@@ -185,6 +186,52 @@ def test_files_of_a_night_that_another_version_prepared_are_not_taken_for_late_o
     assert prepare_night(workspace, days, "2026-11-02", late_rows="train").open().num_train_rows == 700
 
     assert "late rows" not in caplog.text
+
+
+def test_a_query_makes_the_rows_of_both_days_and_its_results_go_with_the_nights(days, tmp_path, caplog):
+    copied, workspace = tmp_path / "days", Workspace(root=tmp_path / "home").create()
+    shutil.copytree(days, copied)
+    shutil.copytree(copied / "day=2026-11-03", copied / "day=2026-11-04")
+    query = tmp_path / "rows.sql"
+    query.write_text("SELECT *, $day AS told FROM rows WHERE label = '1' OR I1 IS NULL")
+    results = tmp_path / "home" / "data"
+
+    first = prepare_night(workspace, copied, "2026-11-01", prepare_sql=str(query)).open()
+
+    of_days = [gzip.decompress((copied / f"day=2026-11-0{n}" / "clicks.tsv.gz").read_bytes()) for n in (1, 2)]
+    expected = [sum(line.startswith((b"1\t", b"0\t\t")) for line in text.splitlines()) for text in of_days]
+    assert [first.num_train_rows, first.num_eval_rows] == expected
+    assert 0 < expected[0] < 700
+    paths = [Path(source.path) for source in first.manifest.sources]
+    assert [pq.read_table(path)["told"][0].as_py() for path in paths] == ["2026-11-01", "2026-11-02"]
+
+    late = add_rows(copied, "2026-11-01", "late.tsv.gz", first=10)
+    second = prepare_night(workspace, copied, "2026-11-02", prepare_sql=str(query)).open()
+
+    assert f"{late}: come since 2026-11-01 was trained on" in caplog.text
+    assert "clicks.tsv.gz" not in caplog.text
+    # What the first night was judged on is what the second one trains.
+    assert second.manifest.sources[0].path == str(paths[1])
+    assert len(list(results.glob("*-queried/*"))) == 3
+    shutil.rmtree(first.directory)
+    prepare_night(workspace, copied, "2026-11-03", prepare_sql=str(query))
+    assert not paths[0].exists()
+    assert len(list(results.glob("*-queried/*"))) == 3
+
+
+def test_a_query_makes_the_rows_of_a_source_without_days(stream, tmp_path):
+    workspace = Workspace(root=tmp_path).create()
+    query = tmp_path / "rows.sql"
+    query.write_text("SELECT * FROM rows LIMIT 500")
+
+    clicks = prepare_data.fn(workspace, data=str(stream.path), schema_file=None, prepare_sql=str(query))
+    as_it_lies = prepare_data.fn(workspace, data=str(stream.path), schema_file=None)
+
+    assert clicks.open().manifest.num_rows == 500
+    assert as_it_lies.open().manifest.num_rows == 3_000
+    labels = [dataset.open().labels(0, 400).tolist() for dataset in (clicks, as_it_lies)]
+    assert labels[0] == labels[1]
+    assert source_name(str(stream.path), None, str(query)) == f"{stream.path} through {query}"
 
 
 def test_nights_of_a_bucket_are_prepared_as_those_of_a_folder(days, tmp_path, monkeypatch):

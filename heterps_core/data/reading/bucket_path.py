@@ -73,6 +73,11 @@ class BucketPath:
             BucketPath(key=str(folder), options=self.options) for folder in PurePosixPath(self.key).parents
         )
 
+    @property
+    def file_system(self) -> fs.FileSystem:
+        """Arrow's file system, in which `key` is the path."""
+        return _file_system(self.key.partition("/")[0], self.options)
+
     def absolute(self) -> BucketPath:
         """Return itself."""
         return self
@@ -118,7 +123,7 @@ class BucketPath:
 
     def open_ranges(self) -> NativeFile:
         """Open the object to read parts of it; several threads may."""
-        return self._files().open_input_file(self.key)
+        return self.file_system.open_input_file(self.key)
 
     def open(self, mode: str = "rb") -> BinaryIO:
         """Open the object to read its bytes in order."""
@@ -127,25 +132,28 @@ class BucketPath:
     def tag_and_size(self) -> tuple[str, int]:
         """Return the object's ETag, which changes with its content, and its bytes, as they are now."""
         with self.open_ranges() as file:
-            return file.metadata().get("ETag", b"").decode().strip('"'), file.size()
+            return tag_of(file), file.size()
 
     def _found_kind(self) -> fs.FileType:
         return self.kind or self._told([self.key])[0].type
 
     def _told(self, of: fs.FileSelector | list[str]) -> list[fs.FileInfo]:
         try:
-            return list(self._files().get_file_info(of))
+            return list(self.file_system.get_file_info(of))
         except OSError as error:
             raise DataError(
                 self,
                 f"cannot be looked for: {error}; check its name, the region and your credentials (aws s3 ls)",
             ) from error
 
-    def _files(self) -> fs.FileSystem:
-        return _file_system(self.key.partition("/")[0], self.options)
-
 
 SourcePath = Path | BucketPath
+
+
+def tag_of(opened: NativeFile) -> str:
+    """Return the ETag of an object when it was opened."""
+    tag: bytes = opened.metadata().get("ETag", b"")
+    return tag.decode().strip('"')
 
 
 def source_path(source: str | SourcePath) -> SourcePath:

@@ -37,6 +37,16 @@ class RowBatch:
     """One array [n] per slot in schema order, of texts, of indices into different texts, or of lists of texts; null
     or empty where missing."""
 
+    def where(self, is_kept: npt.NDArray[np.bool_]) -> RowBatch:
+        """Return the rows [n] that are kept."""
+        mask = pa.array(is_kept)
+        return RowBatch(
+            labels=self.labels[is_kept],
+            weights=None if self.weights is None else self.weights[is_kept],
+            numbers=self.numbers[is_kept],
+            texts=tuple(texts.filter(mask) for texts in self.texts),
+        )
+
 
 def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: bool) -> RowBatch | None:
     """Return the rows of an Arrow batch, or None if any of them breaks a rule.

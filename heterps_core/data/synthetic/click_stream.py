@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -131,10 +132,12 @@ def _write_draft(
 
 
 def best_reachable_quality(
-    click_probabilities: FloatArray, labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+    click_probabilities: FloatArray,
+    labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32],
+    weights: npt.NDArray[np.floating[Any]] | None = None,
 ) -> ClickQuality:
     """Return the quality of the true probabilities [N] on labels [N]: no model does better but by luck."""
-    return measure_quality(labels, np.log(click_probabilities / (1.0 - click_probabilities)))
+    return measure_quality(labels, np.log(click_probabilities / (1.0 - click_probabilities)), weights)
 
 
 DEFAULT_DRIFT = 0.1

@@ -2,7 +2,9 @@
 
 import gzip
 import re
+import shutil
 
+import boto3
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +13,7 @@ import pytest
 from flows.cli import main
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import DataSchema, MultiHotColumn
+from tests.moto_server import empty_cloud
 
 NUM_ROWS = 2_000
 
@@ -84,6 +87,52 @@ def test_text_with_a_header_is_looked_at_too_and_the_label_may_be_named(tmp_path
     assert "25.0%" in next(
         line for line in capsys.readouterr().out.splitlines() if line.startswith("country")
     )
+
+
+def test_padded_fields_are_told_from_blanks_that_belong_to_them(tmp_path):
+    names = "label, age, town, workclass"
+    rows = [
+        f"{row % 2}, {20 + row % 50}, {'?' if row % 5 == 0 else 'Bad Ems'}, w{row % 9}" for row in range(500)
+    ]
+    path, output = tmp_path / "adult.csv", tmp_path / "schema.json"
+    path.write_text("\n".join([names, *rows]) + "\n")
+
+    assert main(["init", str(path), "--output", str(output)]) == 0
+
+    schema = DataSchema.load(output)
+    assert (schema.separator, schema.missing_markers) == (", ", ("?",))
+    assert (schema.numeric_columns, schema.categorical_columns) == (("age",), ("workclass",))
+    manifest = prepare_dataset(path, schema=schema, out_dir=tmp_path / "out").manifest
+    assert manifest.columns[0].num_values == 9
+    path.write_text(path.read_text().replace(", ", ","))
+    output.unlink()
+    assert main(["init", str(path), "--output", str(output)]) == 0
+    assert DataSchema.load(output).separator is None
+
+
+def test_of_days_the_latest_is_looked_at_here_and_in_a_bucket(parquet, tmp_path, capsys, monkeypatch):
+    for day in ("2026-11-01", "2026-11-02"):
+        (tmp_path / "days" / f"dt={day}" / "hour=00").mkdir(parents=True)
+    shutil.copy(parquet, tmp_path / "days" / "dt=2026-11-02" / "hour=00" / "part.parquet")
+    (tmp_path / "days" / "dt=2026-11-01" / "hour=00" / "part.parquet").write_text("an earlier format")
+    with empty_cloud() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="ads")
+        for path in (tmp_path / "days").rglob("*.parquet"):
+            client.upload_file(str(path), "ads", f"clicks/{path.relative_to(tmp_path / 'days')}")
+
+        for number, source in enumerate([str(tmp_path / "days"), "s3://ads/clicks"]):
+            assert main(["init", source, "--output", str(tmp_path / f"{number}.json")]) == 0
+            place = f"{source}/dt=2026-11-02/hour=00/part.parquet"
+            assert f"2,000 rows of {place}" in capsys.readouterr().out
+        assert main(["init", "s3://ads/none", "--output", str(tmp_path / "none.json")]) == 2
+
+    schemas = [DataSchema.load(tmp_path / f"{number}.json") for number in (0, 1)]
+    assert schemas[0] == schemas[1]
+    assert schemas[0].label_column == "Click"
+    assert "s3://ads/none: there is no such file or folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

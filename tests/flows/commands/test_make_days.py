@@ -1,5 +1,13 @@
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from mlflow import MlflowClient
+from sklearn.metrics import roc_auc_score
+
 from flows.cli import main
+from flows.train_ctr import train_ctr
 from heterps_core.data.reading.days import partitions_of
+from infra.workspace import Workspace
 
 
 def test_days_are_written_and_what_they_can_reach_is_told(tmp_path, capsys):
@@ -20,3 +28,38 @@ def test_a_wrong_day_is_told_in_one_line(tmp_path, capsys):
 
     assert "a day must be a date such as 2026-11-21, got '30.11.2026'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_rich_days_are_trained_with_the_schema_beside_them(tmp_path, capsys, monkeypatch, prefect_server):
+    """All kinds of columns, from nothing to a judged model."""
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "rich"
+    asked = f"make-days {folder} --first-day 2026-11-01 --num-days 2 --rows-per-day 3000 --rich"
+
+    assert main(asked.split()) == 0
+
+    told = capsys.readouterr().out.splitlines()[2].split()
+    rows = pq.read_table(folder / "day=2026-11-02" / "clicks.parquet").to_pydict()
+    probabilities = np.load(folder / "day=2026-11-02" / "_clicks.parquet.probabilities.npy")
+    best_auc = roc_auc_score(rows["click"], probabilities, sample_weight=rows["weight"])
+    assert told == ["2026-11-02", "3,000", f"{best_auc:.4f}", told[3]]
+    assert best_auc > 0.75
+
+    run_id = train_ctr(
+        data=str(folder),
+        schema_file=str(folder / "_schema.json"),
+        device_types=["cpu-c7i"],
+        scheduler="exact",
+        epochs=4,
+        baseline=False,
+    )
+
+    client = MlflowClient(Workspace(root=tmp_path / "home").tracking_uri)
+    experiment = client.get_experiment_by_name("train-ctr")
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`heterps.kind` = 'training'")
+    assert run.data.tags["heterps.run_id"] == run_id
+    metrics = run.data.metrics
+    assert metrics["quality/best_reachable_auc"] == pytest.approx(best_auc, abs=1e-6)
+    assert 0.6 < metrics["quality/auc"] < best_auc
+    assert metrics["quality/buy/auc"] > 0.6

@@ -254,10 +254,12 @@ def test_an_object_that_is_replaced_in_mid_read_is_refused_by_name(bucket, datas
 
 def test_an_object_that_was_replaced_or_lost_before_the_run_is_refused_by_name(bucket, dataset, tmp_path):
     bucket.put("rows.parquet", write_parquet(tmp_path / "rows.parquet", 500, rows_per_group=100, first=1))
+    bucket.sent_bytes.clear()
     with pytest.raises(
         DataError, match=r"s3://clicks/rows.parquet: must stay .* write new rows to a new name"
     ):
         dataset.batch(np.arange(10))
+    assert sum(bucket.sent_bytes.values()) == 0
 
     bucket.client.delete_object(Bucket="clicks", Key="rows.parquet")
     with pytest.raises(DataError, match=r"s3://clicks/rows.parquet: cannot be read"):

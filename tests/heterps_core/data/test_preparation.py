@@ -2,6 +2,7 @@ import logging
 import multiprocessing
 import os
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -112,6 +113,18 @@ def test_a_long_text_becomes_row_groups_of_bounded_size(tmp_path, monkeypatch):
 
     assert np.load(tmp_path / "out" / "row_groups.npy").tolist() == [0, 1_000, 2_000, 3_000, 3_500]
     assert dataset.labels(0, 3_500).tolist() == [int(number % 3 == 0) for number in range(3_500)]
+
+
+def test_a_column_keeps_the_rows_that_its_schema_gives_it(tmp_path):
+    source = write_parquet(tmp_path / "rows.parquet", 100)
+    schema = replace(CRITEO_SCHEMA, table_rows={"C3": 77})
+
+    by_values = prepare(source, tmp_path / "out", schema=schema, buckets_per_slot=None).features
+    by_number = prepare(source, tmp_path / "out", schema=schema, buckets_per_slot=50)
+
+    assert by_values.slot_rows[2] == by_number.features.slot_rows[2] == 77
+    assert set(by_number.features.slot_rows) == {50, 77}
+    assert by_number.batch(np.arange(100)).ids[:, 2].max() in range(50, 77)
 
 
 def test_of_many_rows_runs_spread_over_the_training_rows_fit_the_transform(tmp_path, monkeypatch):

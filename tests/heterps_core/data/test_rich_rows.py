@@ -13,9 +13,9 @@ import pytest
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.hashing import rows_of_lists, rows_of_texts
 from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.synthetic.rich_clicks import RICH_SCHEMA, write_rich_rows
 from heterps_core.errors import DataError
 from tests.heterps_core.data.made_up_rows import all_rows, held_out
-from tests.heterps_core.data.rich_rows import RICH_SCHEMA, write_rich_rows
 
 NUM_ROWS = 3_000
 EVAL_ROWS = slice(2_400, 3_000)
@@ -131,6 +131,25 @@ def test_lists_that_are_cut_are_told_once(source, tmp_path, caplog):
     assert told[0] == (
         f"{share:.1f} % of the lists of column tags are longer than its max_length, 8: the rest of them is not used"
     )
+
+
+def test_lists_whose_values_are_written_in_one_file_as_in_no_other_are_refused(source, tmp_path):
+    table = pq.read_table(source)
+
+    def write(name, kind):
+        numbers = [[number for number, _ in enumerate(tags or ())] for tags in table["tags"].to_pylist()]
+        column = pa.array(numbers, pa.list_(kind))
+        changed = table.set_column(table.schema.get_field_index("tags"), "tags", column)
+        pq.write_table(changed, tmp_path / name)
+        return tmp_path / name
+
+    whole, small, fractions = write("a", pa.int64()), write("b", pa.int8()), write("c", pa.float64())
+
+    assert prepare([whole, small], tmp_path).manifest.num_rows == 2 * NUM_ROWS
+    with pytest.raises(
+        DataError, match=r"c: column tags must be written as .* list<.*double> where .* int64>"
+    ):
+        prepare([whole, fractions], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,17 @@ def test_lists_alone_are_slots_enough(tmp_path):
     assert (features.num_ids, features.id_columns, features.slot_rows) == (7, (range(7),), (50,))
 
 
+def test_columns_may_have_rows_and_widths_of_their_own(tmp_path):
+    tags = {"name": "tags"}
+    sizes = {"table_rows": {"tags": 7}, "dimensions": {"site": 32}}
+    schema = DataSchema.load(write_schema(tmp_path, MINIMAL | {"multi_hot_columns": [tags]} | sizes))
+
+    features = schema.features([50, 50])
+
+    assert (features.slot_rows, features.slot_dimensions) == ((50, 7), (32, None))
+    assert DataSchema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+
+
 def test_shipped_example_for_the_adult_table_uses_all_15_columns():
     schema = DataSchema.load(ADULT_SCHEMA_FILE)
 
@@ -57,6 +68,9 @@ def test_shipped_example_for_the_adult_table_uses_all_15_columns():
     ("changes", "message"),
     [
         ({"schema_version": 2}, "schema_version: must be 1, got 2"),
+        ({"table_rows": {"click": 5}}, "table_rows must be of categorical, .* columns, but 'click' is none"),
+        ({"table_rows": {"site": 1}}, "table_rows must be at least 2, .* got 1 for 'site'"),
+        ({"dimensions": {"site": 0}}, r"dimensions.site: must lie in 1..4096, got 0"),
         ({"colour": "red"}, "colour: is not a known field; known are: name, label_column, label_positive"),
         ({"categorical_columns": []}, "sequence_columns must name at least one column"),
         ({"categorical_columns": "site"}, "categorical_columns: must be a list, got 'site'"),

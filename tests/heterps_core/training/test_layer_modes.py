@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
@@ -188,11 +191,25 @@ def test_an_exported_model_predicts_what_the_trained_one_predicted(model, traine
 
 
 def judge_part(rank: int, run_folder: str) -> dict[str, Any]:
-    """Judge what one worker holds of a trained model; returns what this worker knows."""
+    """Judge what one worker holds of a trained model; returns what this worker knows.
+
+    Held-out rows are read beside the predictions, as those of a training step are read beside the step before.
+    """
     run = RunDirectory(run_folder)
     job, loop = training_loop_of(rank, run)
     begin(run, job, loop.model)
+    readers = set()
+
+    def reading(read: Callable[[Any], ClickBatch]) -> Callable[[Any], ClickBatch]:
+        return lambda rows: readers.add(threading.current_thread().name) or read(rows)
+
+    loop.dataset.batch, loop.dataset.target_batch = (
+        reading(loop.dataset.batch),
+        reading(loop.dataset.target_batch),
+    )
     judgements = judge_trained(loop, job.start_model)
+    assert readers
+    assert all(name.startswith("batches") for name in readers)
     return {name: found.to_json() for name, found in judgements.items()}
 
 

@@ -1,7 +1,8 @@
-"""Rows of all kinds of columns train a pipeline whose replicas share a table, and its export serves them."""
+"""Rows of all kinds of columns train a pipeline whose replicas share two tables, and its export serves them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.synthetic.rich_clicks import RICH_SCHEMA, write_rich_rows
 from heterps_core.errors import DataError
 from heterps_core.judging.held_out import HeldOutJudgement
 from heterps_core.judging.quality import measure_quality
@@ -27,7 +29,6 @@ from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import RunDirectory
 from tasks.records.model_registry import _save_for_mlflow
 from tests.heterps_core.data.made_up_rows import held_out
-from tests.heterps_core.data.rich_rows import RICH_SCHEMA, write_rich_rows
 from tests.heterps_core.training.reference import plain_model, train_plainly
 from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of
 from tests.worker_processes import run_in_processes
@@ -35,11 +36,14 @@ from tests.worker_processes import run_in_processes
 pytestmark = pytest.mark.slow
 
 MODEL = "ctrdnn(hidden_widths=16, embedding_dim=4)"
+SCHEMA = replace(RICH_SCHEMA, table_rows={"site": 30}, dimensions={"site": 6})
+"""The vectors of one column are wider than the others, so there are two tables."""
+
 NUM_ROWS = 1_500
 JOB = {
     "run_id": "r",
     "model": MODEL,
-    "stages": (Stage(0, 0, "cpu", 2), Stage(1, 4, "cpu", 1)),
+    "stages": (Stage(0, 1, "cpu", 2), Stage(2, 5, "cpu", 1)),
     "config": TrainingConfig(
         batch_size=64,
         num_microbatches=2,
@@ -63,7 +67,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dataset(source: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
     return prepare_dataset(
-        source, schema=RICH_SCHEMA, buckets_per_slot=40, out_dir=tmp_path_factory.mktemp("out") / "prepared"
+        source, schema=SCHEMA, buckets_per_slot=40, out_dir=tmp_path_factory.mktemp("out") / "prepared"
     )
 
 

@@ -1,6 +1,7 @@
 """The logistic regression beside a model: what it learns, how many rows it reads, and what becomes of its failure."""
 
 import tracemalloc
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -19,12 +20,12 @@ from tasks.reports.run_document import baseline_lines
 from tests.tasks.report_builders import make_run_report
 
 
-def prepare(folder, *, num_rows):
+def prepare(folder, *, num_rows, schema=CRITEO_SCHEMA):
     stream = write_click_stream(folder / "clicks.tsv", num_rows=num_rows, seed=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "ROWS_PER_GROUP", 600)
         dataset = prepare_dataset(
-            str(stream.path), schema=CRITEO_SCHEMA, buckets_per_slot=256, out_dir=folder / "prepared"
+            str(stream.path), schema=schema, buckets_per_slot=256, out_dir=folder / "prepared"
         )
     return PreparedClicks(directory=str(dataset.directory), description="clicks", best_reachable=None)
 
@@ -68,6 +69,16 @@ def test_it_learns_the_known_signal_from_all_rows_where_these_are_few(clicks):
     assert found.quality.num_rows == 600
     assert 0.6 < found.quality.auc < 0.82  # the stream's best reachable AUC is about 0.82
     assert found.quality == measure_quality(clicks.open().eval_labels, found.logits)
+
+
+def test_it_promises_the_clicks_of_all_rows_where_it_was_fitted_on_a_share_of_those_without(tmp_path):
+    clicks = prepare(tmp_path, num_rows=8_000, schema=replace(CRITEO_SCHEMA, negative_share=0.2))
+
+    found = measure_baseline.fn(clicks)
+
+    labels = clicks.open().eval_labels
+    assert "without a click left out, the latest 1,600 held out" in clicks.summary
+    assert (1 / (1 + np.exp(-found.logits))).mean() == pytest.approx(labels.mean(), rel=0.15)
 
 
 @pytest.mark.parametrize(("num_rows", "at_most"), [(24_000, 2_000), (10**9, 200_000), (10, 1_000), (5, 5)])

@@ -139,7 +139,7 @@ OTHER_SCHEMA = DataSchema(name="other", label_column="label", categorical_column
     [
         ({"start_from": "scratch"}, "from scratch, as asked"),
         ({"model": "2emb"}, "from scratch: the champion, version 7, is ctrdnn and not 2emb"),
-        ({"schema": OTHER_SCHEMA}, "from scratch: the champion, version 7, was trained on other columns"),
+        ({"schema": OTHER_SCHEMA}, "from scratch: the champion, version 7, was trained by another schema"),
         (
             {"day": date(2026, 11, 8)},
             "from scratch: the champion, version 7, has been trained on 2026-11-08, and none was champion that knows "

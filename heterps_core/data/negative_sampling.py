@@ -1,0 +1,37 @@
+"""Which rows without a click are left out of training: a keyed hash of a row's place in the source says so.
+
+So whoever reads a row group leaves out the same rows, and only how many stay of each has to be known to number them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from heterps_core.data.hashing import mix
+
+_KEY = np.uint64(0x6E65676174697665)
+_HASHES = 2.0**64
+
+
+def rows_to_keep(
+    labels: npt.NDArray[np.uint8], *, first: int, num_train_rows: int, negative_share: float
+) -> npt.NDArray[np.bool_]:
+    """Return which rows of a part of the source are kept [n]: clicks, held-out rows, and a share of the others.
+
+    Args:
+        labels: 1 for a click [n].
+        first: Place of the first row in the source, which counts from 0.
+        num_train_rows: Of the source; the rows behind them are held out.
+        negative_share: In (0, 1].
+
+    Example:
+        >>> labels = np.zeros(10_000, dtype=np.uint8)
+        >>> int(rows_to_keep(labels, first=0, num_train_rows=10_000, negative_share=0.25).sum())
+        2426
+    """
+    places = np.arange(first, first + len(labels), dtype=np.uint64)
+    is_held_out = places >= np.uint64(num_train_rows)
+    is_drawn = mix(places ^ _KEY) < negative_share * _HASHES
+    kept: npt.NDArray[np.bool_] = (labels == 1) | is_held_out | is_drawn
+    return kept

@@ -1,0 +1,224 @@
+"""Rows that a SQL query makes: beside joins written by hand, kept while nothing has changed, refused in one line."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import boto3
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+from heterps_core.data.manifest import describe_source
+from heterps_core.data.reading.readers import list_source_files
+from heterps_core.data.row_query import RowQuery, inputs_of
+from heterps_core.data.schema import DataSchema
+from heterps_core.errors import ConfigurationError, DataError
+from tests.moto_server import empty_cloud
+
+pytest.importorskip("duckdb", reason="the package duckdb is not installed")
+
+SCHEMA = DataSchema(name="clicks", label_column="label", categorical_columns=("site", "country"))
+DAY = date(2026, 11, 1)
+SHOWN = {"id": list(range(6)), "member": [1, 2, 1, 3, 9, 2], "site": ["a", "b", "a", "c", "c", "b"]}
+CLICKED = {"id": [1, 4, 5], "at": [date(2026, 11, 1), date(2026, 11, 2), date(2026, 11, 4)]}
+USERS = {"member": [1, 2, 3], "country": ["de", "fr", "de"]}
+QUERY = """
+WITH known AS (SELECT * FROM '{users}')
+SELECT r.site, known.country, (c.id IS NOT NULL)::INT AS label
+FROM rows r LEFT JOIN known USING (member)
+LEFT JOIN '{clicked}' c ON r.id = c.id AND c.at <= $day::DATE + 1
+ORDER BY r.id
+"""
+EXPECTED = {
+    "site": ["a", "b", "a", "c", "c", "b"],
+    "country": ["de", "fr", "de", "de", None, "fr"],
+    # The click of row 5 came three days later.
+    "label": [0, 1, 0, 0, 1, 0],
+}
+
+
+@pytest.fixture
+def tables(tmp_path) -> dict[str, Path]:
+    paths = {"shown": tmp_path / "shown.parquet", "clicked": tmp_path / "late" / "clicked.parquet"}
+    paths["clicked"].parent.mkdir()
+    pq.write_table(pa.table(SHOWN), paths["shown"])
+    pq.write_table(pa.table(CLICKED), paths["clicked"])
+    paths["users"] = tmp_path / "users.parquet"
+    pq.write_table(pa.table(USERS), paths["users"])
+    return paths
+
+
+def query_of(tables, folder: Path, text: str = QUERY) -> RowQuery:
+    path = folder / "rows.sql"
+    path.write_text(text.format(**tables))
+    return RowQuery.load(path)
+
+
+def run(query: RowQuery, shown, folder: Path, day=DAY) -> Path:
+    return query.result(list_source_files(str(shown)), day=day, schema=SCHEMA, folder=folder / "results")
+
+
+def test_a_query_joins_the_rows_of_a_day_with_other_files(tables, tmp_path):
+    found = run(query_of(tables, tmp_path), tables["shown"], tmp_path)
+
+    assert pq.read_table(found).to_pydict() == EXPECTED
+    inputs = inputs_of(describe_source(found))
+    assert {Path(each.path) for each in inputs} == {*tables.values()}
+    assert inputs_of(inputs[0]) == (inputs[0],)
+
+
+def test_text_gives_texts_by_its_header_or_by_the_names_of_the_schema(tables, tmp_path):
+    table = pa.table(SHOWN)
+    pa_csv.write_csv(table, tmp_path / "with.csv")
+    pa_csv.write_csv(
+        table,
+        tmp_path / "plain.tsv",
+        pa_csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none"),
+    )
+    of_text = QUERY.replace("r.id =", "r.id::INT =").replace(
+        "SELECT *", "SELECT member::TEXT AS member, country"
+    )
+    names = replace(SCHEMA, column_names=("label", "country", "site"))
+    swapped = query_of({}, tmp_path, "SELECT country AS site, site AS country, label FROM rows")
+
+    by_header = run(query_of(tables, tmp_path, of_text), tmp_path / "with.csv", tmp_path)
+    by_names = query_of({}, tmp_path, swapped.text).result(
+        [tmp_path / "plain.tsv"], day=None, schema=names, folder=tmp_path / "results"
+    )
+
+    assert pq.read_table(by_header).to_pydict() == EXPECTED
+    assert pq.read_table(by_names).to_pydict() == {
+        "site": list(map(str, SHOWN["member"])),
+        "country": SHOWN["site"],
+        "label": list(map(str, SHOWN["id"])),
+    }
+
+
+def test_a_result_is_kept_until_the_query_the_day_or_a_file_changes(tables, tmp_path):
+    query = query_of(tables, tmp_path)
+    first = run(query, tables["shown"], tmp_path)
+    written = first.stat().st_mtime_ns
+    copied = tmp_path / "copy.parquet"
+    copied.write_bytes(tables["shown"].read_bytes())
+
+    assert run(query, tables["shown"], tmp_path) == run(query, copied, tmp_path) == first
+    assert first.stat().st_mtime_ns == written
+    other_day = run(query, tables["shown"], tmp_path, day=date(2026, 11, 3))
+    assert pq.read_table(other_day)["label"].to_pylist() == [0, 1, 0, 0, 1, 1]
+    other_query = run(query_of(tables, tmp_path, QUERY + " LIMIT 2"), tables["shown"], tmp_path)
+    assert pq.read_table(other_query).num_rows == 2
+    pq.write_table(pa.table({"member": [1], "country": ["at"]}), tables["users"])
+    other_users = run(query, tables["shown"], tmp_path)
+    assert pq.read_table(other_users)["country"].to_pylist() == ["at", None, "at", None, None, None]
+    assert len({first, other_day, other_query, other_users}) == 4
+
+
+def test_a_run_that_was_cut_short_leaves_no_result(tables, tmp_path):
+    query = query_of(tables, tmp_path)
+    found = run(query, tables["shown"], tmp_path)
+    found.with_name("made_from.json").unlink()
+    found.write_bytes(b"half")
+
+    assert run(query, tables["shown"], tmp_path) == found
+    assert pq.read_table(found).to_pydict() == EXPECTED
+
+
+def test_days_in_folders_are_columns_of_a_table(tables, tmp_path):
+    for day, ids in (("2026-11-01", [1]), ("2026-11-02", [4, 5])):
+        (tmp_path / "clicks" / f"day={day}").mkdir(parents=True)
+        pq.write_table(pa.table({"id": ids}), tmp_path / "clicks" / f"day={day}" / "part.parquet")
+    text = "SELECT site, 'x' AS country, (id IN (SELECT id FROM '{folder}' WHERE day = $day))::INT AS label FROM rows"
+
+    found = run(query_of({"folder": tmp_path / "clicks"}, tmp_path, text), tables["shown"], tmp_path)
+
+    assert pq.read_table(found)["label"].to_pylist() == [0, 1, 0, 0, 0, 0]
+
+
+def test_tables_may_lie_in_a_bucket(tables, tmp_path, monkeypatch):
+    with empty_cloud() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="clicks")
+        for name, path in tables.items():
+            client.upload_file(str(path), "clicks", f"{name}/part.parquet")
+        uris = {name: f"s3://clicks/{name}" for name in tables}
+        query = query_of(uris, tmp_path)
+
+        found = run(query, uris["shown"], tmp_path)
+
+        assert pq.read_table(found).to_pydict() == EXPECTED
+        client.put_object(Bucket="clicks", Key="users/part.parquet", Body=tables["shown"].read_bytes())
+        with pytest.raises(ConfigurationError, match=r'does not have a column named "country"') as refused:
+            run(query, uris["shown"], tmp_path)
+        assert "\n" not in str(refused.value)
+
+
+def test_many_rows_become_row_groups_of_the_usual_size(tables, tmp_path):
+    pq.write_table(pa.table({"n": list(range(40_000))}), tmp_path / "many.parquet")
+    query = query_of({}, tmp_path, "SELECT n % 2 AS label, n AS site, n + 1 AS country FROM rows")
+
+    found = run(query, tmp_path / "many.parquet", tmp_path)
+
+    footer = pq.read_metadata(found)
+    assert [footer.row_group(each).num_rows for each in range(footer.num_row_groups)] == [
+        16_384,
+        16_384,
+        7_232,
+    ]
+    assert pq.read_table(found)["site"].to_pylist() == list(range(40_000))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("SELEC 1", 'rows.sql must hold one SELECT: syntax error at or near "SELEC"'),
+        ("SELECT nope FROM rows", r'Referenced column "nope" not found in FROM clause! .*"site"'),
+        ("SELECT * FROM rows; DROP TABLE rows", r"must hold one SELECT: Only SELECT statements"),
+        ("SELECT 1; SELECT 2", r"must hold one SELECT: got 2 of them"),
+        ("COPY rows TO '/tmp/stolen.csv'", r"must hold one SELECT: Only SELECT statements"),
+        ("SELECT * FROM read_parquet('{users}')", r"file system operations are disabled"),
+        ("SELECT * FROM read_csv('/etc/passwd'), rows", r"file system operations are disabled"),
+        (
+            "SELECT * FROM rows, users",
+            r"tables must be rows, or files, .* in quotes, got 'users': there is no",
+        ),
+        (
+            "SELECT * FROM rows WHERE $day > 'x'",
+            r"Values were not provided for the following parameters: day",
+        ),
+        ("SELECT site::INT AS label FROM rows", r"Could not convert string 'a' to INT32"),
+        ("SELECT * FROM rows WHERE id > 9", r"must return at least one row, got none of"),
+    ],
+)
+def test_a_query_that_cannot_be_used_is_refused_in_one_line(tables, tmp_path, text, message):
+    with pytest.raises((ConfigurationError, DataError), match=message) as refused:
+        run(query_of(tables, tmp_path, text), tables["shown"], tmp_path, day=None)
+
+    assert "\n" not in str(refused.value)
+    assert not list((tmp_path / "results").iterdir())
+
+
+def test_columns_are_checked_before_a_run(tables, tmp_path):
+    files = list_source_files(str(tables["shown"]))
+
+    query_of(tables, tmp_path).check(files, day=DAY, schema=SCHEMA)
+
+    with pytest.raises(
+        DataError, match=r"rows.sql: must return the columns label, country of the schema; returns id"
+    ):
+        query_of(tables, tmp_path, "SELECT * FROM rows").check(files, day=DAY, schema=SCHEMA)
+
+
+def test_without_duckdb_it_is_told_how_to_get_it(tables, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+
+    with pytest.raises(
+        ConfigurationError, match=r"needs the package duckdb, .* pip install 'heterps\[sql\]'"
+    ):
+        run(query_of(tables, tmp_path), tables["shown"], tmp_path)

@@ -1,0 +1,22 @@
+from dataclasses import replace
+
+from heterps_core.data.schema import CRITEO_SCHEMA
+from tasks.profiling import planned_job
+from tests.heterps_core.data.made_up_rows import prepare, write_parquet
+
+
+def test_a_dry_run_plans_the_tables_of_production_but_keeps_rows_that_the_schema_gives(tmp_path):
+    schema = replace(CRITEO_SCHEMA, table_rows={"C2": 77}, dimensions={"C1": 4})
+    dataset = prepare(write_parquet(tmp_path / "rows.parquet", 100), tmp_path / "out", schema=schema)
+
+    planned = planned_job(
+        dataset,
+        is_dry_run=True,
+        batch_size=None,
+        planned_samples=10**9,
+        planned_rows_per_slot=1_000_000,
+    )
+
+    assert planned.features.slot_rows == (1_000_000, 77, *(1_000_000,) * 24)
+    assert planned.features.slot_dimensions[:2] == (4, None)
+    assert planned.num_samples == 10**9
