@@ -175,7 +175,7 @@ def _cold_rows_places(
     }
     num_slots = slots_by_table(shards, config.embedding_memory_bytes)
     return {
-        name: ColdRowsPlace(folder=scratch, num_slots=count, most_rows=shards[name].most_rows)
+        name: ColdRowsPlace(folder=scratch, num_slots=count)
         for name, count in num_slots.items()
         if count is not None
     }
