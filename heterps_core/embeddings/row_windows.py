@@ -44,6 +44,28 @@ def _no_rows() -> Rows:
     return np.empty(0, dtype=np.uint32)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepCounts:
+    """What sweeps of a worker's tables have done in training."""
+
+    rows_asked: int = 0
+    """Distinct rows of each batch, summed over batches."""
+
+    rows_fetched: int = 0
+    """Of these, rows that came from disk, once for all batches of a window."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def __add__(self, other: SweepCounts) -> SweepCounts:
+        return SweepCounts(
+            rows_asked=self.rows_asked + other.rows_asked,
+            rows_fetched=self.rows_fetched + other.rows_fetched,
+            bytes_read=self.bytes_read + other.bytes_read,
+            bytes_written=self.bytes_written + other.bytes_written,
+        )
+
+
 class RowWindow:
     """The distinct rows of a window.
 

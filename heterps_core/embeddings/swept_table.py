@@ -34,6 +34,7 @@ from heterps_core.embeddings.row_windows import (
     SWEEPING_THREADS,
     RowWindow,
     Slots,
+    SweepCounts,
     WindowPlan,
 )
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable, copy_rows
@@ -44,28 +45,6 @@ NOWHERE = -1
 """Slot of a row that is not in memory."""
 
 _NONE: tuple[Slots, Slots] = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SweepCounts:
-    """What sweeps of a worker's tables have done in training."""
-
-    rows_asked: int = 0
-    """Distinct rows of each batch, summed over batches."""
-
-    rows_fetched: int = 0
-    """Of these, rows that came from disk, once for all batches of a window."""
-
-    bytes_read: int = 0
-    bytes_written: int = 0
-
-    def __add__(self, other: SweepCounts) -> SweepCounts:
-        return SweepCounts(
-            rows_asked=self.rows_asked + other.rows_asked,
-            rows_fetched=self.rows_fetched + other.rows_fetched,
-            bytes_read=self.bytes_read + other.bytes_read,
-            bytes_written=self.bytes_written + other.bytes_written,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -56,9 +56,10 @@ def worker_memory(
 ) -> tuple[WorkerMemory, ...]:
     """Return the host memory that one worker of each stage needs.
 
-    A worker holds its shard of each table with the optimizer's state; all dense parameters of its stage with theirs
-    and their gradients, and with delayed updates two copies and gradients on their way; row groups, and one that is
-    read. On a rented card all but the last lie in the card's memory.
+    A worker holds its shard of each table with the optimizer's state, or as much of them as `embedding_memory_bytes`
+    says; all dense parameters of its stage with theirs and their gradients, and with delayed updates two copies and
+    gradients on their way; row groups, and one that is read. On a rented card all but the last lie in the card's
+    memory.
 
     Args:
         model: Registry name or import path.
@@ -76,10 +77,7 @@ def worker_memory(
     )
     needs = []
     for stage in stages:
-        state_bytes = sum(
-            _bytes_of(layer, num_replicas=stage.num_replicas, delays_updates=config.update_mode == DELAYED)
-            for layer in graph.layers[stage.first_layer : stage.last_layer + 1]
-        )
+        state_bytes = _state_bytes(graph.layers[stage.first_layer : stage.last_layer + 1], config, stage)
         is_on_card = is_gpu(stage.device_type) and not is_dry_run
         row_group_bytes = host_bytes_of_worker(num_train_rows) - WORKER_BYTES
         needs.append(
@@ -92,7 +90,13 @@ def worker_memory(
     return tuple(needs)
 
 
-def _bytes_of(layer: Layer, *, num_replicas: int, delays_updates: bool) -> int:
-    if layer.is_sharded:
-        return -(-layer.state_bytes // num_replicas)
-    return layer.state_bytes + layer.parameter_bytes * (4 if delays_updates else 1)
+def _state_bytes(layers: Sequence[Layer], config: TrainingConfig, stage: Stage) -> int:
+    """Return what one replica of a stage holds of tables, weights, gradients and what optimizers keep."""
+    tables = sum(-(-layer.state_bytes // stage.num_replicas) for layer in layers if layer.is_sharded)
+    if config.embedding_memory_bytes is not None:
+        tables = min(tables, config.embedding_memory_bytes)
+    copies = 4 if config.update_mode == DELAYED else 1
+    dense = sum(
+        layer.state_bytes + layer.parameter_bytes * copies for layer in layers if not layer.is_sharded
+    )
+    return tables + dense

@@ -193,6 +193,9 @@ def test_a_worker_needs_its_shard_its_dense_layers_and_its_row_groups(dataset):
     shard_bytes = math.ceil(features.num_slots * 50 * (4 + 1) * 4 / 3)
     dense_bytes = 4 * (features.num_slots * 4 + features.num_dense + 1) * 4
     assert needed(is_dry_run=True) == (process_and_rows + shard_bytes, process_and_rows + dense_bytes)
+    config = replace(config, embedding_memory_bytes=5_000)
+    assert needed(is_dry_run=True) == (process_and_rows + 5_000, process_and_rows + dense_bytes)
+    config = replace(config, embedding_memory_bytes=None)
     # A rented card has memory of its own for what its stage trains.
     assert needed(is_dry_run=False) == (process_and_rows + shard_bytes, process_and_rows)
 
