@@ -140,6 +140,10 @@ class TrainedParameters(ModelParameters):
     embedding_learning_rate: Positive = ENGINE["embedding_learning_rate"]
     """Of the embedding rows; falls like the dense one."""
 
+    embedding_memory_bytes: Annotated[int, of_unit("bytes", ge=1)] | None = ENGINE["embedding_memory_bytes"]
+    """Memory of a worker for rows of embedding tables with their optimizer state; the others are on its disk, and
+    those that the next batches look up are fetched in time. Empty to hold all in memory. For stages on CPUs."""
+
     num_threads: Annotated[int, of_unit("threads", ge=1)] = ENGINE["num_threads"]
     """CPU threads of a worker. Plans assume one for workers on a CPU; more are for dry runs and for GPU workers."""
 

@@ -1,13 +1,13 @@
-"""Windows of consecutive batches whose rows lie in memory together, and how the memory is divided.
+"""Windows of consecutive batches whose rows are in memory in time, and how the memory is divided.
 
-A window ends where the rows of it and of its neighbours would need more slots than there are. Shapes: U distinct rows
-of a batch or window, C slots of a table.
+Shapes: U distinct rows of a batch or window, C slots of a table.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +18,17 @@ from heterps_core.units import BYTES_PER_FLOAT32
 
 Rows = npt.NDArray[np.uint32]
 Slots = npt.NDArray[np.int32]
+Sizes = npt.NDArray[np.int64]
 
 LARGEST_ROW = 2**32 - 1
 """No shard has it: 4 bytes in place of 8 for each row of a window."""
 
 INDEX_BYTES_PER_SLOT = 24
-"""Row index and slot of the rows of three windows, each somewhat more than half the slots, the row indices of a
-fourth, and what sorting them takes."""
+"""Row index and slot of what is in memory, and of the rows of six windows, each a third of that or less."""
 
-BITS_PER_ROW = 2
-"""Of a shard: whether the window that is planned, and the one before it, have the row."""
+NUM_PARTS = 4
+"""A sweep takes as many windows, and memory holds the rows of one more: with more parts the file is swept less often,
+with fewer a window has more batches to visit a part beside."""
 
 SWEEPING_THREADS = 2
 """One block is read or written while rows are copied from or to another."""
@@ -39,22 +40,47 @@ PARTS_OF_MEMORY = 32
 """A checkpoint takes rows in parts of this share of the memory; two or three of them exist at a time."""
 
 
-def _no_slots() -> Slots:
-    return np.empty(0, dtype=np.int32)
+def _no_rows() -> Rows:
+    return np.empty(0, dtype=np.uint32)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepCounts:
+    """What sweeps of a worker's tables have done in training."""
+
+    rows_asked: int = 0
+    """Distinct rows of each batch, summed over batches."""
+
+    rows_fetched: int = 0
+    """Of these, rows that came from disk, once for all batches of a window."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def __add__(self, other: SweepCounts) -> SweepCounts:
+        return SweepCounts(
+            rows_asked=self.rows_asked + other.rows_asked,
+            rows_fetched=self.rows_fetched + other.rows_fetched,
+            bytes_read=self.bytes_read + other.bytes_read,
+            bytes_written=self.bytes_written + other.bytes_written,
+        )
+
+
 class RowWindow:
-    """The distinct rows of a window."""
+    """The distinct rows of a window.
 
-    rows: Rows = field(default_factory=lambda: np.empty(0, dtype=np.uint32))
-    """Ascending [U], relative to the first row of the shard."""
+    Args:
+        rows: Ascending [U], relative to the first row of the shard; none by default.
+        num_asked: Sum over the batches of their distinct rows.
 
-    slots: Slots = field(default_factory=_no_slots)
-    """Where each lies in memory [U], once a sweep has brought them there."""
+    Attributes:
+        slots: Where each lies in memory [U], once a sweep has brought it there.
+    """
 
-    num_asked: int = 0
-    """Sum over the batches of their distinct rows."""
+    def __init__(self, rows: Rows | None = None, *, num_asked: int = 0) -> None:
+        self.rows = _no_rows() if rows is None else rows
+        self.num_asked = num_asked
+        self.slots: Slots = np.empty(len(self.rows), dtype=np.int32)
 
     def slots_of(self, rows: npt.NDArray[np.int64]) -> Slots:
         """Return the slots of rows that are all in the window."""
@@ -69,56 +95,88 @@ class RowWindow:
 class WindowPlan:
     """Cuts batches into windows, one table's part of it.
 
-    In a sweep the rows of a window and of the one before it lie in memory. It must also be possible that the next
-    window has a single batch with nothing but new rows, so a window keeps room for one.
+    While a window is trained one of `NUM_PARTS` parts of the shard is visited: the rows of the part that this window
+    or the next `NUM_PARTS` have are in memory then, until the part is visited again. So each part holds the rows of
+    `NUM_PARTS` + 1 windows, which may be other ones than those of its neighbour; the largest of each are counted.
 
     Args:
-        num_rows: Of the shard.
-        num_slots: Rows that memory has room for (C), at least twice `most_rows`.
-        most_rows: Distinct rows of the shard that one batch can look up.
+        parts: First row of each part, then the number of rows of the shard.
+        num_slots: Rows that memory has room for (C).
     """
 
-    def __init__(self, *, num_rows: int, num_slots: int, most_rows: int) -> None:
-        self._num_slots, self._most_rows = num_slots, most_rows
-        self._is_in_window = _RowSet(num_rows)
-        self._is_in_last = _RowSet(num_rows)
-        self._last_size = 0
+    def __init__(self, parts: npt.NDArray[np.int64], num_slots: int) -> None:
+        self._parts, self._num_slots = parts, num_slots
+        self._seen = _RowSet(int(parts[-1]))
+        """Rows of the last windows and of this one."""
+
+        self._last: deque[Rows] = deque(maxlen=NUM_PARTS)
+        self._sizes: deque[Sizes] = deque(maxlen=NUM_PARTS - 1)
+        """By part what it held if its visit was for one of the windows that ended last."""
+
         self._start()
 
     def _start(self) -> None:
-        self._parts: list[Rows] = []
-        self._size = self._num_new = self._num_asked = 0
+        self._batches: list[Rows] = []
+        self._size = np.zeros(len(self._parts) - 1, dtype=np.int64)
+        self._seen.clear()
+        for rows in self._last:
+            self._see(rows.astype(np.int64))
 
     def fits(self, rows_U: npt.NDArray[np.int64]) -> bool:
-        """Tell whether the window has room for a batch with these distinct rows; the first always finds it."""
-        more = rows_U[~self._is_in_window.has(rows_U)]
-        size = self._size + len(more)
-        num_new = self._num_new + len(more) - int(np.count_nonzero(self._is_in_last.has(more)))
-        # The next window is expected to have as many new rows as this one.
-        return (
-            size + self._most_rows <= self._num_slots
-            and max(size, self._last_size) + num_new <= self._num_slots
-        )
+        """Tell whether the window has room for a batch with these distinct rows.
+
+        Any batch finds room in a window that comes after enough empty ones.
+        """
+        size = self._size + self._by_part(rows_U[~self._seen.has(rows_U)])
+        return int(np.max([size, *self._sizes], axis=0).sum()) <= self._num_slots
 
     def add(self, rows_U: npt.NDArray[np.int64]) -> None:
         """Take a batch with these distinct rows, ascending, into the window."""
-        more = rows_U[~self._is_in_window.has(rows_U)]
-        self._num_new += len(more) - int(np.count_nonzero(self._is_in_last.has(more)))
-        self._is_in_window.add(more)
-        self._parts.append(more.astype(np.uint32))
-        self._size += len(more)
-        self._num_asked += len(rows_U)
+        self._see(rows_U)
+        self._batches.append(rows_U.astype(np.uint32))
 
     def end_window(self) -> RowWindow:
-        """Return the window, and begin the next."""
-        rows = np.concatenate(self._parts)
-        rows.sort()
-        window = RowWindow(rows, num_asked=self._num_asked)
-        self._last_size = self._size
-        self._is_in_last, self._is_in_window = self._is_in_window, self._is_in_last
-        self._is_in_window.clear()
+        """Return the window, which may be empty, and begin the next."""
+        rows = np.unique(np.concatenate(self._batches)) if self._batches else _no_rows()
+        window = RowWindow(rows, num_asked=sum(map(len, self._batches)))
+        self._last.append(rows)
+        self._sizes.append(self._size)
         self._start()
         return window
+
+    def _see(self, rows: npt.NDArray[np.int64]) -> None:
+        more = rows[~self._seen.has(rows)]
+        self._seen.add(more)
+        self._size = self._size + self._by_part(more)
+
+    def _by_part(self, rows: npt.NDArray[np.int64]) -> Sizes:
+        """Return how many of some ascending rows each part has."""
+        return np.diff(np.searchsorted(rows, self._parts))
+
+
+class WindowLength:
+    """How many batches a window has: more until one fills the memory, then as many as the last had on average.
+
+    Windows of one length leave each visit the same time.
+    """
+
+    def __init__(self) -> None:
+        self.most_batches = 1
+        self._lengths: deque[int] = deque(maxlen=NUM_PARTS + 1)
+        self._has_been_full = False
+        self._num_since_full = 0
+
+    def end_window(self, num_batches: int, *, is_full: bool) -> None:
+        """Take in how many batches a window has, and whether it has no more because they would not fit."""
+        self._lengths.append(num_batches)
+        if is_full:
+            self._has_been_full, self._num_since_full = True, 0
+            self.most_batches = max(1, sum(self._lengths) // len(self._lengths))
+        elif not self._has_been_full:
+            self.most_batches += max(1, self.most_batches // 2)
+        else:
+            self._num_since_full += 1
+            self.most_batches += self._num_since_full % (NUM_PARTS + 1) == 0
 
 
 class _RowSet:
@@ -168,7 +226,7 @@ class ShardSize:
     def fixed_bytes(self) -> int:
         """Memory that sweeping takes beside the slots."""
         buffered = BUFFERED_BLOCKS * rows_per_block(self.width) * self.row_bytes
-        return buffered + self.num_rows * BITS_PER_ROW // 8
+        return buffered + self.num_rows // 8
 
     @property
     def slot_bytes(self) -> int:
@@ -177,8 +235,8 @@ class ShardSize:
 
     @property
     def least_bytes(self) -> int:
-        """Least memory to train it in: whole, or the rows of two batches and what sweeping takes."""
-        return min(self.whole_bytes, self.fixed_bytes + 2 * self.most_rows * self.slot_bytes)
+        """Least memory to train it in: whole, or the rows of one batch and what sweeping takes."""
+        return min(self.whole_bytes, self.fixed_bytes + self.most_rows * self.slot_bytes)
 
     def num_slots(self, memory_bytes: int) -> int | None:
         """Return how many rows find room; None where all do, and nothing needs to be swept."""
@@ -194,12 +252,12 @@ def slots_by_table(shards: Mapping[str, ShardSize], memory_bytes: int) -> dict[s
         Slots by table; None for one that is in memory whole.
 
     Raises:
-        ConfigurationError: Not even two batches fit; the message has the memory that they need.
+        ConfigurationError: Not even one batch fits; the message has the memory that it needs.
     """
     left = memory_bytes - sum(shard.least_bytes for shard in shards.values())
     if left < 0:
         raise ConfigurationError(
-            f"embedding_memory_bytes must hold the rows of two batches on each worker, here "
+            f"embedding_memory_bytes must hold the rows of a batch on each worker, here "
             f"{memory_bytes - left:,} bytes for {', '.join(shards)}, got {memory_bytes:,}; raise it to that, or use "
             f"smaller batches or more replicas"
         )

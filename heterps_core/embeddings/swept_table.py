@@ -1,9 +1,10 @@
-"""A table shard that is larger than the memory for it: rows that batches need soon are in memory, all others on disk.
+"""A table shard that is larger than the memory for it: rows that are needed soon are in memory, all others on disk.
 
-Which batches come is known, so nothing is fetched row by row. While a window of batches is trained, one pass over the
-file of cold rows brings the rows of the next window into memory, and takes those back that neither of the two needs.
-Rows that both windows have stay, so frequent rows never touch the disk. Look-ups and updates work on slots: the same
-kernels on a smaller tensor, so every row gets bit for bit what it gets in a table in memory.
+Which batches come is known, so nothing is fetched row by row. The file of cold rows is swept again and again, a
+part of it beside each window of batches: behind the visit of a part those of its rows are in memory that this window
+has or one until the next visit, all others are on disk. Frequent rows are in every window, so they never touch the
+disk. Look-ups and updates work on slots: the same kernels on a smaller tensor, so every row gets bit for bit what it
+gets in a table that is in memory.
 
 Shapes: as in `sharded_table`, but R of the tensors in memory is the number of slots.
 """
@@ -11,7 +12,7 @@ Shapes: as in `sharded_table`, but R of the tensors in memory is the number of s
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,37 +29,22 @@ from heterps_core.embeddings.cold_rows import ColdRows
 from heterps_core.embeddings.row_optimizers import State
 from heterps_core.embeddings.row_range import RowRange, initial_rows
 from heterps_core.embeddings.row_windows import (
+    NUM_PARTS,
     PARTS_OF_MEMORY,
     SWEEPING_THREADS,
     RowWindow,
     Slots,
+    SweepCounts,
     WindowPlan,
 )
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable, copy_rows
 
 Block = npt.NDArray[np.float32]
 
+NOWHERE = -1
+"""Slot of a row that is not in memory."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SweepCounts:
-    """What sweeps of a worker's tables have done in training."""
-
-    rows_asked: int = 0
-    """Distinct rows of each batch, summed over batches."""
-
-    rows_fetched: int = 0
-    """Of these, rows that came from disk, once for all batches of a window."""
-
-    bytes_read: int = 0
-    bytes_written: int = 0
-
-    def __add__(self, other: SweepCounts) -> SweepCounts:
-        return SweepCounts(
-            rows_asked=self.rows_asked + other.rows_asked,
-            rows_fetched=self.rows_fetched + other.rows_fetched,
-            bytes_read=self.bytes_read + other.bytes_read,
-            bytes_written=self.bytes_written + other.bytes_written,
-        )
+_NONE: tuple[Slots, Slots] = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +56,6 @@ class ColdRowsPlace:
 
     num_slots: int
     """Rows that memory has room for."""
-
-    most_rows: int
-    """Distinct rows of the shard that one batch can look up, at most half the slots."""
 
 
 class SweptTable(ShardedTable):
@@ -94,10 +77,11 @@ class SweptTable(ShardedTable):
         super().__init__(**others)
         self._columns = _columns(self.tensors())
         self._free = np.arange(place.num_slots, dtype=np.int32)
-        self._windows = (RowWindow(), RowWindow())
-        """The one that is trained or comes next, and the one behind it: whose rows are in memory."""
+        self._part_blocks = self.cold.num_blocks * np.arange(NUM_PARTS + 1) // NUM_PARTS
+        self._in_memory = [_NONE] * self.cold.num_blocks
+        """By block the rows that are in memory, relative to its first one, and their slots."""
 
-        self._is_swept = threading.Lock()
+        self._is_visited = threading.Lock()
         self._slots_change = threading.Lock()
         self.counts = SweepCounts()
 
@@ -108,11 +92,8 @@ class SweptTable(ShardedTable):
 
     def new_plan(self) -> WindowPlan:
         """Return what cuts batches into windows that fit."""
-        return WindowPlan(
-            num_rows=self.rows.num_rows,
-            num_slots=self._place.num_slots,
-            most_rows=self._place.most_rows,
-        )
+        firsts = np.minimum(self._part_blocks * self.cold.rows_per_block, self.rows.num_rows)
+        return WindowPlan(firsts, self._place.num_slots)
 
     def exchange_row_numbers(self, rows_BS: Tensor, *, group: ProcessGroup | None = None) -> RowExchange:
         """Tell the owners which rows a look-up will ask for; with one replica, which distinct ones.
@@ -134,30 +115,33 @@ class SweptTable(ShardedTable):
         slots_U = np.append(slots_U, np.int32(NO_ID)).astype(np.int64)
         return replace(exchange, local_rows=torch.from_numpy(slots_U[exchange.inverse_BS.numpy()]))
 
-    def sweep(self, coming: RowWindow, *, writes: bool = True) -> None:
-        """Bring a window's rows into memory, those of the window before stay there, all others leave.
+    def visit(self, part: int, windows: Sequence[RowWindow], *, writes: bool = True) -> None:
+        """Bring the rows of a part of the shard into memory that some windows have; all others of the part leave.
 
         Rows that leave must not be in use any more, and are written where `writes`; their updates are lost otherwise.
+
+        Args:
+            part: In 0..`NUM_PARTS` - 1.
+            windows: The one that is trained, and those until the next visit and its window.
 
         Raises:
             TrainingError: The file cannot be read or written.
         """
-        with self._is_swept:
-            sweep = _Sweep(self, coming, writes=writes)
-            sweep.run()
-            self._windows = (self._windows[1], coming)
+        with self._is_visited:
+            visit = _Visit(self, windows, writes=writes)
+            visit.run(range(*self._part_blocks[part : part + 2].tolist()))
             if writes:
                 self.counts += SweepCounts(
-                    rows_asked=coming.num_asked,
-                    rows_fetched=sweep.num_fetched,
-                    bytes_read=sweep.num_read * self.cold.block_bytes,
-                    bytes_written=sweep.num_written * self.cold.block_bytes,
+                    rows_asked=sum(window.num_asked for window in windows[:1]),
+                    rows_fetched=visit.num_fetched,
+                    bytes_read=visit.num_read * self.cold.block_bytes,
+                    bytes_written=visit.num_written * self.cold.block_bytes,
                 )
 
     def empty(self, *, writes: bool = True) -> None:
         """Take all rows out of memory."""
-        self.sweep(RowWindow(), writes=writes)
-        self.sweep(RowWindow(), writes=writes)
+        for part in range(NUM_PARTS):
+            self.visit(part, [], writes=writes)
 
     def row_blocks(self, *, writes: bool = False) -> Iterator[tuple[RowRange, dict[str, Tensor]]]:
         """Yield all rows of the shard as they are, some at a time, with their tensors as a checkpoint names them.
@@ -167,7 +151,7 @@ class SweptTable(ShardedTable):
         size = self.cold.rows_per_block
         blocks_of_part = max(1, self._place.num_slots // (PARTS_OF_MEMORY * size))
         buffer = self.cold.new_buffer()
-        with self._is_swept:
+        with self._is_visited:
             for first_block in range(0, self.cold.num_blocks, blocks_of_part):
                 blocks = range(first_block, min(first_block + blocks_of_part, self.cold.num_blocks))
                 first, stop = blocks.start * size, min(blocks.stop * size, self.rows.num_rows)
@@ -217,11 +201,9 @@ class SweptTable(ShardedTable):
 
     def _read_newest(self, block: int, buffer: Block) -> None:
         """Read a block, and put the rows over it that are in memory."""
-        first = block * self.cold.rows_per_block
         self.cold.read(block, buffer)
-        for window in self._windows:
-            own = slice(*window.places(np.array([first, first + self.cold.rows_per_block])))
-            self._copy_out(window.slots[own], buffer, window.rows[own] - first)
+        rows, slots = self._in_memory[block]
+        self._copy_out(slots, buffer, rows)
 
     def _copy_out(self, slots: Slots, block: Block, places: npt.NDArray[Any]) -> None:
         """Copy rows from memory to their places in a block."""
@@ -260,30 +242,23 @@ class SweptTable(ShardedTable):
             self._pending.append((exchange.local_rows, gradients_BX))
 
 
-class _Sweep:
-    """One pass over the blocks of a table's file, several at once."""
+class _Visit:
+    """One pass over some blocks of a table's file, several at once."""
 
-    def __init__(self, table: SweptTable, coming: RowWindow, *, writes: bool) -> None:
-        self._table, self._writes = table, writes
+    def __init__(self, table: SweptTable, windows: Sequence[RowWindow], *, writes: bool) -> None:
+        self._table, self._windows, self._writes = table, windows, writes
         self._cold = table.cold
-        self._coming = coming
-        coming.slots = np.empty(len(coming.rows), dtype=np.int32)
         firsts = np.arange(self._cold.num_blocks + 1) * self._cold.rows_per_block
-        self._windows = (*table._windows, coming)
-        self._bounds = [window.places(firsts) for window in self._windows]
+        self._bounds = [window.places(firsts) for window in windows]
         self._buffers = threading.local()
         self._count = threading.Lock()
-        self._all_have_left = False
         self.num_fetched = self.num_read = self.num_written = 0
 
-    def run(self) -> None:
-        """Go through all blocks; again through those for whose rows the first time had left no room."""
-        before, _, coming = self._bounds
-        is_wanted = (np.diff(before) > 0) | (np.diff(coming) > 0)
-        blocks = np.flatnonzero(is_wanted).tolist()
+    def run(self, blocks: Iterable[int]) -> None:
+        """Go through blocks; again through those for whose rows the first time had left no room."""
         with ThreadPoolExecutor(SWEEPING_THREADS, thread_name_prefix="sweep") as threads:
+            blocks = list(blocks)
             is_done = list(threads.map(self._exchange_rows, blocks))
-            self._all_have_left = True
             rest = [block for block, done in zip(blocks, is_done, strict=True) if not done]
             if not all(threads.map(self._exchange_rows, rest)):
                 raise RuntimeError("a planned window does not fit into its slots")
@@ -292,32 +267,35 @@ class _Sweep:
         """Write rows of a block that leave, and fetch those that come; returns whether these found room."""
         table, first = self._table, block * self._cold.rows_per_block
         parts = [slice(bounds[block], bounds[block + 1]) for bounds in self._bounds]
-        before, current, coming = (
+        wanted = [
             window.rows[part].astype(np.int64) - first
             for window, part in zip(self._windows, parts, strict=True)
-        )
-        slot_by_row = np.full(self._cold.rows_per_block, -1, dtype=np.int32)
-        stays = np.zeros(self._cold.rows_per_block, dtype=bool)
-        slot_by_row[before] = self._windows[0].slots[parts[0]]
-        slot_by_row[current] = self._windows[1].slots[parts[1]]
-        stays[current] = stays[coming] = True
-        leaving = before[:0] if self._all_have_left else before[~stays[before]]
-        slots = slot_by_row[coming]
-        fetched = coming[slots < 0]
+        ]
+        is_wanted = np.zeros(self._cold.rows_per_block, dtype=bool)
+        for own in wanted:
+            is_wanted[own] = True
+        slot_by_row = np.full(self._cold.rows_per_block, NOWHERE, dtype=np.int32)
+        rows, slots = table._in_memory[block]
+        slot_by_row[rows] = slots
+        leaving = rows[~is_wanted[rows]]
+        staying = np.flatnonzero(is_wanted)
+        fetched = staying[slot_by_row[staying] == NOWHERE]
         is_written = self._writes and len(leaving) > 0
         buffer = self._buffer()
         if is_written or len(fetched):
             self._cold.read(block, buffer)
-        if len(leaving):
-            if is_written:
-                table._copy_out(slot_by_row[leaving], buffer, leaving)
-                self._cold.write(block, buffer)
-            table._free_slots(slot_by_row[leaving])
+        if is_written:
+            table._copy_out(slot_by_row[leaving], buffer, leaving)
+            self._cold.write(block, buffer)
+        table._free_slots(slot_by_row[leaving])
         taken = table._take_slots(len(fetched))
         if taken is not None:
             table._copy_in(taken, buffer, fetched)
-            slots[slots < 0] = taken
-            self._coming.slots[parts[2]] = slots
+            slot_by_row[fetched] = taken
+        in_memory = staying[slot_by_row[staying] != NOWHERE]
+        table._in_memory[block] = (in_memory.astype(np.int32), slot_by_row[in_memory])
+        for window, part, own in zip(self._windows, parts, wanted, strict=True):
+            window.slots[part] = slot_by_row[own]
         with self._count:
             self.num_read += is_written or len(fetched) > 0
             self.num_written += is_written

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.models.chain import build_chain
-from heterps_core.models.model_graph import WORKER_BYTES, Layer, host_bytes_of_worker
+from heterps_core.models.model_graph import (
+    COPIED_BYTES,
+    WORKER_BYTES,
+    Layer,
+    host_bytes_of_worker,
+)
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.models.tracing import trace_chain
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.checkpoint_writer import COPIED_BYTES, PIECE_BYTES
+from heterps_core.training.checkpoint_writer import PIECE_BYTES
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.job import DELAYED, TrainingConfig
 from heterps_core.training.node.host_memory import gigabytes
@@ -62,9 +67,10 @@ def worker_memory(
 ) -> tuple[WorkerMemory, ...]:
     """Return the host memory that one worker of each stage needs.
 
-    A worker holds its shard of each table with the optimizer's state, and copies of a part of it for checkpoints; all
-    dense parameters of its stage with theirs and their gradients, and with delayed updates two copies and gradients
-    on their way; row groups, and one that is read. On a rented card tables and weights lie in the card's memory.
+    A worker holds its shard of each table with the optimizer's state, or as much of them as `embedding_memory_bytes`
+    says, and copies of a part of it for checkpoints; all dense parameters of its stage with theirs and their
+    gradients, and with delayed updates two copies and gradients on their way; row groups, and one that is read. On a
+    rented card tables and weights lie in the card's memory.
 
     Args:
         model: Registry name or import path.
@@ -87,10 +93,7 @@ def worker_memory(
     needs = []
     for stage in stages:
         layers = graph.layers[stage.first_layer : stage.last_layer + 1]
-        state_bytes = sum(
-            _bytes_of(layer, num_replicas=stage.num_replicas, delays_updates=config.update_mode == DELAYED)
-            for layer in layers
-        )
+        state_bytes = _state_bytes(layers, config, stage)
         is_on_card = is_gpu(stage.device_type) and not is_dry_run
         row_group_bytes = host_bytes_of_worker(num_train_rows) - WORKER_BYTES
         needs.append(
@@ -103,16 +106,34 @@ def worker_memory(
                         layer, num_rows=num_rows.get(layer.name, 0), num_replicas=stage.num_replicas
                     )
                     for layer in layers
+                    # Rows that are on disk are written from there.
+                    if not (layer.is_sharded and _are_on_disk(layers, config, stage))
                 ),
             )
         )
     return tuple(needs)
 
 
-def _bytes_of(layer: Layer, *, num_replicas: int, delays_updates: bool) -> int:
-    if layer.is_sharded:
-        return -(-layer.state_bytes // num_replicas)
-    return layer.state_bytes + layer.parameter_bytes * (4 if delays_updates else 1)
+def _table_bytes(layers: Sequence[Layer], stage: Stage) -> int:
+    """Return the rows of tables, with the optimizer's state, of one replica."""
+    return sum(-(-layer.state_bytes // stage.num_replicas) for layer in layers if layer.is_sharded)
+
+
+def _are_on_disk(layers: Sequence[Layer], config: TrainingConfig, stage: Stage) -> bool:
+    memory_bytes = config.embedding_memory_bytes
+    return memory_bytes is not None and _table_bytes(layers, stage) > memory_bytes
+
+
+def _state_bytes(layers: Sequence[Layer], config: TrainingConfig, stage: Stage) -> int:
+    """Return what one replica of a stage holds of tables, weights, gradients and what optimizers keep."""
+    tables = _table_bytes(layers, stage)
+    if config.embedding_memory_bytes is not None:
+        tables = min(tables, config.embedding_memory_bytes)
+    copies = 4 if config.update_mode == DELAYED else 1
+    dense = sum(
+        layer.state_bytes + layer.parameter_bytes * copies for layer in layers if not layer.is_sharded
+    )
+    return tables + dense
 
 
 def _copied_bytes(layer: Layer, *, num_rows: int, num_replicas: int) -> int:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
+from heterps_core.embeddings.row_windows import SweepCounts
 from heterps_core.json_codec import from_json
 from heterps_core.training.storage.run_directory import PROGRESS, STEPS, USAGE, RunDirectory
 from heterps_core.training.storage.store import StorageUsage
@@ -129,6 +130,9 @@ class ProcessReport:
 
     waited_seconds: float = 0.0
     """Of these, for messages of neighbouring stages."""
+
+    sweeps: SweepCounts = field(default_factory=SweepCounts)
+    """Of tables that are larger than the memory for them, in its last attempt."""
 
     peak_bytes: int | None = None
     """Most host memory that it had; None where that is not known."""

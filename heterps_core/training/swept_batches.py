@@ -1,8 +1,8 @@
 """Batches in windows, so that the rows of tables that are larger than memory are there when their turn comes.
 
-Three windows are under way: one is trained, the rows of the next are swept in on a thread, and the one behind it is
-read and planned, a batch for each that is handed out. Until their turn comes batches wait in an unnamed file: for as
-many as a window has they would take as much memory as its rows. Without such tables batches are passed on.
+While one window of batches is trained, a part of each table is visited on a thread for the windows behind it, and the
+last of these is read, a batch for each that is handed out. Until their turn comes batches wait in unnamed files: all
+together they would take as much memory as their rows. Without such tables batches are passed on.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import os
 import pickle
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
 from threading import Condition
 from typing import IO, Any
@@ -26,7 +28,7 @@ from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
-from heterps_core.embeddings.row_windows import RowWindow
+from heterps_core.embeddings.row_windows import NUM_PARTS, RowWindow, WindowLength
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
 from heterps_core.embeddings.swept_table import SweptTable
 from heterps_core.errors import TrainingError
@@ -87,47 +89,54 @@ class SweptBatches:
 
     def _swept(self) -> Iterator[list[MicroBatch]]:
         windows = self._planned_windows()
-        current, following = _whole(windows), _whole(windows)
-        coming = self._sweep_in(current, num_steps=0)
+        nothing = _Window([RowWindow() for _ in self._tables])
+        # Each part is visited once before the first window has its turn.
+        ahead = deque([nothing] * NUM_PARTS + [_next_whole(windows) or nothing])
         num_steps = 0
-        while current is not None:
-            coming.result()
-            # Rows that leave were last used in the window before this one.
-            coming = self._sweep_in(following, num_steps=num_steps)
-            planned = None
+        for part in cycle(range(NUM_PARTS)):
+            if all(window is nothing for window in ahead):
+                return
+            # What leaves was last used in the window before the one that has its turn now.
+            visit = self._begin_visit(part, [window.rows for window in ahead], num_steps=num_steps)
+            current, planned = ahead.popleft(), None
             for _ in range(current.num_batches):
                 # Where the training has ended replicas still read alike, so that none waits for a message.
                 yield [] if self._steps.have_ended else current.next_batch()
                 planned = planned or next(windows, None)
             num_steps += current.num_batches
-            current, following = following, planned or _whole(windows)
+            ahead.append(planned or _next_whole(windows) or nothing)
+            visit.result()
 
-    def _sweep_in(self, window: _Window | None, *, num_steps: int) -> Future[None]:
-        def sweep() -> None:
-            if self._steps.wait_for(num_steps) and window is not None:
-                for table, rows in zip(self._tables, window.rows, strict=True):
-                    table.sweep(rows, writes=self._writes)
+    def _begin_visit(self, part: int, rows: Sequence[list[RowWindow]], *, num_steps: int) -> Future[None]:
+        def visit() -> None:
+            if self._steps.wait_for(num_steps):
+                for table, *windows in zip(self._tables, *rows, strict=True):
+                    table.visit(part, windows, writes=self._writes)
 
-        return self._sweeper.submit(sweep)
+        return self._sweeper.submit(visit)
 
     def _planned_windows(self) -> Iterator[_Window | None]:
         """Yield each window once it is known, and None for each batch that ends none."""
         plans = [table.new_plan() for table in self._tables]
-        window = _Window(self._tables[0].folder)
+        length, window = WindowLength(), _Window([])
         for batch in self._batches:
             rows = [_distinct_rows(batch, table) for table in self._tables]
-            is_full = not all(plan.fits(rows_U) for plan, rows_U in zip(plans, rows, strict=True))
-            ended = None
-            if self._agreed(is_full):
-                ended, window = window, _Window(self._tables[0].folder)
-                ended.rows = [plan.end_window() for plan in plans]
+            while True:
+                is_full = self._agreed(
+                    not all(plan.fits(rows_U) for plan, rows_U in zip(plans, rows, strict=True))
+                )
+                if not is_full and window.num_batches < length.most_batches:
+                    break
+                length.end_window(window.num_batches, is_full=is_full)
+                window.rows = [plan.end_window() for plan in plans]
+                yield window
+                window = _Window([])
             for plan, rows_U in zip(plans, rows, strict=True):
                 plan.add(rows_U)
-            window.append(batch)
-            yield ended
-        if window.num_batches:
-            window.rows = [plan.end_window() for plan in plans]
-            yield window
+            window.append(batch, self._tables[0].folder)
+            yield None
+        window.rows = [plan.end_window() for plan in plans]
+        yield window
 
     def _agreed(self, is_full: bool) -> bool:
         """Tell whether a window is full on any replica."""
@@ -138,7 +147,7 @@ class SweptBatches:
         return bool(answer)
 
 
-def _whole(windows: Iterator[_Window | None]) -> _Window | None:
+def _next_whole(windows: Iterator[_Window | None]) -> _Window | None:
     """Return the next window once all its batches are read; None behind the last."""
     return next((window for window in windows if window is not None), None)
 
@@ -152,20 +161,19 @@ def _distinct_rows(batch: Sequence[MicroBatch], table: SweptTable) -> npt.NDArra
 class _Window:
     """The batches of a window, in a file of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, rows: list[RowWindow]) -> None:
         self.num_batches = 0
-        self.rows: list[RowWindow] = []
+        self.rows = rows
         """Of each swept table, once the window has ended."""
 
-        self._folder = folder
         self._tables: list[ShardedTable] = []
         """Of all look-ups in a micro-batch, in order."""
 
         self._file: IO[bytes] | None = None
         self._is_read = False
 
-    def append(self, batch: Sequence[MicroBatch]) -> None:
-        """Write a batch behind the others.
+    def append(self, batch: Sequence[MicroBatch], folder: Path) -> None:
+        """Write a batch behind the others, into a file in a folder.
 
         Raises:
             TrainingError: There is no room for it.
@@ -173,13 +181,13 @@ class _Window:
         self._tables = [table for table, _ in batch[0].exchanges]
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+                self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
                 weakref.finalize(self, self._file.close)
             pickle.dump([_packed(part) for part in batch], self._file, protocol=5)
             self._file.flush()
         except OSError as error:
             raise TrainingError(
-                f"batches that wait for their rows must find room in {self._folder}, but could not be written: "
+                f"batches that wait for their rows must find room in {folder}, but could not be written: "
                 f"{error}; free space there and resume the run"
             ) from error
         self.num_batches += 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from heterps_core.embeddings.row_windows import SweepCounts
 from heterps_core.errors import TrainingError
 from heterps_core.judging.held_out import HeldOutJudgement
 from heterps_core.judging.quality import ClickQuality
@@ -22,6 +24,20 @@ from heterps_core.training.storage.store import StorageUsage
 
 WARMUP_SHARE = 0.1
 """Share of an attempt's first steps that does not count for throughput: allocation, caches, first connections."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepFigures:
+    """What the tables of a stage that are larger than memory take of its disks."""
+
+    hit_share: float
+    """Of the distinct rows that the batches looked up, in [0, 1]: those that were in memory already."""
+
+    rows_per_step: float
+    """Fetched from disk, on all workers of the stage."""
+
+    disk_bytes_per_sample: float
+    """Read and written, on all workers of the stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +71,9 @@ class TrainingRun:
 
     memory_bytes: Mapping[int, tuple[int, int]]
     """By stage: what was counted for one of its workers before the start, and the most that one had."""
+
+    sweeps: Mapping[int, SweepFigures] = field(default_factory=dict)
+    """By stage, where its tables are larger than the memory for them; of the last attempt."""
 
     storage: StorageUsage
     """What all processes but this one asked of the bucket."""
@@ -106,9 +125,28 @@ def read_training_run(run: RunDirectory) -> TrainingRun:
         ),
         idle_shares=idle_shares(reports),
         memory_bytes=_memory_bytes(run, reports),
+        sweeps=sweep_figures(reports, attempts[-1] if attempts else []),
         storage=sum((report.storage for report in reports), StorageUsage()),
         judgements={name: HeldOutJudgement.from_json(found) for name, found in result["judgements"].items()},
     )
+
+
+def sweep_figures(reports: Sequence[ProcessReport], steps: Sequence[StepMetrics]) -> dict[int, SweepFigures]:
+    """Return by stage what its workers report of an attempt with these steps."""
+    totals: dict[int, SweepCounts] = defaultdict(SweepCounts)
+    for report in reports:
+        if report.stage is not None and report.sweeps.rows_asked:
+            totals[report.stage] += report.sweeps
+    num_samples = sum(metrics.num_samples for metrics in steps)
+    return {
+        stage: SweepFigures(
+            hit_share=1 - counts.rows_fetched / counts.rows_asked,
+            rows_per_step=counts.rows_fetched / len(steps),
+            disk_bytes_per_sample=(counts.bytes_read + counts.bytes_written) / num_samples,
+        )
+        for stage, counts in sorted(totals.items())
+        if steps
+    }
 
 
 def clock_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float | None:

@@ -148,6 +148,7 @@ class Worker:
             stage=self.stage,
             trained_seconds=loop.runner.trained_seconds,
             waited_seconds=loop.runner.waited_seconds,
+            sweeps=loop.model.sweep_counts,
             peak_bytes=peak_bytes(),
         )
         write_process_report(self.run, f"rank-{self.rank:05d}", report)

@@ -308,6 +308,13 @@ def _error_blocks(report: RunReport) -> list[Block]:
             for stage, (counted, peak) in training.memory_bytes.items()
         )
         facts.append(("memory", f"a worker had at most, of what was counted for it: {', '.join(each)}"))
+    if training.sweeps:
+        each = (
+            f"stage {stage} had {found.hit_share:.1%} of the rows of a batch in memory, fetched "
+            f"{found.rows_per_step:,.0f} a step, and read and wrote {found.disk_bytes_per_sample:,.0f} bytes a sample"
+            for stage, found in training.sweeps.items()
+        )
+        facts.append(("tables on disk", "; ".join(each)))
     if training.num_attempts > 1:
         restarts, repeated = training.num_attempts - 1, training.num_repeated_steps
         facts.append(("restarted", f"{restarts} times; {repeated:,} steps were done again"))

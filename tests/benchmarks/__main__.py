@@ -39,12 +39,23 @@ BENCHMARKS = {
     "prediction_learning": "tests.benchmarks.prediction_learning:run",
     "simulator": "tests.benchmarks.simulator:run",
     "spot_nights": "tests.benchmarks.spot_nights:run",
+    "tiered_table": "tests.benchmarks.tiered_table:run",
     "training_speed": "tests.benchmarks.training_speed:run",
     "update_modes": "tests.benchmarks.update_modes:run",
     "zero_shot": "tests.benchmarks.zero_shot:run",
 }
 
-PACKAGES = ("heterps", "numpy", "torch", "optuna", "pyarrow", "torchrec", "fbgemm-gpu-cpu")
+PACKAGES = (
+    "heterps",
+    "numpy",
+    "torch",
+    "optuna",
+    "pyarrow",
+    "torchrec",
+    "fbgemm-gpu-cpu",
+    "rocksdict",
+    "lmdb",
+)
 
 
 def main() -> int:

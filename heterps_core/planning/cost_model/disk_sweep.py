@@ -1,21 +1,21 @@
 """The third term of a stage's time: the sweep over table rows that lie on disk, as memory does not hold them all.
 
-A replica keeps the rows that are used in every window of n steps in memory, and all rows of its shard in a file
-(`embeddings/swept_table.py`). While one window trains, one pass over the file writes the rows back that are not
-looked up any more and gathers those of the next window. With k replicas of a stage, a share h of the rows of its
-tables in memory and C(h) bytes of other rows looked up by a batch (all replicas together),
+A replica has all rows of its shard in a file, and goes through it once in n steps, a part beside each window of
+batches: it writes the rows back that are not looked up any more, and gathers those that are coming
+(`embeddings/row_windows.py`). Memory holds the rows of w n steps. With k replicas of a stage, a share h of the rows
+of its tables used so often that they stay, and C(h) bytes of other rows looked up by a batch (all replicas together),
 
-    n(k, h) = (k (U - R) - M - b S - f h S) / (2 f C(h)),      ST(k, h) = 2 S / k / d / n(k, h)
+    n(k, h) = (k (U - R) - M - b S - f h S) / (w f C(h)),      ST(k, h) = 2 S / k / d / n(k, h)
 
-steps last as long as two windows fill the memory that is left, and a step bears its share of a pass that reads and
-writes the file: U is what state may fill of one unit, R what each replica holds whole, M what replicas divide and
-keep in memory, S what they divide and may keep on disk, d the disk's bytes per second, read or written, f and b the
-memory of a row in a window and of any row over the row itself. The stage takes the share h with the least ST(k) =
-min ST(k, h). A share fits where n >= 1 and the file is within the disk D.
+as a step bears its share of a pass that reads and writes the file: U is what state may fill of one unit, R what each
+replica holds whole, M what replicas divide and keep in memory, S what they divide and may keep on disk, d the disk's
+bytes per second, read or written, f and b the memory of a row that is in memory, and of any row, over the row itself.
+The trainer has no fixed share of rows that stay; what it holds is at most that of any h, so ST(k) is the least
+ST(k, h). A share fits where n >= 1 and the file is within the disk D.
 
 Where memory holds all, ST is 0. It falls with k, so the least k that keeps a time x is the larger root of
-k (k (U - R) - M - b S - f h S) = 4 f S C(h) / (d x). C counts a row of several samples of a window once for each,
-which errs on the slow side.
+k (k (U - R) - M - b S - f h S) = 2 w f S C(h) / (d x). C counts a row of several samples once for each, which errs on
+the slow side.
 
 Shapes: N candidate stages, H shares, X times.
 """
@@ -28,14 +28,27 @@ from typing import NamedTuple
 
 import numpy as np
 
+from heterps_core.embeddings.row_windows import (
+    INDEX_BYTES_PER_SLOT,
+    NUM_PARTS,
+    PARTS_OF_MEMORY,
+)
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.stage_cost import is_within, replica_memory_bytes
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.scheduling_plan import Stage
 
-SLOT_FACTOR, ROW_SHARE = 1.45, 0.004
-"""f and b, of rows of 68 bytes by `embeddings/row_windows.py`: 24 bytes that list a row and what checkpoints copy of
-it, and two bits for every row."""
+ROW_BYTES = 68
+"""Of a row of 16 numbers with an accumulator."""
+
+SLOT_FACTOR = 1 + 3 / PARTS_OF_MEMORY + INDEX_BYTES_PER_SLOT / ROW_BYTES
+"""f."""
+
+ROW_SHARE = 1 / 8 / ROW_BYTES
+"""b."""
+
+SWEEPS_IN_MEMORY = (NUM_PARTS + 1) / NUM_PARTS
+"""w."""
 
 _NEAR_INTEGER = 1e-7
 
@@ -49,7 +62,7 @@ class Sweep(NamedTuple):
     hot_share: float
     """Of the rows, those that stay in memory."""
 
-    steps_per_window: float
+    steps_per_sweep: float
     disk_bytes: float
     """The file of one replica."""
 
@@ -57,7 +70,7 @@ class Sweep(NamedTuple):
         """Say what lies where, for people."""
         return (
             f"{self.hot_share:.3g} of the rows stay in memory, {self.disk_bytes / 1e9:,.1f} GB of rows lie on the "
-            f"disk of each replica, read and written in order once in {self.steps_per_window:,.0f} steps"
+            f"disk of each replica, read and written in order once in {self.steps_per_sweep:,.0f} steps"
         )
 
 
@@ -78,7 +91,7 @@ class SweepTerms:
     """S."""
 
     cold_bytes: tuple[Floats, ...]
-    """f C(h) for each share, for one training batch."""
+    """w f C(h) for each share, for one training batch."""
 
     disk_bytes: Floats
     """D of one unit, 0 where it has none."""
@@ -95,19 +108,19 @@ class SweepTerms:
 
     def seconds_of(self, share: int, num_replicas: Floats) -> Floats:
         """Return ST(k, h) of the share with an index."""
-        steps = self.steps_per_window(share, num_replicas)
+        steps = self.steps_per_sweep(share, num_replicas)
         with np.errstate(divide="ignore", invalid="ignore"):
             seconds = 2 * self.table_bytes / num_replicas / self.disk_bytes_per_s / steps
         fits = (steps >= 1) & (self.disk_bytes > 0)
         return np.where(fits & is_within(self.table_bytes / num_replicas, self.disk_bytes), seconds, np.inf)
 
-    def steps_per_window(self, share: int, num_replicas: Floats) -> Floats:
+    def steps_per_sweep(self, share: int, num_replicas: Floats) -> Floats:
         """Return n(k, h) of the share with an index; below 1 where it does not fit."""
         left_bytes = (
             num_replicas * self.spare_bytes - self.resident_bytes - self.held_shares[share] * self.table_bytes
         )
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(np.where(left_bytes > 0, left_bytes / (2 * self.cold_bytes[share]), 0.0))
+            return np.asarray(np.where(left_bytes > 0, left_bytes / self.cold_bytes[share], 0.0))
 
     def least_replicas(self, x: Floats) -> Floats:
         """Return the least whole k with ST(k) <= x, infinite where there is none; x broadcasts against N.
@@ -122,11 +135,11 @@ class SweepTerms:
         held_bytes = self.resident_bytes + self.held_shares[share] * self.table_bytes
         cold_bytes = self.cold_bytes[share]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            swept = 4 * self.table_bytes * cold_bytes / (self.disk_bytes_per_s * x)
+            swept = 2 * self.table_bytes * cold_bytes / (self.disk_bytes_per_s * x)
             root = (held_bytes + np.sqrt(held_bytes * held_bytes + 4 * self.spare_bytes * swept)) / (
                 2 * self.spare_bytes
             )
-            enough = np.maximum(root, (held_bytes + 2 * cold_bytes) / self.spare_bytes)
+            enough = np.maximum(root, (held_bytes + cold_bytes) / self.spare_bytes)
             enough = np.maximum(enough, self.table_bytes / self.disk_bytes)
         enough = np.where((self.spare_bytes > 0) & np.isfinite(enough), np.maximum(enough, 1.0), np.inf)
         # Rounding may have moved a quotient across a whole number; the time itself decides.
@@ -176,7 +189,8 @@ def sweep_terms(problem: SchedulingProblem, sums: Callable[[Sequence[float]], Fl
         ),
         table_bytes=of_runs([layer.state_bytes * bool(layer.cold_bytes_per_sample) for layer in layers]),
         cold_bytes=tuple(
-            SLOT_FACTOR
+            SWEEPS_IN_MEMORY
+            * SLOT_FACTOR
             * problem.batch_size
             * of_runs([sum(layer.cold_bytes_per_sample[share : share + 1]) for layer in layers])
             for share in range(len(problem.hot_shares))
@@ -206,7 +220,7 @@ def stage_sweep(problem: SchedulingProblem, stage: Stage) -> Sweep | None:
         Sweep(
             seconds=float(terms.seconds_of(share, replicas)[0, index]),
             hot_share=hot_share,
-            steps_per_window=float(terms.steps_per_window(share, replicas)[0, index]),
+            steps_per_sweep=float(terms.steps_per_sweep(share, replicas)[0, index]),
             disk_bytes=float(terms.table_bytes[0, 0]) / stage.num_replicas,
         )
         for share, hot_share in enumerate(problem.hot_shares)

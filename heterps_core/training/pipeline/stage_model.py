@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from heterps_core.compute_device import CPU
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
-from heterps_core.embeddings.row_windows import slots_by_table
+from heterps_core.embeddings.row_windows import SweepCounts, slots_by_table
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.embeddings.swept_table import ColdRowsPlace, SweptTable
 from heterps_core.errors import ConfigurationError
@@ -54,6 +54,11 @@ class StageModel:
     def swept_tables(self) -> dict[str, SweptTable]:
         """Those tables that are larger than the memory for them."""
         return {name: table for name, table in self.tables.items() if isinstance(table, SweptTable)}
+
+    @property
+    def sweep_counts(self) -> SweepCounts:
+        """What sweeps of all tables have done in training."""
+        return sum((table.counts for table in self.swept_tables.values()), SweepCounts())
 
     @property
     def reads_batch(self) -> bool:
@@ -175,7 +180,7 @@ def _cold_rows_places(
     }
     num_slots = slots_by_table(shards, config.embedding_memory_bytes)
     return {
-        name: ColdRowsPlace(folder=scratch, num_slots=count, most_rows=shards[name].most_rows)
+        name: ColdRowsPlace(folder=scratch, num_slots=count)
         for name, count in num_slots.items()
         if count is not None
     }

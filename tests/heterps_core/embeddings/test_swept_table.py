@@ -14,7 +14,7 @@ from heterps_core.data.features import NO_ID
 from heterps_core.embeddings import cold_rows
 from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.row_optimizers import ROW_OPTIMIZERS, RowWiseAdagrad
-from heterps_core.embeddings.row_windows import RowWindow
+from heterps_core.embeddings.row_windows import NUM_PARTS, RowWindow, WindowLength
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.embeddings.swept_table import ColdRowsPlace, SweptTable
 from heterps_core.errors import TrainingError
@@ -25,7 +25,7 @@ NUM_SLOTS = 700
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nine blocks of 1,024 rows, the last of them not full."""
+    """Nine blocks of 1,024 rows, the last of them not full; the first part has two of them."""
     monkeypatch.setattr(cold_rows, "BLOCK_BYTES", 1)
 
 
@@ -40,7 +40,7 @@ def make_tables(folder: Path, optimizer: str = "rowwise-adagrad", bags: Bags | N
         "initial_standard_deviation": 0.1,
         "bags": bags,
     }
-    place = ColdRowsPlace(folder=folder, num_slots=NUM_SLOTS, most_rows=MOST_ROWS)
+    place = ColdRowsPlace(folder=folder, num_slots=NUM_SLOTS)
     return ShardedTable(**options), SweptTable(place=place, **options)
 
 
@@ -56,10 +56,11 @@ def draw_batches(count: int, *, seed: int = 0, fill: bool = False) -> list[torch
 
 
 def windows_of(table: SweptTable, batches: list[torch.Tensor]) -> list[tuple[RowWindow, list[torch.Tensor]]]:
-    plan, windows, own = table.new_plan(), [], []
+    plan, length, windows, own = table.new_plan(), WindowLength(), [], []
     for batch in batches:
         rows = np.unique(batch[batch != NO_ID])
-        if not plan.fits(rows):
+        while not plan.fits(rows) or len(own) == length.most_batches:
+            length.end_window(len(own), is_full=not plan.fits(rows))
             windows.append((plan.end_window(), own))
             own = []
         plan.add(rows)
@@ -68,12 +69,12 @@ def windows_of(table: SweptTable, batches: list[torch.Tensor]) -> list[tuple[Row
 
 
 def swept_in_turn(table: SweptTable, batches: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield batches for a look-up each, whose rows are in memory; windows are swept in one ahead."""
-    windows = windows_of(table, batches)
-    table.sweep(windows[0][0])
-    for number, (window, own) in enumerate(windows):
-        if number + 1 < len(windows):
-            table.sweep(windows[number + 1][0])
+    """Yield batches for a look-up each, whose rows are in memory; a part is visited before each window's batches."""
+    nothing = [(RowWindow(), [])] * NUM_PARTS
+    windows = [*nothing, *windows_of(table, batches), *nothing]
+    for number in range(len(windows) - NUM_PARTS):
+        table.visit(number % NUM_PARTS, [window for window, _ in windows[number : number + NUM_PARTS + 1]])
+        window, own = windows[number]
         for batch in own:
             table.expect(table.with_slots(table.exchange_row_numbers(batch), window))
             yield batch
@@ -114,34 +115,40 @@ def test_rows_learn_bit_for_bit_what_they_learn_in_memory(optimizer, bags, tmp_p
 
     table.empty()
     assert_rows_alike(table, expected)
-    assert len(windows_of(table, batches)) > 5
+    assert len(windows_of(table, batches)) > 10
     assert 0 < table.counts.rows_fetched < table.counts.rows_asked
 
 
-def test_only_rows_that_two_windows_in_a_row_do_not_have_are_fetched(tmp_path):
-    """Counted by hand: 10 rows, 5 of them in the window before, then 5 of the window before that."""
+def visit_all(table: SweptTable, *rows: range, writes: bool = True) -> list[RowWindow]:
+    windows = [RowWindow(np.array(own, dtype=np.uint32), num_asked=len(own)) for own in rows]
+    for part in range(NUM_PARTS):
+        table.visit(part, windows, writes=writes)
+    return windows
+
+
+def test_only_rows_that_are_not_in_memory_are_fetched(tmp_path):
+    """Counted by hand; all of these rows are in one block."""
     _, table = make_tables(tmp_path)
 
-    for rows in (range(10), range(5, 15), range(5, 10), range(10, 15)):
-        table.sweep(RowWindow(np.array(rows, dtype=np.uint32), num_asked=len(rows)))
+    visit_all(table, range(10), range(5, 15))
+    visit_all(table, range(5, 15), range(5, 10))
+    visit_all(table, range(5, 10))
+    visit_all(table, range(3), range(5, 10))
 
-    assert table.counts.rows_fetched == 10 + 5 + 0 + 0
-    assert table.counts.rows_asked == 30
-    # Rows 0 to 4 left with the third window; the fourth needed no disk.
-    assert table.counts.bytes_written == table.cold.block_bytes
-    assert table.counts.bytes_read == 3 * table.cold.block_bytes
+    assert table.counts.rows_fetched == 15 + 0 + 0 + 3
+    # Rows 0 to 4 left with the second sweep, 10 to 14 with the third; the first and the last only fetched.
+    assert table.counts.bytes_written == 2 * table.cold.block_bytes
+    assert table.counts.bytes_read == 4 * table.cold.block_bytes
 
 
-def test_rows_that_find_no_room_in_the_first_pass_come_in_the_second(tmp_path):
-    """All that leaves stands behind all that comes, so no block of the first pass has room."""
+def test_rows_that_find_no_room_at_first_come_once_others_have_left(tmp_path):
+    """What leaves stands in the part behind all that comes, so no block has room in the first pass."""
     expected, table = make_tables(tmp_path)
-    last, first = range(NUM_ROWS - 500, NUM_ROWS - 300), range(500)
-    table.sweep(RowWindow(np.array(last, dtype=np.uint32)))
-    table.sweep(RowWindow())
+    table.visit(0, [RowWindow(np.arange(1_030, 1_730, dtype=np.uint32))])
+    assert len(table._free) == 0
 
-    table.sweep(RowWindow(np.array(last, dtype=np.uint32)))
-    table.sweep(RowWindow(np.array(range(200), dtype=np.uint32)))
-    table.sweep(window := RowWindow(np.array(first, dtype=np.uint32)))
+    window = RowWindow(np.arange(500, dtype=np.uint32))
+    table.visit(0, [window])
 
     assert len(np.unique(window.slots)) == 500
     assert torch.equal(table.weight_RD[window.slots], expected.weight_RD[:500])
@@ -152,11 +159,11 @@ def test_rows_that_are_only_read_are_not_written(tmp_path):
     written = table.cold.write
     table.cold.write = lambda *args: pytest.fail("a block was written")
 
-    table.sweep(RowWindow(np.arange(100, dtype=np.uint32)), writes=False)
+    visit_all(table, range(100), writes=False)
     table.empty(writes=False)
 
     table.cold.write = written
-    assert table.counts.rows_asked == 0
+    assert table.counts.rows_fetched == 0
     assert len(table._free) == NUM_SLOTS
 
 
@@ -188,7 +195,7 @@ def test_a_file_that_became_shorter_ends_the_sweep_with_its_place(tmp_path):
     os.ftruncate(table.cold._file, 3 * table.cold.block_bytes)
 
     with pytest.raises(TrainingError) as failure:
-        table.sweep(RowWindow(np.array([10, 4_000], dtype=np.uint32)))
+        visit_all(table, range(10, 4_011, 4_000))
 
     block_bytes = table.cold.block_bytes
     assert f"bytes {3 * block_bytes:,} to {4 * block_bytes:,} of the file with the rows of table 't'" in str(

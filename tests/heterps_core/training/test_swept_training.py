@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.multiprocessing import ProcessExitedException
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
@@ -161,6 +164,42 @@ def test_a_run_resumed_at_a_checkpoint_between_sweeps_ends_with_the_same_weights
 
     assert int(complete_checkpoints(run)[0]) % CONFIG.checkpoint_interval_steps == 0
     assert all(torch.equal(unbroken.tensors[name], expected[name]) for name in expected)
+
+
+def train_part_until_killed(rank: int, run_folder: str) -> None:
+    """Train until the kernel ends this process in the middle of a sweep behind the first checkpoint."""
+    run, write, num_writes = RunDirectory(run_folder), cold_rows.ColdRows.write, 0
+
+    def write_some(self: cold_rows.ColdRows, block: int, buffer: Any) -> None:
+        nonlocal num_writes
+        num_writes += bool(complete_checkpoints(run))
+        if num_writes == 10:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(self, block, buffer)
+
+    cold_rows.ColdRows.write = write_some
+    train_part(rank, run_folder)
+
+
+def test_a_worker_killed_in_the_middle_of_a_sweep_leaves_no_file_and_its_run_ends_with_the_same_weights(
+    dataset, tmp_path
+):
+    config = replace(CONFIG, embedding_memory_bytes=MEMORY_BYTES)
+    expected = Trained(dataset, tmp_path / "unbroken", ALONE, config)
+    shutil.copytree(tmp_path / "unbroken", tmp_path / "run")
+    run = RunDirectory(str(tmp_path / "run"))
+    run.delete_folder(CHECKPOINTS)
+
+    with pytest.raises(ProcessExitedException, match="SIGKILL"):
+        run_in_processes(train_part_until_killed, 1, str(tmp_path / "run"))
+
+    assert complete_checkpoints(run) == [f"{CONFIG.checkpoint_interval_steps:08d}"]
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith("tmp")]
+    resumed = object.__new__(Trained)
+    resumed.folder = tmp_path / "run"
+    resumed.finish(dataset)
+    assert all(torch.equal(resumed.tensors[name], expected.tensors[name]) for name in expected.tensors)
+    assert resumed.logits == expected.logits
 
 
 def test_a_day_that_goes_on_from_a_model_learns_what_it_learns_in_memory(dataset, tmp_path):

@@ -2,13 +2,16 @@
 
 import pytest
 
+from heterps_core.embeddings.row_windows import SweepCounts
 from heterps_core.errors import TrainingError
-from heterps_core.training.step_metrics import StepMetrics
+from heterps_core.training.step_metrics import ProcessReport, StepMetrics
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import (
+    SweepFigures,
     clock_throughput_samples_per_s,
     median_throughput_samples_per_s,
     read_training_run,
+    sweep_figures,
 )
 
 
@@ -36,3 +39,22 @@ def test_too_few_steps_have_no_throughput(ends_s):
 def test_a_run_without_result_is_not_finished(tmp_path):
     with pytest.raises(TrainingError, match=r"must have result\.json"):
         read_training_run(RunDirectory(str(tmp_path)))
+
+
+def test_what_tables_take_of_disks_is_told_for_all_workers_of_a_stage_together():
+    """By hand: 2 steps of 100 samples; 300 of 1,000 rows fetched, and 5,000 bytes moved."""
+    reports = [
+        ProcessReport(stage=0, sweeps=SweepCounts(rows_asked=600, rows_fetched=100, bytes_read=2_000)),
+        ProcessReport(
+            stage=0,
+            sweeps=SweepCounts(rows_asked=400, rows_fetched=200, bytes_read=2_000, bytes_written=1_000),
+        ),
+        ProcessReport(stage=1),
+        ProcessReport(),
+    ]
+
+    found = sweep_figures(reports, make_steps([1.0, 2.0]))
+
+    assert found == {
+        0: SweepFigures(hit_share=pytest.approx(0.7), rows_per_step=150.0, disk_bytes_per_sample=25.0)
+    }

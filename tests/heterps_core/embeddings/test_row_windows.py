@@ -1,0 +1,121 @@
+"""Windows end where memory is full, and memory is divided by what batches touch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from heterps_core.embeddings.row_windows import (
+    NUM_PARTS,
+    RowWindow,
+    ShardSize,
+    WindowLength,
+    WindowPlan,
+    slots_by_table,
+)
+from heterps_core.errors import ConfigurationError
+
+NUM_ROWS, NUM_SLOTS = 4_000, 700
+PARTS = np.array([0, 1_000, 2_000, 3_000, NUM_ROWS])
+
+
+def drawn_batches() -> list[np.ndarray]:
+    """Return batches of up to 100 rows, which drift through the table so that parts fill at unlike times."""
+    generator = np.random.default_rng(0)
+    return [
+        np.unique(
+            np.concatenate([generator.integers(0, 150, 50), generator.integers(0, 900, 50) + 40 * number])
+        )
+        for number in range(60)
+    ]
+
+
+def planned(batches: list[np.ndarray]) -> list[tuple[RowWindow, list[np.ndarray]]]:
+    plan, windows, own = WindowPlan(PARTS, NUM_SLOTS), [], []
+    for rows in batches:
+        while not plan.fits(rows):
+            windows.append((plan.end_window(), own))
+            own = []
+        plan.add(rows)
+        own.append(rows)
+    return [*windows, (plan.end_window(), own)]
+
+
+def test_a_window_has_the_distinct_rows_of_its_batches():
+    batches = drawn_batches()
+    windows = planned(batches)
+
+    assert [rows.tolist() for _, own in windows for rows in own] == [rows.tolist() for rows in batches]
+    for window, own in windows:
+        expected = np.unique(np.concatenate(own)) if own else []
+        assert window.rows.tolist() == list(expected)
+        assert window.num_asked == sum(map(len, own))
+
+
+def test_what_visits_bring_into_memory_always_fits():
+    """Each part holds what the windows from its last visit on have, counted with sets."""
+    windows = [set(window.rows.tolist()) for window, _ in planned(drawn_batches())]
+    held = [set()] * NUM_PARTS
+    most = 0
+    for turn in range(-NUM_PARTS, len(windows)):
+        part = turn % NUM_PARTS
+        wanted = set().union(*windows[max(turn, 0) : turn + NUM_PARTS + 1])
+        held[part] = {row for row in wanted if PARTS[part] <= row < PARTS[part + 1]}
+        most = max(most, sum(map(len, held)))
+
+    assert 0.8 * NUM_SLOTS < most <= NUM_SLOTS
+
+
+def test_a_batch_of_as_many_rows_as_there_are_slots_fits_behind_empty_windows():
+    plan = WindowPlan(PARTS, NUM_SLOTS)
+    plan.add(np.arange(NUM_SLOTS))
+    num_empty = -1
+    while not plan.fits(np.arange(NUM_ROWS - NUM_SLOTS, NUM_ROWS)):
+        plan.end_window()
+        num_empty += 1
+
+    assert num_empty < 2 * NUM_PARTS
+
+
+def test_windows_become_as_long_as_the_last_ones_were_on_average():
+    length = WindowLength()
+    found = []
+    for _ in range(6):
+        found.append(length.most_batches)
+        length.end_window(length.most_batches, is_full=False)
+    length.end_window(1, is_full=True)
+
+    assert found == [1, 2, 3, 4, 6, 9]
+    assert length.most_batches == (3 + 4 + 6 + 9 + 1) // 5
+
+
+def size(num_rows: int, most_rows: int) -> ShardSize:
+    return ShardSize(num_rows=num_rows, width=17, most_rows=most_rows)
+
+
+def test_small_tables_are_in_memory_and_what_they_leave_is_for_the_others():
+    shards = {"large": size(50_000_000, 100_000), "small": size(10_000, 10_000)}
+    memory_bytes = 400_000_000
+
+    slots = slots_by_table(shards, memory_bytes)
+
+    assert slots["small"] is None
+    left = memory_bytes - shards["small"].whole_bytes - shards["large"].fixed_bytes
+    assert slots["large"] == left // shards["large"].slot_bytes
+
+
+def test_memory_for_all_rows_leaves_nothing_on_disk():
+    shards = {"a": size(50_000, 1_000), "b": size(70_000, 1_000)}
+
+    assert slots_by_table(shards, 120_000 * 68) == {"a": None, "b": None}
+
+
+def test_memory_that_holds_no_batch_is_refused_with_what_it_needs():
+    shards = {"a": size(50_000_000, 100_000)}
+    needed = shards["a"].least_bytes
+
+    with pytest.raises(ConfigurationError) as failure:
+        slots_by_table(shards, needed - 1)
+
+    assert f"here {needed:,} bytes for a, got {needed - 1:,}" in str(failure.value)
+    assert slots_by_table(shards, needed) == {"a": 100_000}
