@@ -31,6 +31,7 @@ from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, s
 from tasks.learning import Learning, learn_from_runs
 from tasks.planning.deadline import deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.extra_costs import pause_share
+from tasks.planning.table_disks import table_memory_bytes
 from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import ProfiledModel, planned_job, profile_layers
 from tasks.provisioning import check_lifetime, find_offers, provision
@@ -290,13 +291,17 @@ def plan_night(run: OpenedRun) -> NightPlan:
     )
     log_step("machines", provisioning.summary)
 
+    table_memory = {}
+    if asked.embedding_memory_bytes is None and not run.is_dry_run:
+        # A dry run has tables of its own size: all in memory, unless it is asked to sweep.
+        table_memory["embedding_memory_bytes"] = table_memory_bytes(problem, chosen.evaluation)
     config = training_config(
         run.dataset,
         epochs=asked.epochs,
         num_stages=len(provisioning.launch_stages),
         samples_per_s=0.0 if run.is_dry_run else chosen.evaluation.throughput_samples_per_s,
         interruptions_per_hour=chosen.evaluation.interruptions_per_hour,
-        **{**asked.values_for(TrainingConfig), "batch_size": run.batch_size},
+        **{**asked.values_for(TrainingConfig), **table_memory, "batch_size": run.batch_size},
     )
     report = PlanReport(
         run_id=run.run_id,

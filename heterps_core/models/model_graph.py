@@ -121,8 +121,8 @@ def reserved_bytes(
 ) -> float:
     """Return what is not free for tables and weights in the memory of one unit.
 
-    The worker, on the host with copies for checkpoints or on its card, a free share, and the activations in flight: at most those of a whole
-    batch in all layers, with their gradients.
+    The worker, on the host with copies for checkpoints or on its card, a free share, and the activations in flight:
+    at most those of a whole batch in all layers, with their gradients.
     """
     activation_bytes = 2 * batch_size * sum(layer.output_bytes_per_sample for layer in graph.layers)
     is_cpu = device_type.kind is DeviceKind.CPU

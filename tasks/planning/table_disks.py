@@ -9,6 +9,7 @@ from dataclasses import replace
 from heterps_core.device_types import get_device_type
 from heterps_core.hardware import InstanceOffer
 from heterps_core.models.model_graph import ModelGraph
+from heterps_core.planning.cost_model.evaluation import PlanEvaluation
 from heterps_core.planning.problem.row_use import cold_bytes_per_sample
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType, is_cpu
 from heterps_core.planning.provisioning.offer_choice import disk_bytes_per_s
@@ -74,6 +75,28 @@ def _with_disk(unit: UnitType, share_bytes_per_s: float) -> UnitType:
         price_usd_per_hour=price,
         disk_bytes=VOLUME_BYTES,
         disk_bytes_per_s=min(volume_bytes_per_s, share_bytes_per_s or volume_bytes_per_s),
+    )
+
+
+def table_memory_bytes(problem: SchedulingProblem, evaluation: PlanEvaluation) -> int | None:
+    """Return what a worker may fill with rows of tables in the plan's stages that keep others on disk.
+
+    None where no stage does; the least where several do.
+    """
+    return min(
+        (
+            math.floor(
+                problem.device_types[part.stage.device_type].usable_bytes
+                - sum(
+                    layer.state_bytes
+                    for layer in problem.layers[part.stage.first_layer : part.stage.last_layer + 1]
+                    if not layer.is_sharded
+                )
+            )
+            for part in evaluation.stages
+            if part.sweep is not None
+        ),
+        default=None,
     )
 
 

@@ -5,11 +5,19 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.device_types import DEVICE_TYPES
+from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
 from heterps_core.planning.provisioning.offer_choice import instance_sizes
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
-from tasks.planning.table_disks import HOT_SHARES, offers_with_disks, with_table_disk, with_table_disks
+from heterps_core.plans.scheduling_plan import Stage
+from tasks.planning.table_disks import (
+    HOT_SHARES,
+    offers_with_disks,
+    table_memory_bytes,
+    with_table_disk,
+    with_table_disks,
+)
 from tasks.provisioning import find_offers
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
@@ -124,3 +132,22 @@ def test_every_instance_of_a_launch_has_room_for_the_rows_of_its_replicas():
     assert (disk.gigabytes, disk.mib_per_s) == (102, 250)
     assert disk.usd_per_hour == pytest.approx((102 * 0.08 + 125 * 0.04) / 730)
     assert with_table_disk(bought, {}) is bought
+
+
+def test_workers_fill_with_rows_what_weights_leave_of_the_memory():
+    graph, problem, offers = night()
+    problem = with_table_disks(problem, graph, offers)
+    stages = (Stage(0, 0, "cpu-c7i", 20), Stage(1, len(problem.layers) - 1, "gpu-t4", 1))
+    unit = problem.device_types["cpu-c7i"]
+
+    on_disks = evaluate(problem, stages)
+    in_memory = evaluate(
+        replace(
+            problem, device_types={**problem.device_types, "cpu-c7i": replace(unit, memory_bytes=TABLE_BYTES)}
+        ),
+        stages,
+    )
+
+    assert on_disks.sweeps
+    assert table_memory_bytes(problem, on_disks) == int(unit.usable_bytes)
+    assert table_memory_bytes(problem, in_memory) is None
