@@ -120,13 +120,14 @@ class SlotEmbedding(nn.Module):
         link: SharedMemoryLink | None = None,
         device: torch.device = CPU,
         rows_group: ProcessGroup | None = None,
+        wire_dtype: torch.dtype = torch.float32,
     ) -> ShardedTable:
         """Make the shard of this process.
 
         With a `link` the replicas share one memory; `group` is None for one process.
         """
         table_class = (
-            partial(ShardedTable, device=device, rows_group=rows_group)
+            partial(ShardedTable, device=device, rows_group=rows_group, wire_dtype=wire_dtype)
             if link is None
             else partial(SharedMemoryTable, link=link)
         )

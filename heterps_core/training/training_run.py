@@ -56,6 +56,9 @@ class TrainingRun:
     memory_bytes: Mapping[int, tuple[int, int]]
     """By stage: what was counted for one of its workers before the start, and the most that one had."""
 
+    sent_bytes_per_step: float = 0.0
+    """Activations, their gradients, and rows of tables with theirs, that all workers sent one another."""
+
     storage: StorageUsage
     """What all processes but this one asked of the bucket."""
 
@@ -106,6 +109,7 @@ def read_training_run(run: RunDirectory) -> TrainingRun:
         ),
         idle_shares=idle_shares(reports),
         memory_bytes=_memory_bytes(run, reports),
+        sent_bytes_per_step=sum(report.sent_bytes_per_step for report in reports),
         storage=sum((report.storage for report in reports), StorageUsage()),
         judgements={name: HeldOutJudgement.from_json(found) for name, found in result["judgements"].items()},
     )

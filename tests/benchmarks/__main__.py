@@ -41,6 +41,7 @@ BENCHMARKS = {
     "spot_nights": "tests.benchmarks.spot_nights:run",
     "training_speed": "tests.benchmarks.training_speed:run",
     "update_modes": "tests.benchmarks.update_modes:run",
+    "wire_formats": "tests.benchmarks.wire_formats:run",
     "zero_shot": "tests.benchmarks.zero_shot:run",
 }
 

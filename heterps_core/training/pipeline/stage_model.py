@@ -116,6 +116,7 @@ def build_stage_model(
                 link=link,
                 device=device,
                 rows_group=device_group,
+                wire_dtype=getattr(torch, config.wire_dtype),
             )
             layer.attach_table(tables[name])
     # Before there is an optimizer, whose state lies where the parameters are.
