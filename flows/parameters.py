@@ -27,6 +27,7 @@ from heterps_core.training.job import (
     TELL,
     TRAIN,
     UPDATE_MODES,
+    WIRE_DTYPES,
     TrainingConfig,
 )
 from infra.billing.caps import Caps
@@ -101,6 +102,10 @@ class ModelParameters(FlowParameters):
 
     precision: Annotated[str, OneOf("precision", PRECISIONS)] = ENGINE["precision"]
     """Number format in which dense layers multiply: float32 or bfloat16. Parameters are float32 in both."""
+
+    wire_dtype: Annotated[str, OneOf("wire dtype", WIRE_DTYPES)] = ENGINE["wire_dtype"]
+    """Number format in which activations and gradients cross between stages, and table rows and theirs between
+    machines: float32, or bfloat16 for half the bytes."""
 
     update_mode: Annotated[str, OneOf("update mode", UPDATE_MODES)] | None = None
     """When the gradients of a batch are applied: sync, before the next one begins, for which a pipeline drains in

@@ -121,6 +121,7 @@ def profile_devices(asked: ProfileParameters) -> str:
         num_epochs=asked.epochs,
         throughput_floor_samples_per_s=asked.throughput_floor_samples_per_s,
         update_mode=asked.update_mode,
+        wire_dtype=asked.wire_dtype,
     )
     decisions = decide_measurements(
         problem,

@@ -16,7 +16,7 @@ from heterps_core.errors import LedgerError, ProvisioningError
 from heterps_core.json_codec import to_json
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.provisioning.node_order import near_order
-from heterps_core.training.storage.run_directory import CHECKPOINTS, DATA, RunDirectory
+from heterps_core.training.storage.run_directory import DATA, RunDirectory
 from heterps_core.training.storage.store import StorageUsage
 from infra.billing.bill import Bill, bill_for_run
 from infra.billing.budget import spent_usd, start_of_month
@@ -302,12 +302,13 @@ def keep_storage_usage(
     many are kept at any time. This host still has to read the newest of them, for the model that is registered. A
     store that does not answer costs a line of the bill, not the night.
     """
+    from heterps_core.training.checkpoint import newest_checkpoint_bytes
+
     usage = _storage_of(workspace, run_id) + of_nodes
     if not run.is_local:
         seconds = (datetime.now(UTC) - datetime.fromisoformat(cluster.created_at)).total_seconds()
         try:
-            newest = run.names(CHECKPOINTS)[-1:]
-            model_bytes = sum(run.num_bytes(f"{CHECKPOINTS}/{name}") for name in newest)
+            model_bytes = newest_checkpoint_bytes(run)
             usage += StorageUsage(stored_byte_s=run.num_bytes() * seconds)
             if not get_provider(cluster.provider).is_beside_store():
                 usage += StorageUsage(egress_bytes=run.usage.bytes_read + model_bytes)

@@ -67,6 +67,7 @@ def make_problem(
     leave_out_costs: Sequence[str] = (),
     profiling_usd: float = 0.0,
     update_mode: str | None = None,
+    wire_dtype: str = "float32",
 ) -> SchedulingProblem:
     """Put profiles, offers, the job, the floor and what else is charged together.
 
@@ -100,6 +101,7 @@ def make_problem(
                 price_usd_per_hour=prices[name],
                 max_units=MAX_UNITS,
                 step_model=step_model,
+                wire_dtype=wire_dtype,
                 reserved_bytes=reserved_bytes(
                     get_device_type(name),
                     profiled.planned_graph,
@@ -121,6 +123,7 @@ def make_problem(
             extra_costs=extra_costs,
             step_model=step_model,
             pause_share=pause_share(job.evaluated_share / num_epochs),
+            wire_dtype=wire_dtype,
         )
         problems.append(with_table_disks(in_memory, profiled.planned_graph, in_zone))
     return problems[0] if len(problems) == 1 else min(problems, key=lambda p: find_optimum(p).cost_usd)

@@ -243,6 +243,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
                 leave_out_costs=asked.leave_out_costs,
                 profiling_usd=profiled.profiling_usd(run.run_id),
                 update_mode=asked.update_mode,
+                wire_dtype=asked.wire_dtype,
             )
         )
 

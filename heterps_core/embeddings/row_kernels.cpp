@@ -433,23 +433,21 @@ int64_t heterps_gather(const Table* table, const int64_t* rows, int64_t num_samp
 
 // Returns how many rows are marked. With `rows` it writes their numbers there, ascending, and clears the marks.
 int64_t heterps_changed(uint8_t* changed, int64_t num_rows, int64_t* rows) {
-  int64_t count = 0;
-  const auto visit = [&](int64_t row) {
-    if (!changed[row]) return;
-    if (rows) {
-      rows[count] = row;
-      changed[row] = 0;
-    }
-    ++count;
-  };
-  int64_t row = 0;
-  for (; row + 8 <= num_rows; row += 8) {
-    uint64_t eight;
-    std::memcpy(&eight, changed + row, sizeof(eight));
-    if (!eight) continue;
-    for (int64_t one = row; one < row + 8; ++one) visit(one);
+  int64_t count = 0, row = 0;
+  if (!rows) {
+    for (; row < num_rows; ++row) count += changed[row];
+    return count;
   }
-  for (; row < num_rows; ++row) visit(row);
+  for (; row + 8 <= num_rows; row += 8) {
+    // The marks of eight rows, the first in the lowest byte.
+    uint64_t marks;
+    std::memcpy(&marks, changed + row, sizeof(marks));
+    for (; marks; marks &= marks - 1) rows[count++] = row + __builtin_ctzll(marks) / 8;
+  }
+  for (; row < num_rows; ++row) {
+    if (changed[row]) rows[count++] = row;
+  }
+  std::memset(changed, 0, static_cast<size_t>(num_rows));
   return count;
 }
 

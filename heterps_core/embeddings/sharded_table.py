@@ -61,6 +61,7 @@ class ShardedTable:
         device: Where the shard lies, and what is looked up goes to.
         rows_group: The same replicas, for rows and gradients on the device; by default `group`.
         bags: Which rows of a sample are pooled; None where each row is returned as it is.
+        wire_dtype: Of the rows and gradients that replicas send each other, float32 or bfloat16.
     """
 
     def __init__(
@@ -76,8 +77,13 @@ class ShardedTable:
         device: torch.device = CPU,
         rows_group: ProcessGroup | None = None,
         bags: Bags | None = None,
+        wire_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.name = name
+        self.sent_bytes = 0
+        """In rows and gradients, to other replicas."""
+
+        self._wire_dtype = wire_dtype
         self.bags = bags
         self.device = device
         self.num_rows = num_rows
@@ -86,8 +92,8 @@ class ShardedTable:
         self.group = group
         self._rows_group = rows_group or group
         self.num_shards = 1 if group is None else dist.get_world_size(group)
-        shard = 0 if group is None else dist.get_rank(group)
-        self.rows = shard_rows(num_rows, self.num_shards, shard)
+        self._shard = 0 if group is None else dist.get_rank(group)
+        self.rows = shard_rows(num_rows, self.num_shards, self._shard)
         self.weight_RD, self.state = self._new_rows(seed=seed, standard_deviation=initial_standard_deviation)
         self._changed_R = torch.zeros(len(self.weight_RD), dtype=torch.bool, device=device)
         for tensor in (*self.tensors().values(), self._changed_R):
@@ -223,13 +229,10 @@ class ShardedTable:
             return None
         exchange = self.exchange_row_numbers(rows_BS) if self._expected is None else self._expected
         self._expected = None
-        asked_UD = torch.empty(len(exchange.local_rows), self.dimension, device=self.device)
+        asked_UD = self._new_message(len(exchange.local_rows))
         copy_rows(self.weight_RD, exchange.local_rows[:, None], asked_UD)
-        found_UD = torch.empty(exchange.num_distinct, self.dimension, device=self.device)
-        dist.all_to_all_single(
-            found_UD, asked_UD, exchange.sent_counts, exchange.received_counts, group=self._rows_group
-        )
-        copy_rows(found_UD, exchange.inverse_BS, out_BX, self.bags)
+        found_UD = self._send(asked_UD, exchange.received_counts, exchange.sent_counts)
+        copy_rows(found_UD.float(), exchange.inverse_BS, out_BX, self.bags)
         return exchange
 
     def _scatter(self, rows_BS: Tensor, exchange: RowExchange | None, gradients_BX: Tensor) -> None:
@@ -240,11 +243,20 @@ class ShardedTable:
         gradients_UD = sum_by_row(
             [(exchange.inverse_BS, gradients_BX)], exchange.num_distinct, self.dimension, self.bags
         )
-        received = torch.empty(len(exchange.local_rows), self.dimension, device=self.device)
-        dist.all_to_all_single(
-            received, gradients_UD, exchange.received_counts, exchange.sent_counts, group=self._rows_group
-        )
+        leaving_UD = gradients_UD.to(self._wire_dtype)
+        received = self._send(leaving_UD, exchange.sent_counts, exchange.received_counts)
         self._pending.append((exchange.local_rows[:, None], received))
+
+    def _new_message(self, num_rows: int) -> Tensor:
+        return torch.empty(num_rows, self.dimension, dtype=self._wire_dtype, device=self.device)
+
+    def _send(self, rows_UD: Tensor, sent_counts: list[int], received_counts: list[int]) -> Tensor:
+        """Send consecutive rows to replicas in order, so many to each, and return what they send."""
+        received = self._new_message(sum(received_counts))
+        dist.all_to_all_single(received, rows_UD, received_counts, sent_counts, group=self._rows_group)
+        num_away = len(rows_UD) - sent_counts[self._shard]
+        self.sent_bytes += num_away * self.dimension * self._wire_dtype.itemsize
+        return received
 
 
 def copy_rows(weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor, bags: Bags | None = None) -> None:

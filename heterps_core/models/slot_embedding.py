@@ -141,6 +141,7 @@ class SlotEmbedding(nn.Module):
         device: torch.device = CPU,
         rows_group: ProcessGroup | None = None,
         cold_rows: ColdRowsPlace | None = None,
+        wire_dtype: torch.dtype = torch.float32,
     ) -> ShardedTable:
         """Make the shard of this process.
 
@@ -149,9 +150,9 @@ class SlotEmbedding(nn.Module):
         """
         table_class: Callable[..., ShardedTable]
         if cold_rows is not None:
-            table_class = partial(SweptTable, place=cold_rows)
+            table_class = partial(SweptTable, place=cold_rows, wire_dtype=wire_dtype)
         elif link is None:
-            table_class = partial(ShardedTable, device=device, rows_group=rows_group)
+            table_class = partial(ShardedTable, device=device, rows_group=rows_group, wire_dtype=wire_dtype)
         else:
             table_class = partial(SharedMemoryTable, link=link)
         return table_class(

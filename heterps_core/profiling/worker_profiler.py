@@ -175,6 +175,7 @@ def measure_worker(job: TrainingJob, rank: int) -> WorkerSteps:
         output_width=model.output_width,
         group=group,
         precision=config.precision,
+        wire_dtype=config.wire_dtype,
         silence_limit_s=TIMEOUT.total_seconds(),
         link=link,
         neighbours=connect_neighbours(layout, rank=rank),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -125,6 +126,14 @@ def step_to_resume_from(run: RunDirectory) -> int:
             logger.warning("the checkpoint of step %d is not used: %s", int(name), problem)
     if complete:
         raise _none_is_usable(complete, problem)
+    return 0
+
+
+def newest_checkpoint_bytes(run: RunDirectory) -> int:
+    """Return the bytes of all files of the newest checkpoint whose manifest is whole; 0 where there is none."""
+    for name in reversed(complete_checkpoints(run)):
+        with suppress(DamagedFileError):
+            return sum(layer.tensors.num_bytes for layer in read_checkpoint(run, name).layers)
     return 0
 
 

@@ -150,13 +150,16 @@ class CheckpointWriter:
         started_s = time.perf_counter()
         is_whole_due = self._saving is not None and self._saving.result()
         self._take_whole(is_last=is_last)
-        copies: Queue[tuple[str, TensorRows] | None] = Queue(COPIED_BYTES // PIECE_BYTES)
-        self._saving = self._threads.submit(self._write, cursor, iter(copies.get, None))
+        copies: Queue[tuple[str, TensorRows] | BaseException | None] = Queue(COPIED_BYTES // PIECE_BYTES)
+        self._saving = self._threads.submit(self._write, cursor, _until_end(copies))
         try:
             for copied in self._all_parts():
                 copies.put(copied)
-        finally:
             copies.put(None)
+        except BaseException as error:
+            # A part of the changed rows would look like all of them.
+            copies.put(error)
+            raise
         if is_whole_due and self._whole is None and not is_last:
             self._begin_whole(cursor.step)
         self.blocked_s += time.perf_counter() - started_s
@@ -282,6 +285,16 @@ class CheckpointWriter:
                     copied = block.to(CPU, copy=True)
                     yield f"{layer}.{key}", TensorRows(tensor=copied, rows=rows, num_rows=table.num_rows)
                     first = rows.stop
+
+
+def _until_end(
+    copies: Queue[tuple[str, TensorRows] | BaseException | None],
+) -> Iterator[tuple[str, TensorRows]]:
+    """Yield what is put into a queue up to a None; raises an error that is put there."""
+    while (copied := copies.get()) is not None:
+        if isinstance(copied, BaseException):
+            raise copied
+        yield copied
 
 
 def _blocks(tensor: Tensor, *, row_bytes: int) -> Iterator[Tensor]:

@@ -13,6 +13,10 @@ from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
 PRECISIONS = ("float32", "bfloat16")
 """In what dense layers multiply; parameters and what crosses between stages are float32 in both."""
 
+WIRE_DTYPES = ("float32", "bfloat16")
+"""Number formats of what workers send: activations and their gradients between stages, and between machines the rows
+of tables and theirs. The update of a row, and sums, are float32 in both."""
+
 SYNC, DELAYED = UPDATE_MODES = ("sync", "delayed")
 """When a batch's gradients are applied: before the next batch begins, or while others run (`stage_runner.py`)."""
 
@@ -136,6 +140,9 @@ class TrainingConfig:
     precision: str = "float32"
     """Name in `PRECISIONS`."""
 
+    wire_dtype: str = "float32"
+    """Name in `WIRE_DTYPES`."""
+
     update_mode: str = "sync"
     """Name in `UPDATE_MODES`; a pipeline of one stage has nothing to delay."""
 
@@ -162,6 +169,8 @@ class TrainingConfig:
                 raise ConfigurationError(f"{name} must be positive, got {getattr(self, name)}")
         if self.precision not in PRECISIONS:
             raise UnknownNameError("precision", self.precision, PRECISIONS)
+        if self.wire_dtype not in WIRE_DTYPES:
+            raise UnknownNameError("wire dtype", self.wire_dtype, WIRE_DTYPES)
         if self.update_mode not in UPDATE_MODES:
             raise UnknownNameError("update mode", self.update_mode, UPDATE_MODES)
         if self.batch_size % self.num_microbatches:

@@ -137,6 +137,9 @@ class ProcessReport:
     peak_bytes: int | None = None
     """Most host memory that it had; None where that is not known."""
 
+    sent_bytes_per_step: float = 0.0
+    """Activations, gradients and rows, to other workers, in its last attempt."""
+
 
 def write_process_report(run: RunDirectory, name: str, report: ProcessReport) -> None:
     """Leave a report in the run directory; `name` is the process's own."""

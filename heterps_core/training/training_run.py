@@ -74,6 +74,8 @@ class TrainingRun:
 
     sweeps: Mapping[int, SweepFigures] = field(default_factory=dict)
     """By stage, where its tables are larger than the memory for them; of the last attempt."""
+    sent_bytes_per_step: float = 0.0
+    """Activations, their gradients, and rows of tables with theirs, that all workers sent one another."""
 
     storage: StorageUsage
     """What all processes but this one asked of the bucket."""
@@ -126,6 +128,7 @@ def read_training_run(run: RunDirectory) -> TrainingRun:
         idle_shares=idle_shares(reports),
         memory_bytes=_memory_bytes(run, reports),
         sweeps=sweep_figures(reports, attempts[-1] if attempts else []),
+        sent_bytes_per_step=sum(report.sent_bytes_per_step for report in reports),
         storage=sum((report.storage for report in reports), StorageUsage()),
         judgements={name: HeldOutJudgement.from_json(found) for name, found in result["judgements"].items()},
     )

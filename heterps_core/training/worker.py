@@ -134,7 +134,9 @@ class Worker:
             device,
             cursor.step,
         )
-        is_complete = loop.is_complete(loop.train(cursor))
+        end = loop.train(cursor)
+        is_complete = loop.is_complete(end)
+        sent_bytes = loop.runner.sent_bytes + sum(table.sent_bytes for table in loop.model.tables.values())
         # Who asks for a stop waits for the checkpoint alone: a machine that is preempted has two minutes.
         judgements = judge_trained(loop, job.start_model) if is_complete else {}
         if loop.metrics is not None:
@@ -150,6 +152,7 @@ class Worker:
             waited_seconds=loop.runner.waited_seconds,
             sweeps=loop.model.sweep_counts,
             peak_bytes=peak_bytes(),
+            sent_bytes_per_step=sent_bytes / max(end.step - cursor.step, 1),
         )
         write_process_report(self.run, f"rank-{self.rank:05d}", report)
         dist.barrier()
@@ -226,6 +229,7 @@ class Worker:
             output_width=model.output_width,
             group=device_group,
             precision=job.config.precision,
+            wire_dtype=job.config.wire_dtype,
             delays_updates=job.config.update_mode == DELAYED,
             sum_group=sum_group,
             link=link,

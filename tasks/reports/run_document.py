@@ -8,7 +8,7 @@ from heterps_core.planning.cost_model.evaluation import StageEvaluation
 from heterps_core.planning.explain.text import essential_facts, explanation_text
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.text_table import NOT_KNOWN, Table, Value, table_text
-from heterps_core.units import MS_PER_S
+from heterps_core.units import BYTES_PER_MIB, MS_PER_S
 from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.reports.bills import bill_blocks, waste_block
@@ -315,6 +315,14 @@ def _error_blocks(report: RunReport) -> list[Block]:
             for stage, found in training.sweeps.items()
         )
         facts.append(("tables on disk", "; ".join(each)))
+    if training.sent_bytes_per_step:
+        facts.append(
+            (
+                "sent",
+                f"{training.sent_bytes_per_step / BYTES_PER_MIB:,.2f} MiB a step between workers, in "
+                f"{report.config.wire_dtype}",
+            )
+        )
     if training.num_attempts > 1:
         restarts, repeated = training.num_attempts - 1, training.num_repeated_steps
         facts.append(("restarted", f"{restarts} times; {repeated:,} steps were done again"))

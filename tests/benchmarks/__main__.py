@@ -42,6 +42,7 @@ BENCHMARKS = {
     "tiered_table": "tests.benchmarks.tiered_table:run",
     "training_speed": "tests.benchmarks.training_speed:run",
     "update_modes": "tests.benchmarks.update_modes:run",
+    "wire_formats": "tests.benchmarks.wire_formats:run",
     "zero_shot": "tests.benchmarks.zero_shot:run",
 }
 

@@ -104,8 +104,8 @@ def train_part(rank: int, folder: str) -> tuple[float, float] | None:
     """Train one worker's part; returns AUC and log-loss on the worker that reports."""
     _, loop = training_loop_of(rank, RunDirectory(folder))
     loop.train(TrainingCursor())
-    judgement = judge_trained(loop, None)
-    if judgement is None:
+    judgements = list(judge_trained(loop, None).values())
+    if not judgements:
         return None
-    found = judgement.click_quality()
+    found = judgements[0].click_quality()
     return found.auc, found.log_loss

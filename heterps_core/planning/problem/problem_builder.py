@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DeviceType
-from heterps_core.models.model_graph import ModelGraph
+from heterps_core.models.model_graph import Layer, ModelGraph
 from heterps_core.planning.problem.extra_costs import NO_EXTRA_COSTS, ExtraCosts, InstanceSize
 from heterps_core.planning.problem.scheduling_problem import (
     LayerCosts,
@@ -42,6 +42,7 @@ def unit_type(
     interruptions_per_hour: float = 0.0,
     reserved_bytes: float = 0.0,
     step_model: StepModel = StepModel.PAPERS,
+    wire_dtype: str = "float32",
 ) -> UnitType:
     """Return a device type as the planner sees it, with its published memory and network, which is not measured.
 
@@ -50,7 +51,7 @@ def unit_type(
     scales better than its beta says, a stage of dense layers worse. The trainer's step applies it to the exchange
     alone.
     """
-    inner_cuts = [layer.output_bytes_per_sample for layer in graph.layers[:-1]]
+    inner_cuts = [crossing_bytes_per_sample(layer, wire_dtype=wire_dtype) for layer in graph.layers[:-1]]
     mean_boundary_bytes = sum(inner_cuts) / len(inner_cuts) if inner_cuts else 0.0
     if step_model is StepModel.TRAINER:
         beta = profile.exchange_parallel_fraction
@@ -85,6 +86,7 @@ def build_problem(
     extra_costs: ExtraCosts = NO_EXTRA_COSTS,
     step_model: StepModel = StepModel.PAPERS,
     pause_share: float = 0.0,
+    wire_dtype: str = "float32",
 ) -> SchedulingProblem:
     """Build the planning problem of a model.
 
@@ -98,6 +100,7 @@ def build_problem(
         extra_costs: What is charged besides the units' time.
         step_model: What a step takes.
         pause_share: What pauses add to the time of all steps.
+        wire_dtype: Name in `WIRE_DTYPES`: in what activations cross between stages.
 
     Raises:
         ConfigurationError: Profiles are missing, are of another model, or have different batch sizes.
@@ -119,7 +122,7 @@ def build_problem(
                 kind=layer.kind.value,
                 is_sharded=layer.is_sharded,
                 state_bytes=layer.state_bytes,
-                output_bytes_per_sample=layer.output_bytes_per_sample,
+                output_bytes_per_sample=crossing_bytes_per_sample(layer, wire_dtype=wire_dtype),
                 compute_seconds={
                     name: profiles[name].compute_seconds(index, batch_size=batch_size)
                     for name in device_types
@@ -141,6 +144,11 @@ def build_problem(
         step_model=step_model,
         pause_share=pause_share,
     )
+
+
+def crossing_bytes_per_sample(layer: Layer, *, wire_dtype: str) -> int:
+    """Return the bytes that cross a boundary behind a layer; a graph has them in float32."""
+    return layer.output_bytes_per_sample // (2 if wire_dtype == "bfloat16" else 1)
 
 
 def profiles_for_larger_tables(

@@ -28,7 +28,6 @@ from heterps_core.transport.shared_memory import (
     SharedBuffer,
     aligned,
 )
-from heterps_core.units import BYTES_PER_FLOAT32
 
 NUM_BUFFERS = 3
 """Of a sender, for the steps in turn."""
@@ -70,6 +69,7 @@ class SharedMemoryBoundary:
         width: Of the activation that crosses (W).
         silence_limit_s: Longest wait for one message.
         shared: The connection with it.
+        dtype: Of what is sent, float32 or bfloat16.
     """
 
     def __init__(
@@ -79,8 +79,11 @@ class SharedMemoryBoundary:
         width: int,
         silence_limit_s: float,
         shared: SharedNeighbour,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.silence_limit_s = silence_limit_s
+        self.sent_bytes = 0
+        self._dtype = dtype
         self._side = side
         self._width = width
         self._shared = shared
@@ -104,10 +107,12 @@ class SharedMemoryBoundary:
         turn = self._step % NUM_BUFFERS
         buffer = self._shared.own_buffers[turn]
         first_byte = aligned(self._num_bytes)
-        self._num_bytes = first_byte + rows_BW.nbytes
+        row_bytes = self._width * self._dtype.itemsize
+        num_bytes = len(rows_BW) * row_bytes
+        self._num_bytes = first_byte + num_bytes
+        self.sent_bytes += num_bytes
         buffer.grow(self._num_bytes)
-        buffer.view(first_byte, len(rows_BW), self._width, torch.float32).copy_(rows_BW)
-        row_bytes = self._width * BYTES_PER_FLOAT32
+        buffer.view(first_byte, len(rows_BW), self._width, self._dtype).copy_(rows_BW)
         for route in self._side.routes(num_rows):
             place = _Place.pack(turn, first_byte + route.first * row_bytes, route.stop - route.first)
             self._tell(route.peer_replica, place)
@@ -129,17 +134,17 @@ class SharedMemoryBoundary:
         return all(self._has_rows_of(route.peer_replica, 0.0) for route in self._side.routes(num_rows))
 
     def take(self, num_rows: int) -> Tensor:
-        """Return the slice [B, W] of the next micro-batch, which has `num_rows` rows, once all of it is there."""
+        """Return the slice [B, W], float32, of the next micro-batch of `num_rows` rows, once all of it is there."""
         parts = []
         for route in self._side.routes(num_rows):
             self._has_rows_of(route.peer_replica, self.silence_limit_s)
             sender = self._shared.peers[route.peer_replica]
             turn, first_byte, num_part_rows = sender.arrived.popleft()
             assert num_part_rows == route.stop - route.first
-            parts.append(sender.buffers[turn].view(first_byte, num_part_rows, self._width, torch.float32))
+            parts.append(sender.buffers[turn].view(first_byte, num_part_rows, self._width, self._dtype))
         if not parts:
             return torch.empty(0, self._width)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).float()
 
     def _has_rows_of(self, peer: int, limit_s: float) -> bool:
         """Tell whether rows of a peer are there; read its messages until they are, or there is none."""

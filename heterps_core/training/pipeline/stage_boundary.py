@@ -46,13 +46,13 @@ class Receiving:
         return self.arrival.done()
 
     def wait(self) -> Tensor:
-        """Return the slice [B, W] on the stage's device, once all of it is there.
+        """Return the slice [B, W], float32, on the stage's device, once all of it is there.
 
         Raises:
             LostWorkerError: A neighbour did not send its part in time.
         """
         self.arrival.result()
-        return to_device(self.rows_BW, self.device)
+        return to_device(self.rows_BW, self.device).float()
 
 
 class StageBoundary:
@@ -63,6 +63,7 @@ class StageBoundary:
         width: Of the activation that crosses (W).
         silence_limit_s: Longest wait for one message.
         device: That this stage computes on.
+        dtype: Of what is sent, float32 or bfloat16.
     """
 
     def __init__(
@@ -72,8 +73,11 @@ class StageBoundary:
         width: int,
         silence_limit_s: float,
         device: torch.device = CPU,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.silence_limit_s = silence_limit_s
+        self.sent_bytes = 0
+        self._dtype = dtype
         self._side = side
         self._width = width
         self._device = device
@@ -85,13 +89,16 @@ class StageBoundary:
 
     def receive(self, num_rows: int) -> Receiving:
         """Begin to receive this replica's slice of a micro-batch of `num_rows` rows."""
-        rows_BW = host_buffer(self._side.slice_of(num_rows).num_rows, self._width, near=self._device)
+        num_own = self._side.slice_of(num_rows).num_rows
+        rows_BW = host_buffer(num_own, self._width, near=self._device, dtype=self._dtype)
         posted = self._poster.submit(self._post, dist.irecv, HostCopy(rows_BW, None), num_rows)
         return Receiving(rows_BW, self._watcher.submit(self._wait_for, posted), self._device)
 
     def send(self, rows_BW: Tensor, num_rows: int) -> None:
         """Begin to send this replica's slice of a micro-batch of `num_rows` rows, which nobody may change."""
-        leaving = HostCopy.begin(rows_BW.contiguous())
+        rows_BW = rows_BW.to(self._dtype).contiguous()
+        self.sent_bytes += rows_BW.nbytes
+        leaving = HostCopy.begin(rows_BW)
         self._sending.append(self._poster.submit(self._post, dist.isend, leaving, num_rows))
 
     def wait_until_sent(self) -> None:

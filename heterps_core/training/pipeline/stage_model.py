@@ -135,6 +135,7 @@ def build_stage_model(
                 device=device,
                 rows_group=device_group,
                 cold_rows=places.get(name),
+                wire_dtype=getattr(torch, config.wire_dtype),
             )
             layer.attach_table(tables[name])
     # Before there is an optimizer, whose state lies where the parameters are.

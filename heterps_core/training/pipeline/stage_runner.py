@@ -100,6 +100,7 @@ class StageRunner:
         output_width: Width of the activation that leaves it.
         group: The replicas of this stage, for tensors on `device`.
         precision: Name in `PRECISIONS`: in what dense layers multiply.
+        wire_dtype: Name in `WIRE_DTYPES`: in what activations and gradients cross between stages.
         delays_updates: Let passes of the next batch run before a batch's update.
         sum_group: The replicas of `group` again, for sums that travel beside the passes; by default `group`.
         warmup_per_stage: See `pipeline_schedule`; the same for all stages.
@@ -120,6 +121,7 @@ class StageRunner:
         output_width: int,
         group: ProcessGroup | None,
         precision: str = "float32",
+        wire_dtype: str = "float32",
         delays_updates: bool = False,
         sum_group: ProcessGroup | None = None,
         warmup_per_stage: int = WARMUP_PER_STAGE,
@@ -156,6 +158,7 @@ class StageRunner:
             link.silence_limit_s = FIRST_SILENCE_LIMIT_S
         self._warmup_per_stage = warmup_per_stage
         self._neighbours = neighbours or {}
+        self._wire_dtype: torch.dtype = getattr(torch, wire_dtype)
         self._before = None if self.is_first else self._boundary(layout, stage - 1, input_width)
         self._after = None if self.is_last else self._boundary(layout, stage + 1, output_width)
         self._arriving: deque[Receiving | ArrivingRows] = deque()
@@ -344,9 +347,24 @@ class StageRunner:
         shared = self._neighbours.get(neighbour)
         if shared is not None:
             return SharedMemoryBoundary(
-                side, width=width, silence_limit_s=FIRST_SILENCE_LIMIT_S, shared=shared
+                side,
+                width=width,
+                silence_limit_s=FIRST_SILENCE_LIMIT_S,
+                shared=shared,
+                dtype=self._wire_dtype,
             )
-        return StageBoundary(side, width=width, silence_limit_s=FIRST_SILENCE_LIMIT_S, device=self.device)
+        return StageBoundary(
+            side,
+            width=width,
+            silence_limit_s=FIRST_SILENCE_LIMIT_S,
+            device=self.device,
+            dtype=self._wire_dtype,
+        )
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this replica has sent to other stages."""
+        return sum(boundary.sent_bytes for boundary in self._boundaries)
 
     @property
     def _boundaries(self) -> list[Boundary]:

@@ -260,6 +260,17 @@ def test_a_run_without_a_whole_manifest_is_refused_before_machines_are_rented_fo
     assert step_to_resume_from(RunDirectory(str(tmp_path / "new"))) == 0
 
 
+def test_a_checkpoint_of_the_version_before_which_is_one_folder_is_loaded(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "run")
+    document = json.loads(manifest_of(tmp_path / "run").read_text())["document"]
+    [layer] = document.pop("layers")
+    for rows in layer["tensors"]["rows"]:
+        del rows["numbers_offset"], rows["stop_row"]
+    sign(tmp_path / "run", document | {"schema_version": 2, "tensors": layer["tensors"]}, key=SECRET)
+
+    assert load_each(0, [str(tmp_path / "run")], 1) == [(20, 20.0, 20.0, [])]
+
+
 class RunsCode:
     """Unpickled, it makes a file."""
 

@@ -13,6 +13,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,11 @@ from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException
 
 from heterps_core.data.batch import ClickBatch
+from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import CheckpointError
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training import checkpoint_writer
@@ -35,9 +40,13 @@ from heterps_core.training.checkpoint import (
     read_checkpoint,
 )
 from heterps_core.training.checkpoint_writer import CheckpointWriter
-from heterps_core.training.job import TrainingConfig
+from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import RunDirectory
+from tests.heterps_core.training.test_layer_modes import make_job
+from tests.heterps_core.training.worker_parts import training_loop_of
 from tests.worker_processes import run_in_processes
 
 FEATURES = FeatureSpec(num_dense=2, slot_rows=(401, 300))
@@ -344,6 +353,56 @@ def test_a_worker_killed_while_it_writes_goes_on_from_the_checkpoint_before_as_i
     assert resumed == undisturbed
 
 
+def train_job(rank: int, folder: str) -> tuple[int, int]:
+    """Train one worker's part of a job; returns its first and its last step."""
+    checkpoint_writer.SMALL_BYTES = 0
+    run = RunDirectory(folder)
+    job, loop = training_loop_of(rank, run)
+    cursor = begin(run, job, loop.model)
+    return cursor.step, loop.train(cursor).step
+
+
+def final_tensors(job: TrainingJob, folder: Path) -> dict[str, Tensor]:
+    """Read the last checkpoint into one process."""
+    features = PreparedDataset.open(job.dataset).features
+    stages = [Stage(0, job.stages[-1].last_layer, "cpu", 1)]
+    whole = build_stage_model(job.model, features, job.config, stages, 0, None)
+    load_latest_checkpoint(RunDirectory(str(folder)), whole)
+    return copied(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("update_mode", ["sync", "delayed"])
+def test_a_run_that_goes_on_learns_the_same_bits_and_with_another_cut_the_same_within_rounding(
+    update_mode, tmp_path
+):
+    stream = write_click_stream(tmp_path / "clicks.tsv", num_rows=1100, seed=1)
+    dataset = prepare_dataset(
+        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=97, out_dir=tmp_path / "prepared"
+    )
+    job = make_job(dataset, "ctrdnn", (Stage(0, 2, "cpu", 2), Stage(3, 7, "cpu", 1)), update_mode=update_mode)
+    submit_job(RunDirectory(str(tmp_path / "undisturbed")), job)
+    run_in_processes(train_job, 3, str(tmp_path / "undisturbed"))
+    before, last = complete_checkpoints(RunDirectory(str(tmp_path / "undisturbed")))[-2:]
+    # With delayed updates another cut has other delays.
+    cuts = {"same": job.stages}
+    if update_mode == "sync":
+        cuts["other"] = (Stage(0, 4, "cpu", 1), Stage(5, 7, "cpu", 2))
+
+    for name, stages in cuts.items():
+        shutil.copytree(tmp_path / "undisturbed", tmp_path / name)
+        (tmp_path / name / "checkpoints" / last / "manifest.json").unlink()
+        submit_job(RunDirectory(str(tmp_path / name)), replace(job, stages=stages))
+        assert run_in_processes(train_job, 3, str(tmp_path / name)) == [(int(before), int(last))] * 3
+
+    undisturbed = final_tensors(job, tmp_path / "undisturbed")
+    assert_equal(final_tensors(job, tmp_path / "same"), undisturbed)
+    if "other" in cuts:
+        other = final_tensors(job, tmp_path / "other")
+        for name, tensor in undisturbed.items():
+            torch.testing.assert_close(other[name], tensor, rtol=0, atol=2e-5)
+
+
 def fail_on_one(rank: int, folder: str) -> str:
     def fill(key: str) -> None:
         if key.endswith("/00000006/rank-00001.bin"):
@@ -363,6 +422,29 @@ def test_all_workers_end_where_one_cannot_write(tmp_path):
     assert len(set(messages)) == 1
     assert "the checkpoint of step 6 could not be written" in messages[0]
     assert "the checkpoint of step 3 stays" in messages[0] or "there is none before it" in messages[0]
+
+
+def test_where_copying_fails_half_way_there_is_no_checkpoint(one_process, tmp_path):
+    run, model = RunDirectory(str(tmp_path)), build(1)
+    writer = CheckpointWriter(run, model, group=None, world=None)
+    writer.begin(0)
+    train_step(model, 1, num_rows=300)
+    copies_of, num_calls = model.tables["embedding"].copies_of, 0
+
+    def fail_later(rows_U: Tensor) -> dict[str, Tensor]:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 3:
+            raise RuntimeError("no memory left on the card")
+        return copies_of(rows_U)
+
+    model.tables["embedding"].copies_of = fail_later
+    with pytest.raises(RuntimeError, match="no memory left"):
+        writer.save(TrainingCursor(step=1), is_last=True)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        writer.finish()
+
+    assert complete_checkpoints(run) == []
 
 
 def test_training_waits_where_more_rows_change_than_memory_may_hold(one_process, tmp_path, monkeypatch):

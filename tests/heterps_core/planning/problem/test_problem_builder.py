@@ -6,6 +6,7 @@ import pytest
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.cost_model.step_model import stage_seconds
 from heterps_core.planning.problem.problem_builder import (
     ESTIMATE_RELATIVE_ERROR,
     build_problem,
@@ -26,7 +27,7 @@ def local_unit(*, batch_size=400, **others):
     return unit_type(GRAPH, make_profile(), HERE, **terms, **others)
 
 
-def build(profiles=None, units=None, *, batch_size=400, floor=10.0):
+def build(profiles=None, units=None, *, batch_size=400, floor=10.0, **others):
     return build_problem(
         GRAPH,
         profiles or {"local-cpu": make_profile()},
@@ -35,6 +36,7 @@ def build(profiles=None, units=None, *, batch_size=400, floor=10.0):
         num_samples=1e4,
         num_epochs=2,
         throughput_floor_samples_per_s=floor,
+        **others,
     )
 
 
@@ -53,6 +55,18 @@ def test_layers_carry_the_seconds_and_bytes_of_profile_and_graph():
     assert dense.compute_seconds == {"local-cpu": pytest.approx(3.1)}
     assert dense.communication_seconds == {"local-cpu": pytest.approx(0.05)}
     assert (dense.is_sharded, dense.state_bytes) == (False, 3_000)
+
+
+def test_half_as_much_crosses_a_boundary_in_bfloat16():
+    """60 bytes a sample in float32, both ways, for 400 samples at 19,400 bytes/s: 2.47 s; a half of it is 1.24 s."""
+    first = Stage(0, 0, "local-cpu", 1)
+    full, half = (build(wire_dtype=dtype, floor=0.0) for dtype in ("float32", "bfloat16"))
+
+    assert [layers[0].output_bytes_per_sample for layers in (full.layers, half.layers)] == [60, 30]
+    seconds = [
+        stage_seconds(problem, first, num_microbatches=1, num_replicas=1).across for problem in (full, half)
+    ]
+    assert seconds == pytest.approx([2 * 400 * 60 / 19_400, 400 * 60 / 19_400])
 
 
 def test_the_device_type_carries_terms_and_parallel_fractions():
