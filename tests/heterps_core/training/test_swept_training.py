@@ -29,6 +29,7 @@ from heterps_core.training.start_model import begin
 from heterps_core.training.step_metrics import read_steps
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
+from tests.heterps_core.training.node_processes import NUM_STEPS, make_job, train
 from tests.heterps_core.training.test_start_model import make_start
 from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of
 from tests.worker_processes import run_in_processes
@@ -220,3 +221,26 @@ def test_a_day_that_goes_on_from_a_model_learns_what_it_learns_in_memory(dataset
 
     assert_alike(swept, in_memory)
     assert swept.losses[0] != first.losses[0]
+
+
+def test_workers_of_real_nodes_sweep_and_report_it(tmp_path):
+    """Replicas of one machine share memory for other tables, and sum in another order then."""
+    stream = write_click_stream(tmp_path / "clicks.tsv", num_rows=1_600, seed=0)
+    prepare_dataset(
+        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=300_000, out_dir=tmp_path / "prepared"
+    )
+    job = make_job(tmp_path / "prepared", (2, 1))
+    config = replace(job.config, checkpoint_interval_steps=NUM_STEPS)
+    expected = train(RunDirectory(str(tmp_path / "memory")), replace(job, config=config))
+
+    config = replace(config, embedding_memory_bytes=26_000_000)
+    found = train(RunDirectory(str(tmp_path / "swept")), replace(job, config=config))
+
+    assert [step.loss for step in found.steps] == pytest.approx(
+        [step.loss for step in expected.steps], abs=1e-5
+    )
+    assert found.quality.auc == pytest.approx(expected.quality.auc, abs=1e-5)
+    assert expected.sweeps == {}
+    assert list(found.sweeps) == [0]
+    assert 0 < found.sweeps[0].hit_share < 1
+    assert found.sweeps[0].disk_bytes_per_sample > 16
