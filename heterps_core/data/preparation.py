@@ -10,24 +10,19 @@ import logging
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.distinct_values import ValueCounter
 from heterps_core.data.features import BUFFER_BYTES, MIN_SLOT_ROWS
 from heterps_core.data.manifest import (
     MANIFEST_NAME,
@@ -38,20 +33,20 @@ from heterps_core.data.manifest import (
     folder_of,
     read_manifest,
 )
-from heterps_core.data.numeric_transform import NumericTransform, fit_numeric_transform, take_logarithms
+from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.parquet_reader import group_sizes, read_footer
 from heterps_core.data.reading.readers import Source, is_parquet, list_source_files, read_rows
-from heterps_core.data.reading.row_batch import RowBatch, first_label, is_list
+from heterps_core.data.reading.row_batch import is_list
 from heterps_core.data.row_groups import (
     SOURCE_STARTS_NAME,
     STARTS_NAME,
     RowGroups,
     footer_name,
     parquet_name,
-    sampled_runs,
 )
 from heterps_core.data.schema import DataSchema
+from heterps_core.data.training_rows import with_sample, without_left_out
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_file import replace_json
 
@@ -59,10 +54,6 @@ logger = logging.getLogger(__name__)
 
 ROWS_PER_GROUP = 16_384
 """Of the files that text is converted to: a gigabyte holds 417 row groups of Criteo's columns."""
-
-SAMPLED_ROWS, SAMPLED_RUNS = 1_048_576, 32
-"""Rows that are looked at, and the runs that they lie in, spread evenly over the training rows; where these runs lie
-does not depend on the kind of the files or their row groups, of which one or two are read for each."""
 
 _OWN_NAMES = re.compile(
     rf"{MANIFEST_NAME}|{STARTS_NAME}|{SOURCE_STARTS_NAME}|rows-\d{{5}}\.(parquet|footer\.zst)|(dense|ids|labels)\.npy"
@@ -225,36 +216,13 @@ def _prepare_rows(
     _check_groups_fit((*files, *eval_files), sizes, row_bytes=manifest.row_bytes)
     groups = RowGroups(folder_of(directory), manifest, where=directory)
     if schema.negative_share < 1.0:
-        manifest = _without_left_out(manifest, groups, directory)
+        manifest = without_left_out(manifest, groups, directory)
         groups = RowGroups(folder_of(directory), manifest, where=directory)
-    manifest = _with_sample(manifest, groups, fits=numeric_transform is None)
+    manifest = with_sample(manifest, groups, fits=numeric_transform is None)
     if buckets_per_slot is not None:
         return manifest
     by_values = tuple(column.table_rows(manifest.num_train_rows) for column in manifest.columns)
     return replace(manifest, features=schema.features(by_values))
-
-
-def _without_left_out(manifest: DatasetManifest, groups: RowGroups, directory: Path) -> DatasetManifest:
-    """Number the rows again without those that are left out; reads the labels of the training rows."""
-    sizes = np.diff(groups.starts)
-    of_training = groups.between(0, manifest.num_train_rows)
-    with ThreadPoolExecutor(groups.num_threads, thread_name_prefix="labels") as pool:
-        sizes[: of_training.stop] = list(pool.map(groups.num_kept, of_training))
-    starts = np.cumsum([0, *sizes], dtype=np.int64)
-    num_left_out = manifest.num_rows - int(starts[-1])
-    if num_left_out == manifest.num_train_rows:
-        raise DataError(
-            manifest.sources[0].path,
-            f"must keep a row to train on, but none has a click and a negative_share of "
-            f"{manifest.schema.negative_share} keeps none of {num_left_out:,}; raise it",
-        )
-    np.save(directory / SOURCE_STARTS_NAME, groups.starts)
-    np.save(directory / STARTS_NAME, starts)
-    return replace(
-        manifest,
-        num_train_rows=manifest.num_train_rows - num_left_out,
-        num_left_out_rows=num_left_out,
-    )
 
 
 class _TakenFile(NamedTuple):
@@ -357,60 +325,6 @@ def _check_groups_fit(files: Sequence[SourcePath], sizes: Sequence[Sequence[int]
                 f"rows of {row_bytes} bytes, {num_bytes / 1e9:.1f} GB; write the file again with row "
                 f"groups of about {ROWS_PER_GROUP:,} rows",
             )
-
-
-def _with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> DatasetManifest:
-    """Return a manifest with what evenly spread runs of the training rows show; all of them where they are few.
-
-    Means and deviations of the parts are merged exactly.
-    """
-    num_rows = num_clicks = 0
-    num_cut: Counter[str] = Counter()
-    counters = [ValueCounter() for _ in manifest.schema.slot_columns]
-    # Short runs of large row groups lie in the same one.
-    read = lru_cache(1)(groups.read)
-
-    def chunks() -> Iterator[npt.NDArray[np.float32]]:
-        nonlocal num_rows, num_clicks
-        for first, stop in sampled_runs(manifest.num_train_rows, at_most=SAMPLED_ROWS, num_runs=SAMPLED_RUNS):
-            for group in groups.between(first, stop):
-                batch, start = read(group), int(groups.starts[group])
-                mine = slice(max(first - start, 0), stop - start)
-                num_rows += len(batch.labels[mine])
-                num_clicks += int(first_label(batch.labels)[mine].sum(dtype=np.int64))
-                num_cut.update(_longer_lists(batch, manifest.schema, mine))
-                for counter, texts in zip(counters, batch.texts, strict=True):
-                    counter.add(texts[mine])
-                yield take_logarithms(batch.numbers[mine], manifest.schema.count_flags)
-
-    transform = fit_numeric_transform(chunks(), manifest.schema.count_flags)
-    for name, number in num_cut.items():
-        if number:
-            logger.warning(
-                "%.1f %% of the lists of column %s are longer than its max_length, %d: the rest of them is not used",
-                100 * number / num_rows,
-                name,
-                manifest.schema.list_columns[name].max_length,
-            )
-    return replace(
-        manifest,
-        num_sampled_rows=num_rows,
-        num_sampled_clicks=num_clicks,
-        columns=tuple(
-            counter.column(name, num_rows=manifest.num_train_rows)
-            for name, counter in zip(manifest.schema.slot_columns, counters, strict=True)
-        ),
-        numeric_transform=transform if fits else manifest.numeric_transform,
-    )
-
-
-def _longer_lists(batch: RowBatch, schema: DataSchema, rows: slice) -> dict[str, int]:
-    """Return how many lists of each column in some rows are longer than what is used of them."""
-    return {
-        name: pc.greater(pc.list_value_length(texts[rows]), schema.list_columns[name].max_length).true_count
-        for name, texts in zip(schema.slot_columns, batch.texts, strict=True)
-        if name in schema.list_columns
-    }
 
 
 def _check_parameters(

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
@@ -110,12 +111,11 @@ class RowQuery:
             self._connected(files, day=day, schema=schema, scratch=scratch) as (connection, text, tables),
         ):
             names = [(table, file) for table, of_table in tables.items() for file in of_table]
-            with ThreadPoolExecutor() as pool:
-                inputs = list(pool.map(lambda named: describe_source(named[1]), names))
+            inputs = _described(file for _, file in names)
             contents = [
                 (table, each.size_bytes, each.tag) for (table, _), each in zip(names, inputs, strict=True)
             ]
-            document = json.dumps([text, schema.column_names, sorted(contents)])
+            document = json.dumps([text, schema.column_names, contents])
             place = folder / hashlib.sha256(document.encode()).hexdigest()[:16]
             if not (place / _MADE_FROM).exists():
                 # What a run that was killed left there goes.
@@ -127,7 +127,12 @@ class RowQuery:
                         raise DataError(
                             self.path, f"must return at least one row{of_day}, got none of {files[0]}"
                         )
-                    replace_json(place / _MADE_FROM, QueryInputs(files=tuple(inputs)).to_json())
+                    if _described(file for _, file in names) != inputs:
+                        raise DataError(
+                            self.path,
+                            "the files of its tables must not change while it runs, but did; run it once more",
+                        )
+                    replace_json(place / _MADE_FROM, QueryInputs(files=inputs).to_json())
                 except OSError as error:
                     free_bytes = shutil.disk_usage(folder).free
                     raise DataError(
@@ -167,7 +172,7 @@ class RowQuery:
                 for name, of_table in tables.items():
                     connection.register(name, _arrow_dataset(of_table, schema))
                 yield connection, text, tables
-        except duckdb.Error as error:
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
             message = " ".join(str(error).partition("\nLINE ")[0].split())
             raise ConfigurationError(
                 f"the query of {self.path} cannot be run: {message}; correct it"
@@ -201,6 +206,11 @@ def inputs_of(source: SourceFile) -> tuple[SourceFile, ...]:
     if not made_from.exists():
         return (source,)
     return QueryInputs.from_json(read_json(made_from, what="inputs of a query")).files
+
+
+def _described(files: Iterable[SourcePath]) -> tuple[SourceFile, ...]:
+    with ThreadPoolExecutor() as pool:
+        return tuple(pool.map(describe_source, files))
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

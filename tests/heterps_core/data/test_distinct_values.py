@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from heterps_core.data import distinct_values
+from heterps_core.data import distinct_values, training_rows
 from heterps_core.data.distinct_values import ColumnValues, ValueCounter, outgrown_tables, tables_table
 from heterps_core.data.hashing import rows_of_texts
 from heterps_core.data.preparation import prepare_dataset
@@ -153,9 +153,7 @@ def test_the_same_rows_get_the_same_tables_as_text_and_as_parquet(tmp_path, monk
     import pyarrow.csv as pa_csv
     import pyarrow.parquet as pq
 
-    from heterps_core.data import preparation
-
-    monkeypatch.setattr(preparation, "SAMPLED_ROWS", 8_000)
+    monkeypatch.setattr(training_rows, "SAMPLED_ROWS", 8_000)
     stream = write_click_stream(tmp_path / "clicks.tsv", num_rows=60_000, seed=1)
     options = pa_csv.ReadOptions(column_names=list(CRITEO_SCHEMA.column_names))
     texts = pa_csv.ConvertOptions(column_types=dict.fromkeys(CRITEO_SCHEMA.categorical_columns, pa.string()))

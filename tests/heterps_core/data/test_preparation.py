@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from heterps_core.data import preparation
+from heterps_core.data import preparation, training_rows
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.hashing import rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform
@@ -129,8 +129,8 @@ def test_a_column_keeps_the_rows_that_its_schema_gives_it(tmp_path):
 
 def test_of_many_rows_runs_spread_over_the_training_rows_fit_the_transform(tmp_path, monkeypatch):
     """Of 80 training rows, ten of every twenty are read."""
-    monkeypatch.setattr(preparation, "SAMPLED_ROWS", 40)
-    monkeypatch.setattr(preparation, "SAMPLED_RUNS", 4)
+    monkeypatch.setattr(training_rows, "SAMPLED_ROWS", 40)
+    monkeypatch.setattr(training_rows, "SAMPLED_RUNS", 4)
     source = write_parquet(tmp_path / "rows.parquet", 100, rows_per_group=7)
 
     manifest = prepare(source, tmp_path / "out").manifest

@@ -13,6 +13,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
+from heterps_core.data import row_query
 from heterps_core.data.manifest import describe_source
 from heterps_core.data.reading.readers import list_source_files
 from heterps_core.data.row_query import RowQuery, inputs_of
@@ -213,6 +214,30 @@ def test_columns_are_checked_before_a_run(tables, tmp_path):
         DataError, match=r"rows.sql: must return the columns label, country of the schema; returns id"
     ):
         query_of(tables, tmp_path, "SELECT * FROM rows").check(files, day=DAY, schema=SCHEMA)
+
+
+def test_a_file_that_changes_while_it_is_read_leaves_no_result(tables, tmp_path, monkeypatch):
+    def written_again(*arguments):
+        pq.write_table(pa.table({"member": [1], "country": ["at"]}), tables["users"])
+        return write(*arguments)
+
+    write = row_query._write
+    monkeypatch.setattr(row_query, "_write", written_again)
+
+    with pytest.raises(DataError, match=r"rows.sql: the files of its tables must not change while it runs"):
+        run(query_of(tables, tmp_path), tables["shown"], tmp_path)
+
+    assert not list((tmp_path / "results").iterdir())
+
+
+def test_a_damaged_file_is_told_in_one_line(tables, tmp_path):
+    whole = tables["users"].read_bytes()
+    tables["users"].write_bytes(whole[:40] + bytes(len(whole) - 48) + whole[-8:])
+
+    with pytest.raises(ConfigurationError, match=r"cannot be run: .*users.parquet") as refused:
+        run(query_of(tables, tmp_path), tables["shown"], tmp_path)
+
+    assert "\n" not in str(refused.value)
 
 
 def test_without_duckdb_it_is_told_how_to_get_it(tables, tmp_path, monkeypatch):
