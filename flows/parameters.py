@@ -200,7 +200,7 @@ class TrainParameters(PlannedParameters, TrainedParameters):
     """Plans that each search method may rate."""
 
     max_planning_seconds: Annotated[float, of_unit("seconds", ge=0.1)] | None = None
-    """After which the proof of the plan ends with a gap; empty for 60."""
+    """Of all proofs together, of zones, floors and markets; those that take longer end with a gap; empty for 60."""
 
     robust: bool = False
     """Take the plan of least worst regret where times are off by their spread: of the cheapest plans of all such

@@ -112,13 +112,11 @@ class InterruptedTrainingError(TrainingError):
 
     Args:
         message: What happened.
-        node_id: The node that was lost; None where all of them live.
         signature: What would be the same if the same error came once more; None for what is left to chance.
     """
 
-    def __init__(self, message: str, *, node_id: str | None = None, signature: str | None = None) -> None:
+    def __init__(self, message: str, *, signature: str | None = None) -> None:
         super().__init__(message)
-        self.node_id = node_id
         self.signature = signature
 
 

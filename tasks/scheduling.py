@@ -23,10 +23,9 @@ from heterps_core.planning.provisioning.offer_choice import (
     unit_prices,
     zones_of,
 )
-from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.planning.search.optimum import MAX_SECONDS, find_optimum
 from heterps_core.planning.search.robust_choice import ROBUST, RobustChoice, robust_result
 from heterps_core.planning.search.schedulers import get_scheduler
-from heterps_core.planning.search.schedulers.exact import ExactScheduler
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction, predict_dry_run
 from heterps_core.planning.simulate.dry_run_workers import simulate_workers
@@ -37,6 +36,7 @@ from heterps_core.profiling.profile_cache import worker_costs_of
 from heterps_core.training.job import DELAYED, TrainingConfig, TrainingJob, default_update_mode
 from tasks.planning.deadline import Deadline
 from tasks.planning.extra_costs import job_extra_costs, pause_share
+from tasks.planning.planning_time import PlanningTime
 from tasks.planning.table_disks import with_table_disks
 from tasks.profiling import PlannedJob, ProfiledModel
 
@@ -68,12 +68,13 @@ def make_problem(
     profiling_usd: float = 0.0,
     update_mode: str | None = None,
     wire_dtype: str = "float32",
+    planning_time: PlanningTime | None = None,
 ) -> SchedulingProblem:
     """Put profiles, offers, the job, the floor and what else is charged together.
 
     The step is the trainer's with delayed updates, else the papers'; without an update mode by the number of steps.
-    Where prices differ between zones, the problem is that of the zone with the cheapest optimum. Tables may lie on
-    disks where some unit cannot hold them.
+    Where prices differ between zones, the problem is that of the zone with the cheapest plan. Their proofs share the
+    planning time with one more, that of the plan itself. Tables may lie on disks where some unit cannot hold them.
 
     Raises:
         ProvisioningError: A device type is sold in no zone.
@@ -126,7 +127,14 @@ def make_problem(
             wire_dtype=wire_dtype,
         )
         problems.append(with_table_disks(in_memory, profiled.planned_graph, in_zone))
-    return problems[0] if len(problems) == 1 else min(problems, key=lambda p: find_optimum(p).cost_usd)
+    if len(problems) == 1:
+        return problems[0]
+    planning_time = planning_time or PlanningTime()
+    costs_usd = [
+        find_optimum(problem, seconds=planning_time.share(len(problems) + 1 - index)).cost_usd
+        for index, problem in enumerate(problems)
+    ]
+    return problems[costs_usd.index(min(costs_usd))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,18 +161,21 @@ def search_plan(
     scheduler: str,
     budget_evaluations: int,
     seed: int,
-    max_seconds: float | None = None,
+    max_seconds: float = MAX_SECONDS,
     proven_usd: float | None = None,
 ) -> SearchResult | InfeasiblePlanError:
-    """Search the cheapest plan with one method; a limit in seconds is of the proving one, a proven bound of others.
+    """Search the cheapest plan with one method; see `Scheduler.search`.
 
     That a method finds no plan is an answer and no failure of the task: cpu-only cannot reach every floor.
     """
-    method, terms = get_scheduler(scheduler), {"budget_evaluations": budget_evaluations, "seed": seed}
     try:
-        if isinstance(method, ExactScheduler):
-            return method.search(problem, **terms, max_seconds=max_seconds)
-        return method.search(problem, **terms, proven_usd=proven_usd)
+        return get_scheduler(scheduler).search(
+            problem,
+            budget_evaluations=budget_evaluations,
+            seed=seed,
+            proven_usd=proven_usd,
+            max_seconds=max_seconds,
+        )
     except InfeasiblePlanError as error:
         return error
 
@@ -175,7 +186,7 @@ def search_chosen(
     scheduler: str,
     budget_evaluations: int,
     seed: int,
-    max_seconds: float | None = None,
+    max_seconds: float = MAX_SECONDS,
 ) -> Searches:
     """Search with the method that is asked for and with the one that proves, and take the cheaper plan.
 

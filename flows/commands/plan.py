@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from heterps_core.errors import ConfigurationError
 from heterps_core.json_file import write_json
 from heterps_core.planning.problem.extra_costs import COST_TERMS
+from heterps_core.planning.search.optimum import MAX_SECONDS
 from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
 from heterps_core.text_table import Table, labelled_lines
 
 if TYPE_CHECKING:
     from heterps_core.planning.explain.explanation import PlanExplanation
     from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-    from heterps_core.planning.search.schedulers.exact import ExactScheduler
     from heterps_core.planning.search.search_result import SearchResult
 
 HELP = """\
@@ -63,8 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         type=float,
+        default=MAX_SECONDS,
         metavar="S",
-        help="of the scheduler exact: return the best plan and the bound after so many seconds (default: 60)",
+        help="of the proof, which then ends with a gap; exact returns its best plan (default: %(default)g)",
     )
     parser.add_argument(
         "--leave-out-costs",
@@ -95,18 +96,16 @@ def run(options: argparse.Namespace) -> None:
     scheduler = get_scheduler(options.scheduler)
     if options.seed < 0:
         raise ConfigurationError(f"--seed must not be negative, got {options.seed}")
+    if not options.seconds > 0:
+        raise ConfigurationError(f"--seconds must be above 0, got {options.seconds:g}")
     problem = _load_problem(options.problem, leave_out=options.leave_out_costs)
     budget = options.budget_evaluations
-    terms = {
-        "budget_evaluations": scheduler.default_budget_evaluations if budget is None else budget,
-        "seed": options.seed,
-    }
-    if options.seconds is None:
-        result = scheduler.search(problem, **terms)
-    else:
-        result = _exact(options.scheduler, options.seconds).search(
-            problem, **terms, max_seconds=options.seconds
-        )
+    result = scheduler.search(
+        problem,
+        budget_evaluations=scheduler.default_budget_evaluations if budget is None else budget,
+        seed=options.seed,
+        max_seconds=options.seconds,
+    )
     choice = None
     if options.robust:
         from heterps_core.planning.search.robust_choice import robust_result
@@ -122,18 +121,6 @@ def run(options: argparse.Namespace) -> None:
         from heterps_core.planning.explain.text import explanation_text
 
         print(f"\n{explanation_text(explanation)}")
-
-
-def _exact(scheduler: str, seconds: float) -> ExactScheduler:
-    from heterps_core.planning.search.schedulers.exact import ExactScheduler
-
-    if scheduler != ExactScheduler.name:
-        raise ConfigurationError(
-            f"--seconds is of the scheduler 'exact', got {scheduler!r}; limit others by --budget-evaluations"
-        )
-    if not seconds > 0:
-        raise ConfigurationError(f"--seconds must be above 0, got {seconds:g}")
-    return ExactScheduler()
 
 
 def plan_table(problem: SchedulingProblem, result: SearchResult, *more: tuple[str, str]) -> str:

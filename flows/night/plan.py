@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from zoneinfo import ZoneInfo
 
 from prefect.runtime import flow_run as current_flow_run
@@ -21,6 +20,7 @@ from heterps_core.hardware import Market
 from heterps_core.models.model_graph import host_bytes_of_worker
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers
+from heterps_core.planning.search.optimum import MAX_SECONDS
 from heterps_core.training.job import CHAMPION, TrainingConfig, default_batch_size
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.prices.price_catalogue import PriceCatalogue
@@ -31,6 +31,7 @@ from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, s
 from tasks.learning import Learning, learn_from_runs
 from tasks.planning.deadline import deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.extra_costs import pause_share
+from tasks.planning.planning_time import PlanningTime
 from tasks.planning.table_disks import table_memory_bytes
 from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import ProfiledModel, planned_job, profile_layers
@@ -48,6 +49,7 @@ from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run, open_run
 from tasks.running.start import Start, choose_start, load_start
 from tasks.scheduling import (
+    Searches,
     explain_choice,
     make_problem,
     search_chosen,
@@ -231,6 +233,8 @@ def plan_night(run: OpenedRun) -> NightPlan:
     )
     learning = learn_from_runs(run.workspace, run_id=run.run_id)
 
+    planning_time = PlanningTime(asked.max_planning_seconds or MAX_SECONDS)
+
     def problem_with(names: Sequence[str]) -> SchedulingProblem:
         return learning.corrected(
             make_problem(
@@ -244,7 +248,18 @@ def plan_night(run: OpenedRun) -> NightPlan:
                 profiling_usd=profiled.profiling_usd(run.run_id),
                 update_mode=asked.update_mode,
                 wire_dtype=asked.wire_dtype,
+                planning_time=planning_time,
             )
+        )
+
+    def search(problem: SchedulingProblem) -> Searches:
+        return search_chosen(
+            problem,
+            scheduler=asked.scheduler,
+            budget_evaluations=asked.budget_evaluations,
+            seed=asked.seed,
+            # With a deadline, faster plans and those without spot machines are proven as well.
+            max_seconds=planning_time.share(1 if deadline is None else 2),
         )
 
     with explained_by(deadline):
@@ -255,13 +270,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
             problem,
             problem_with(steady_types) if deadline and set(markets) == set(Market) else None,
             deadline,
-            search=partial(
-                search_chosen,
-                scheduler=asked.scheduler,
-                budget_evaluations=asked.budget_evaluations,
-                seed=asked.seed,
-                max_seconds=asked.max_planning_seconds,
-            ),
+            search=search,
             max_usd_per_hour=asked.max_usd_per_hour,
         )
     robust_choice = None

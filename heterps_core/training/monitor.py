@@ -103,7 +103,6 @@ def follow_training(
                     shortage = memory.shortage(f"node {node_id}") if run.is_local else None
                     raise InterruptedTrainingError(
                         f"{shortage or error}; {_last_seen(run, cluster, node)}",
-                        node_id=node_id,
                         # One machine may fail to boot; two in a row point to its image, or to what its role may do.
                         signature="no first sign of life" if beat is None else None,
                     ) from error
@@ -189,7 +188,6 @@ def _failure(run: RunDirectory, cluster: Cluster, node_id: str, end: Mapping[str
         )
     return InterruptedTrainingError(
         f"{said}; {_log_of(run, node_id, end['log_tail'])}",
-        node_id=silent[0][0].node_id if silent else None,
         signature=cause.signature,
     )
 

@@ -67,6 +67,13 @@ def test_a_bound_that_is_proven_already_is_taken_as_it_is(name, result):
     assert again.plan.cost_lower_bound_usd == (own if name == "exact" else known_usd)
 
 
+def test_a_proof_that_may_take_no_time_gives_a_bound_that_holds(name, result):
+    again = get_scheduler(name).search(PROBLEM, budget_evaluations=BUDGET, seed=3, max_seconds=0.0)
+
+    assert again.plan.cost_lower_bound_usd <= result.plan.cost_lower_bound_usd * (1 + 1e-12)
+    assert again.plan.cost_usd >= result.plan.cost_lower_bound_usd * (1 - 1e-12)
+
+
 def test_the_budget_is_kept(name, result):
     assert 1 <= result.plan.num_evaluations <= BUDGET
     if name not in {"brute-force"}:

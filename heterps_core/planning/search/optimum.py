@@ -39,12 +39,9 @@ from heterps_core.planning.provisioning.stage_time_search import (
     least_stage_seconds,
     minimise_stage_time_rate,
 )
-from heterps_core.planning.search.capped_search import (
-    CappedSearch,
-    FeasibilitySearch,
-    stage_time_range,
-)
+from heterps_core.planning.search.capped_search import CappedSearch
 from heterps_core.planning.search.chain_solver import ChainSolver, ReplicatedRows
+from heterps_core.planning.search.feasibility import FeasibilitySearch, stage_time_range
 from heterps_core.plans.scheduling_plan import Stage
 
 _POINTS_PER_ROUND = 32
@@ -104,13 +101,15 @@ def find_optimum(
     )
 
 
-def proven_bound_usd(problem: SchedulingProblem, *, known: Sequence[Stage] = ()) -> float:
-    """Return a cost in USD that no plan undercuts, without simulating any; a plan that is `known` shortens the proof.
+def proven_bound_usd(
+    problem: SchedulingProblem, *, seconds: float = MAX_SECONDS, known: Sequence[Stage] = ()
+) -> float:
+    """Return a cost in USD that no plan undercuts, without simulating any; arguments as in `find_optimum`.
 
     Raises:
         InfeasiblePlanError: As `find_optimum`, but not where only the plans that it simulates miss the floor.
     """
-    return _proven(problem, known, time.perf_counter() + MAX_SECONDS)[1]
+    return _proven(problem, known, time.perf_counter() + seconds)[1]
 
 
 def _proven(

@@ -26,13 +26,13 @@ def run(tmp_path):
     return directory
 
 
-def lose(workspace, run, number, *, minutes=0, signature=None, node_id=None):
+def lose(workspace, run, number, *, minutes=0, signature=None):
     """Lose launch `number` of the run."""
     launch_id = "r1" if number == 1 else f"r1.{number}"
     return note_loss(
         workspace,
         "r1",
-        InterruptedTrainingError(f"loss {number}", signature=signature, node_id=node_id),
+        InterruptedTrainingError(f"loss {number}", signature=signature),
         run_directory=run,
         launch_id=launch_id,
         now=NOW + timedelta(minutes=minutes),

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.search.optimum import proven_bound_usd
+from heterps_core.planning.search.optimum import MAX_SECONDS, proven_bound_usd
 from heterps_core.planning.search.plan_rater import Assignments, PlanRater, Ratings
 from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
@@ -26,11 +27,54 @@ _SUMMATION_TOLERANCE = 1e-9
 """The same plan summed in another order differs in the last digits, relatively; more is a wrong proof."""
 
 
+class Proof:
+    """The cost that no plan undercuts: known already, or proven when it is asked for.
+
+    Args:
+        problem: Whose plans are meant.
+        known_usd: The cost, where it is proven already.
+        max_seconds: After which a proof ends with a lower bound.
+    """
+
+    def __init__(self, problem: SchedulingProblem, known_usd: float | None, max_seconds: float) -> None:
+        self.problem, self.max_seconds = problem, max_seconds
+        self.seconds = 0.0
+        """That the proof took."""
+
+        self._usd = known_usd
+
+    def usd(self, known: Sequence[Stage] = ()) -> float:
+        """Return the cost; a plan that is `known` shortens the proof.
+
+        Raises:
+            InfeasiblePlanError: There is no plan; names the constraint and how far it is missed.
+        """
+        if self._usd is None:
+            started = time.perf_counter()
+            self._usd = proven_bound_usd(self.problem, known=known, seconds=self.max_seconds)
+            self.seconds = time.perf_counter() - started
+        return self._usd
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundPlan:
+    """What a method found."""
+
+    stages: tuple[Stage, ...]
+    num_evaluations: int
+    history: Sequence[HistoryPoint] = ()
+    """Empty where the plan is the first that was rated."""
+
+    proven_usd: float | None = None
+    """A cost that no plan undercuts, where the method proves one itself."""
+
+
 class Scheduler(ABC):
     """A search for the cheapest plan of a problem.
 
     Life cycle: a scheduler holds settings only. `search` may be called any number of times, with any
     problems; it keeps nothing between calls, and the same problem, budget and seed give the same plan.
+    Callers use `search`, which takes the time and adds the proof; methods write `find`.
     """
 
     name: ClassVar[str]
@@ -39,7 +83,6 @@ class Scheduler(ABC):
     default_budget_evaluations: ClassVar[int]
     """What a user gets who names no budget: enough for this method to do well on 16 layers x 4 types."""
 
-    @abstractmethod
     def search(
         self,
         problem: SchedulingProblem,
@@ -47,17 +90,53 @@ class Scheduler(ABC):
         budget_evaluations: int,
         seed: int,
         proven_usd: float | None = None,
+        max_seconds: float = MAX_SECONDS,
     ) -> SearchResult:
-        """Return the best plan that was found.
+        """Return the best plan that was found, with its proof.
 
         Args:
             problem: What to plan.
             budget_evaluations: Most plans that may be rated, at least 1.
             seed: Of all random choices.
             proven_usd: A cost that no plan undercuts, where one is proven already; else it is proven here.
+            max_seconds: After which the proof ends with a gap; `exact` then returns its best plan.
 
         Raises:
             ConfigurationError: The budget is below 1, or too small for a method that cannot do with less.
+            InfeasiblePlanError: No plan was found; names the constraint and how far it is missed.
+        """
+        check_budget(budget_evaluations)
+        proof = Proof(problem, proven_usd, max_seconds)
+        started = time.perf_counter()
+        found = self.find(problem, budget_evaluations=budget_evaluations, seed=seed, proof=proof)
+        search_seconds = time.perf_counter() - started - proof.seconds
+        cost_usd = evaluate(problem, found.stages).cost_usd
+        return result_with_bound(
+            problem,
+            proof.usd(found.stages) if found.proven_usd is None else found.proven_usd,
+            scheduler=self.name,
+            seed=seed,
+            stages=found.stages,
+            num_evaluations=found.num_evaluations,
+            history=found.history or [HistoryPoint(found.num_evaluations, search_seconds, cost_usd)],
+            search_seconds=search_seconds,
+            certificate_seconds=proof.seconds,
+        )
+
+    @abstractmethod
+    def find(
+        self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int, proof: Proof
+    ) -> FoundPlan:
+        """Return the best plan of this method.
+
+        Args:
+            problem: What to plan.
+            budget_evaluations: Most plans that may be rated, at least 1.
+            seed: Of all random choices.
+            proof: Asked where no plan is found: its error says better than the method why there is none.
+
+        Raises:
+            ConfigurationError: The budget is too small.
             InfeasiblePlanError: No plan was found; names the constraint and how far it is missed.
         """
 
@@ -65,7 +144,7 @@ class Scheduler(ABC):
 class ProposingScheduler(Scheduler):
     """A scheduler that proposes plans in batches and learns from their ratings.
 
-    `search` runs the generator of `propose`: each batch it yields is cut to what is left of the
+    `find` runs the generator of `propose`: each batch it yields is cut to what is left of the
     budget, rated with the best replica counts, and its ratings are sent back. The generator may
     end early; it is closed when the budget is spent.
     """
@@ -74,29 +153,11 @@ class ProposingScheduler(Scheduler):
     def propose(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> Proposals:
         """Yield batches of layer-to-type assignments; receive the ratings of each batch."""
 
-    def search(
-        self,
-        problem: SchedulingProblem,
-        *,
-        budget_evaluations: int,
-        seed: int,
-        proven_usd: float | None = None,
-    ) -> SearchResult:
-        """Run the proposals against the budget; see `Scheduler.search`."""
+    def find(
+        self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int, proof: Proof
+    ) -> FoundPlan:
+        """Rate what is proposed until the proposals end or the budget does; see `Scheduler.find`."""
         proposals = self.propose(problem, budget_evaluations=budget_evaluations, seed=seed)
-        return self.run_proposals(problem, proposals, budget_evaluations, seed, proven_usd)
-
-    def run_proposals(
-        self,
-        problem: SchedulingProblem,
-        proposals: Proposals,
-        budget_evaluations: int,
-        seed: int,
-        proven_usd: float | None,
-    ) -> SearchResult:
-        """Rate what a generator proposes until it ends or the budget does; see `Scheduler.search`."""
-        check_budget(budget_evaluations)
-        started = time.perf_counter()
         rater = PlanRater(problem, budget_evaluations=budget_evaluations)
         try:
             batch = next(proposals)
@@ -107,27 +168,16 @@ class ProposingScheduler(Scheduler):
         finally:
             proposals.close()
         stages = rater.best_stages()
-        search_seconds = time.perf_counter() - started
         if stages is None:
-            raise self.nothing_found(problem, rater, proven_usd)
-        return certified_result(
-            problem,
-            scheduler=self.name,
-            seed=seed,
-            stages=stages,
-            num_evaluations=rater.num_evaluations,
-            history=rater.history,
-            search_seconds=search_seconds,
-            proven_usd=proven_usd,
-        )
+            raise self.nothing_found(problem, rater, proof)
+        return FoundPlan(stages=stages, num_evaluations=rater.num_evaluations, history=rater.history)
 
     def nothing_found(
-        self, problem: SchedulingProblem, rater: PlanRater, proven_usd: float | None
+        self, problem: SchedulingProblem, rater: PlanRater, proof: Proof
     ) -> InfeasiblePlanError:
         """Return the error for a search without a feasible plan: the problem's own, or the method's."""
         try:
-            if proven_usd is None:
-                proven_bound_usd(problem)
+            proof.usd()
         except InfeasiblePlanError as error:
             return error
         return InfeasiblePlanError(
@@ -147,32 +197,6 @@ def check_budget(budget_evaluations: int) -> None:
         raise ConfigurationError(
             f"a search needs a budget of at least 1 evaluation, got {budget_evaluations}"
         )
-
-
-def certified_result(
-    problem: SchedulingProblem,
-    *,
-    scheduler: str,
-    seed: int,
-    stages: Sequence[Stage],
-    num_evaluations: int,
-    history: Sequence[HistoryPoint],
-    search_seconds: float,
-    proven_usd: float | None,
-) -> SearchResult:
-    """Return a found plan with the proven bound, as every scheduler hands it back."""
-    started = time.perf_counter()
-    return result_with_bound(
-        problem,
-        proven_bound_usd(problem, known=stages) if proven_usd is None else proven_usd,
-        scheduler=scheduler,
-        seed=seed,
-        stages=stages,
-        num_evaluations=num_evaluations,
-        history=history,
-        search_seconds=search_seconds,
-        certificate_seconds=time.perf_counter() - started,
-    )
 
 
 def result_with_bound(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.search.optimum import MAX_SECONDS, find_optimum
-from heterps_core.planning.search.schedulers.base import Scheduler, check_budget, result_with_bound
-from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
+from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.planning.search.schedulers.base import FoundPlan, Proof, Scheduler
 
 
 class ExactScheduler(Scheduler):
@@ -21,28 +18,9 @@ class ExactScheduler(Scheduler):
     name = "exact"
     default_budget_evaluations = 1
 
-    def search(
-        self,
-        problem: SchedulingProblem,
-        *,
-        budget_evaluations: int,
-        seed: int,
-        proven_usd: float | None = None,
-        max_seconds: float | None = None,
-    ) -> SearchResult:
-        """Return the optimum, or the best plan after so many seconds, with its own proof; see `Scheduler.search`."""
-        check_budget(budget_evaluations)
-        started = time.perf_counter()
-        optimum = find_optimum(problem, seconds=MAX_SECONDS if max_seconds is None else max_seconds)
-        search_seconds = time.perf_counter() - started
-        return result_with_bound(
-            problem,
-            optimum.cost_lower_bound_usd,
-            scheduler=self.name,
-            seed=seed,
-            stages=optimum.stages,
-            num_evaluations=1,
-            history=[HistoryPoint(1, search_seconds, optimum.cost_usd)],
-            search_seconds=search_seconds,
-            certificate_seconds=0.0,
-        )
+    def find(
+        self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int, proof: Proof
+    ) -> FoundPlan:
+        """Return the optimum, or after the proof's seconds the best plan, with its own proof."""
+        optimum = find_optimum(problem, seconds=proof.max_seconds)
+        return FoundPlan(stages=optimum.stages, num_evaluations=1, proven_usd=optimum.cost_lower_bound_usd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -11,9 +10,7 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
-from heterps_core.planning.search.optimum import proven_bound_usd
-from heterps_core.planning.search.schedulers.base import Scheduler, certified_result, check_budget
-from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
+from heterps_core.planning.search.schedulers.base import FoundPlan, Proof, Scheduler
 from heterps_core.plans.scheduling_plan import Stage
 
 
@@ -30,17 +27,10 @@ class GreedyScheduler(Scheduler):
     default_budget_evaluations = 10_000
     """More than any chain of a thousand layers needs with ten types."""
 
-    def search(
-        self,
-        problem: SchedulingProblem,
-        *,
-        budget_evaluations: int,
-        seed: int,
-        proven_usd: float | None = None,
-    ) -> SearchResult:
-        """Return the plan of the local choices; see `Scheduler.search`."""
-        check_budget(budget_evaluations)
-        started = time.perf_counter()
+    def find(
+        self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int, proof: Proof
+    ) -> FoundPlan:
+        """Return the plan of the local choices; see `Scheduler.find`."""
         candidates = problem.device_type_names[:budget_evaluations]
         num_idle = next(
             index for index, layer in enumerate(problem.layers) if min(layer.compute_seconds.values())
@@ -51,29 +41,16 @@ class GreedyScheduler(Scheduler):
         for choice in range(num_choices):
             num_layers = num_idle + choice + 1 if choice + 1 < num_choices else problem.num_layers
             chain = replace(problem, layers=problem.layers[:num_layers])
-            stages = _cheapest_turn(problem, chain, settled, candidates, proven_usd)
+            stages = _cheapest_turn(chain, settled, candidates, proof)
             settled += [stages[-1].device_type] * (num_layers - len(settled))
-        search_seconds = time.perf_counter() - started
-        num_evaluations = num_choices * len(candidates)
-        cost_usd = evaluate(problem, stages).cost_usd
-        return certified_result(
-            problem,
-            scheduler=self.name,
-            seed=seed,
-            stages=stages,
-            num_evaluations=num_evaluations,
-            history=[HistoryPoint(num_evaluations, search_seconds, cost_usd)],
-            search_seconds=search_seconds,
-            proven_usd=proven_usd,
-        )
+        return FoundPlan(stages=stages, num_evaluations=num_choices * len(candidates))
 
 
 def _cheapest_turn(
-    problem: SchedulingProblem,
     chain: SchedulingProblem,
     settled: Sequence[str],
     candidates: Sequence[str],
-    proven_usd: float | None,
+    proof: Proof,
 ) -> tuple[Stage, ...]:
     """Return the cheapest stages of a chain whose first layers are settled, the others sharing one type.
 
@@ -89,8 +66,7 @@ def _cheapest_turn(
         except InfeasiblePlanError as error:
             reasons.append(error)
     if not turns:
-        if proven_usd is None:
-            proven_bound_usd(problem)  # says it better where no plan at all is feasible
+        proof.usd()  # its error says it better where no plan at all is feasible
         _, _, detail = str(reasons[-1]).partition(": ")
         raise InfeasiblePlanError(
             reasons[-1].constraint,

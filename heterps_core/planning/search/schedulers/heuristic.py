@@ -12,7 +12,7 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, is_cpu
 from heterps_core.planning.provisioning.replica_balance import balance_replicas
 from heterps_core.planning.search.plan_rater import Assignments, PlanRater
-from heterps_core.planning.search.schedulers.base import Proposals, ProposingScheduler
+from heterps_core.planning.search.schedulers.base import Proof, Proposals, ProposingScheduler
 from heterps_core.planning.search.schedulers.greedy import runs_of
 
 
@@ -28,7 +28,7 @@ class HeuristicScheduler(ProposingScheduler):
         yield rule_of_thumb_plans(problem)
 
     def nothing_found(
-        self, problem: SchedulingProblem, rater: PlanRater, proven_usd: float | None
+        self, problem: SchedulingProblem, rater: PlanRater, proof: Proof
     ) -> InfeasiblePlanError:
         """Return why the first pair of types cannot carry the layers."""
         names = problem.device_type_names
@@ -39,7 +39,7 @@ class HeuristicScheduler(ProposingScheduler):
             _, _, detail = str(error).partition(": ")
             types = " and ".join(dict.fromkeys(run.device_type for run in runs))
             return InfeasiblePlanError(error.constraint, f"by the rule of thumb with {types}, {detail}")
-        return super().nothing_found(problem, rater, proven_usd)
+        return super().nothing_found(problem, rater, proof)
 
 
 def rule_of_thumb_plans(problem: SchedulingProblem) -> Assignments:

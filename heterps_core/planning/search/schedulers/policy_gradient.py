@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.schedulers.base import ProposingScheduler
 from heterps_core.planning.search.search_result import SearchResult
 
@@ -21,11 +22,11 @@ class PolicyGradientScheduler(ProposingScheduler):
     up to a second; that is done before the clock starts.
     """
 
-    def run_proposals(self, *terms: Any) -> SearchResult:
-        """Rate what a generator proposes until it ends or the budget does; see `Scheduler.search`."""
+    def search(self, problem: SchedulingProblem, **terms: Any) -> SearchResult:
+        """Return the best plan that was found, with its proof; see `Scheduler.search`."""
         with one_torch_thread():
             _warm_up_torch()
-            return super().run_proposals(*terms)
+            return super().search(problem, **terms)
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor, *, gradient_norm: float | None = None) -> None:

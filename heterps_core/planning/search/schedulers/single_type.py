@@ -10,7 +10,7 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, is_cpu
 from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
 from heterps_core.planning.search.plan_rater import PlanRater
-from heterps_core.planning.search.schedulers.base import Proposals, ProposingScheduler
+from heterps_core.planning.search.schedulers.base import Proof, Proposals, ProposingScheduler
 
 
 class SingleTypeScheduler(ProposingScheduler):
@@ -33,7 +33,7 @@ class SingleTypeScheduler(ProposingScheduler):
         yield np.repeat(np.array(types)[:, None], problem.num_layers, axis=1)
 
     def nothing_found(
-        self, problem: SchedulingProblem, rater: PlanRater, proven_usd: float | None
+        self, problem: SchedulingProblem, rater: PlanRater, proof: Proof
     ) -> InfeasiblePlanError:
         """Return why the first type of the kind cannot carry all layers."""
         name = next(filter(self.accepts, problem.device_types))
@@ -42,7 +42,7 @@ class SingleTypeScheduler(ProposingScheduler):
         except InfeasiblePlanError as error:
             _, _, detail = str(error).partition(": ")
             return InfeasiblePlanError(error.constraint, f"with every layer on {name}, {detail}")
-        return super().nothing_found(problem, rater, proven_usd)
+        return super().nothing_found(problem, rater, proof)
 
 
 class CpuOnlyScheduler(SingleTypeScheduler):
