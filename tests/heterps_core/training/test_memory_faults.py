@@ -220,14 +220,20 @@ def test_a_worker_that_is_given_no_memory_says_so(dataset, tmp_path):
 
 
 def test_a_job_that_does_not_fit_here_is_refused_with_the_sum_in_words():
-    need = WorkerMemory(process_bytes=450_000_000, row_group_bytes=250_000_000, state_bytes=3 * 10**12)
+    need = WorkerMemory(
+        process_bytes=450_000_000,
+        row_group_bytes=250_000_000,
+        state_bytes=3 * 10**12,
+        checkpoint_bytes=300_000_000,
+    )
 
     with pytest.raises(ConfigurationError) as failure:
         check_workers_fit({"stage 0": [need.num_bytes] * 2}, where="this machine", made_of={"stage 0": need})
 
     assert (
-        "need 6,001.40 GB (2 of stage 0 3,000.70 GB each: 0.45 GB for the process, 0.25 GB for row groups and "
-        "3,000.00 GB for tables, weights and optimizers), and of " in str(failure.value)
+        "need 6,002.00 GB (2 of stage 0 3,001.00 GB each: 0.45 GB for the process, 0.25 GB for row groups, "
+        "3,000.00 GB for tables, weights and optimizers and 0.30 GB for checkpoints), and of "
+        in str(failure.value)
     )
 
 
