@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heterps_core.compute_device import CPU
 from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.row_range import RowRange
 
@@ -152,7 +153,7 @@ class RowKernels:
     def take_changed(self, changed_R: Tensor) -> Tensor:
         """Return the rows [U] that are marked, ascending, and clear the marks; each is 0 or 1 in one byte."""
         count = self._changed(changed_R.data_ptr(), len(changed_R), None)
-        rows_U = torch.empty(count, dtype=torch.int64)
+        rows_U = torch.empty(count, dtype=torch.int64, device=CPU)
         self._changed(changed_R.data_ptr(), len(changed_R), rows_U.data_ptr() if count else None)
         return rows_U
 

@@ -100,8 +100,8 @@ Arrow's reader, 70 MB, and of the counts by which models are judged, 100 MB; mea
 ROW_BUFFER_BYTES_PER_SAMPLE = 200
 """Of row groups in memory: 157 with Criteo's columns, and what is read, hashed and copied meanwhile."""
 
-COPIED_BYTES = 256 * 1024**2
-"""Of rows that a checkpoint copies while the training waits for nothing; where more have changed, it waits."""
+CHECKPOINT_BYTES = 0.31e9
+"""Most that a worker copies for a checkpoint and has not written yet; a smaller model has no more to copy."""
 
 CARD_BYTES = 1.0e9
 """Of a card: the context of CUDA, NCCL's buffers and the allocator's rounding. Assumed: the order of what PyTorch
@@ -121,10 +121,11 @@ def reserved_bytes(
 ) -> float:
     """Return what is not free for tables and weights in the memory of one unit.
 
-    The worker, on the host with copies for checkpoints or on its card, a free share, and the activations in flight:
-    at most those of a whole batch in all layers, with their gradients.
+    The worker, on the host or on its card, copies for checkpoints, which are on the host, a free share, and the
+    activations in flight: at most those of a whole batch in all layers, with their gradients.
     """
     activation_bytes = 2 * batch_size * sum(layer.output_bytes_per_sample for layer in graph.layers)
     is_cpu = device_type.kind is DeviceKind.CPU
-    worker_bytes = host_bytes_of_worker(num_samples) + COPIED_BYTES if is_cpu else CARD_BYTES
+    host_bytes = host_bytes_of_worker(num_samples) + min(graph.state_bytes, CHECKPOINT_BYTES)
+    worker_bytes = host_bytes if is_cpu else CARD_BYTES
     return worker_bytes + activation_bytes + FREE_SHARE * device_type.memory_bytes

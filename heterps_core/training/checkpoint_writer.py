@@ -31,7 +31,6 @@ from heterps_core.compute_device import CPU
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.errors import CheckpointError
 from heterps_core.json_codec import to_json
-from heterps_core.models.model_graph import COPIED_BYTES
 from heterps_core.training.checkpoint import (
     MANIFEST,
     SCHEMA_VERSION,
@@ -48,6 +47,9 @@ from heterps_core.training.storage.stored_tensors import TensorManifest, TensorR
 from heterps_core.training.storage.verified_files import HASHES_SUFFIX, DamagedFileError, write_signed_json
 
 logger = logging.getLogger(__name__)
+
+COPIED_BYTES = 256 * 1024**2
+"""Most bytes of rows that wait in memory to be written; the training waits where more have changed."""
 
 PIECE_BYTES = 16 * 1024**2
 """Of rows, copied and written at once."""

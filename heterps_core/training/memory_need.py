@@ -9,7 +9,6 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import (
-    COPIED_BYTES,
     WORKER_BYTES,
     Layer,
     host_bytes_of_worker,
@@ -17,7 +16,7 @@ from heterps_core.models.model_graph import (
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.models.tracing import trace_chain
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.checkpoint_writer import PIECE_BYTES
+from heterps_core.training.checkpoint_writer import COPIED_BYTES, PIECE_BYTES
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.job import DELAYED, TrainingConfig
 from heterps_core.training.node.host_memory import gigabytes

@@ -110,6 +110,17 @@ def test_the_column_with_most_collisions_is_told_and_all_are_on_the_page():
     assert "C1 " in table.text
 
 
+def test_what_workers_sent_one_another_in_a_step_is_told_with_its_format():
+    training = replace(make_training(), sent_bytes_per_step=3 * 1024**2 / 2)
+
+    for page, is_told in ((page_of(training=training), True), (page_of(), False)):
+        error = page.sections[SECTIONS.index("Prediction error")]
+        [facts] = [block for block in error.blocks if isinstance(block, Facts)]
+        assert dict(facts.pairs).get("sent") == (
+            "1.50 MiB a step between workers, in float32" if is_told else None
+        )
+
+
 def test_what_was_learnt_is_told_with_its_error_on_unseen_nights():
     speeds = [make_speed(f"202610{day:02d}-0230-00000000") for day in range(1, 13)]
     page = page_of(learning=Learning(speeds=tuple(speeds)))
