@@ -1,6 +1,6 @@
 """Which rows without a click are left out of training: a keyed hash of a row's place in the source says so.
 
-So whoever reads a row group leaves out the same rows, and only how many stay of each has to be known to number them.
+So each reader of a row group leaves out the same rows, and only how many stay of each has to be known to number them.
 """
 
 from __future__ import annotations

@@ -78,16 +78,25 @@ AS_THEY_ARE = NumericTransform(is_count=(False, False), means=(0.0, 0.0), standa
 
 
 def run(*, seed: int = 0, num_cases: int = NUM_ROWS) -> list[dict[str, Any]]:
-    """Measure, print a table and return its figures; `num_cases` are the real rows that are counted."""
-    figures = order_of_a_billion(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        figures += counted_rows(Path(folder), num_cases, seed)
-        figures += fleet_bytes(Path(folder), seed)
-        figures += speeds(Path(folder), seed)
-        figures += learning(Path(folder), seed)
-        figures += flow_peaks(Path(folder), seed, most_rows=max(FLOW_ROWS[-1], num_cases))
-    for entry in figures:
-        print(f"{entry['name']:<44}{entry['value']:>18,.6g} {entry['unit']}")
+    """Measure, print each figure as it comes and return all; `num_cases` are the real rows that are counted."""
+    figures = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        parts: list[Callable[[], list[dict[str, Any]]]] = [
+            lambda: order_of_a_billion(seed),
+            lambda: counted_rows(folder, num_cases, seed),
+            lambda: speeds(folder, seed),
+            lambda: fleet_bytes(folder, seed),
+            lambda: flow_peaks(folder, seed, most_rows=max(FLOW_ROWS[-1], num_cases)),
+            lambda: learning(folder, seed),
+        ]
+        for part in parts:
+            started_s = time.process_time()
+            found = part()
+            for entry in found:
+                print(f"{entry['name']:<44}{entry['value']:>18,.6g} {entry['unit']}")
+            print(f"{'':<44}{time.process_time() - started_s:>18,.0f} CPU s", flush=True)
+            figures += found
     return figures
 
 
