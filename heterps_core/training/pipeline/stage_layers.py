@@ -47,8 +47,8 @@ def keep_freed_memory(*, shares_heap: bool = False) -> None:
     with this it touches a dozen. Elsewhere than on glibc nothing is changed.
 
     Args:
-        shares_heap: All threads that begin later use one heap. The threads that read batches and sweep tables keep
-            45 MB in heaps of their own else, of 350.
+        shares_heap: All threads that begin later use one heap: what threads that read batches and sweep tables free
+            would stay in heaps of their own.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
