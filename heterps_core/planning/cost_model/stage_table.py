@@ -156,6 +156,31 @@ class StageTable:
                 prices[where] = cover[num_replicas[where].astype(np.int64)]
         return prices
 
+    def least_usd_seconds(self, num_replicas: Floats, least_seconds: float) -> Floats:
+        """Return a bound below price(k') max(x, ET(k')) for all k' >= k, elementwise.
+
+        k ET(k) never falls where k rises: more replicas save less time than they take together. So it is at least
+        price(k) x, and k ET(k) times the least price per unit of k or more.
+
+        Args:
+            num_replicas: k, infinite where there is none.
+            least_seconds: x.
+        """
+        pacing = num_replicas
+        if self.trainer is not None:
+            pacing = pacing_replicas(self.trainer.microbatch_rows, num_replicas)
+        rates = np.broadcast_to(self.price_usd_per_hour, num_replicas.shape).copy()
+        is_finite = np.isfinite(num_replicas)
+        types = np.broadcast_to(self.type_indices, num_replicas.shape)
+        for index, cover in self.covers.items():
+            where = np.nonzero((types == index) & is_finite)
+            per_unit = np.minimum.accumulate((cover[1:] / np.arange(1, cover.size))[::-1])[::-1]
+            rates[where] = per_unit[num_replicas[where].astype(np.int64) - 1]
+        with np.errstate(invalid="ignore"):
+            worked = rates * pacing * self.seconds(num_replicas)
+            usd_seconds = np.maximum(self.usd_per_hour(num_replicas) * least_seconds, worked)
+        return np.where(is_finite, usd_seconds, np.inf)
+
     def least_replicas(self, stage_seconds: Floats) -> Floats:
         """Return the least k with ET(k) <= x that memory and the type's cap allow.
 

@@ -1,10 +1,8 @@
 """The cheapest plan within the caps, with a bound that is valid whenever the search ends.
 
-Branch and bound over intervals of the longest stage time. With the replicas that the upper end wants, charged for
-the lower end, every plan of an interval costs at least what it seems to, so the capped partition
-(`capped_partition.py`) bounds them all. The interval of the least bound comes next: it is divided where its width is
-what keeps the bound low, else its partial plans are searched. Stages that no better plan has are struck out for all
-parts of an interval. Where interruptions are charged, intervals are divided by them as well.
+Branch and bound over intervals of the longest stage time (`interval_bound.py`). The interval of the least bound comes
+next: it is divided where its width is what keeps the bound low, else its partial plans are searched
+(`partial_plans.py`). Where interruptions are charged, intervals are divided by them as well.
 
 By the trainer's step the number of micro-batches grows with the stages. An interval begins with all plans, with the
 fewest replicas that any of these numbers wants, and is divided into plans of few stages and the rest. More
@@ -18,32 +16,20 @@ import heapq
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints
-from heterps_core.planning.cost_model.objective import objective_of
+from heterps_core.planning.cost_model.arrays import Ints
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
-from heterps_core.planning.cost_model.stage_table import (
-    StageTable,
-    segment_layers,
-    segment_row,
-    segment_table,
-)
 from heterps_core.planning.cost_model.step_model import StepGroup
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.provisioning.replica_balance import LayerRun, fixed_stages
-from heterps_core.planning.provisioning.stage_time_search import RateSolutions, StageTimeOptimum
-from heterps_core.planning.search.capped_partition import (
-    MAX_PARTIAL_PLANS,
-    CappedChain,
-    ascend,
-    cheapest_below,
-    without_hopeless,
-)
-from heterps_core.planning.search.cheapest_hull import LinearProduct
+from heterps_core.planning.provisioning.stage_time_search import StageTimeOptimum
+from heterps_core.planning.search.best_plan import BestPlan
+from heterps_core.planning.search.feasibility import FeasibilitySearch, stage_time_range
+from heterps_core.planning.search.interval_bound import IntervalBound, IntervalBounds, Plans
+from heterps_core.planning.search.mixed_integer import TOLERANCE, cheapest_by_programme
+from heterps_core.planning.search.partial_plans import cheapest_below
 from heterps_core.planning.search.window_search import WindowSearch
 from heterps_core.plans.scheduling_plan import Stage
 
@@ -56,12 +42,22 @@ _NUM_FIRST_INTERVALS = 16
 _FIRST_PARTIAL_PLANS = 64
 """Kept in the first search of an interval; four times as many in each further one."""
 
+_PARTIAL_SEARCHES, _LAST_PARTIAL_SEARCHES, _PROGRAMMES = 1, 4, 2
+"""Of an interval: by partial plans before programmes are solved; the same where the optimum itself is asked for; and
+programmes that are stopped by their time limit."""
+
+_LEAST_PROGRAMME_S, _MOST_PROGRAMME_S = 0.2, 20.0
+"""Time limits of a programme, which may take half of what is left."""
+
 _NEAR = (0.0099, 1e-3, 0.0)
 """Relative distances from the best plan that are proven one after the other."""
 
-_SEARCHED, _NARROW_WHERE_FAR, _NARROW, _NARROWEST = 1.03, 1.005, 1 + 1e-3, 1 + 1e-9
-"""Longest over shortest stage time of an interval: where its partial plans are searched; where they no longer are
-while the best plan is far from the bound; where it is given up after them; where it is not divided further."""
+_SEARCHED_NEARBY, _SEARCHED, _NARROW = 1.03, 1.005, 1 + 1e-3
+"""Longest over shortest stage time of an interval, or its true product over the linear one: where it is searched, if
+its bound is near the target and else; where it is given up after that."""
+
+_NEARLY = 0.015
+"""Relative distance of a near target from a bound: programmes then end soon."""
 
 _FIRST_REACH = 0.01
 """How far above the bound partial plans are searched first, relatively; twice as far each further time."""
@@ -75,56 +71,28 @@ _STEPS_WITHOUT_PLAN = 64
 _SAME_PRODUCT = 1.002
 """True product over the linear one from which on an interval is divided by interruptions."""
 
-_SWEEPS = 40
+_SWEEPS = 12
 """Of a search for a better plan alone."""
-
-
-_HANDED_ON = ["bound", "low", "high", "group", "is_rest", "rows", "scarcity", "partitions", "interruptions"]
-"""What the parts of an interval have from it."""
 
 
 @dataclass(order=True, slots=True)
 class _Interval:
-    """Plans of a longest stage time in [low, high] and so many micro-batches."""
+    """Plans of a longest stage time in some interval."""
 
-    bound: float
-    """No such plan's product is less."""
+    lower_bound: float
+    """Of their products."""
 
     order: int
     """Decides where bounds are equal."""
 
-    low: float = field(compare=False)
-    high: float = field(compare=False)
-    group: int = field(compare=False)
-    is_rest: bool = field(compare=False)
-    """Whether plans of all further groups are meant too."""
-
-    rows: Ints = field(compare=False)
-    """What stages they may have."""
-
-    scarcity: Floats = field(compare=False)
-    """Prices of scarce units to begin with; empty for none."""
-
-    partitions: tuple[Ints, ...] = field(compare=False, default=())
-    """Rows of those that the prices of scarce units came from."""
-
-    chain: CappedChain | None = field(compare=False, default=None)
+    plans: Plans = field(compare=False)
+    known: IntervalBound | None = field(compare=False, default=None)
     """None where the bound comes from the interval that it is part of."""
 
-    constant: float = field(compare=False, default=0.0)
-    factor: float = field(compare=False, default=1.0)
-    """A partition of price p has the product (p + constant) * factor at least."""
+    num_partial_searches: int = field(compare=False, default=0)
+    num_programmes: int = field(compare=False, default=0)
+    """Which did not settle it."""
 
-    interruptions: tuple[float, float] = field(compare=False, default=(0.0, math.inf))
-    """Per hour, of the plans that are meant."""
-
-    nearest: Ints | None = field(compare=False, default=None)
-    """Rows of the cheapest plan with scarce units charged."""
-
-    linear: LinearProduct | None = field(compare=False, default=None)
-    """What the bound takes for the product; None where that adds up over stages by itself."""
-
-    most_partial_plans: int = field(compare=False, default=_FIRST_PARTIAL_PLANS)
     reach: float = field(compare=False, default=_FIRST_REACH)
     """How far above the bound its partial plans are searched next, relatively."""
 
@@ -150,67 +118,63 @@ class CappedSearch:
         most_steps: int = MAX_STEPS,
     ) -> None:
         self.problem, self.groups, self.deadline, self.most_steps = problem, groups, deadline, most_steps
-        self.objective = objective_of(problem)
-        self.best: tuple[Stage, ...] | None = None
-        self.product = np.inf
-        self._tables: dict[int, StageTable] = {}
+        self.best = BestPlan(problem)
+        self.bounds = IntervalBounds(problem, groups, self.best)
         self._heap: list[_Interval] = []
         self._given_up = np.inf
         self._num_pushed = self._num_evaluated = self._num_dives = self._num_steps = 0
-        self._tried: set[bytes] = set()
         self._random = np.random.default_rng(0)
-        self._best_rows = np.empty(0, dtype=np.int64)
-        self.names = problem.device_type_names
         if known:
-            self._try_stages(known)
-
-    def table(self, group: int) -> StageTable:
-        """Return the candidate stages of a group."""
-        if group not in self._tables:
-            self._tables[group] = segment_table(
-                self.problem, num_microbatches=self.groups[group].num_microbatches
-            )
-        return self._tables[group]
+            self.best.offer(known)
 
     def run(self) -> StageTimeOptimum[tuple[Stage, ...]]:
         """Return the cheapest plan and the bound."""
-        ranges = [stage_time_range(self.problem, self.table(group)) for group in range(len(self.groups))]
+        ranges = [
+            stage_time_range(self.problem, self.bounds.table(group)) for group in range(len(self.groups))
+        ]
         low_seconds = ranges[0][0]
         limit_seconds = self.problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE)
         high_seconds = min(max(high for _, high in ranges), limit_seconds)
         if low_seconds <= high_seconds:
             ends = np.geomspace(low_seconds, high_seconds, _NUM_FIRST_INTERVALS + 1)
             ends[0], ends[-1] = low_seconds, high_seconds
-            rows = np.arange(self.table(0).compute_seconds.size)
+            rows = np.arange(self.bounds.table(0).compute_seconds.size)
             for low, high in zip(ends[-2::-1].tolist(), ends[:0:-1].tolist(), strict=True):
-                self._push(_Interval(0.0, 0, low, high, 0, len(self.groups) > 1, rows, np.empty(0)))
+                plans = Plans(low=low, high=high, group=0, is_rest=len(self.groups) > 1, rows=rows)
+                self._push(_Interval(self.bounds.work_bound(low), 0, plans))
         for near in _NEAR:
-            while self._heap and self._heap[0].bound * (1 + near) < self.product * (1 - COMPARISON_TOLERANCE):
+            while self._heap and self._heap[0].lower_bound * (1 + near) < self.best.product * (
+                1 - COMPARISON_TOLERANCE
+            ):
                 is_over = self._is_over() or self._num_steps >= self.most_steps
-                if is_over and (self.best is not None or self._num_steps >= _NUM_FIRST_INTERVALS):
+                if is_over and (self.best.stages is not None or self._num_steps >= _NUM_FIRST_INTERVALS):
                     break
                 self._num_steps += 1
-                if self._num_steps == _STEPS_WITHOUT_PLAN and self.best is None:
+                if self._num_steps == _STEPS_WITHOUT_PLAN and self.best.stages is None:
                     met = self._feasible_rows(high_seconds)
                     if met is not None and not met.size:
                         return StageTimeOptimum(plan=None, product=np.inf, lower_bound=np.inf)
                     if met is not None:
-                        self._try(met)
-                self._step(heapq.heappop(self._heap), self.product / (1 + near))
-        bound = min(self._given_up, self._heap[0].bound if self._heap else np.inf)
-        return StageTimeOptimum(plan=self.best, product=self.product, lower_bound=min(bound, self.product))
+                        self.best.offer_rows(met)
+                self._step(heapq.heappop(self._heap), near)
+        bound = min(self._given_up, self._heap[0].lower_bound if self._heap else np.inf)
+        product = self.best.product
+        return StageTimeOptimum(plan=self.best.stages, product=product, lower_bound=min(bound, product))
 
     def _feasible_rows(self, seconds: float) -> Ints | None:
         """Return a plan that keeps the caps at the longest stage time; empty where there is none, None where open."""
         half = (time.perf_counter() + self.deadline) / 2
         is_open = False
         for index, group in enumerate(self.groups):
-            search = FeasibilitySearch(self.table(index), most_stages=group.most_stages, deadline=half)
+            search = FeasibilitySearch(self.bounds.table(index), most_stages=group.most_stages, deadline=half)
             rows, _ = search.plan_within(seconds)
             if rows is not None and rows.size:
-                return rows[np.argsort(rows // len(self.names))]
+                return rows[np.argsort(rows // len(self.problem.device_types))]
             is_open |= rows is None
         return None if is_open else np.empty(0, dtype=np.int64)
+
+    def _seconds_of_programme(self) -> float:
+        return min(max((self.deadline - time.perf_counter()) / 2, _LEAST_PROGRAMME_S), _MOST_PROGRAMME_S)
 
     def _is_over(self) -> bool:
         return time.perf_counter() >= self.deadline
@@ -218,399 +182,148 @@ class CappedSearch:
     def _push(self, interval: _Interval) -> None:
         self._num_pushed += 1
         interval.order = self._num_pushed
-        if math.isfinite(interval.bound) and interval.low <= interval.high:
+        if math.isfinite(interval.lower_bound) and interval.plans.low <= interval.plans.high:
             heapq.heappush(self._heap, interval)
 
-    def _step(self, interval: _Interval, target: float) -> None:
+    def _push_part(self, interval: _Interval, plans: Plans) -> None:
+        self._push(_Interval(interval.lower_bound, 0, plans))
+
+    def _step(self, interval: _Interval, near: float) -> None:
         """Improve the bound of an interval, or replace it by its parts."""
-        if interval.chain is None:
+        target = self.best.product / (1 + near)
+        if interval.known is None:
             self._evaluate(interval)
-            self._push(interval)
             return
-        if interval.is_rest:
-            self._push(self._part(interval, is_rest=False))
-            group = interval.group + 1
-            is_rest = group + 1 < len(self.groups)
-            self._push(self._part(interval, group=group, is_rest=is_rest))
+        plans = interval.known.plans
+        if plans.is_rest:
+            self._push_part(interval, replace(plans, is_rest=False))
+            group = plans.group + 1
+            self._push_part(interval, replace(plans, group=group, is_rest=group + 1 < len(self.groups)))
             return
-        z = self.objective.shift_seconds
-        ratio = (interval.high + z) / (interval.low + z)
-        if self._split_interruptions(interval, ratio):
+        z = self.bounds.objective.shift_seconds
+        ratio = (plans.high + z) / (plans.low + z)
+        loss = max(ratio, interval.known.linear.most_over_linear(interval.lower_bound))
+        is_near = interval.lower_bound * (1 + _NEARLY) >= target
+        if loss <= (_SEARCHED_NEARBY if is_near else _SEARCHED) and self._may_search(interval, near):
+            self._search(interval, interval.known, target, near)
             return
-        is_narrow = ratio <= _NARROWEST
-        may_search = interval.most_partial_plans <= MAX_PARTIAL_PLANS
-        if interval.bound * (1 + _FAR) < self.product and ratio > _NARROW_WHERE_FAR:
-            # It is a better plan that is wanted: rather look at more stage times than at more partial plans.
-            may_search = (
-                interval.most_partial_plans == _FIRST_PARTIAL_PLANS and interval.reach <= 2 * _FIRST_REACH
-            )
-            if ratio <= _SEARCHED and self._num_dives <= self._num_steps / 8:
-                self._dive(interval)
-                self._push(interval)
-                return
-        is_first = interval.most_partial_plans == _FIRST_PARTIAL_PLANS
-        is_near = is_first and interval.bound * (1 + _FIRST_REACH) >= target
-        if may_search and (
-            is_narrow or (ratio <= _SEARCHED and (is_near or interval.bound * ratio < target))
-        ):
-            self._search(interval, target)
+        if self._split_interruptions(interval, interval.known, ratio):
             return
-        if is_narrow or (not may_search and ratio <= _NARROW):
-            self._given_up = min(self._given_up, interval.bound)
+        if ratio <= _NARROW:
+            self._given_up = min(self._given_up, interval.lower_bound)
             return
-        middle = math.sqrt(interval.low * interval.high)
-        if math.isfinite(target):
-            enough = (interval.low + z) * target / interval.bound * (1 + 1e-9) - z
-            middle = min(middle, max(enough, interval.low * _NARROWEST))
-        self._split(interval, middle)
+        self._split(interval, plans, math.sqrt(plans.low * plans.high))
 
-    def _split(self, interval: _Interval, middle: float) -> None:
-        below = math.nextafter(middle, 0.0)
-        self._push(self._part(interval, high=below))
-        upper = self._part(interval, low=middle)
-        if not self.objective.weighs_differently_over_time:
-            upper.chain, upper.constant, upper.nearest = interval.chain, interval.constant, interval.nearest
-            upper.factor = middle + self.objective.shift_seconds
-            upper.bound = interval.bound * upper.factor / interval.factor
-            upper.most_partial_plans = interval.most_partial_plans
-        self._push(upper)
+    def _may_search(self, interval: _Interval, near: float) -> bool:
+        return (
+            interval.num_partial_searches < (_PARTIAL_SEARCHES if near else _LAST_PARTIAL_SEARCHES)
+            or interval.num_programmes < _PROGRAMMES
+        )
 
-    def _part(self, interval: _Interval, **changes: object) -> _Interval:
-        values = {name: getattr(interval, name) for name in _HANDED_ON}
-        return _Interval(order=0, **(values | changes))
+    def _split(self, interval: _Interval, plans: Plans, middle: float) -> None:
+        self._push_part(interval, replace(plans, high=math.nextafter(middle, 0.0)))
+        # What crosses between zones is charged less by the hour where steps are longer.
+        is_handed_on = self.bounds.objective.transfer_products is None
+        self._push_part(interval, replace(plans, low=middle, least_hourly=plans.least_hourly * is_handed_on))
 
     def _evaluate(self, interval: _Interval) -> None:
         """Bound the plans of an interval by prices on scarce units."""
         self._num_evaluated += 1
-        table = self.table(interval.group)
-        whole = interval.rows.size == table.compute_seconds.size
-        part = table if whole else table.take(interval.rows)
-        group = self.groups[interval.group]
-        most_stages = None if interval.is_rest else group.most_stages
-        limit_seconds = np.array([interval.high])
-        replicas = part.least_replicas(limit_seconds)[0]
-        if interval.is_rest:
-            for further in range(interval.group + 1, len(self.groups)):
-                others = self.table(further) if whole else self.table(further).take(interval.rows)
-                np.minimum(replicas, others.least_replicas(limit_seconds)[0], out=replicas)
-        replicas = replicas.reshape(-1)
-        hourly = part.usd_per_hour(replicas.reshape(part.compute_seconds.shape)).reshape(-1)
-        is_possible = np.isfinite(hourly)
-        rows, units, hourly = interval.rows[is_possible], replicas[is_possible], hourly[is_possible]
-        if most_stages is not None and most_stages <= 2:
-            runs = rows // len(self.names)
-            last = ((np.sqrt(8 * runs + 1) - 1) // 2).astype(np.int64)
-            at_first, at_last = runs - last * (last + 1) // 2 == 0, last == self.problem.num_layers - 1
-            keep = at_first & at_last if most_stages == 1 else at_first | at_last
-            rows, units, hourly = rows[keep], units[keep], hourly[keep]
-        if most_stages == self.problem.num_layers:
-            most_stages = None
-        resources: list[tuple[Floats, float]] = []
-        if self.objective.has_interruptions:
-            of_units = self.objective.interruptions_per_hour[rows % len(self.names)]
-            resources.append((units * of_units, interval.interruptions[1]))
-        if most_stages is not None:
-            resources.append((np.ones(rows.size), most_stages))
-        make = {
-            "units": units,
-            "caps": table.max_units,
-            "num_layers": self.problem.num_layers,
-            "further": (
-                np.array([taken for taken, _ in resources]).reshape(len(resources), rows.size),
-                np.array([cap for _, cap in resources]),
-            ),
-        }
-        size = table.max_units.size + len(resources)
-        scarcity = interval.scarcity[:size]
-        scarcity = np.pad(scarcity, (0, size - scarcity.size))
-        if not self.objective.weighs_differently_over_time:
-            chain = CappedChain(rows, prices=hourly, **make)
-            interval.constant = self.objective.extra_usd_per_hour
-            interval.factor = interval.low + self.objective.shift_seconds
-        else:
-            linear, chain = self._linear(interval, rows, hourly, make)
-            if linear is None:
-                interval.bound = np.inf
-                return
-            interval.linear, interval.constant, interval.factor = linear, linear.constant, 1.0
-        interval.chain = chain
-        best = self.product / interval.factor - interval.constant
-        everything = chain.highest_price()
-        target = min(best, everything)
-        if chain.rows.size > 20_000 and math.isfinite(best):
-            chain = without_hopeless(chain, scarcity, best)
-        known = chain.partitions_of(interval.partitions)
-        ascent = ascend(chain, target=target, scarcity=scarcity, known=known)
-        interval.scarcity = ascent.scarcity
-        interval.partitions = tuple(chain.rows[stages] for stages in ascent.partitions)
-        if ascent.lower_bound >= everything:
-            interval.bound = np.inf
+        known = self.bounds.bound(interval.plans)
+        if known is None:
             return
-        bound = (ascent.lower_bound + interval.constant) * interval.factor
-        interval.bound = max(interval.bound, min(bound, self.product))
-        interval.nearest = chain.rows[ascent.nearest]
-        if ascent.nearest.size:
-            self._try(chain.rows[ascent.nearest])
-        if ascent.best is not None:
-            self._try(chain.rows[ascent.best])
-        if math.isfinite(self.product):
-            chain = without_hopeless(
-                chain, ascent.scarcity, self.product / interval.factor - interval.constant
-            )
-        interval.chain, interval.rows = chain, chain.rows
-        may_dive = math.isinf(self.product) or not interval.is_rest
-        if (
-            may_dive
-            and interval.bound * (1 + _FAR) < self.product
-            and self._num_dives <= self._num_evaluated / 4
-        ):
-            self._dive(interval)
+        interval.known = known
+        interval.lower_bound = max(interval.lower_bound, known.lower_bound)
+        may_dive = math.isinf(self.best.product) or not known.plans.is_rest
+        is_far = interval.lower_bound * (1 + _FAR) < self.best.product
+        if may_dive and is_far and self._num_dives <= self._num_evaluated / 4:
+            self._dive(known)
+        self._push(interval)
 
-    def _dive(self, interval: _Interval) -> None:
+    def _dive(self, known: IntervalBound) -> None:
         """Look for a better plan near the one that the bound belongs to, or near the best one."""
-        chain = interval.chain
-        assert chain is not None
-        assert interval.nearest is not None
+        chain = known.chain
         self._num_dives += 1
-        start = chain.positions(self._best_rows) if self._num_dives % 2 else None
+        start = chain.positions(self.best.rows) if self._num_dives % 2 else None
         if start is None or not start.size:
-            start = np.searchsorted(chain.rows, interval.nearest)
-        for stages in WindowSearch(chain, self._random).partitions(start, interval.scarcity, _SWEEPS):
-            self._try(chain.rows[stages])
+            start = np.searchsorted(chain.rows, known.nearest)
+        for stages in WindowSearch(chain, self._random).partitions(start, known.plans.scarcity, _SWEEPS):
+            self.best.offer_rows(chain.rows[stages])
 
-    def _linear(
-        self, interval: _Interval, rows: Ints, hourly: Floats, make: dict[str, Any]
-    ) -> tuple[LinearProduct | None, CappedChain]:
-        """Return a product that adds up over stages, and its chain; None where there is no partition."""
-        objective, low = self.objective, interval.low
-        changes = objective.transfer_products
-        if changes is not None:
-            changes = changes / (low + objective.extra_seconds)
-        chain = CappedChain(rows, prices=hourly, change_prices=changes, **make)
-        price, stages = chain.cheapest_of(hourly)
-        if not math.isfinite(price):
-            return None, chain
-        self._try(rows[stages])
-        least_hourly = price + objective.extra_usd_per_hour
-        least = most = 0.0
-        interruptions = np.zeros(rows.size)
-        if objective.has_interruptions:
-            least, most = interval.interruptions
-            interruptions = make["further"][0][0]
-            least = max(least, CappedChain(rows, prices=interruptions, **make).cheapest_of(interruptions)[0])
-            most = min(most, self._most_interruptions(low, least_hourly))
-            if least > most:
-                return None, chain
-            make["further"][1][0] = most * (1 + COMPARISON_TOLERANCE)
-            chain = CappedChain(rows, prices=hourly, change_prices=changes, **make)
-            stretched = low * float(objective.stretch(least)) + objective.extra_seconds
-            target = min(self.product / stretched - objective.extra_usd_per_hour, chain.highest_price())
-            known = chain.partitions_of(interval.partitions)
-            ascent = ascend(chain, target=target, known=known)
-            if ascent.lower_bound >= target:
-                return None, chain
-            if ascent.best is not None:
-                self._try(rows[ascent.best])
-            least_hourly = max(least_hourly, ascent.lower_bound + objective.extra_usd_per_hour)
-            most = max(least, min(most, self._most_interruptions(low, least_hourly)))
-        interval.interruptions = least, most
-        linear = LinearProduct(
-            objective,
-            charged_seconds=low,
-            least_hourly=least_hourly,
-            least_interruptions_per_hour=least,
-            most_interruptions_per_hour=most,
-        )
-        prices = linear.stage_prices(hourly, interruptions)
-        return linear, CappedChain(rows, prices=prices, change_prices=linear.change_prices(), **make)
-
-    def _most_interruptions(self, low: float, least_hourly: float) -> float:
-        """Return interruptions per hour that no better plan exceeds."""
-        most = self.objective.most_interruptions_per_hour
-        least = 0.0
-
-        def is_better(interruptions: float) -> bool:
-            stretched = low * self.objective.stretch(interruptions) + self.objective.extra_seconds
-            return bool(stretched * least_hourly <= self.product)
-
-        if not is_better(0.0):
-            return -1.0
-        if is_better(most):
-            return most
-        for _ in range(40):
-            middle = (least + most) / 2
-            least, most = (middle, most) if is_better(middle) else (least, middle)
-        return most
-
-    def _split_interruptions(self, interval: _Interval, ratio: float) -> bool:
+    def _split_interruptions(self, interval: _Interval, known: IntervalBound, ratio: float) -> bool:
         """Divide an interval by interruptions where those keep the bound lower than its stage times do.
 
         Args:
-            interval: With a chain.
+            interval: The interval.
+            known: What is known of it.
             ratio: Longest over shortest stage time.
         """
-        if interval.linear is None or not self.objective.has_interruptions:
+        if known.linear.most_over_linear(interval.lower_bound) <= max(math.sqrt(ratio), _SAME_PRODUCT):
             return False
-        loss = interval.linear.most_over_linear(interval.bound)
-        if loss <= max(ratio, _SAME_PRODUCT):
-            return False
-        least, most = interval.interruptions
-        middle = (least + most) / 2
-        self._push(self._part(interval, interruptions=(least, middle)))
-        self._push(self._part(interval, interruptions=(middle, most)))
+        least, most = known.plans.interruptions
+        middle = known.linear.middle_interruptions()
+        for part in ((least, middle), (middle, most)):
+            # Fewer or more interruptions alone change what plans are charged by the hour.
+            self._push_part(interval, replace(known.plans, interruptions=part, least_hourly=0.0))
         return True
 
-    def _search(self, interval: _Interval, target: float) -> None:
-        """Search the partial plans of an interval."""
-        chain = interval.chain
-        assert chain is not None
-        target = min(target, interval.bound * (1 + interval.reach))
-        best = min(target / interval.factor - interval.constant, chain.highest_price())
-        found = cheapest_below(
-            without_hopeless(chain, interval.scarcity, best),
-            interval.scarcity,
-            target=best,
-            most_partial_plans=interval.most_partial_plans,
-            is_over=self._is_over,
+    def _search(self, interval: _Interval, known: IntervalBound, target: float, near: float) -> None:
+        """Search the partitions of an interval, by partial plans first and then by a programme."""
+        plans, constant = known.plans, known.linear.constant
+        everything = known.chain.highest_price()
+        by_programme = interval.num_partial_searches >= (
+            _PARTIAL_SEARCHES if near else _LAST_PARTIAL_SEARCHES
         )
-        if found.rows is None and found.lower_bound >= chain.highest_price():
-            return
-        bound = (found.lower_bound + interval.constant) * interval.factor
-        interval.bound = max(interval.bound, min(bound, self.product))
-        if not found.is_settled:
-            interval.most_partial_plans *= 4
-        elif found.rows is None:
-            interval.reach *= 2
-        if found.rows is None:
-            self._push(interval)
-            return
-        self._try(found.rows[::-1])
-        reached = self._slowest(interval, found.rows)
-        if not found.is_settled:
-            self._push(interval)
-        elif self.objective.weighs_differently_over_time:
-            if interval.low < reached < interval.high:
-                self._split(interval, reached)
-            else:
-                self._push(interval)
-        elif reached > interval.low:
-            # With the replicas of the upper end, whatever is faster than this plan costs more.
-            self._push(self._part(interval, high=math.nextafter(reached, 0.0)))
-
-    def _slowest(self, interval: _Interval, rows: Ints) -> float:
-        part = self.table(interval.group).take(rows)
-        replicas = part.least_replicas(np.array([interval.high]))[0]
-        return float(part.seconds(replicas).max())
-
-    def _try(self, rows: Ints) -> None:
-        """Keep the plan of these stages with its best replicas where it is the cheapest so far."""
-        key = rows.tobytes()
-        if key in self._tried:
-            return
-        self._tried.add(key)
-        names = self.names
-        self._try_stages(
-            [Stage(*segment_layers(row // len(names)), names[row % len(names)], 1) for row in rows.tolist()]
-        )
-
-    def _try_stages(self, stages: Sequence[Stage]) -> None:
-        runs = [LayerRun(stage.first_layer, stage.last_layer, stage.device_type) for stage in stages]
-        found = fixed_stages(self.problem, runs).cheapest_replicas(
-            limit_seconds=self.problem.stage_seconds_limit, below_product=self.product
-        )
-        if found.plan is not None:
-            self.product = found.product
-            names = self.names
-            self._best_rows = np.array(
-                [
-                    segment_row(run.first_layer, run.last_layer) * len(names) + names.index(run.device_type)
-                    for run in runs
-                ]
-            )
-            self.best = tuple(
-                Stage(*run, num_replicas=int(count)) for run, count in zip(runs, found.plan, strict=True)
-            )
-
-
-class FeasibilitySearch:
-    """Tells whether some plan keeps memory and caps at given stage times; a `RateSolver` whose plans cost nothing.
-
-    Args:
-        table: All runs of layers on all types, shape (G, T).
-        most_stages: Of a plan; None without a limit.
-        deadline: Of `time.perf_counter`, from which on no plan is met; infinite for none.
-    """
-
-    shift_seconds = 0.0
-
-    def __init__(
-        self, table: StageTable, *, most_stages: int | None = None, deadline: float = np.inf
-    ) -> None:
-        self.table, self.most_stages, self.deadline = table, most_stages, deadline
-
-    def solve(self, stage_seconds: Floats, best_product: float) -> RateSolutions[Ints]:
-        """Return products of 0 where a plan was met, infinite elsewhere; rates of 0 where none is disproved."""
-        parts = [self.plan_within(float(x)) for x in stage_seconds]
-        return RateSolutions(
-            rates=np.array([0.0 if rows is None or rows.size else np.inf for rows, _ in parts]),
-            reached_seconds=np.array([reached for _, reached in parts]),
-            products=np.array([np.inf if rows is None or not rows.size else 0.0 for rows, _ in parts]),
-            plan_at=lambda index: np.asarray(parts[index][0]),
-        )
-
-    def plan_within(self, x: float) -> tuple[Ints | None, float]:
-        """Return the rows of a plan and its longest stage time: none where there is none, None where it is open."""
-        replicas = self.table.least_replicas(np.array([x]))[0]
-        flat = replicas.reshape(-1)
-        rows = np.flatnonzero(np.isfinite(flat))
-        types = rows % self.table.max_units.size
-        chain = CappedChain(
-            rows,
-            prices=flat[rows] / self.table.max_units[types],
-            units=flat[rows],
-            caps=self.table.max_units,
-            num_layers=int((np.sqrt(8 * len(replicas) + 1) - 1) // 2),
-            further=None
-            if self.most_stages is None
-            else (np.ones((1, rows.size)), np.array([float(self.most_stages)])),
-        )
-        everything = chain.highest_price()
-        ascent = ascend(chain, target=everything)
-        if ascent.lower_bound >= everything:
-            return np.empty(0, dtype=np.int64), x
-        most_partial_plans = _FIRST_PARTIAL_PLANS
-        found = None if ascent.best is None else chain.rows[ascent.best]
-        while found is None and most_partial_plans <= MAX_PARTIAL_PLANS:
-            if time.perf_counter() >= self.deadline:
-                return None, x
-            searched = cheapest_below(
+        if by_programme:
+            goal = min(target * (1 + 2 * TOLERANCE), self.best.product)
+        else:
+            goal = min(target, interval.lower_bound * (1 + interval.reach))
+        price = min(goal - constant, everything)
+        chain = known.chain.without_hopeless(plans.scarcity, price)
+        if by_programme:
+            is_far = interval.lower_bound * (1 + _FAR) < self.best.product
+            found = cheapest_by_programme(
                 chain,
-                ascent.scarcity,
-                target=everything,
-                most_partial_plans=most_partial_plans,
-                is_over=lambda: time.perf_counter() >= self.deadline,
+                target=price,
+                seconds=self._seconds_of_programme(),
+                gap=_FAR / 3 if is_far else near / 5,
             )
-            if searched.rows is None and searched.is_settled:
-                return np.empty(0, dtype=np.int64), x
-            found = searched.rows
-            most_partial_plans *= 4
-        if found is None:
-            return None, x
-        return found, float(self.table.take(found).seconds(flat[found]).max())
+        else:
+            found = cheapest_below(
+                chain,
+                plans.scarcity,
+                target=price,
+                most_partial_plans=_FIRST_PARTIAL_PLANS * 4**interval.num_partial_searches,
+                is_over=self._is_over,
+            )
+        if found.rows is None and found.is_settled and price == everything:
+            return
+        interval.lower_bound = max(interval.lower_bound, min(found.lower_bound + constant, self.best.product))
+        if found.rows is not None:
+            self.best.offer_rows(found.rows[::-1])
+        if not found.is_settled:
+            interval.num_partial_searches += not by_programme
+            interval.num_programmes += by_programme
+            self._push(interval)
+        elif found.rows is not None:
+            self._split_at(interval, known, found.rows)
+        elif by_programme and near == 0.0:
+            # Nearer than this a programme does not tell.
+            self._given_up = min(self._given_up, interval.lower_bound)
+        else:
+            interval.reach *= 2
+            self._push(interval)
 
-
-def stage_time_range(problem: SchedulingProblem, table: StageTable) -> tuple[float, float]:
-    """Return the shortest longest-stage time that any plan could have, and the longest that makes sense.
-
-    No plan beats its slowest layer, computed alone with all units of its best type. With more time than
-    the slowest stage needs on the fewest replicas that hold it, nothing gets cheaper.
-    """
-    alone = np.arange(problem.num_layers)
-    alone = alone * (alone + 1) // 2 + alone
-    fastest = table.compute_seconds * (
-        1 - table.compute_parallel_fraction + table.compute_parallel_fraction / table.max_units
-    )
-    low_seconds = float(fastest[alone].min(axis=1).max())
-    fits = np.isfinite(table.memory_replicas) & (table.memory_replicas <= table.max_units)
-    seconds = table.seconds(table.memory_replicas)
-    return low_seconds, float(seconds[fits].max(initial=0.0))
+    def _split_at(self, interval: _Interval, known: IntervalBound, rows: Ints) -> None:
+        """Divide an interval where its cheapest plan by the linear product lies: by the true one others may be it."""
+        plans = known.plans
+        ratio = plans.high / plans.low
+        if self._split_interruptions(interval, known, ratio):
+            return
+        reached = self.bounds.slowest_seconds(plans, rows)
+        if not plans.low < reached < plans.high:
+            reached = math.sqrt(plans.low * plans.high)
+        if plans.low < reached < plans.high:
+            self._split(interval, plans, reached)
+        else:
+            self._given_up = min(self._given_up, interval.lower_bound)

@@ -88,68 +88,6 @@ def cheapest_products(
     return _HullSearch(objective, charged_seconds, stage_prices, interruptions_per_hour, most_stages).run()
 
 
-@dataclass(frozen=True, slots=True)
-class LinearProduct:
-    """A lower bound on the product that adds up over stages, for searches that need that.
-
-    With l the least interruptions and H0 the least hourly charge of the plans that are meant, and s the slope of the
-    chord of g from l to their most interruptions, g(L) >= g(l) + s (L - l), so
-
-        H g(L)  >=  H g(l) + H0 s (L - l)
-
-    Without interruptions it is the product itself.
-    """
-
-    objective: Objective
-    charged_seconds: float
-    least_hourly: float
-    least_interruptions_per_hour: float
-    most_interruptions_per_hour: float
-    """Of the plans that are meant."""
-
-    @property
-    def constant(self) -> float:
-        """What every plan is charged: r0 g(l) - H0 s l."""
-        return (
-            self.objective.extra_usd_per_hour * self._stretched(self.least_interruptions_per_hour)
-            - self._usd_seconds_per_interruption() * self.least_interruptions_per_hour
-        )
-
-    def stage_prices(self, stage_prices: Floats, interruptions_per_hour: Floats) -> Floats:
-        """Return what each stage adds; both arguments and the result have shape (G, T)."""
-        return np.asarray(
-            stage_prices * self._stretched(self.least_interruptions_per_hour)
-            + interruptions_per_hour * self._usd_seconds_per_interruption()
-        )
-
-    def change_prices(self) -> Floats | None:
-        """Return what each boundary adds, shape (L, T, T); None where that is nothing."""
-        if self.objective.transfer_products is None:
-            return None
-        billed = self.charged_seconds + self.objective.extra_seconds
-        return self.objective.transfer_products * (
-            self._stretched(self.least_interruptions_per_hour) / billed
-        )
-
-    def most_over_linear(self, product: float) -> float:
-        """Return how far about plans of a product may lie above what this takes them for, as a ratio."""
-        least, most = self.least_interruptions_per_hour, self.most_interruptions_per_hour
-        middle = self._stretched((least + most) / 2)
-        hourly = max(product / middle, self.least_hourly)
-        linear = hourly * self._stretched(least) + self._usd_seconds_per_interruption() * (most - least) / 2
-        return hourly * middle / linear
-
-    def _stretched(self, interruptions_per_hour: float) -> float:
-        stretch = float(self.objective.stretch(interruptions_per_hour))
-        return self.charged_seconds * stretch + self.objective.extra_seconds
-
-    def _usd_seconds_per_interruption(self) -> float:
-        low, high = self.least_interruptions_per_hour, self.most_interruptions_per_hour
-        if high <= low:
-            return 0.0
-        return self.least_hourly * (self._stretched(high) - self._stretched(low)) / (high - low)
-
-
 class _HullSearch:
     """Refines the hulls of X cases together; arguments as in `cheapest_products`."""
 

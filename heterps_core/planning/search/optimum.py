@@ -39,12 +39,9 @@ from heterps_core.planning.provisioning.stage_time_search import (
     least_stage_seconds,
     minimise_stage_time_rate,
 )
-from heterps_core.planning.search.capped_search import (
-    CappedSearch,
-    FeasibilitySearch,
-    stage_time_range,
-)
+from heterps_core.planning.search.capped_search import CappedSearch
 from heterps_core.planning.search.chain_solver import ChainSolver, ReplicatedRows
+from heterps_core.planning.search.feasibility import FeasibilitySearch, stage_time_range
 from heterps_core.plans.scheduling_plan import Stage
 
 _POINTS_PER_ROUND = 32

@@ -22,7 +22,7 @@ from heterps_core.planning.cost_model.stage_table import segment_layers, segment
 from heterps_core.planning.cost_model.step_model import num_microbatches_of
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.provisioning.replica_balance import FixedStages
-from heterps_core.planning.search.capped_search import stage_time_range
+from heterps_core.planning.search.feasibility import stage_time_range
 from heterps_core.planning.search.search_result import HistoryPoint
 from heterps_core.plans.scheduling_plan import Stage
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints
-from heterps_core.planning.search.capped_partition import CappedChain
+from heterps_core.planning.search.capped_chain import CappedChain
 
 _WINDOW_LAYERS = 5, 10, 16
 """One of them is drawn for a sweep: windows have at least so many layers, and two stages."""

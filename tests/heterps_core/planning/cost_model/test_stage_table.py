@@ -10,6 +10,8 @@ from heterps_core.planning.cost_model.stage_table import (
     segment_row,
     segment_table,
 )
+from heterps_core.planning.problem.extra_costs import InstanceSize
+from heterps_core.planning.problem.scheduling_problem import StepModel
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
 
@@ -111,3 +113,37 @@ def test_the_least_replicas_are_the_first_count_that_is_fast_enough_where_one_do
         expected = np.where(is_enough.any(axis=0), is_enough.argmax(axis=0) + 1.0, np.inf)
         assert (table.least_replicas(np.array([x]))[0] == expected).all()
     assert (table.fastest_seconds() == seconds.min(axis=0))[np.isfinite(seconds).any(axis=0)].all()
+
+
+@pytest.mark.parametrize("step_model", StepModel)
+@pytest.mark.parametrize("communicates", [True, False])
+@pytest.mark.parametrize("sold_in", [(1,), (4, 16)])
+def test_no_more_replicas_than_asked_for_are_charged_less_than_the_least_usd_seconds(
+    problem, step_model, communicates, sold_in
+):
+    sizes = tuple(
+        InstanceSize(name=f"x{units}", units=units, price_usd_per_hour=round(1.5 * units**0.8, 2))
+        for units in sold_in
+    )
+    types = {
+        name: replace(unit, price_usd_per_hour=min(size.price_usd_per_hour / size.units for size in sizes))
+        for name, unit in problem.device_types.items()
+    }
+    types = {name: replace(unit, instances=sizes) for name, unit in types.items()} if sold_in[1:] else types
+    problem = replace(
+        problem, device_types=types, step_model=step_model, single_replica_communicates=communicates
+    )
+    table = segment_table(problem, num_microbatches=1 if step_model is StepModel.PAPERS else 128)
+    counts = np.arange(1.0, 41.0)
+    all_counts = np.broadcast_to(counts[:, None, None], (40, 15, 3))
+    seconds = np.array([table.seconds(each) for each in all_counts])
+    prices = np.array([table.usd_per_hour(each) for each in all_counts])
+    even = counts == 2 ** np.round(np.log2(counts))
+    for x in (0.0, 0.01, 0.05, 0.3):
+        charged = prices * np.maximum(seconds, x)
+        least = np.minimum.accumulate(charged[::-1])[::-1]  # of so many replicas or more
+        found = np.array([table.least_usd_seconds(each, x) for each in all_counts])
+        assert (found <= least * (1 + 1e-12)).all()
+        if sold_in == (1,):  # and rows of a micro-batch are divided evenly: then nothing is lost
+            assert found[even] == pytest.approx(least[even], rel=1e-12)
+    assert np.isinf(table.least_usd_seconds(np.full((15, 3), np.inf), 0.1)).all()

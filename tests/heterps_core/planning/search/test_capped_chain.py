@@ -4,14 +4,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from heterps_core.planning.search.capped_partition import (
-    MAX_PARTIAL_PLANS,
-    CappedChain,
-    CappedPartition,
-    ascend,
-    cheapest_below,
-    without_hopeless,
-)
+from heterps_core.planning.search.capped_chain import CappedChain
+from heterps_core.planning.search.partial_plans import MAX_PARTIAL_PLANS, CappedPartition, cheapest_below
+from heterps_core.planning.search.scarcity_prices import ascend
 from heterps_core.planning.search.window_search import WindowSearch
 from tests.heterps_core.planning.search.test_chain_partition import all_partitions
 
@@ -67,7 +62,7 @@ def cheapest_capped_partition(replicas, *, stage_prices, max_units, cutoff, chan
     target = min(cutoff, everything)
     ascent = ascend(chain, target=target)
     if ascent.lower_bound < target:
-        chain = without_hopeless(chain, ascent.scarcity, target)
+        chain = chain.without_hopeless(ascent.scarcity, target)
         found = cheapest_below(chain, ascent.scarcity, target=target, most_partial_plans=MAX_PARTIAL_PLANS)
     else:
         found = CappedPartition(rows=None, lower_bound=ascent.lower_bound, is_settled=True)
