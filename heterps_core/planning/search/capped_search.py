@@ -212,11 +212,7 @@ class CappedSearch:
         if ratio <= _NARROW:
             self._given_up = min(self._given_up, interval.lower_bound)
             return
-        middle = math.sqrt(plans.low * plans.high)
-        if math.isfinite(target):
-            enough = (plans.low + z) * target / interval.lower_bound * (1 + 1e-9) - z
-            middle = min(middle, max(enough, plans.low * (1 + 1e-9)))
-        self._split(interval, plans, middle)
+        self._split(interval, plans, math.sqrt(plans.low * plans.high))
 
     def _may_search(self, interval: _Interval, near: float) -> bool:
         return (
