@@ -157,8 +157,9 @@ class Trainer:
     def __init__(self, case: Case, folder: Path, group: Path | None) -> None:
         context = multiprocessing.get_context("spawn")
         self.case, self._group = case, group
-        self._steps = context.Value("q", 0)
-        self._counts = context.Array("q", 6)
+        # Without locks, one of which a process that stands still might hold.
+        self._steps = context.Value("q", 0, lock=False)
+        self._counts = context.Array("q", 6, lock=False)
         self._process = context.Process(
             target=_train, args=(case, folder, group, self._steps, self._counts), daemon=True
         )
@@ -206,7 +207,8 @@ class Trainer:
 
     @property
     def counts(self) -> SweepCounts:
-        return SweepCounts(*self._counts[:4])
+        names = ("rows_asked", "rows_fetched", "bytes_read", "bytes_written")
+        return SweepCounts(**dict(zip(names, self._counts[:4], strict=True)))
 
     @property
     def peak_bytes(self) -> int:

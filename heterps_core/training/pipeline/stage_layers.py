@@ -30,7 +30,7 @@ Operation: TypeAlias = Callable[[ClickBatch, Tensor | None], Tensor]
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """In what dense layers multiply, for each of `PRECISIONS`."""
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Of glibc's malloc.h."""
 
 LARGEST_HEAP_BLOCK_BYTES = 2**25
@@ -40,16 +40,22 @@ LARGEST_FREE_HEAP_BYTES = 2**29
 """More than a batch of activations; what is free beyond goes back to the system."""
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory(*, shares_heap: bool = False) -> None:
     """Let this process use the memory of freed activations again instead of giving it back at each step.
 
     By default glibc returns large blocks to the system, and a step of CTR-DNN at batch 4096 touches 4,000 new pages;
     with this it touches a dozen. Elsewhere than on glibc nothing is changed.
+
+    Args:
+        shares_heap: All threads that begin later use one heap: what threads that read batches and sweep tables free
+            would stay in heaps of their own.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_HEAP_BLOCK_BYTES)
         mallopt(M_TRIM_THRESHOLD, LARGEST_FREE_HEAP_BYTES)
+        if shares_heap:
+            mallopt(M_ARENA_MAX, 1)
 
 
 class StageLayers:

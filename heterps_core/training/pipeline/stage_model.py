@@ -109,7 +109,7 @@ def build_stage_model(
     Raises:
         ConfigurationError: The stages do not cover the chain, or the memory for rows is too small.
     """
-    keep_freed_memory()
+    keep_freed_memory(shares_heap=config.embedding_memory_bytes is not None)
     chain = build_chain(model, features, seed=config.seed)
     check_stages_cover_chain(stages, len(chain))
     row_optimizer = get_row_optimizer(config.embedding_optimizer)
