@@ -103,7 +103,9 @@ def with_disks(problem: SchedulingProblem, *, bytes_per_unit: float, bytes_per_s
             for layer in problem.layers
         ),
         device_types={
-            name: replace(unit, disk_bytes=bytes_per_unit, disk_bytes_per_s=bytes_per_s)
+            name: replace(
+                unit, disk_bytes=bytes_per_unit, disk_bytes_per_s=bytes_per_s, sweep_seconds_per_byte=1e-8
+            )
             for name, unit in problem.device_types.items()
         },
     )

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from heterps_core.compute_device import CPU
 from heterps_core.data.features import NO_ID
 from heterps_core.embeddings.cold_rows import ColdRows
 from heterps_core.embeddings.row_optimizers import State
@@ -156,7 +157,7 @@ class SweptTable(ShardedTable):
                 blocks = range(first_block, min(first_block + blocks_of_part, self.cold.num_blocks))
                 first, stop = blocks.start * size, min(blocks.stop * size, self.rows.num_rows)
                 tensors = {
-                    name: torch.empty(stop - first, *tensor.shape[1:])
+                    name: torch.empty(stop - first, *tensor.shape[1:], device=CPU)
                     for name, tensor in self.tensors().items()
                 }
                 columns = _columns(tensors)
@@ -174,7 +175,7 @@ class SweptTable(ShardedTable):
 
     def _new_rows(self, *, seed: int, standard_deviation: float) -> tuple[Tensor, State]:
         """Write the initial rows to disk and return the memory for slots."""
-        slots = {"weight": torch.zeros(self._place.num_slots, self.dimension)}
+        slots = {"weight": torch.zeros(self._place.num_slots, self.dimension, device=CPU)}
         slots |= self.optimizer.new_state(self._place.num_slots, self.dimension)
         columns = _columns(slots)
         self.cold = ColdRows(

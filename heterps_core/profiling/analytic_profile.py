@@ -25,7 +25,7 @@ NUM_OPERATIONS: Mapping[LayerKind, Mapping[str, int]] = {
     LayerKind.ELEMENTWISE: {"forward": 1, "backward": 1, "update": 0},
     # Row indices, room for the output, dense features, a gather and its copy; nothing but views; a copy, two
     # concatenations, five to sum repeated rows, and eleven of row-wise Adagrad.
-    LayerKind.EMBEDDING: {"forward": 5, "backward": 0, "update": 19},
+    LayerKind.EMBEDDING: {"forward": 5, "backward": 0, "update": 21},
     LayerKind.OTHER: {"forward": 2, "backward": 4, "update": 2},
 }
 """Operations that a layer of a kind starts in each phase, views aside; each costs one launch.

@@ -26,6 +26,10 @@ MOST_UNITS = MOST_MIB_PER_S // INCLUDED_MIB_PER_S
 VOLUME_BYTES = 16_384 * BYTES_PER_GIB
 """The largest gp3 volume of EBS (Amazon EBS User Guide, General Purpose SSD volumes)."""
 
+SWEEP_SECONDS_PER_BYTE = 1.0e-7
+"""What a core computes for each byte of rows that come from disk, to copy them in and out, to list them and to keep
+batches until their rows are there; see docs/LOG.md."""
+
 FREE_SHARE = 0.02
 """Of a disk, for its file system."""
 
@@ -75,6 +79,7 @@ def _with_disk(unit: UnitType, share_bytes_per_s: float) -> UnitType:
         price_usd_per_hour=price,
         disk_bytes=VOLUME_BYTES,
         disk_bytes_per_s=min(volume_bytes_per_s, share_bytes_per_s or volume_bytes_per_s),
+        sweep_seconds_per_byte=SWEEP_SECONDS_PER_BYTE,
     )
 
 

@@ -42,7 +42,7 @@ def test_a_ledger_opens_with_its_version(workspace):
 
     check = state_of(workspace, "ledger")
 
-    assert (check.state, check.found) == (CheckState.OK, "opens, whole, tables of revision 2")
+    assert (check.state, check.found) == (CheckState.OK, "opens, whole, tables of revision 3")
 
 
 def test_a_database_that_another_process_writes_is_seen_with_the_command_that_finds_it(workspace):

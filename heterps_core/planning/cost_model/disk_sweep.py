@@ -10,8 +10,11 @@ of its tables used so often that they stay, and C(h) bytes of other rows looked 
 as a step bears its share of a pass that reads and writes the file: U is what state may fill of one unit, R what each
 replica holds whole, M what replicas divide and keep in memory, S what they divide and may keep on disk, d the disk's
 bytes per second, read or written, f and b the memory of a row that is in memory, and of any row, over the row itself.
-The trainer has no fixed share of rows that stay; what it holds is at most that of any h, so ST(k) is the least
-ST(k, h). A share fits where n >= 1 and the file is within the disk D.
+The trainer has no fixed share of rows that stay; what it holds is at most that of any h, so a stage takes the h that
+makes it fastest. A share fits where n >= 1 and the file is within the disk D.
+
+Rows that come and leave are copied, and batches that wait for them packed, by the worker's own cores: that adds
+GT(k, h) = g C(h) / k to what it computes, with g seconds for each byte.
 
 Where memory holds all, ST is 0. It falls with k, so the least k that keeps a time x is the larger root of
 k (k (U - R) - M - b S - f h S) = 2 w f S C(h) / (d x). C counts a row of several samples once for each, which errs on
@@ -35,6 +38,7 @@ from heterps_core.embeddings.row_windows import (
 )
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.stage_cost import is_within, replica_memory_bytes
+from heterps_core.planning.cost_model.step_model import stage_seconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.scheduling_plan import Stage
 
@@ -58,6 +62,9 @@ class Sweep(NamedTuple):
 
     seconds: float
     """ST, for one training batch."""
+
+    worker_seconds: float
+    """GT: what of it a worker computes."""
 
     hot_share: float
     """Of the rows, those that stay in memory."""
@@ -98,16 +105,11 @@ class SweepTerms:
 
     disk_bytes_per_s: Floats
 
-    def seconds(self, num_replicas: Floats) -> Floats:
-        """Return ST(k) of stages that memory does not hold, elementwise; infinite where no share fits."""
-        return np.asarray(
-            np.minimum.reduce(
-                [self.seconds_of(share, num_replicas) for share in range(len(self.held_shares))]
-            )
-        )
+    worker_seconds: tuple[Floats, ...]
+    """g C(h) for each share."""
 
-    def seconds_of(self, share: int, num_replicas: Floats) -> Floats:
-        """Return ST(k, h) of the share with an index."""
+    def seconds(self, share: int, num_replicas: Floats) -> Floats:
+        """Return ST(k, h) of the share with an index, elementwise; infinite where it does not fit."""
         steps = self.steps_per_sweep(share, num_replicas)
         with np.errstate(divide="ignore", invalid="ignore"):
             seconds = 2 * self.table_bytes / num_replicas / self.disk_bytes_per_s / steps
@@ -122,16 +124,11 @@ class SweepTerms:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(np.where(left_bytes > 0, left_bytes / self.cold_bytes[share], 0.0))
 
-    def least_replicas(self, x: Floats) -> Floats:
-        """Return the least whole k with ST(k) <= x, infinite where there is none; x broadcasts against N.
+    def least_replicas(self, share: int, x: Floats) -> Floats:
+        """Return the least whole k with ST(k, h) <= x, infinite where there is none; x broadcasts against N.
 
         It may be infinite, which asks for the fewest that memory and disk allow.
         """
-        return np.asarray(
-            np.minimum.reduce([self._least_of(share, x) for share in range(len(self.held_shares))])
-        )
-
-    def _least_of(self, share: int, x: Floats) -> Floats:
         held_bytes = self.resident_bytes + self.held_shares[share] * self.table_bytes
         cold_bytes = self.cold_bytes[share]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -144,7 +141,7 @@ class SweepTerms:
         enough = np.where((self.spare_bytes > 0) & np.isfinite(enough), np.maximum(enough, 1.0), np.inf)
         # Rounding may have moved a quotient across a whole number; the time itself decides.
         least = np.ceil(enough * (1 - _NEAR_INTEGER))
-        seconds = self.seconds_of(share, least)
+        seconds = self.seconds(share, least)
         return np.where(np.isfinite(seconds) & (seconds <= x), least, least + 1)
 
     def at(self, shape: tuple[int, ...], index: tuple[Ints, ...]) -> SweepTerms:
@@ -159,6 +156,7 @@ class SweepTerms:
             resident_bytes=taken(self.resident_bytes),
             table_bytes=taken(self.table_bytes),
             cold_bytes=tuple(taken(each) for each in self.cold_bytes),
+            worker_seconds=tuple(taken(each) for each in self.worker_seconds),
             disk_bytes=taken(self.disk_bytes),
             disk_bytes_per_s=taken(self.disk_bytes_per_s),
         )
@@ -180,6 +178,11 @@ def sweep_terms(problem: SchedulingProblem, sums: Callable[[Sequence[float]], Fl
         return np.array(values, dtype=np.float64)
 
     layers = problem.layers
+    cold_bytes = [
+        problem.batch_size
+        * of_runs([sum(layer.cold_bytes_per_sample[share : share + 1]) for layer in layers])
+        for share in range(len(problem.hot_shares))
+    ]
     return SweepTerms(
         held_shares=tuple(ROW_SHARE + SLOT_FACTOR * share for share in problem.hot_shares),
         spare_bytes=of_types([unit.usable_bytes for unit in units])
@@ -188,19 +191,16 @@ def sweep_terms(problem: SchedulingProblem, sums: Callable[[Sequence[float]], Fl
             [layer.state_bytes * (layer.is_sharded and not layer.cold_bytes_per_sample) for layer in layers]
         ),
         table_bytes=of_runs([layer.state_bytes * bool(layer.cold_bytes_per_sample) for layer in layers]),
-        cold_bytes=tuple(
-            SWEEPS_IN_MEMORY
-            * SLOT_FACTOR
-            * problem.batch_size
-            * of_runs([sum(layer.cold_bytes_per_sample[share : share + 1]) for layer in layers])
-            for share in range(len(problem.hot_shares))
+        cold_bytes=tuple(SWEEPS_IN_MEMORY * SLOT_FACTOR * each for each in cold_bytes),
+        worker_seconds=tuple(
+            of_types([unit.sweep_seconds_per_byte for unit in units]) * each for each in cold_bytes
         ),
         disk_bytes=of_types([unit.disk_bytes for unit in units]),
         disk_bytes_per_s=of_types([unit.disk_bytes_per_s for unit in units]),
     )
 
 
-def stage_sweep(problem: SchedulingProblem, stage: Stage) -> Sweep | None:
+def stage_sweep(problem: SchedulingProblem, stage: Stage, *, num_microbatches: int) -> Sweep | None:
     """Return the fastest sweep of a stage; None where memory holds all rows, or disks do not help either."""
     layers = problem.layers[stage.first_layer : stage.last_layer + 1]
     state_bytes = replica_memory_bytes(
@@ -216,14 +216,24 @@ def stage_sweep(problem: SchedulingProblem, stage: Stage) -> Sweep | None:
         return None
     index = problem.device_type_names.index(stage.device_type)
     replicas = np.array(float(stage.num_replicas))
+    seconds = stage_seconds(
+        problem, stage, num_microbatches=num_microbatches, num_replicas=float(stage.num_replicas)
+    )
+    on_links = seconds.across + seconds.gradient_sum
     sweeps = [
         Sweep(
-            seconds=float(terms.seconds_of(share, replicas)[0, index]),
+            seconds=float(terms.seconds(share, replicas)[0, index]),
+            worker_seconds=float(terms.worker_seconds[share][0, index]) / stage.num_replicas,
             hot_share=hot_share,
             steps_per_sweep=float(terms.steps_per_sweep(share, replicas)[0, index]),
             disk_bytes=float(terms.table_bytes[0, 0]) / stage.num_replicas,
         )
         for share, hot_share in enumerate(problem.hot_shares)
     ]
-    fastest = min(sweeps, key=lambda sweep: sweep.seconds)
+
+    def stage_time(sweep: Sweep) -> float:
+        on_worker = max(seconds.compute + sweep.worker_seconds, on_links)
+        return max(seconds.exchange + on_worker, sweep.seconds)
+
+    fastest = min(sweeps, key=stage_time)
     return fastest if np.isfinite(fastest.seconds) else None

@@ -240,10 +240,10 @@ def evaluate_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches
         sum(layer.state_bytes for layer in layers if layer.is_sharded),
         stage.num_replicas,
     )
-    sweep = stage_sweep(problem, stage)
+    sweep = stage_sweep(problem, stage, num_microbatches=num_microbatches)
     return StageEvaluation(
         stage=stage,
-        compute_seconds=seconds.compute,
+        compute_seconds=seconds.compute + (0.0 if sweep is None else sweep.worker_seconds),
         communication_seconds=seconds.exchange + seconds.across + seconds.gradient_sum,
         exchange_seconds=seconds.exchange,
         memory_bytes=memory_bytes if sweep is None else unit.usable_bytes,

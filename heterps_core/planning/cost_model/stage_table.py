@@ -121,21 +121,34 @@ class StageTable:
         """Least replicas whose memory and disks hold the stage; infinite where none do."""
         if self.sweep is None:
             return self.memory_replicas
-        return np.asarray(self._held_replicas(self.sweep, np.array(np.inf)))
+        shares = range(len(self.sweep.held_shares))
+        swept = [self.sweep.least_replicas(share, np.array(np.inf)) for share in shares]
+        return np.asarray(np.minimum.reduce([np.broadcast_to(self.memory_replicas, swept[0].shape), *swept]))
 
     def seconds(self, num_replicas: Floats) -> Floats:
         """Return ET(k), elementwise; infinite k are allowed."""
         seconds = self._seconds_in_memory(num_replicas)
         if self.sweep is None:
             return seconds
-        sweeping = self.sweep.seconds(num_replicas)
-        return np.asarray(
-            np.where(num_replicas >= self.memory_replicas, seconds, np.maximum(seconds, sweeping))
+        sweeping = np.minimum.reduce(
+            [
+                np.maximum(
+                    self._swept(self.sweep, share)._seconds_in_memory(num_replicas),
+                    self.sweep.seconds(share, num_replicas),
+                )
+                for share in range(len(self.sweep.held_shares))
+            ]
         )
+        return np.asarray(np.where(num_replicas >= self.memory_replicas, seconds, sweeping))
 
-    def _held_replicas(self, sweep: SweepTerms, x: Floats) -> Floats:
-        """Return the least k that memory holds, or disks with a sweep in time."""
-        return np.asarray(np.minimum(self.memory_replicas, sweep.least_replicas(x)))
+    def _swept(self, sweep: SweepTerms, share: int) -> StageTable:
+        """Return the table of stages that sweep with a share of hot rows, without the time of the disk."""
+        worker_seconds = sweep.worker_seconds[share]
+        computing = self.compute_seconds + worker_seconds
+        parallel = self.compute_seconds * self.compute_parallel_fraction + worker_seconds
+        with np.errstate(divide="ignore", invalid="ignore"):
+            fraction = np.where(computing > 0, parallel / computing, self.compute_parallel_fraction)
+        return replace(self, sweep=None, compute_seconds=computing, compute_parallel_fraction=fraction)
 
     def _seconds_in_memory(self, num_replicas: Floats) -> Floats:
         if self.trainer is not None:
@@ -217,7 +230,16 @@ class StageTable:
             Shape (X, *N); infinite where no k is allowed.
         """
         x = stage_seconds.reshape(-1, *(1,) * self.compute_seconds.ndim)
-        held = self.memory_replicas if self.sweep is None else self._held_replicas(self.sweep, x)
+        if self.sweep is None:
+            return self._least_held(stage_seconds, x, self.memory_replicas)
+        found = [replace(self, sweep=None)._least_held(stage_seconds, x, self.memory_replicas)]
+        for share in range(len(self.sweep.held_shares)):
+            held = self.sweep.least_replicas(share, x)
+            found.append(self._swept(self.sweep, share)._least_held(stage_seconds, x, held))
+        return np.asarray(np.minimum.reduce(found))
+
+    def _least_held(self, stage_seconds: Floats, x: Floats, held: Floats) -> Floats:
+        """Return the least k with ET(k) <= x of those from `held` on."""
         if self.trainer is not None:
             replicas = self._least_of_trainer(self.trainer, x, held)
             replicas[replicas > np.minimum(self.max_units, self.trainer.microbatch_rows)] = np.inf
@@ -243,7 +265,7 @@ class StageTable:
         return replicas
 
     def _least_of_trainer(self, trainer: TrainerTerms, x: Floats, held: Floats) -> Floats:
-        """Return the least whole k that keeps x, of those that memory or disks hold.
+        """Return the least whole k that keeps x, of those from `held` on.
 
         The times of a worker and of its links are both a + b / k - c / k^2, which keeps x where
         (x - a) k^2 - b k + c >= 0: up to the smaller root and, where x > a, from the larger one on. So the least k

@@ -126,6 +126,9 @@ class UnitType(JsonDocument):
     disk_bytes_per_s: NotNegative = 0.0
     """Read or written in order."""
 
+    sweep_seconds_per_byte: NotNegative = 0.0
+    """What a worker computes for each byte of rows that it looks up from disk."""
+
     reserved_bytes: NotNegative = 0.0
     """Of `memory_bytes`, what a worker takes before any table or weight (`reserved_bytes`)."""
 

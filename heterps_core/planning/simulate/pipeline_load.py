@@ -104,7 +104,7 @@ def pipeline_load(
     drains = problem.step_model is StepModel.PAPERS
     if not problem.single_replica_communicates:
         problem = replace(problem, step_model=StepModel.TRAINER)
-    sweeps = [stage_sweep(problem, stage) for stage in stages]
+    sweeps = [stage_sweep(problem, stage, num_microbatches=num_microbatches) for stage in stages]
     return PipelineLoad(
         batch_size=problem.batch_size,
         num_microbatches=num_microbatches,
@@ -153,7 +153,8 @@ def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
         total_odt = boundaries_odt + exchange_odt + all_reduce_odt
         scale = seconds.across / total_odt if total_odt else 0.0
         pull_seconds, all_reduce_seconds = scale * exchange_odt, scale * all_reduce_odt
-    compute_seconds = seconds.compute / num_microbatches
+    sweep = stage_sweep(problem, stage, num_microbatches=num_microbatches)
+    compute_seconds = (seconds.compute + (0.0 if sweep is None else sweep.worker_seconds)) / num_microbatches
     layer_seconds = sum(layer.compute_seconds[stage.device_type] for layer in layers)
     connected_seconds = sum(
         layer.compute_seconds[stage.device_type]

@@ -72,6 +72,17 @@ def test_the_time_of_a_sweep_worked_by_hand():
     assert found.throughput_samples_per_s == pytest.approx(10 / (20 / 5.916), rel=1e-3)
 
 
+def test_what_sweeping_computes_is_added_to_the_work_of_its_replicas():
+    # 5 bytes of cold rows a batch, 0.3 s for each, on two replicas that compute 0.0005 s each.
+    part = evaluate_stage(one_table(sweep_seconds_per_byte=0.3), Stage(0, 0, "cpu", 2))
+
+    assert part.sweep.worker_seconds == pytest.approx(0.75)
+    assert part.compute_seconds == pytest.approx(0.7505)
+    # More of it than the disk takes decides.
+    slower = evaluate_stage(one_table(sweep_seconds_per_byte=3.0), Stage(0, 0, "cpu", 2))
+    assert slower.seconds == pytest.approx(7.5005)
+
+
 def test_a_stage_whose_rows_fit_into_memory_does_not_sweep():
     part = evaluate_stage(one_table(), Stage(0, 0, "cpu", 10))
 
