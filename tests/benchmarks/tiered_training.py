@@ -117,7 +117,7 @@ def make_loop(
     store = STORES.get(case.kind)
     model = build_stage_model(
         "ctrdnn",
-        make_features(case.num_rows if store is None else NUM_SLOTS),
+        make_features(case.num_rows if store is None else 2 * NUM_SLOTS),
         config,
         stages,
         0,
@@ -146,6 +146,7 @@ def make_loop(
         run=RunDirectory(str(folder)),
         group=group,
         ids_group=ids_group,
+        checkpoints=None,
         metrics=None,
         on_step=on_step,
     )
