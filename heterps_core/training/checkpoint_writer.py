@@ -62,6 +62,9 @@ CHANGED_SHARE = 0.5
 
 KEPT_CHECKPOINTS = 2
 
+SETTLE_S = 3.0
+"""Less than the silence after which a worker counts as lost."""
+
 
 class _AbandonedError(Exception):
     """Whole rows are not needed any more."""
@@ -174,6 +177,11 @@ class CheckpointWriter:
         self._abandon_whole()
         self._threads.shutdown()
         self.blocked_s += time.perf_counter() - started_s
+
+    def settle(self) -> None:
+        """Let a checkpoint that is being written come to its end, for some seconds, where the training has failed."""
+        if self._saving is not None:
+            wait([self._saving], timeout=SETTLE_S)
 
     def _begin_whole(self, step: int) -> None:
         folder = f"{step:08d}{WHOLE_SUFFIX}"

@@ -134,7 +134,12 @@ class Worker:
             device,
             cursor.step,
         )
-        end = loop.train(cursor)
+        try:
+            end = loop.train(cursor)
+        except Exception:
+            if loop.checkpoints is not None:
+                loop.checkpoints.settle()
+            raise
         is_complete = loop.is_complete(end)
         sent_bytes = loop.runner.sent_bytes + sum(table.sent_bytes for table in loop.model.tables.values())
         # Who asks for a stop waits for the checkpoint alone: a machine that is preempted has two minutes.
