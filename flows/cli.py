@@ -32,12 +32,23 @@ _CAUSED_BY_USERS = frozenset(
 )
 """What the operating system refuses for rights, room, the kind of a file, or a folder that is not there."""
 
+FLOWS: Mapping[str, tuple[str, str, str]] = {
+    "train": (
+        "train a night here and now, and print its plan, quality and bill",
+        "train_ctr",
+        "TrainParameters",
+    ),
+    "backfill": ("train a range of past days, one after the other", "backfill_ctr", "BackfillParameters"),
+}
+"""Name -> summary, module in `flows` and the class of its parameters, whose options are the command's."""
+
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "status": ("what runs now, what it has cost, and what comes next", "flows.commands.status"),
     "runs": ("the last runs side by side: plan, end, cost, throughput, AUC", "flows.commands.runs"),
     "cost": ("what runs cost: bills, and the sum of the month", "flows.commands.cost"),
     "explain": ("why a run had its plan", "flows.commands.explain"),
     "stop": ("let a run write a checkpoint, then end its machines", "flows.commands.stop"),
+    "predict": ("probabilities for the rows of a file, by the champion", "flows.commands.data.predict"),
     "champion": ("the model that serves: since when, how good, what it cost", "flows.commands.champion"),
     "rollback": ("make an earlier champion champion again", "flows.commands.rollback"),
     "doctor": ("what is missing on this machine, and how to fix it", "flows.commands.doctor"),
@@ -46,8 +57,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "profile": ("time each layer of a model here, and estimate other device types", "flows.commands.profile"),
     "plan": ("search the cheapest plan for a problem.json", "flows.commands.plan"),
     "simulate": ("run a plan's pipeline in simulation, with stragglers if asked", "flows.commands.simulate"),
-    "init": ("write a schema file for a table, from what its first rows show", "flows.commands.init"),
-    "make-days": ("write days of synthetic clicks whose truth drifts", "flows.commands.make_days"),
+    "init": ("write a schema file for a table, from what its first rows show", "flows.commands.data.init"),
+    "make-days": ("write days of synthetic clicks whose truth drifts", "flows.commands.data.make_days"),
 }
 """Name -> summary and module."""
 
@@ -55,6 +66,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in FLOWS:
+        return _run_flow(*arguments)
     options = _parser(asked=arguments[0] if arguments else "").parse_args(arguments)
     run: Callable[[argparse.Namespace], None] = options.run
     try:
@@ -77,15 +90,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _run_flow(name: str, *arguments: str) -> int:
+    """Run a flow in this process, without a served deployment."""
+    from flows import parameters
+    from flows.command_line import main as run_flow
+
+    _, module, parameter_class = FLOWS[name]
+    return run_flow(
+        f"flows.{module}", getattr(parameters, parameter_class), arguments, program=f"heterps {name}"
+    )
+
+
 def _parser(asked: str) -> argparse.ArgumentParser:
     """Return the parser of all commands, with the options of the one that is asked for."""
     parser = argparse.ArgumentParser(
         prog="heterps",
         description="Plan and run the training of click-through-rate models on heterogeneous hardware "
-        "at minimum cost. The nights themselves: prefect deployment run train-ctr, or make train-ctr.",
+        "at minimum cost. Every night by a schedule: make serve, then prefect deployment run train-ctr.",
     )
     parser.add_argument("--version", action="version", version=f"heterps {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, (summary, *_) in FLOWS.items():
+        subparsers.add_parser(name, help=summary)
     for name, (summary, module) in COMMANDS.items():
         if name != asked:
             subparsers.add_parser(name, help=summary)

@@ -29,13 +29,22 @@ FULL_BYTES = 65_536
 """With less than this free no database takes another write: SQLite's pages have 4 KiB, and a write needs several."""
 
 
-def main(module: str, model: type[FlowParameters], arguments: Sequence[str] | None = None) -> int:
+def main(
+    module: str,
+    model: type[FlowParameters],
+    arguments: Sequence[str] | None = None,
+    *,
+    program: str | None = None,
+) -> int:
     """Run a flow with the parameters of the command line and return the exit status.
 
     Args:
-        module: That has the flow, under its own last name; loaded once the parameters are checked.
+        module: Has the flow, under its own last name; loaded once the parameters are checked.
+        model: The flow's parameters.
+        arguments: Those of the shell by default.
+        program: How it was called, for its help; `python -m <module>` by default.
     """
-    parameters = vars(parser_for(model, program=f"python -m {module}").parse_args(arguments))
+    parameters = vars(parser_for(model, program=program or f"python -m {module}").parse_args(arguments))
     try:
         asked = model.of(parameters)
         asked.check()
@@ -106,7 +115,7 @@ def parser_for(model: type[FlowParameters], *, program: str) -> argparse.Argumen
     """Return a parser with an option for each parameter; it holds those that are given, as text or lists of text."""
     parser = argparse.ArgumentParser(
         prog=program,
-        # All options in brackets are thirty lines, above which nobody sees what was wrong.
+        # All options in brackets are thirty lines, above which the error is hard to see.
         usage="%(prog)s [--OPTION VALUE ...]   (--help lists the options)",
         description=model.__doc__,
         argument_default=argparse.SUPPRESS,

@@ -23,7 +23,7 @@ from prefect.runtime import flow_run as current_flow_run
 from flows.parameter_model import takes
 from flows.service.schedule import COMPARE_SCHEDULERS
 from heterps_core.errors import ConfigurationError
-from heterps_core.models import CTR_MODELS
+from heterps_core.models import PAPER_MODELS
 from heterps_core.planning.search.measured_search import MEASURED_METHODS
 from heterps_core.planning.search.schedulers import SCHEDULERS
 from heterps_core.profiling.machine import num_cores
@@ -59,7 +59,7 @@ def compare_schedulers(asked: CompareParameters) -> str:
         return run_id
 
     problems, left_out = load_problems(asked.problem or []), dict[str, str]()
-    wanted = asked.models or ([] if asked.problem else list(CTR_MODELS))
+    wanted = asked.models or ([] if asked.problem else list(PAPER_MODELS))
     if wanted:
         made, left_out = problems_of_models(
             workspace,

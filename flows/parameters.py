@@ -103,9 +103,10 @@ class ModelParameters(FlowParameters):
     precision: Annotated[str, OneOf("precision", PRECISIONS)] = ENGINE["precision"]
     """Number format in which dense layers multiply: float32 or bfloat16. Parameters are float32 in both."""
 
-    wire_dtype: Annotated[str, OneOf("wire dtype", WIRE_DTYPES)] = ENGINE["wire_dtype"]
+    wire_dtype: Annotated[str, OneOf("wire dtype", WIRE_DTYPES)] | None = None
     """Number format in which activations and gradients cross between stages, and table rows and theirs between
-    machines: float32, or bfloat16 for half the bytes."""
+    machines: float32; bfloat16, for half the bytes; or int8, for a third of the bytes of rows. Empty for bfloat16
+    where a link of the plan has less than 10 Gbit/s and the plan costs less with it, else float32."""
 
     update_mode: Annotated[str, OneOf("update mode", UPDATE_MODES)] | None = None
     """When the gradients of a batch are applied: sync, before the next one begins, for which a pipeline drains in
@@ -218,6 +219,13 @@ class TrainParameters(PlannedParameters, TrainedParameters):
     """Time of day in the time zone of the schedule, such as 06:00, by which the model must be ready: raises the floor
     as far as that needs; empty for no deadline."""
 
+    max_restarts_per_hour: Annotated[int, Field(ge=0)] | None = None
+    """Times within an hour that the run goes on by itself after machines or workers were lost; the next loss ends it.
+    Empty for 2, and 2 more for each interruption an hour that the plan expects."""
+
+    max_wait_minutes: Annotated[float, of_unit("minutes", ge=0)] = 720.0
+    """Longest wait for another run of the workspace to end; 0 ends this one at once where another is at work."""
+
     plan_only: bool = False
     """Launch nothing: say what would be bought, for how much and why, and end."""
 
@@ -302,8 +310,8 @@ class CompareParameters(FlowParameters):
     """Parameters of compare-schedulers, which compares search methods on the same problems, evaluations and seeds."""
 
     models: list[str] | None = None
-    """Models to plan for a night's job, with and without a floor and caps; empty for all, or for none where problem
-    files are given."""
+    """Models to plan for a night's job, with and without a floor and caps; empty for those of the papers, or for none
+    where problem files are given."""
 
     problem: list[str] | None = None
     """Problem files to compare on; may be given more than once."""

@@ -121,7 +121,7 @@ def profile_devices(asked: ProfileParameters) -> str:
         num_epochs=asked.epochs,
         throughput_floor_samples_per_s=asked.throughput_floor_samples_per_s,
         update_mode=asked.update_mode,
-        wire_dtype=asked.wire_dtype,
+        wire_dtype=asked.wire_dtype or "float32",
     )
     decisions = decide_measurements(
         problem,

@@ -61,7 +61,8 @@ def train_ctr(asked: TrainParameters) -> str:
         end_with_plan(run, plan_night(run))
         return run_id
 
-    with only_fleet(workspace, run_id, flow_run_id=str(current_flow_run.id)):
+    max_wait_s = asked.max_wait_minutes * 60
+    with only_fleet(workspace, run_id, flow_run_id=str(current_flow_run.id), max_wait_s=max_wait_s):
         if night is not None and not asked.again:
             source = source_name(asked.data, asked.schema_file, asked.prepare_sql)
             earlier = finished_run(workspace, day=str(night.day), data=source, model=asked.sized_model)

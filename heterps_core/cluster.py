@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
@@ -50,6 +51,10 @@ class Cluster(JsonDocument):
     created_at: str
     """ISO 8601 time at which the launch was complete."""
 
+    generation: int = 1
+    """Counts the worlds of workers that train the run one after the other; a machine that takes the place of a lost
+    one, or workers that are started again, are the next."""
+
     def __post_init__(self) -> None:
         if not self.nodes:
             raise ConfigurationError(f"a cluster needs at least one node, run {self.run_id} has none")
@@ -61,6 +66,25 @@ class Cluster(JsonDocument):
     def price_usd_per_hour(self) -> float:
         """Of all nodes together."""
         return sum(node.price_usd_per_hour for node in self.nodes)
+
+    @property
+    def rendezvous_node(self) -> Node:
+        """That the workers find one another at."""
+        host = self.rendezvous.rpartition(":")[0]
+        return next((node for node in self.nodes if node.address == host), self.nodes[0])
+
+    def next_generation(self, replacing: Mapping[str, Node] | None = None) -> Cluster:
+        """Return the cluster whose workers go on where those of this one ended.
+
+        Args:
+            replacing: Machines that take the places of lost ones, by the node ids of those.
+        """
+        nodes = tuple((replacing or {}).get(node.node_id, node) for node in self.nodes)
+        host, _, port = self.rendezvous.rpartition(":")
+        if all(node.address != host for node in nodes):
+            steady = [node for node in nodes if node.market is Market.ON_DEMAND]
+            host = (steady or nodes)[0].address
+        return replace(self, nodes=nodes, rendezvous=f"{host}:{port}", generation=self.generation + 1)
 
     def replicas_of(self, node: Node) -> range:
         """Return the replicas that a node runs: they are numbered over the nodes of its stage, in order."""

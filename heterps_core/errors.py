@@ -13,7 +13,7 @@ HeterpsError
 |-- TrainingError                 a worker failed; carries rank, stage and last step where known
 `-- CheckpointError               a checkpoint could not be written or read
 
-Every message says the rule that was broken, the values that broke it, and the way out. The command
+Every message says the rule that was broken, the values that broke it, and the fix. The command
 line prints the message alone, without a traceback, and exits with `exit_status`.
 """
 
@@ -105,19 +105,6 @@ class TrainingError(HeterpsError):
     """A training worker failed."""
 
     exit_status = 6
-
-
-class InterruptedTrainingError(TrainingError):
-    """A node was lost, or a worker failed for no fault of the user's: other machines may go on from the checkpoint.
-
-    Args:
-        message: What happened.
-        signature: What would be the same if the same error came once more; None for what is left to chance.
-    """
-
-    def __init__(self, message: str, *, signature: str | None = None) -> None:
-        super().__init__(message)
-        self.signature = signature
 
 
 class CheckpointError(TrainingError):

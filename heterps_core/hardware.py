@@ -176,7 +176,7 @@ class DeviceType:
     """Families of instances that carry this type, of any cloud."""
 
     sources: Mapping[str, str]
-    """Field name -> document, or derivation, or "assumed: ..." where nobody publishes the figure."""
+    """Field name -> document, or derivation, or "assumed: ..." where the figure is not published."""
 
     equal_families: tuple[str, ...] = ()
     """Other families with this processor or card, and no less memory and network: as fast, and bought where the

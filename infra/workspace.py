@@ -23,6 +23,9 @@ from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.json_file import replace_json
 from heterps_core.training.storage.store import check_store_location
 
+LAUNCH_SEPARATOR = "."
+"""Between a run's id and the number of a later launch of it."""
+
 LOOPBACK = "127.0.0.1"
 """By which processes of this machine, and none beside them, reach one another."""
 
@@ -245,6 +248,16 @@ class Workspace:
             return ServiceAddresses(**json.loads(self.services_path.read_text()))
         except (OSError, ValueError, TypeError):
             return None
+
+
+def run_of_launch(launch_id: str) -> str:
+    """Return the run that a launch belongs to.
+
+    Example:
+        >>> run_of_launch("20261121-0430-1a2b3c.2")
+        '20261121-0430-1a2b3c'
+    """
+    return launch_id.partition(LAUNCH_SEPARATOR)[0]
 
 
 def check_run_id(run_id: str, *, longest: int = 64) -> None:

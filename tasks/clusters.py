@@ -29,10 +29,8 @@ from infra.machines.lifecycle import terminate_run
 from infra.machines.sweeper import providers_in_use, usable_ledger
 from infra.prices.spot_charges import SpotRecord
 from infra.providers import PROVIDERS, Provider, get_provider, provider_of
-from infra.workspace import Workspace
+from infra.workspace import LAUNCH_SEPARATOR, Workspace, run_of_launch
 from tasks.provisioning import Provisioning
-
-ATTEMPT_SEPARATOR = "."
 
 STORAGE_FILE = "storage.json"
 """In a run's folder of the workspace."""
@@ -174,23 +172,13 @@ def next_launch_id(ledger: Ledger, run_id: str) -> str:
     A launch id stands for one plan in the ledger, and a run that is resumed launches again.
     """
     used = launch_ids_of(ledger, run_id)
-    return run_id if not used else f"{run_id}{ATTEMPT_SEPARATOR}{len(used) + 1}"
+    return run_id if not used else f"{run_id}{LAUNCH_SEPARATOR}{len(used) + 1}"
 
 
 def launch_ids_of(ledger: Ledger, run_id: str) -> list[str]:
     """Return the ids of all launches of a run, in order."""
     ids = dict.fromkeys(entry.run_id for entry in ledger.entries())
     return [launch_id for launch_id in ids if run_of_launch(launch_id) == run_id]
-
-
-def run_of_launch(launch_id: str) -> str:
-    """Return the run that a launch belongs to.
-
-    Example:
-        >>> run_of_launch("20261121-0430-1a2b3c.2")
-        '20261121-0430-1a2b3c'
-    """
-    return launch_id.partition(ATTEMPT_SEPARATOR)[0]
 
 
 def end_machines_of(workspace: Workspace, run_id: str) -> int:

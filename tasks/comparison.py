@@ -216,7 +216,7 @@ def profiled_job(
 
 
 def reason_in_one_line(error: Exception) -> str:
-    """Return an error without the way out that it ends with, which is not for what is only compared."""
+    """Return an error without its fix, which is not for what is only compared."""
     if not isinstance(error, HeterpsError):
         return f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
     return " ".join(str(error).partition(";")[0].split())

@@ -61,7 +61,7 @@ class PreparedClicks:
     """For people."""
 
     best_reachable: ClickQuality | None
-    """Quality of the true probabilities on the held-out rows; None where nobody knows them."""
+    """Quality of the true probabilities on the held-out rows; None where they are not known."""
 
     profiled_as: str = ""
     """What a profile of these rows is kept by: the same for the days of a source that fall into one week, whose ids
@@ -241,7 +241,7 @@ def prepare_data(
         )
     _forget_old_nights(workspace, name, keep=Path(dataset.directory))
     _forget_unused_results(workspace, name)
-    if slot_rows is not None:
+    if slot_rows is not None and schema.dynamic_ids is None:
         outgrown = outgrown_tables(
             dataset.manifest.columns, dataset.features.slot_rows, num_rows=dataset.num_train_rows
         )

@@ -1,7 +1,7 @@
 """What past runs teach the next one: predictions that are corrected where corrections have proven themselves.
 
 The record of runs is MLflow: each finished run carries its predicted and measured speed as a tag, and is read back
-from there. Two things are learnt, and neither stands in for the other. A dry run says how far predictions for this
+from there. Two things are learned, and neither stands in for the other. A dry run says how far predictions for this
 machine are off. A run on rented machines says how far the times of their device types are off and how much longer a
 step is than its slowest stage, with which the next plan is made.
 """
@@ -50,8 +50,8 @@ class Learning:
     def of_device_types(self, names: Sequence[str], *, model: str) -> dict[str, Correction]:
         """Return the correction for the times of each device type that was ever rented."""
         answers = [answer for speed in self.speeds for answer in speed.rented_stages]
-        learnt = {name: learn_correction(answers, (name, model)) for name in names}
-        return {name: correction for name, correction in learnt.items() if correction.num_answers}
+        learned = {name: learn_correction(answers, (name, model)) for name in names}
+        return {name: correction for name, correction in learned.items() if correction.num_answers}
 
     def of_waits(self, *, model: str) -> Correction:
         """Return the correction for a rented run's step beside its slowest stage: waits, of which no stage tells."""
@@ -60,9 +60,9 @@ class Learning:
 
     def factors(self, problem: SchedulingProblem) -> dict[str, float]:
         """Return by what past runs multiply the times of each device type of a problem, waits included."""
-        learnt = self.of_device_types(problem.device_type_names, model=problem.model)
+        learned = self.of_device_types(problem.device_type_names, model=problem.model)
         waits = self.of_waits(model=problem.model).factor
-        return {name: waits * learnt.get(name, NO_CORRECTION).factor for name in problem.device_type_names}
+        return {name: waits * learned.get(name, NO_CORRECTION).factor for name in problem.device_type_names}
 
     def corrected(self, problem: SchedulingProblem) -> SchedulingProblem:
         """Return the planning problem with the times that past runs make likely."""
@@ -70,9 +70,9 @@ class Learning:
 
     def summary(self, problem: SchedulingProblem) -> str:
         """What the plan's times were corrected by, in one line."""
-        learnt = self.of_device_types(problem.device_type_names, model=problem.model)
-        learnt |= {"waits between stages": self.of_waits(model=problem.model)}
-        factors = ", ".join(f"{name} {found.factor:.3f}" for name, found in learnt.items() if found.depth)
+        learned = self.of_device_types(problem.device_type_names, model=problem.model)
+        learned |= {"waits between stages": self.of_waits(model=problem.model)}
+        factors = ", ".join(f"{name} {found.factor:.3f}" for name, found in learned.items() if found.depth)
         if factors:
             return f"times of device types multiplied, as past runs have shown: {factors}"
         return f"speeds of past runs: {len(self.speeds)}; the times of device types stand as they are"

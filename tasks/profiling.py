@@ -28,6 +28,7 @@ from heterps_core.profiling.profile_cache import profile_model
 from heterps_core.training.job import default_batch_size, default_microbatches
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
+from tasks.running.progress import log_step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,8 +112,16 @@ class ProfiledModel:
         estimated = ", ".join(self.estimated_device_types) or "none"
         return (
             f"{len(self.graph.layers)} layers of {self.graph.name} measured on {self.local_profile.hardware}"
-            f"{measured}; estimated for {estimated}"
+            f"{measured}; estimated for {estimated}{self._general_path}"
         )
+
+    @property
+    def _general_path(self) -> str:
+        """What the trainer does not fuse, with its share of the time."""
+        profile = self.local_profile
+        if not profile.general_layers:
+            return ""
+        return f"; not fused: {', '.join(profile.general_layers)}, {profile.general_share:.0%} of the time"
 
     def profiling_usd(self, run_id: str) -> float:
         """Return what the measurements cost that no other run than this one has borne.
@@ -152,7 +161,18 @@ def check_model(model: str, schema: DataSchema) -> None:
     """
     from heterps_core.models.chain import build_chain
 
-    build_chain(model, schema.features([MIN_SLOT_ROWS] * len(schema.slot_columns)), seed=0)
+    chain = build_chain(model, schema.features([MIN_SLOT_ROWS] * len(schema.slot_columns)), seed=0)
+    names = [
+        name.rpartition(".")[2]
+        for name, module in chain.named_modules()
+        if type(module).__name__.startswith("BatchNorm")
+    ]
+    if names:
+        log_step(
+            "model",
+            f"{', '.join(names)} will normalize each replica's rows of a micro-batch by their own mean and variance, "
+            f"not the batch's: what is learned follows the plan; torch.nn.LayerNorm depends on no other row",
+        )
 
 
 @task(name="profile layers", cache_policy=NO_CACHE)

@@ -217,7 +217,7 @@ def check_lifetime(evaluation: PlanEvaluation, *, provider: str) -> None:
     A dry run trains for minutes, however long the night takes that it stands for.
 
     Raises:
-        InfeasiblePlanError: It would be paid for until then and not come to its end; with the way out.
+        InfeasiblePlanError: It would be paid for until then and not come to its end; with the fix.
     """
     overhead_s = STARTUP_SECONDS + TEARDOWN_SECONDS
     seconds = evaluation.run_seconds + overhead_s

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from heterps_core.data.distinct_values import IdTurnover
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.explain.text import explanation_text
 from heterps_core.training.storage.run_directory import STEPS, RunDirectory
@@ -150,8 +151,8 @@ def register_model(
     *,
     data: str,
     day: str | None = None,
-) -> str:
-    """Register the trained model as the newest challenger; return its version.
+) -> tuple[str, tuple[IdTurnover, ...]]:
+    """Register the trained model as the newest challenger; return its version, and what became of dynamic ids.
 
     Where MLflow's store does not answer, it is waited for, as a registration cannot be kept for later.
 
@@ -167,11 +168,12 @@ def register_model(
 
     with TemporaryDirectory(prefix="heterps-model-") as name:
         folder = Path(name) / "click_model"
-        export_model(run_directory, clicks.open().manifest, folder, model=report.model)
+        id_turnover = export_model(run_directory, clicks.open().manifest, folder, model=report.model)
         _wait_for_store(workspace)
-        return model_registry.register_model(
+        version = model_registry.register_model(
             workspace, report.tracked, folder, run_id=report.run_id, model=report.model, data=data, day=day
         )
+        return version, id_turnover
 
 
 def _wait_for_store(workspace: Workspace) -> None:

@@ -126,7 +126,11 @@ def make_problem(
             pause_share=pause_share(job.evaluated_share / num_epochs),
             wire_dtype=wire_dtype,
         )
-        problems.append(with_table_disks(in_memory, profiled.planned_graph, in_zone))
+        # Tables with dynamic ids are in memory.
+        has_dynamic_ids = profiled.planned_request.features.dynamic_ids is not None
+        problems.append(
+            in_memory if has_dynamic_ids else with_table_disks(in_memory, profiled.planned_graph, in_zone)
+        )
     if len(problems) == 1:
         return problems[0]
     planning_time = planning_time or PlanningTime()

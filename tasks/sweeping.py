@@ -8,9 +8,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.machines.sweeper import Sweep, SweptMachine, sweep_workspace
-from infra.workspace import Workspace
+from infra.workspace import Workspace, run_of_launch
 from tasks import REPEATABLE
-from tasks.clusters import cost_metrics, live_run_ids, run_of_launch, runs_with_machines
+from tasks.clusters import cost_metrics, live_run_ids, runs_with_machines
 from tasks.records.mlflow_store import deliver_waiting
 from tasks.running.run_lifecycle import close_dead_run, runs_without_process
 

@@ -26,9 +26,9 @@ from heterps_core.training.job import (
 )
 from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
 from heterps_core.training.node.host_memory import check_workers_fit
+from heterps_core.training.outcome import Stopped, TrainingOutcome
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.training_run import TrainingRun
 from tasks.planning.extra_costs import checkpoint_interval_seconds
 from tasks.provisioning import Provisioning, usd_for
 from tasks.running.start import Start
@@ -55,18 +55,12 @@ def resume_summary(run: RunDirectory) -> str:
     return f"from the checkpoint of step {step:,}"
 
 
-def check_trained_to_its_end(training: TrainingRun, *, run_id: str) -> None:
-    """Check that all steps were trained: a model that was cut short is no night's model and is not judged.
-
-    Raises:
-        TrainingError: It was stopped, as `heterps stop` asks; the message names the way on.
-    """
-    if training.is_complete:
-        return
-    step = training.steps[-1].step if training.steps else 0
-    raise TrainingError(
-        f"run {run_id} was asked to stop: it wrote a checkpoint at step {step:,} and its model is not judged; set "
-        f"resume_run_id={run_id} to go on from there"
+def stopped_error(stopped: Stopped, *, run_id: str) -> TrainingError:
+    """Return what to say of a run that was stopped, as `heterps stop` asks; its model is not judged."""
+    steps = stopped.training.steps
+    return TrainingError(
+        f"run {run_id} was asked to stop: it wrote a checkpoint at step {steps[-1].step if steps else 0:,} and its "
+        f"model is not judged; set resume_run_id={run_id} to go on from there"
     )
 
 
@@ -153,12 +147,8 @@ def write_job(
 
 
 @task(name="train", cache_policy=NO_CACHE)
-def train(run: RunDirectory, cluster: Cluster) -> TrainingRun:
-    """Tell the nodes who takes part, and follow them to the end.
-
-    Raises:
-        TrainingError: A worker failed or a node fell silent.
-    """
+def train(run: RunDirectory, cluster: Cluster) -> TrainingOutcome:
+    """Tell the nodes who takes part, and follow them to the end."""
     publish_cluster(run, cluster)
     with _ProgressBar(cluster) as bar:
         return follow_training(run, cluster, on_progress=bar.show)

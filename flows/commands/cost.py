@@ -53,6 +53,7 @@ def _print_bill(workspace: Workspace, named: str, *, as_json: bool) -> None:
     from tasks.clusters import bills_of_run, providers_of_run
     from tasks.records.runs import find_run
     from tasks.reports.bills import bill_text
+    from tasks.running.losses import restarts_text
 
     providers = providers_of_run(workspace)
     run_id = find_run(named, providers, family="run with machines")
@@ -60,7 +61,10 @@ def _print_bill(workspace: Workspace, named: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([bill.to_json() for bill in bills], indent=2))
     else:
-        print("\n\n".join(bill_text(bill) for bill in bills))
+        restarts = restarts_text(workspace, run_id)
+        print(
+            "\n\n".join([bill_text(bill) for bill in bills] + ([] if restarts is None else [f"  {restarts}"]))
+        )
 
 
 def _print_runs(workspace: Workspace, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`heterps doctor`: what is missing on this machine to run the line, and the command that mends it."""
+"""`heterps doctor`: what is missing on this machine to run the line, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
     print(json.dumps([asdict(check) for check in checks], indent=1) if options.json else as_text(checks))
     missing = [check.what for check in checks if check.state is CheckState.MISSING]
     if missing:
-        raise SomethingMissingError(f"missing: {', '.join(missing)}; the lines above say what mends them")
+        raise SomethingMissingError(f"missing: {', '.join(missing)}; the lines above say how to fix them")
 
 
 def all_checks(workspace: Workspace, *, provider: str, region: str | None) -> Iterator[Check]:
@@ -80,7 +80,7 @@ def all_checks(workspace: Workspace, *, provider: str, region: str | None) -> It
 
 
 def as_text(checks: list[Check]) -> str:
-    """Return a line for each check, with the way out below where there is one."""
+    """Return a line for each check, with the fix below where there is one."""
     width = max(len(check.what) for check in checks)
     lines = []
     for check in checks:

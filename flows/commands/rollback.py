@@ -10,7 +10,7 @@ from infra.workspace import Workspace
 HELP = """\
 Make the champion before the one of now champion again.
 
-Its files are checked first, against the hash that they were registered with. Whoever loads models:/ctr@champion gets
+Its files are checked first, against the hash that they were registered with. A load of models:/ctr@champion gets
 it from then on, and the next night goes on from it. Given again, it goes one champion further back; --to leads to any
 version that was champion, also forward again. The version that was rolled back is not promoted again by itself.
 

@@ -11,9 +11,9 @@ from infra.workspace import Workspace
 HELP = """\
 Let a run write a checkpoint and stop, then see that its machines are gone.
 
-The workers look for the request every 20 steps. Where they have not ended after --wait seconds (a hang, a lost
-flow), the machines are ended as they are; what the newest complete checkpoint holds is kept. The run ends as failed,
-its model is not judged, its day is not done; it can go on later with resume_run_id=RUN.
+The workers agree within two seconds on the step behind which they stop. Where they have not ended after --wait
+seconds (a hang, a lost flow), the machines are ended as they are; what the newest complete checkpoint holds is kept.
+The run ends as failed, its model is not judged, its day is not done; it can go on later with resume_run_id=RUN.
 
 examples:
   heterps stop latest

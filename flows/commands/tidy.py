@@ -1,4 +1,4 @@
-"""`heterps tidy`: deletes what old runs and models have left and nobody needs, so that no disk fills."""
+"""`heterps tidy`: deletes files of old runs and models that are no longer needed, so that no disk fills."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tasks.running.tidying import Tidied
 
 HELP = """\
-Delete files of runs that ended more than --keep-days ago, and older versions of the model that nobody needs.
+Delete files of runs that ended more than --keep-days ago, and older versions of the model that are no longer needed.
 
 Runs: the folder in the workspace, and of rented machines what is in the run store that HETERPS_RUN_STORE names. A
 run that is under way by the record of runs, the ledger or the lock of the fleet keeps all its files, and so does a

@@ -14,7 +14,7 @@ from flows.parameters import TrainedParameters, TrainParameters
 from flows.service.schedule import nightly_timezone
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.distinct_values import tables_table
-from heterps_core.data.reading.days import Night
+from heterps_core.data.reading.days import Night, parse_day
 from heterps_core.device_types import in_markets
 from heterps_core.hardware import Market
 from heterps_core.models.model_graph import host_bytes_of_worker
@@ -32,7 +32,12 @@ from tasks.learning import Learning, learn_from_runs
 from tasks.planning.deadline import deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.extra_costs import pause_share
 from tasks.planning.planning_time import PlanningTime
-from tasks.planning.table_disks import table_memory_bytes
+from tasks.planning.table_disks import (
+    dry_run_table_memory_bytes,
+    least_table_memory_bytes,
+    table_memory_bytes,
+)
+from tasks.planning.wire_format import search_with_wire_dtype
 from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import ProfiledModel, planned_job, profile_layers
 from tasks.provisioning import check_lifetime, find_offers, provision
@@ -235,7 +240,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
 
     planning_time = PlanningTime(asked.max_planning_seconds or MAX_SECONDS)
 
-    def problem_with(names: Sequence[str]) -> SchedulingProblem:
+    def problem_with(names: Sequence[str], wire_dtype: str) -> SchedulingProblem:
         return learning.corrected(
             make_problem(
                 profiled,
@@ -247,7 +252,7 @@ def plan_night(run: OpenedRun) -> NightPlan:
                 leave_out_costs=asked.leave_out_costs,
                 profiling_usd=profiled.profiling_usd(run.run_id),
                 update_mode=asked.update_mode,
-                wire_dtype=asked.wire_dtype,
+                wire_dtype=wire_dtype,
                 planning_time=planning_time,
             )
         )
@@ -262,17 +267,20 @@ def plan_night(run: OpenedRun) -> NightPlan:
             max_seconds=planning_time.share(1 if deadline is None else 2),
         )
 
-    with explained_by(deadline):
-        problem = problem_with(device_types)
-        log_step("learnt", learning.summary(problem))
+    def search_with(wire_dtype: str) -> tuple[SchedulingProblem, Searches]:
         steady_types = in_markets(asked.device_types, [Market.ON_DEMAND])
-        problem, searches = search_in_time(
-            problem,
-            problem_with(steady_types) if deadline and set(markets) == set(Market) else None,
+        has_both = deadline is not None and set(markets) == set(Market)
+        return search_in_time(
+            problem_with(device_types, wire_dtype),
+            problem_with(steady_types, wire_dtype) if has_both else None,
             deadline,
             search=search,
             max_usd_per_hour=asked.max_usd_per_hour,
         )
+
+    with explained_by(deadline):
+        wire_dtype, problem, searches = search_with_wire_dtype(asked.wire_dtype, search_with)
+    log_step("calibrated", learning.summary(problem))
     robust_choice = None
     if asked.robust:
         searches, robust_choice = with_robust(problem, searches)
@@ -301,17 +309,31 @@ def plan_night(run: OpenedRun) -> NightPlan:
     )
     log_step("machines", provisioning.summary)
 
-    table_memory = {}
-    if asked.embedding_memory_bytes is None and not run.is_dry_run:
-        # A dry run has tables of its own size: all in memory, unless it is asked to sweep.
-        table_memory["embedding_memory_bytes"] = table_memory_bytes(problem, chosen.evaluation)
+    settings = asked.values_for(TrainingConfig) | {"wire_dtype": wire_dtype, "batch_size": run.batch_size}
+    if asked.embedding_memory_bytes is None:
+        memory_bytes = table_memory_bytes(problem, chosen.evaluation)
+        if run.is_dry_run and memory_bytes is not None:
+            memory_bytes = dry_run_table_memory_bytes(
+                memory_bytes,
+                planned=(profiled.planned_graph, chosen.plan.stages),
+                launched=(profiled.graph, provisioning.launch_stages),
+                least_bytes=least_table_memory_bytes(
+                    asked.sized_model,
+                    run.dataset.features,
+                    provisioning.launch_stages,
+                    embedding_optimizer=asked.embedding_optimizer,
+                    batch_size=run.batch_size,
+                ),
+            )
+        settings["embedding_memory_bytes"] = memory_bytes
     config = training_config(
         run.dataset,
         epochs=asked.epochs,
         num_stages=len(provisioning.launch_stages),
         samples_per_s=0.0 if run.is_dry_run else chosen.evaluation.throughput_samples_per_s,
         interruptions_per_hour=chosen.evaluation.interruptions_per_hour,
-        **{**asked.values_for(TrainingConfig), **table_memory, "batch_size": run.batch_size},
+        day_number=0 if asked.day is None else parse_day(asked.day).toordinal(),
+        **settings,
     )
     report = PlanReport(
         run_id=run.run_id,
@@ -329,7 +351,11 @@ def plan_night(run: OpenedRun) -> NightPlan:
         tracked=run.tracked,
         config=config,
         is_estimated=bool(profiled.estimated_device_types),
-        tables=tables_table(run.dataset.manifest.columns, run.dataset.features.slot_rows),
+        tables=tables_table(
+            run.dataset.manifest.columns,
+            run.dataset.features.slot_rows,
+            has_dynamic_ids=run.dataset.features.dynamic_ids is not None,
+        ),
         day=asked.day,
     )
     keep_explanation(run.workspace, report)

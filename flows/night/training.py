@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from flows.night.plan import NightPlan, OpenedRun, compared
-from heterps_core.errors import InterruptedTrainingError
+from heterps_core.cluster import Cluster
+from heterps_core.data.distinct_values import turnover_summary
+from heterps_core.errors import ProvisioningError
 from heterps_core.planning.provisioning.node_order import plan_traffic
-from heterps_core.training.node.node_life import leaving_nodes
+from heterps_core.training.outcome import Complete, Failed, MachinesLost, Stopped
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.billing.caps import Caps
@@ -21,13 +25,14 @@ from tasks.publishing import publish_decision, publish_report
 from tasks.recording import record_plan, record_run, register_model
 from tasks.records.runs import COMPLETED, utc_now
 from tasks.reports.run_report import RunReport, training_summary
-from tasks.running.budget import check_finished_within_budget, spent_this_month_usd, within_budget
-from tasks.running.losses import interruption_summary, note_loss
+from tasks.running.budget import check_not_stopped, spent_this_month_usd, within_budget
+from tasks.running.losses import note_loss, restart_budget
 from tasks.running.progress import log_block, log_step
+from tasks.running.replacement import replaced_machines
 from tasks.running.run_lifecycle import close_run
 from tasks.running.tidying import drop_what_resuming_needs
 from tasks.scheduling import predict_launch
-from tasks.training import check_trained_to_its_end, resume_summary, train, write_job
+from tasks.training import resume_summary, stopped_error, train, write_job
 
 
 def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
@@ -52,59 +57,106 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
         config=plan.config,
         start=run.start,
     )
-    with (
-        rented_cluster(
-            run.workspace,
-            run.asked.provider,
-            provisioning,
-            run_id=run.run_id,
-            run_directory=run_directory,
-            model=run.asked.sized_model,
-            caps=run.asked.caps,
-            traffic=plan_traffic(
-                plan.profiled.graph,
-                provisioning.launch_stages,
-                batch_size=plan.config.batch_size,
-                num_microbatches=plan.config.num_microbatches,
-            ),
-            spot_until=plan.spot_until,
-        ) as cluster,
-        within_budget(
-            run.workspace,
-            cluster,
-            run.asked.caps,
-            run_id=run.run_id,
-            run_directory=run_directory,
-            bucket_usd=provisioning.bucket_usd,
-        ) as watch,
-    ):
+    with ExitStack() as fleet:
+        cluster = fleet.enter_context(
+            rented_cluster(
+                run.workspace,
+                run.asked.provider,
+                provisioning,
+                run_id=run.run_id,
+                run_directory=run_directory,
+                model=run.asked.sized_model,
+                caps=run.asked.caps,
+                traffic=plan_traffic(
+                    plan.profiled.graph,
+                    provisioning.launch_stages,
+                    batch_size=plan.config.batch_size,
+                    num_microbatches=plan.config.num_microbatches,
+                ),
+                spot_until=plan.spot_until,
+            )
+        )
+        watch = fleet.enter_context(
+            within_budget(
+                run.workspace,
+                cluster,
+                run.asked.caps,
+                run_id=run.run_id,
+                run_directory=run_directory,
+                bucket_usd=provisioning.bucket_usd,
+            )
+        )
         if not run.is_dry_run:
             charge_measurements(run.workspace, plan.profiled, run_id=run.run_id)
-        try:
-            training = train(run_directory, cluster)
-        except InterruptedTrainingError as error:
-            if watch.stopped_by is not None:
-                raise
-            keep_storage_usage(run.workspace, run.run_id, run_directory, cluster, StorageUsage())
-            loss = note_loss(
+        outcome = train(run_directory, cluster)
+        launched = cluster
+        while isinstance(outcome, MachinesLost):
+            check_not_stopped(watch, outcome, run_id=run.run_id)
+            following = _next_generation(fleet, run, provisioning, cluster, outcome)
+            if following is None:
+                break
+            cluster = following
+            outcome = train(run_directory, cluster)
+        of_nodes = outcome.training.storage if isinstance(outcome, Complete | Stopped) else StorageUsage()
+        keep_storage_usage(run.workspace, run.run_id, run_directory, launched, of_nodes)
+        check_not_stopped(watch, outcome, run_id=run.run_id)
+    match outcome:
+        case Complete(training):
+            log_step("trained", training_summary(training))
+            return training
+        case Stopped():
+            raise stopped_error(outcome, run_id=run.run_id)
+        case Failed(error):
+            raise error
+    return None
+
+
+def _next_generation(
+    fleet: ExitStack, run: OpenedRun, provisioning: Provisioning, cluster: Cluster, lost: MachinesLost
+) -> Cluster | None:
+    """Note a loss and return the cluster that goes on; None where the whole fleet is to be planned again.
+
+    Args:
+        fleet: Ends what is launched.
+
+    Raises:
+        BudgetExceededError: A cap is exceeded by what would take the place of lost machines.
+        TrainingError: The run may not restart again.
+    """
+    loss = note_loss(
+        run.workspace,
+        run.run_id,
+        lost,
+        run_directory=run.directory,
+        launch_id=cluster.run_id,
+        max_restarts_per_hour=restart_budget(
+            run.asked.max_restarts_per_hour,
+            interruptions_per_hour=provisioning.launch_plan.interruptions_per_hour,
+        ),
+        now=utc_now(),
+    )
+    log_step("preempted" if loss.is_noticed else "lost", loss.summary)
+    if not lost.node_ids:
+        return cluster.next_generation()
+    try:
+        following = fleet.enter_context(
+            replaced_machines(
                 run.workspace,
-                run.run_id,
-                error,
-                run_directory=run_directory,
-                launch_id=cluster.run_id,
-                now=utc_now(),
+                cluster,
+                lost,
+                provisioning,
+                run_id=run.run_id,
+                run_directory=run.directory,
+                model=run.asked.sized_model,
+                caps=run.asked.caps,
             )
-            log_step("lost", loss.summary)
-            return None
-    keep_storage_usage(run.workspace, run.run_id, run_directory, cluster, training.storage)
-    check_finished_within_budget(watch, training, run_id=run.run_id)
-    leaving = sorted(leaving_nodes(run_directory))
-    if leaving and not training.is_complete:
-        log_step("preempted", interruption_summary(training, leaving))
+        )
+    except ProvisioningError as problem:
+        log_step("replan", f"{problem}; the rest of the fleet is ended, and the run is planned again")
         return None
-    check_trained_to_its_end(training, run_id=run.run_id)
-    log_step("trained", training_summary(training))
-    return training
+    num_kept = len(cluster.nodes) - len(lost.node_ids)
+    log_step("replaced", f"{', '.join(lost.node_ids)}; {num_kept} of {len(cluster.nodes)} machines stay")
+    return following
 
 
 def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisioning:
@@ -127,7 +179,7 @@ def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisionin
 def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> None:
     """Record a trained night, let its model become champion where it passes the gates, and show all of it."""
     # First, so that whatever fails below does not lose the model.
-    version = register_model(
+    version, id_turnover = register_model(
         run.workspace,
         run.directory,
         plan.report,
@@ -135,6 +187,8 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         data=source_name(run.asked.data, run.asked.schema_file, run.asked.prepare_sql),
         day=run.asked.day,
     )
+    if id_turnover:
+        log_step("ids", turnover_summary(id_turnover))
     # Not before the launch: what is compared, drawn and recorded takes seconds that the training need not wait for.
     planned = compared(run, plan.report)
     report = RunReport.of(
@@ -146,6 +200,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         baseline=measure_baseline(run.clicks) if run.asked.baseline else None,
         best_reachable=run.clicks.best_reachable,
         bills=bills_of_run(run.workspace, run.asked.provider, run.run_id),
+        id_turnover=id_turnover,
     )
     record_plan(run.workspace, planned, report.bills)
     record_run(run.workspace, report)

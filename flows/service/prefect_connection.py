@@ -54,7 +54,7 @@ def project_environment(workspace: Workspace) -> dict[str, str]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        # Eight more processes for evaluations of language models, which nobody here asks for.
+        # Eight more processes for evaluations of language models, which are not used here.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "PREFECT_LOGGING_EXTRA_LOGGERS": LOGGERS_IN_FLOW_LOG,
         # Hooks log after the flow run has ended.

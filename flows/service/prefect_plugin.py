@@ -1,7 +1,7 @@
 """Start-up plugin of Prefect that lets `prefect deployment run train-ctr` mean `train-ctr/train-ctr`.
 
 Prefect loads it through its entry point group `prefect.plugins` whenever it is imported. It acts in the `prefect`
-command: a bare deployment name is completed, and where nobody chose a server the one that `make serve` started is
+command: a bare deployment name is completed, and without a chosen server the one that `make serve` started is
 used. And it acts in the process of a flow run, which would end at once where its server has died and is being
 started again: there it waits for the server.
 """

@@ -15,7 +15,7 @@ from typing import Any
 from heterps_core.errors import ConfigurationError
 
 TRAIN_CTR = "train-ctr"
-"""Name of the flow and of its deployment; one word for both, so that nobody has to know a slash."""
+"""Name of the flow and of its deployment; one word for both, so that no slash has to be typed."""
 
 SWEEP_ORPHANS = "sweep-orphans"
 

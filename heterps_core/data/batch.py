@@ -23,8 +23,8 @@ class ClickBatch:
     """[B, D] float32, standardised; 0 where the value is missing."""
 
     ids: torch.Tensor
-    """[B, K] int64, row inside the table of its slot; row 0 of each slot stands for a missing value, and `NO_ID`
-    fills the places of a list behind its end."""
+    """[B, K] int64, row inside the table of its slot, where row 0 stands for a missing value, or with dynamic ids its
+    key; `NO_ID` fills the places of a list behind its end."""
 
     labels: torch.Tensor
     """[B] float32, 1 for a click and 0 for none; [B, labels] where there are several."""

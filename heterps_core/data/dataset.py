@@ -134,17 +134,10 @@ class PreparedDataset:
         """
         for group in self._groups.between(first, stop):
             start, end = self._groups.starts[group : group + 2].tolist()
-            rows = rows_as_arrays(
-                self._groups.read(group),
+            yield rows_as_arrays(
+                self._groups.read(group).between(max(first - start, 0), min(stop, end) - start),
                 features or self.features,
                 numeric_transform or self.manifest.numeric_transform,
-            )
-            mine = slice(max(first - start, 0), min(stop, end) - start)
-            yield RowArrays(
-                dense=rows.dense[mine],
-                ids=rows.ids[mine],
-                labels=rows.labels[mine],
-                weights=None if rows.weights is None else rows.weights[mine],
             )
 
     @property

@@ -21,7 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from heterps_core.data.features import MIN_SLOT_ROWS
 from heterps_core.data.hashing import UInt64Array, hash_texts, text_lengths
+from heterps_core.json_codec import JsonDocument
 from heterps_core.text_table import Table
 
 MOST_KEPT = 65_536
@@ -46,6 +48,16 @@ TABLE_COLUMNS = {
     "table rows": ",d",
     "rows in use": ".0%",
     "values that share a row": ".0%",
+}
+
+TURNOVER_COLUMNS = {
+    "column": "",
+    "table rows": ",d",
+    "ids": ",d",
+    "rows in use": ".0%",
+    "ids with a row": ",d",
+    "admitted": ",d",
+    "evicted": ",d",
 }
 
 _HASH_BITS = 64
@@ -163,6 +175,11 @@ class ColumnValues:
         filled = max(1, num_occurrences // ROWS_PER_BUCKET)
         return min(max(min(wanted, 1 << (filled.bit_length() - 1)), MIN_TABLE_ROWS), MAX_TABLE_ROWS)
 
+    @property
+    def dynamic_rows(self) -> int:
+        """Rows of a new table in which each value has one: half of them are in use."""
+        return max(2 * self.num_values, MIN_SLOT_ROWS)
+
     def sharing_share(self, table_rows: int) -> float:
         """Return the share of values, in [0, 1], that share their row with another in a table of so many rows."""
         return 1.0 - _free_share(table_rows, max(self.num_values - 1, 0))
@@ -177,7 +194,9 @@ def _free_share(table_rows: int, num_values: int) -> float:
     return float((1.0 - 1.0 / (table_rows - 1)) ** num_values)
 
 
-def tables_table(columns: Sequence[ColumnValues], table_rows: Sequence[int]) -> Table:
+def tables_table(
+    columns: Sequence[ColumnValues], table_rows: Sequence[int], *, has_dynamic_ids: bool = False
+) -> Table:
     """Return for people which column has how many values in how many rows, and how many of them collide."""
     return Table(
         caption="Categorical columns and their tables; values that share a row share its vector",
@@ -188,18 +207,73 @@ def tables_table(columns: Sequence[ColumnValues], table_rows: Sequence[int]) -> 
                 column.num_values,
                 column.missing_share,
                 rows,
-                column.used_share(rows),
-                column.sharing_share(rows),
+                min(column.num_values / rows, 1.0) if has_dynamic_ids else column.used_share(rows),
+                0.0 if has_dynamic_ids else column.sharing_share(rows),
             )
             for column, rows in zip(columns, table_rows, strict=True)
         ],
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IdTurnover(JsonDocument):
+    """What a night did to the ids of a column, in the table that has most of them."""
+
+    column: str
+    table_rows: int
+    """Of the exported model."""
+
+    num_ids: int
+    """That stay."""
+
+    num_with_row: int
+    """Of these, seen often enough for a row of their own."""
+
+    num_admitted: int
+    """That got their row this night."""
+
+    num_evicted: int
+
+    @property
+    def share_in_use(self) -> float:
+        """Share of the rows that ids have, in [0, 1]."""
+        return self.num_ids / self.table_rows
+
+
+def turnover_table(turnovers: Sequence[IdTurnover]) -> Table:
+    """Return for people how full the tables of dynamic ids are, and which ids came and went."""
+    return Table(
+        caption="Ids of categorical columns behind this night; each gets a row of its own once it was seen often",
+        columns=TURNOVER_COLUMNS,
+        rows=[
+            (
+                turnover.column,
+                turnover.table_rows,
+                turnover.num_ids,
+                turnover.share_in_use,
+                turnover.num_with_row,
+                turnover.num_admitted,
+                turnover.num_evicted,
+            )
+            for turnover in turnovers
+        ],
+    )
+
+
+def turnover_summary(turnovers: Sequence[IdTurnover]) -> str:
+    """Return the same of all columns together in one line."""
+    num_rows = sum(turnover.table_rows for turnover in turnovers)
+    return (
+        f"ids have {sum(turnover.num_ids for turnover in turnovers) / num_rows:.0%} of {num_rows:,} rows; this night "
+        f"{sum(turnover.num_admitted for turnover in turnovers):,} got a row of their own, and "
+        f"{sum(turnover.num_evicted for turnover in turnovers):,} that were not seen for long went"
+    )
+
+
 def outgrown_tables(
     columns: Sequence[ColumnValues], table_rows: Sequence[int], *, num_rows: int
 ) -> str | None:
-    """Return for people which columns have outgrown their tables, and the way out; None where none has."""
+    """Return for people which columns have outgrown their tables, and the fix; None where none has."""
     outgrown = [
         f"{column.name} has {rows:,} rows and would get {column.table_rows(num_rows):,}"
         for column, rows in zip(columns, table_rows, strict=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Annotated
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.field_rules import count
 from heterps_core.json_codec import JsonDocument, JsonForm
 
 MISSING_ROW = 0
@@ -23,8 +25,28 @@ SEQUENCE = "sequence"
 MIN_SLOT_ROWS = 2
 """One row for a missing value and at least one for the values."""
 
+BUCKET_ROWS = 512
+"""Of a table with dynamic ids: the hash of a value chooses a bucket, whose first row values without one of their own
+share. Where three quarters of the others are in use on average, a bucket overflows with a chance of about 1e-9."""
+
+KEY_BITS = 62
+"""Of a dynamic id: the number of its slot, then the leading bits of its value's hash."""
+
 BUFFER_BYTES = 1 << 30
 """Of the row groups that all replicas of a stage hold together; the larger they are, the fewer lie side by side."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicIds(JsonDocument):
+    """A value gets a row of its own once it was seen often enough, and loses it when it was not seen for long."""
+
+    json_form = JsonForm(is_strict=True)
+
+    min_sightings: Annotated[int, count(1_000)] = 2
+    """Micro-batches with a value, from which on it has a row of its own; before, it reads its bucket's shared row."""
+
+    time_to_live_days: Annotated[int, count(3_650)] = 7
+    """A value that none of the last so many days had is removed at the end of a night."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +87,10 @@ class FeatureSpec(JsonDocument):
     num_labels: int = 1
     """Labels of a row, and logits of a model."""
 
+    dynamic_ids: DynamicIds | None = None
+    """None hashes values to rows, so that some share one. Otherwise an id is a key, not a row: the number of its slot
+    and `hash_bits` of its value's hash; a table finds the key's row, and has whole buckets of rows for each slot."""
+
     def __post_init__(self) -> None:
         if self.num_dense < 0:
             raise ConfigurationError(f"num_dense must be at least 0, got {self.num_dense}")
@@ -75,6 +101,10 @@ class FeatureSpec(JsonDocument):
             raise ConfigurationError(
                 f"every slot needs at least {MIN_SLOT_ROWS} rows (one of them for missing values), "
                 f"got {small[0]}; raise the number of buckets"
+            )
+        if self.dynamic_ids is not None and any(rows % BUCKET_ROWS for rows in self.slot_rows):
+            raise ConfigurationError(
+                f"with dynamic ids every slot needs a multiple of {BUCKET_ROWS} rows, got {self.slot_rows}"
             )
         object.__setattr__(
             self, "slot_names", self.slot_names or tuple(f"slot_{i}" for i in range(len(self.slot_rows)))
@@ -113,8 +143,14 @@ class FeatureSpec(JsonDocument):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in memory: float32 numbers, int32 ids, and a byte for each label."""
-        return 4 * (self.num_dense + self.num_ids) + self.num_labels
+        """Bytes of a row in memory: float32 numbers, int32 ids or int64 keys, and a byte for each label."""
+        id_bytes = 4 if self.dynamic_ids is None else 8
+        return 4 * self.num_dense + id_bytes * self.num_ids + self.num_labels
+
+    @property
+    def hash_bits(self) -> int:
+        """Bits of the hash of a value in a dynamic id."""
+        return KEY_BITS - (self.num_slots - 1).bit_length()
 
     @property
     def slot_offsets(self) -> tuple[int, ...]:

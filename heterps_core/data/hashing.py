@@ -1,4 +1,4 @@
-"""From texts to embedding rows by a hash of our own that never changes: row indices are part of every checkpoint.
+"""From texts to ids by a hash of our own that never changes: row indices and keys are part of every checkpoint.
 
 The hash reads a text's UTF-8 bytes as little-endian 64-bit words (the last one padded with zeros):
 
@@ -11,6 +11,8 @@ generators", OOPSLA 2014, constants of variant 13 by D. Stafford), started at th
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,7 @@ _TEXTS_PER_BLOCK = 8_192
 16 ns a text, against 45 ns with 64,000 at once (one core of an AMD EPYC, NumPy 2.4, November 2026)."""
 
 UInt64Array = npt.NDArray[np.uint64]
+_Id = TypeVar("_Id", np.int32, np.int64)
 
 
 def hash_texts(texts: pa.StringArray, *, slot: int) -> UInt64Array:
@@ -54,41 +57,67 @@ def rows_of_texts(
     Missing is what is null or empty. It has a row of its own, so the model learns what absence means. Of a dictionary
     each text is hashed once.
     """
-    if pa.types.is_dictionary(texts.type):
-        different = rows_of_texts(texts.dictionary, slot=slot, num_rows=num_rows)
-        # An index that is null points behind the last.
-        indices = texts.indices.fill_null(len(different)) if texts.indices.null_count else texts.indices
-        rows: npt.NDArray[np.int32] = np.append(different, np.int32(MISSING_ROW)).take(indices.to_numpy())
-        return rows
     if num_rows < MIN_SLOT_ROWS:
         raise ConfigurationError(f"a slot needs at least {MIN_SLOT_ROWS} rows, got {num_rows}")
-    rows = (hash_texts(texts, slot=slot) % np.uint64(num_rows - 1)).astype(np.int32)
-    rows += MISSING_ROW + 1
-    rows[text_lengths(texts) == 0] = MISSING_ROW
-    return rows
+
+    def rows_of(plain: pa.StringArray) -> npt.NDArray[np.int32]:
+        rows = (hash_texts(plain, slot=slot) % np.uint64(num_rows - 1)).astype(np.int32)
+        rows += MISSING_ROW + 1
+        rows[text_lengths(plain) == 0] = MISSING_ROW
+        return rows
+
+    return _each_text_once(texts, rows_of)
 
 
-def rows_of_lists(
-    lists: pa.ListArray, *, slot: int, num_rows: int, length: int, keeps_last: bool = False
-) -> npt.NDArray[np.int32]:
-    """Return the embedding rows [n, length] of the first texts of each list, or the last ones, then `NO_ID`.
+def keys_of_texts(
+    texts: pa.StringArray | pa.DictionaryArray, *, slot: int, hash_bits: int
+) -> npt.NDArray[np.int64]:
+    """Return the key [n] of each text, see `keys_of_hashes`; what is missing has that of the empty text."""
+    return _each_text_once(
+        texts, lambda plain: keys_of_hashes(hash_texts(plain, slot=slot), slot=slot, hash_bits=hash_bits)
+    )
 
-    A text that is missing is left out; a list without any other has the row of a missing value, as one text would.
+
+def keys_of_hashes(hashes: UInt64Array, *, slot: int, hash_bits: int) -> npt.NDArray[np.int64]:
+    """Return the keys [n] of values of a slot: the slot's number, then so many leading bits of the hash.
+
+    Example:
+        >>> keys = keys_of_hashes(np.array([0xA706DD2F4D197E6F], np.uint64), slot=2, hash_bits=60)
+        >>> hex(int(keys[0]))
+        '0x2a706dd2f4d197e6'
     """
-    found = rows_of_texts(lists.flatten(), slot=slot, num_rows=num_rows)
+    leading = (hashes >> np.uint64(_BITS_PER_WORD - hash_bits)).astype(np.int64)
+    return leading | np.int64(slot << hash_bits)
+
+
+def ids_of_lists(
+    lists: pa.ListArray,
+    ids_of: Callable[[pa.StringArray], npt.NDArray[_Id]],
+    *,
+    length: int,
+    keeps_last: bool = False,
+) -> npt.NDArray[_Id]:
+    """Return the ids [n, length] of the first texts of each list, or the last ones, then `NO_ID`.
+
+    A text that is missing is left out; a list without any other has the id of a missing value, as one text would.
+
+    Args:
+        ids_of: Returns the ids [m] of texts [m].
+    """
+    found, missing = ids_of(lists.flatten()), ids_of(pa.array([""]))[0]
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     row = np.repeat(np.arange(len(lists)), counts)
-    is_there = found != MISSING_ROW
+    is_there = found != missing
     found, row = found[is_there], row[is_there]
     counts = np.bincount(row, minlength=len(lists))
     place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     if keeps_last:
         place -= np.repeat(np.maximum(counts - length, 0), counts)
     is_kept = (place >= 0) & (place < length)
-    rows = np.full((len(lists), length), NO_ID, dtype=np.int32)
-    rows[row[is_kept], place[is_kept]] = found[is_kept]
-    rows[counts == 0, 0] = MISSING_ROW
-    return rows
+    ids = np.full((len(lists), length), NO_ID, dtype=found.dtype)
+    ids[row[is_kept], place[is_kept]] = found[is_kept]
+    ids[counts == 0, 0] = missing
+    return ids
 
 
 def mix(values: UInt64Array) -> UInt64Array:
@@ -118,6 +147,18 @@ def text_lengths(texts: pa.StringArray) -> npt.NDArray[np.int32]:
         # Arrow leaves the bytes under a null undefined.
         lengths[np.asarray(texts.is_null())] = 0
     return lengths
+
+
+def _each_text_once(
+    texts: pa.StringArray | pa.DictionaryArray, ids_of: Callable[[pa.StringArray], npt.NDArray[_Id]]
+) -> npt.NDArray[_Id]:
+    if not pa.types.is_dictionary(texts.type):
+        return ids_of(texts)
+    # An index that is null points behind the last.
+    indices = texts.indices.fill_null(len(texts.dictionary)) if texts.indices.null_count else texts.indices
+    different = [ids_of(texts.dictionary), ids_of(pa.array([""]))]
+    ids: npt.NDArray[_Id] = np.concatenate(different).take(indices.to_numpy())
+    return ids
 
 
 def _hash_block(texts: pa.StringArray, hashes: UInt64Array) -> None:

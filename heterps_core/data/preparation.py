@@ -221,7 +221,10 @@ def _prepare_rows(
     manifest = with_sample(manifest, groups, fits=numeric_transform is None)
     if buckets_per_slot is not None:
         return manifest
-    by_values = tuple(column.table_rows(manifest.num_train_rows) for column in manifest.columns)
+    by_values = tuple(
+        column.table_rows(manifest.num_train_rows) if schema.dynamic_ids is None else column.dynamic_rows
+        for column in manifest.columns
+    )
     return replace(manifest, features=schema.features(by_values))
 
 

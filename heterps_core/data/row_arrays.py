@@ -5,15 +5,17 @@ D = dense columns, K = ids of a row, which are those of the categorical slots, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from heterps_core.data.features import SEQUENCE, FeatureSpec
-from heterps_core.data.hashing import rows_of_lists, rows_of_texts
+from heterps_core.data.hashing import ids_of_lists, keys_of_texts, rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.row_batch import RowBatch, first_label
 
@@ -25,8 +27,9 @@ class RowArrays:
     dense: npt.NDArray[np.float32]
     """[n, D], standardised; 0 where the value is missing."""
 
-    ids: npt.NDArray[np.int32]
-    """[n, K], embedding rows inside the table of each slot; 0 where missing, `NO_ID` behind the end of a list."""
+    ids: npt.NDArray[np.int32] | npt.NDArray[np.int64]
+    """[n, K], embedding rows inside the table of each slot, 0 where missing, or keys where ids are dynamic; `NO_ID`
+    behind the end of a list."""
 
     labels: npt.NDArray[np.uint8]
     """[n], 1 for a click; [n, labels] where there are several."""
@@ -53,19 +56,26 @@ def targets_of(parts: Sequence[RowArrays]) -> tuple[npt.NDArray[np.uint8], npt.N
     return np.concatenate([first_label(rows.labels) for rows in parts]), np.concatenate(weights)
 
 
-def ids_of_texts(slots: Sequence[pa.Array], features: FeatureSpec) -> npt.NDArray[np.int32]:
+def ids_of_texts(
+    slots: Sequence[pa.Array], features: FeatureSpec
+) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
     """Return the ids [n, K] of each slot's texts, or lists of texts, [n]."""
-    ids_KN = np.empty((features.num_ids, len(slots[0])), dtype=np.int32)
+    is_dynamic = features.dynamic_ids is not None
+    ids_KN: npt.NDArray[Any] = np.empty(
+        (features.num_ids, len(slots[0])), dtype=np.int64 if is_dynamic else np.int32
+    )
     for slot, (texts, num_rows, columns) in enumerate(
         zip(slots, features.slot_rows, features.id_columns, strict=True)
     ):
         own = slice(columns.start, columns.stop)
+        ids_of: Callable[[pa.Array], npt.NDArray[Any]] = (
+            partial(keys_of_texts, slot=slot, hash_bits=features.hash_bits)
+            if is_dynamic
+            else partial(rows_of_texts, slot=slot, num_rows=num_rows)
+        )
         if pa.types.is_list(texts.type):
             is_sequence = features.slot_poolings[slot] == SEQUENCE
-            lists = rows_of_lists(
-                texts, slot=slot, num_rows=num_rows, length=len(columns), keeps_last=is_sequence
-            )
-            ids_KN[own] = lists.T
+            ids_KN[own] = ids_of_lists(texts, ids_of, length=len(columns), keeps_last=is_sequence).T
         else:
-            ids_KN[own] = rows_of_texts(texts, slot=slot, num_rows=num_rows)
+            ids_KN[own] = ids_of(texts)
     return np.ascontiguousarray(ids_KN.T)

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from heterps_core.data.features import MEAN, MIN_SLOT_ROWS, POOLINGS, SEQUENCE, SUM, FeatureSpec
+from heterps_core.data.features import (
+    BUCKET_ROWS,
+    MEAN,
+    MIN_SLOT_ROWS,
+    POOLINGS,
+    SEQUENCE,
+    SUM,
+    DynamicIds,
+    FeatureSpec,
+)
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.field_rules import Fraction, count
 from heterps_core.json_codec import JsonDocument, JsonForm
@@ -97,6 +106,10 @@ class DataSchema(JsonDocument):
     table_rows: Mapping[str, Annotated[int, count(MAX_TABLE_ROWS)]] = field(default_factory=dict)
     """Rows of the embedding table by the column; those of other columns follow the values that the data shows."""
 
+    dynamic_ids: DynamicIds | None = None
+    """None hashes values to rows, so that some share one; otherwise each value has a row of its own, and tables of
+    columns without `table_rows` grow with the number of values."""
+
     dimensions: Mapping[str, Annotated[int, count(MAX_DIMENSION)]] = field(default_factory=dict)
     """Values of an embedding vector by the column; those of other columns are the model's own."""
 
@@ -172,11 +185,13 @@ class DataSchema(JsonDocument):
     def features(self, slot_rows: Sequence[int]) -> FeatureSpec:
         """Return the shape of a model's input, with a table of so many rows for each slot that is given none."""
         num_single = len(self.categorical_columns)
+        multiple = 1 if self.dynamic_ids is None else BUCKET_ROWS
         return FeatureSpec(
             num_dense=len(self.numeric_columns),
             num_labels=len(self.labels),
+            dynamic_ids=self.dynamic_ids,
             slot_rows=tuple(
-                self.table_rows.get(name, rows)
+                -(-self.table_rows.get(name, rows) // multiple) * multiple
                 for name, rows in zip(self.slot_columns, slot_rows, strict=True)
             ),
             slot_dimensions=tuple(map(self.dimensions.get, self.slot_columns)),

@@ -1,6 +1,6 @@
 """Look-ups and row updates in C++, compiled at first use where a compiler is at hand; else torch does the same.
 
-The library is kept by the content of its source, the compiler's flags and the processor. It uses torch's threads.
+The library is kept by the content of its sources, the compiler's flags and the processor. It uses torch's threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from heterps_core.embeddings.row_range import RowRange
 logger = logging.getLogger(__name__)
 
 HOME_VARIABLE = "HETERPS_HOME"
-SOURCE = Path(__file__).with_suffix(".cpp")
+SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("row_kernels.cpp", "row_lists.cpp", "id_kernels.cpp")
+)
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 BUILD_TIMEOUT_S = 120
 
@@ -64,7 +66,7 @@ class RowKernels:
     """
 
     def __init__(self, library: Path) -> None:
-        loaded = ctypes.CDLL(str(library))
+        self.library = loaded = ctypes.CDLL(str(library))
         self._gather = loaded.heterps_gather
         self._gather.argtypes = (POINTER(_Table), c_void_p, *[c_int64] * 2, c_void_p, *[c_int64] * 2)
         self._pool = loaded.heterps_pool
@@ -176,6 +178,12 @@ def row_kernels() -> RowKernels | None:
         return None
 
 
+def compiled_library() -> ctypes.CDLL | None:
+    """Return the library that holds the kernels, or None where it cannot be built here."""
+    kernels = row_kernels()
+    return None if kernels is None else kernels.library
+
+
 def build(folder: Path) -> Path:
     """Compile the library into a folder, unless it is there, and return its path.
 
@@ -188,15 +196,15 @@ def build(folder: Path) -> Path:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise FileNotFoundError("no C++ compiler (g++, clang++ or $CXX) was found")
-    source = SOURCE.read_bytes()
-    identity = repr((source, FLAGS, compiler, platform.machine(), _processor())).encode()
+    sources = [source.read_bytes() for source in SOURCES]
+    identity = repr((sources, FLAGS, compiler, platform.machine(), _processor())).encode()
     library = folder / f"row_kernels-{hashlib.sha256(identity).hexdigest()[:16]}.so"
     if library.exists():
         return library
     with tempfile.TemporaryDirectory(dir=folder) as own:
         built = Path(own) / library.name
         subprocess.run(
-            [compiler, *FLAGS, str(SOURCE), "-o", str(built)],
+            [compiler, *FLAGS, *map(str, SOURCES), "-o", str(built)],
             check=True,
             capture_output=True,
             text=True,

@@ -30,19 +30,19 @@ class RowRange:
         return self.stop - self.first
 
 
-def rows_per_shard(num_rows: int, num_shards: int) -> int:
-    """Return the rows of every shard but the last ones, which may be smaller or empty."""
-    return -(-num_rows // num_shards)
+def rows_per_shard(num_rows: int, num_shards: int, *, multiple: int = 1) -> int:
+    """Return the rows of every shard but the last ones, which may be smaller or empty: a multiple of a number."""
+    return -(-num_rows // (num_shards * multiple)) * multiple
 
 
-def shard_rows(num_rows: int, num_shards: int, shard: int) -> RowRange:
+def shard_rows(num_rows: int, num_shards: int, shard: int, *, multiple: int = 1) -> RowRange:
     """Return the rows that one shard owns.
 
     Example:
         >>> [shard_rows(10, 4, i).num_rows for i in range(4)]
         [3, 3, 3, 1]
     """
-    size = rows_per_shard(num_rows, num_shards)
+    size = rows_per_shard(num_rows, num_shards, multiple=multiple)
     first = min(shard * size, num_rows)
     return RowRange(first, min(first + size, num_rows))
 

@@ -10,23 +10,25 @@ X = S * D; with bags, which sum rows, X = G * D.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU, to_device
-from heterps_core.data.features import NO_ID
+from heterps_core.data.features import BUCKET_ROWS, KEY_BITS
 from heterps_core.embeddings.bags import Bags
+from heterps_core.embeddings.id_index import IdIndex, IdLayout
 from heterps_core.embeddings.row_kernels import kernels_for
+from heterps_core.embeddings.row_lists import distinct_rows
 from heterps_core.embeddings.row_optimizers import RowOptimizer, State, sum_by_row
 from heterps_core.embeddings.row_range import initial_rows, rows_per_shard, shard_rows
+from heterps_core.embeddings.row_wire import from_wire, new_message, to_wire, wire_bytes
 from heterps_core.transport.shared_memory import use_huge_pages
-from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class RowExchange:
     """Rows of this shard that were asked for, by replica."""
 
     local_rows: Tensor
-    """On the table's device, as the positions are: those rows, relative to the first one of the shard."""
+    """On the table's device, as the positions are: those rows, relative to the first one of the shard; dynamic ids
+    as they are."""
 
 
 class ShardedTable:
@@ -61,7 +64,10 @@ class ShardedTable:
         device: Where the shard lies, and what is looked up goes to.
         rows_group: The same replicas, for rows and gradients on the device; by default `group`.
         bags: Which rows of a sample are pooled; None where each row is returned as it is.
-        wire_dtype: Of the rows and gradients that replicas send each other, float32 or bfloat16.
+        wire_dtype: Of the rows and gradients that replicas send each other: float32, bfloat16 or int8.
+        ids: Where the table has the rows of dynamic ids, which are then looked up in the place of row indices; a
+            look-up that is trained gives new ones a row. Shards have whole buckets.
+        day: On which ids are seen.
     """
 
     def __init__(
@@ -78,6 +84,8 @@ class ShardedTable:
         rows_group: ProcessGroup | None = None,
         bags: Bags | None = None,
         wire_dtype: torch.dtype = torch.float32,
+        ids: IdLayout | None = None,
+        day: int = 0,
     ) -> None:
         self.name = name
         self.sent_bytes = 0
@@ -93,10 +101,16 @@ class ShardedTable:
         self._rows_group = rows_group or group
         self.num_shards = 1 if group is None else dist.get_world_size(group)
         self._shard = 0 if group is None else dist.get_rank(group)
-        self.rows = shard_rows(num_rows, self.num_shards, self._shard)
+        self._rows_multiple = 1 if ids is None else BUCKET_ROWS
+        self.rows = shard_rows(num_rows, self.num_shards, self._shard, multiple=self._rows_multiple)
+        self.ids = (
+            None
+            if ids is None
+            else IdIndex.empty(ids, num_rows=self.rows.num_rows, first_row=self.rows.first, day=day)
+        )
         self.weight_RD, self.state = self._new_rows(seed=seed, standard_deviation=initial_standard_deviation)
         self._changed_R = torch.zeros(len(self.weight_RD), dtype=torch.bool, device=device)
-        for tensor in (*self.tensors().values(), self._changed_R):
+        for tensor in (*self._tensors().values(), self._changed_R):
             use_huge_pages(tensor)
         self._pending: list[tuple[Tensor, Tensor]] = []
         self._expected: RowExchange | None = None
@@ -117,14 +131,17 @@ class ShardedTable:
         group = group or self.group
         rows_U, inverse_BS = self._distinct(rows_BS)
         # Distinct rows are ascending and shards are contiguous, so they are in the owners' order already.
-        owner_U = rows_U // rows_per_shard(self.num_rows, self.num_shards)
+        first_U = (
+            rows_U if self.ids is None else torch.from_numpy(self.ids.layout.bucket_rows(rows_U.numpy()))
+        )
+        owner_U = first_U // rows_per_shard(self.num_rows, self.num_shards, multiple=self._rows_multiple)
         send_counts = torch.bincount(owner_U, minlength=self.num_shards)
         receive_counts = torch.empty_like(send_counts)
         dist.all_to_all_single(receive_counts, send_counts, group=group)
         send, receive = send_counts.tolist(), receive_counts.tolist()
         asked = torch.empty(sum(receive), dtype=torch.int64, device=CPU)
         dist.all_to_all_single(asked, rows_U, receive, send, group=group)
-        local_rows = to_device(asked - self.rows.first, self.device)
+        local_rows = to_device(asked if self.ids is not None else asked - self.rows.first, self.device)
         return RowExchange(to_device(inverse_BS, self.device), len(rows_U), send, receive, local_rows)
 
     def expect(self, exchange: RowExchange) -> None:
@@ -142,7 +159,7 @@ class ShardedTable:
         """Look rows up and put them side by side for each sample, between columns that come from elsewhere.
 
         Args:
-            rows_BS: Row indices [B, S] of the whole table, int64.
+            rows_BS: Row indices [B, S] of the whole table, or dynamic ids, int64.
             before_BW: Columns to put before the rows.
             after_BV: Columns to put behind them; they get no gradient.
             dtype: Of what is returned, float32 or bfloat16; the table stays float32.
@@ -153,6 +170,8 @@ class ShardedTable:
         Raises:
             IndexError: A row is not in the table.
         """
+        if self.ids is not None:
+            rows_BS = self._rows_of_ids(self.ids, rows_BS)
         return _Lookup.apply(rows_BS, self._anchor, before_BW, after_BV, dtype, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def apply_gradients(self, *, learning_rate: float) -> None:
@@ -171,25 +190,69 @@ class ShardedTable:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the shard's tensors by their name in a checkpoint; the first size is `rows.num_rows`."""
-        return {"weight": self.weight_RD, **self.state}
+        if self.ids is not None:
+            # A copy: whole rows are written beside the training, which goes on to mark rows.
+            self.ids.note_seen(self._changed_R.clone())
+        return self._tensors()
 
-    def take_changed_rows(self) -> Tensor:
-        """Return the rows [U] of the shard that `apply_gradients` changed since the last call, ascending."""
+    def weights(self) -> dict[str, Tensor]:
+        """Return those of the shard's tensors that are no state of the optimizer."""
+        return {"weight": self.weight_RD, **({} if self.ids is None else self.ids.tensors())}
+
+    def forget_changes(self) -> None:
+        """Count changed rows from here on."""
+        self._changed_R.zero_()
+
+    def take_changes(self, piece_bytes: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Yield copies of the rows that `apply_gradients` changed since the last call, and count from here on.
+
+        Args:
+            piece_bytes: About what is copied at once.
+
+        Yields:
+            Rows [U] of the shard on the host, ascending, and what `tensors` holds of them.
+        """
         kernels = kernels_for(self.weight_RD)
         if kernels is not None:
-            return kernels.take_changed(self._changed_R)
-        rows_U = self._changed_R.nonzero()[:, 0]
-        self._changed_R.zero_()
-        return rows_U
+            changed_U = kernels.take_changed(self._changed_R)
+        else:
+            changed_U = self._changed_R.nonzero()[:, 0]
+            self._changed_R.zero_()
+        if self.ids is not None:
+            self.ids.note_seen(changed_U)
+        row_bytes = sum(tensor[:1].nbytes for tensor in self._tensors().values())
+        size = max(piece_bytes // max(row_bytes, 1), 1)
+        for first in range(0, len(changed_U), size):
+            rows_U = changed_U[first : first + size]
+            yield rows_U.to(CPU), {name: copied.to(CPU) for name, copied in self.copies_of(rows_U).items()}
+
+    def remaining_changes(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Yield, as `take_changes`, what need not be copied before the training goes on: here nothing."""
+        return iter(())
 
     def copies_of(self, rows_U: Tensor) -> dict[str, Tensor]:
         """Return what `tensors` holds of some rows of the shard, copied."""
         copies = {}
-        for name, tensor in self.tensors().items():
-            copies[name] = torch.empty(len(rows_U), *tensor.shape[1:], device=self.device)
+        for name, tensor in self._tensors().items():
+            copies[name] = torch.empty(len(rows_U), *tensor.shape[1:], dtype=tensor.dtype, device=self.device)
             source, target = (each if each.ndim == 2 else each[:, None] for each in (tensor, copies[name]))
             copy_rows(source, rows_U[:, None], target)
         return copies
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return self.weights() | self.state
+
+    def _rows_of_ids(self, ids: IdIndex, ids_BS: Tensor) -> Tensor:
+        """Find the rows of a look-up's ids, or of those that replicas ask this one for, in the expected exchange."""
+
+        def rows(of: Tensor) -> Tensor:
+            return ids.rows_seen(of, self._changed_R) if torch.is_grad_enabled() else ids.rows(of)
+
+        if self.group is None:
+            return rows(ids_BS)
+        exchange = self.exchange_row_numbers(ids_BS) if self._expected is None else self._expected
+        self._expected = replace(exchange, local_rows=rows(exchange.local_rows))
+        return ids_BS
 
     def _new_rows(self, *, seed: int, standard_deviation: float) -> tuple[Tensor, State]:
         """Return the initial rows of the shard [R, D] and their optimizer state."""
@@ -210,17 +273,14 @@ class ShardedTable:
     def _distinct(self, rows_BS: Tensor) -> tuple[Tensor, Tensor]:
         """Return on the host the distinct rows [U], ascending, and the position in them of each row [B, S]."""
         # Counts and row indices are needed on the host, and may be asked for beside what a device is computing.
-        # NumPy's sort by vector instructions takes a fifteenth of the processor time of `torch.unique`.
-        distinct, inverse = np.unique(rows_BS.cpu().numpy(), return_inverse=True)
-        rows_U, inverse_BS = torch.from_numpy(distinct), torch.from_numpy(inverse).view(rows_BS.shape)
-        if self.bags is not None and len(rows_U) and rows_U[0] == NO_ID:
-            # What fills bags comes first: without it other positions are one less, and its own is `NO_ID` again.
-            rows_U, inverse_BS = rows_U[1:], inverse_BS - 1
-        if len(rows_U) and not (rows_U[0] >= 0 and rows_U[-1] < self.num_rows):
-            raise IndexError(
-                f"rows must lie in 0..{self.num_rows - 1} of table {self.name!r}, got {rows_U[[0, -1]]}"
+        num_rows = self.num_rows if self.ids is None else 1 << KEY_BITS
+        try:
+            rows_U, inverse_BS = distinct_rows(
+                rows_BS.cpu().numpy(), num_rows=num_rows, allows_none=self.bags is not None
             )
-        return rows_U, inverse_BS
+        except IndexError as error:
+            raise IndexError(f"table {self.name!r}: {error}") from None
+        return torch.from_numpy(rows_U), torch.from_numpy(inverse_BS)
 
     def _gather(self, rows_BS: Tensor, out_BX: Tensor) -> RowExchange | None:
         """Write the rows into columns; returns how they were exchanged, None where this process has them all."""
@@ -229,10 +289,10 @@ class ShardedTable:
             return None
         exchange = self.exchange_row_numbers(rows_BS) if self._expected is None else self._expected
         self._expected = None
-        asked_UD = self._new_message(len(exchange.local_rows))
+        asked_UD = torch.empty(len(exchange.local_rows), self.dimension, device=self.device)
         copy_rows(self.weight_RD, exchange.local_rows[:, None], asked_UD)
-        found_UD = self._send(asked_UD, exchange.received_counts, exchange.sent_counts)
-        copy_rows(found_UD.float(), exchange.inverse_BS, out_BX, self.bags)
+        found = self._send(asked_UD, exchange.received_counts, exchange.sent_counts)
+        copy_rows(from_wire(found), exchange.inverse_BS, out_BX, self.bags)
         return exchange
 
     def _scatter(self, rows_BS: Tensor, exchange: RowExchange | None, gradients_BX: Tensor) -> None:
@@ -243,19 +303,16 @@ class ShardedTable:
         gradients_UD = sum_by_row(
             [(exchange.inverse_BS, gradients_BX)], exchange.num_distinct, self.dimension, self.bags
         )
-        leaving_UD = gradients_UD.to(self._wire_dtype)
-        received = self._send(leaving_UD, exchange.sent_counts, exchange.received_counts)
-        self._pending.append((exchange.local_rows[:, None], received))
-
-    def _new_message(self, num_rows: int) -> Tensor:
-        return torch.empty(num_rows, self.dimension, dtype=self._wire_dtype, device=self.device)
+        received = self._send(gradients_UD, exchange.sent_counts, exchange.received_counts)
+        self._pending.append((exchange.local_rows[:, None], from_wire(received)))
 
     def _send(self, rows_UD: Tensor, sent_counts: list[int], received_counts: list[int]) -> Tensor:
-        """Send consecutive rows to replicas in order, so many to each, and return what they send."""
-        received = self._new_message(sum(received_counts))
-        dist.all_to_all_single(received, rows_UD, received_counts, sent_counts, group=self._rows_group)
+        """Send consecutive rows to replicas in order, so many to each, and return the message that they send."""
+        message = to_wire(rows_UD, self._wire_dtype)
+        received = new_message(sum(received_counts), self.dimension, self._wire_dtype, device=self.device)
+        dist.all_to_all_single(received, message, received_counts, sent_counts, group=self._rows_group)
         num_away = len(rows_UD) - sent_counts[self._shard]
-        self.sent_bytes += num_away * self.dimension * self._wire_dtype.itemsize
+        self.sent_bytes += num_away * wire_bytes(self.dimension, self._wire_dtype)
         return received
 
 
@@ -315,53 +372,3 @@ class _Lookup(torch.autograd.Function):
         ctx.table._scatter(ctx.rows_BS, ctx.exchange, of_vectors)
         before = None if ctx.before_dtype is None else gradient[:, :first].to(ctx.before_dtype)
         return None, None, before, None, None, None
-
-
-class SharedMemoryTable(ShardedTable):
-    """The shard of one replica, and its view of the others; made by all replicas in the same order.
-
-    Beside the link between the replicas of its group it takes what `ShardedTable` takes.
-    """
-
-    def __init__(self, *, link: SharedMemoryLink, num_rows: int, dimension: int, **others: Any) -> None:
-        self._link = link
-        self._outbox = link.new_outbox()
-        self._whole_RD = link.new_tensor(num_rows, dimension)
-        super().__init__(num_rows=num_rows, dimension=dimension, **others)
-        link.wait_for_all()
-
-    def apply_gradients(self, *, learning_rate: float) -> None:
-        """Apply all gradients of rows of this shard; once a step, after all backward passes.
-
-        Raises:
-            LostWorkerError: Another replica has ended, or did not come here in time.
-        """
-        parts = [
-            part
-            for tensors in self._outbox.exchange()
-            for part in zip(tensors[::2], tensors[1::2], strict=True)
-        ]
-        if parts:
-            self.optimizer.update_repeated(
-                self.weight_RD,
-                self.state,
-                parts,
-                learning_rate=learning_rate,
-                shard=self.rows,
-                bags=self.bags,
-                changed_R=self._changed_R,
-            )
-        self._link.wait_for_all()
-
-    def _new_weight(self) -> Tensor:
-        shard_RD = self._whole_RD[self.rows.first : self.rows.stop]
-        # A storage that ends with the shard: a checkpoint copies tensors that are part of a larger one.
-        return torch.from_numpy(shard_RD.numpy())
-
-    def _gather(self, rows_BS: Tensor, out_BX: Tensor) -> RowExchange | None:
-        copy_rows(self._whole_RD, rows_BS, out_BX, self.bags)
-        return None
-
-    def _scatter(self, rows_BS: Tensor, exchange: RowExchange | None, gradients_BX: Tensor) -> None:
-        self._outbox.append(rows_BS)
-        self._outbox.append(gradients_BX)

@@ -26,19 +26,15 @@ from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.features import NO_ID
+from heterps_core.embeddings.block_changes import BlockChanges
 from heterps_core.embeddings.cold_rows import ColdRows
+from heterps_core.embeddings.row_lists import Slots, copy_records
 from heterps_core.embeddings.row_optimizers import State
 from heterps_core.embeddings.row_range import RowRange, initial_rows
-from heterps_core.embeddings.row_windows import (
-    NUM_PARTS,
-    PARTS_OF_MEMORY,
-    SWEEPING_THREADS,
-    RowWindow,
-    Slots,
-    SweepCounts,
-    WindowPlan,
-)
+from heterps_core.embeddings.row_windows import RowWindow, WindowPlan
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable, copy_rows
+from heterps_core.embeddings.sweep_memory import NUM_PARTS, PARTS_OF_MEMORY, SWEEPING_THREADS, SweepCounts
+from heterps_core.units import BYTES_PER_FLOAT32
 
 Block = npt.NDArray[np.float32]
 
@@ -77,12 +73,13 @@ class SweptTable(ShardedTable):
         self._place = place
         super().__init__(**others)
         self._columns = _columns(self.tensors())
+        self._matrices = [values for values, _ in self._columns]
         self._free = np.arange(place.num_slots, dtype=np.int32)
         self._part_blocks = self.cold.num_blocks * np.arange(NUM_PARTS + 1) // NUM_PARTS
         self._in_memory = [_NONE] * self.cold.num_blocks
         """By block the rows that are in memory, relative to its first one, and their slots."""
 
-        self._is_visited = threading.Lock()
+        self._changes = BlockChanges(self.cold.num_blocks, self.cold.rows_per_block)
         self._slots_change = threading.Lock()
         self.counts = SweepCounts()
 
@@ -111,9 +108,9 @@ class SweptTable(ShardedTable):
         """Return an exchange whose rows are slots, for `expect`; its window must have been swept in."""
         slots_U = window.slots_of(exchange.local_rows.numpy())
         if self.group is not None:
-            return replace(exchange, local_rows=torch.from_numpy(slots_U.astype(np.int64)))
+            return replace(exchange, local_rows=torch.from_numpy(slots_U))
         # What fills bags has the position NO_ID, -1, which is that of the last.
-        slots_U = np.append(slots_U, np.int32(NO_ID)).astype(np.int64)
+        slots_U = np.append(slots_U, NO_ID)
         return replace(exchange, local_rows=torch.from_numpy(slots_U[exchange.inverse_BS.numpy()]))
 
     def visit(self, part: int, windows: Sequence[RowWindow], *, writes: bool = True) -> None:
@@ -128,16 +125,15 @@ class SweptTable(ShardedTable):
         Raises:
             TrainingError: The file cannot be read or written.
         """
-        with self._is_visited:
-            visit = _Visit(self, windows, writes=writes)
-            visit.run(range(*self._part_blocks[part : part + 2].tolist()))
-            if writes:
-                self.counts += SweepCounts(
-                    rows_asked=sum(window.num_asked for window in windows[:1]),
-                    rows_fetched=visit.num_fetched,
-                    bytes_read=visit.num_read * self.cold.block_bytes,
-                    bytes_written=visit.num_written * self.cold.block_bytes,
-                )
+        visit = _Visit(self, windows, writes=writes)
+        visit.run(range(*self._part_blocks[part : part + 2].tolist()))
+        if writes:
+            self.counts += SweepCounts(
+                rows_asked=sum(window.num_asked for window in windows[:1]),
+                rows_fetched=visit.num_fetched,
+                bytes_read=visit.num_read * self.cold.block_bytes,
+                bytes_written=visit.num_written * self.cold.block_bytes,
+            )
 
     def empty(self, *, writes: bool = True) -> None:
         """Take all rows out of memory."""
@@ -152,26 +148,70 @@ class SweptTable(ShardedTable):
         size = self.cold.rows_per_block
         blocks_of_part = max(1, self._place.num_slots // (PARTS_OF_MEMORY * size))
         buffer = self.cold.new_buffer()
-        with self._is_visited:
-            for first_block in range(0, self.cold.num_blocks, blocks_of_part):
-                blocks = range(first_block, min(first_block + blocks_of_part, self.cold.num_blocks))
-                first, stop = blocks.start * size, min(blocks.stop * size, self.rows.num_rows)
-                tensors = {
-                    name: torch.empty(stop - first, *tensor.shape[1:], device=CPU)
-                    for name, tensor in self.tensors().items()
-                }
-                columns = _columns(tensors)
-                for block in blocks:
+        for first_block in range(0, self.cold.num_blocks, blocks_of_part):
+            blocks = range(first_block, min(first_block + blocks_of_part, self.cold.num_blocks))
+            first, stop = blocks.start * size, min(blocks.stop * size, self.rows.num_rows)
+            tensors = self._new_tensors(stop - first)
+            columns = _columns(tensors)
+            for block in blocks:
+                with self._changes.at(block):
                     self._read_newest(block, buffer)
-                    for values, own in columns:
-                        part = values[(block - first_block) * size :][:size]
-                        part[:] = buffer[: len(part), own]
-                yield RowRange(self.rows.first + first, self.rows.first + stop), tensors
-                for block in blocks if writes else ():
-                    for values, own in columns:
-                        part = values[(block - first_block) * size :][:size]
-                        buffer[: len(part), own] = part
-                    self.cold.write(block, buffer)
+                for values, own in columns:
+                    part = values[(block - first_block) * size :][:size]
+                    part[:] = buffer[: len(part), own]
+            yield RowRange(self.rows.first + first, self.rows.first + stop), tensors
+            for block in blocks if writes else ():
+                for values, own in columns:
+                    part = values[(block - first_block) * size :][:size]
+                    buffer[: len(part), own] = part
+                self.cold.write(block, buffer)
+
+    def forget_changes(self) -> None:
+        """Count changed rows from here on."""
+        self._changed_R.zero_()
+        self._changes.forget()
+
+    def take_changes(self, piece_bytes: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Yield copies of changed rows that are in memory, as the table in memory does; no row may change meanwhile.
+
+        `remaining_changes` has all others.
+        """
+        is_changed = self._changed_R.numpy()
+        places: list[npt.NDArray[np.int64]] = []
+        slots: list[Slots] = []
+        num_bytes = 0
+        for block in range(self.cold.num_blocks):
+            with self._changes.at(block):
+                rows, own = self._in_memory[block]
+                is_taken = is_changed[own] | np.isin(rows, self._changes.begin_checkpoint(block, rows))
+                is_changed[own] = False
+            places.append(rows[is_taken] + np.int64(block * self.cold.rows_per_block))
+            slots.append(own[is_taken])
+            num_bytes += len(slots[-1]) * self.cold.width * BYTES_PER_FLOAT32
+            if num_bytes >= piece_bytes or block == self.cold.num_blocks - 1:
+                if num_bytes:
+                    yield (
+                        torch.from_numpy(np.concatenate(places)),
+                        self.copies_of(torch.from_numpy(np.concatenate(slots).astype(np.int64))),
+                    )
+                places, slots, num_bytes = [], [], 0
+
+    def remaining_changes(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Yield the changed rows that were on disk when `take_changes` came to its end; the training goes on."""
+        buffer = self.cold.new_buffer()
+        try:
+            for block in self._changes.pending_blocks():
+                with self._changes.at(block):
+                    self.cold.read(block, buffer)
+                    rows = self._changes.pending(block)
+                    self._changes.finish(block)
+                tensors = self._new_tensors(len(rows))
+                for values, own in _columns(tensors):
+                    values[:] = buffer[rows, own]
+                yield torch.from_numpy(rows + block * self.cold.rows_per_block), tensors
+        finally:
+            # Where it failed there is no checkpoint, and sweeps must not wait for it.
+            self._changes.forget(pending_only=True)
 
     def _new_rows(self, *, seed: int, standard_deviation: float) -> tuple[Tensor, State]:
         """Write the initial rows to disk and return the memory for slots."""
@@ -200,20 +240,24 @@ class SweptTable(ShardedTable):
             self.cold.write(block, buffer)
         return slots.pop("weight"), slots
 
+    def _new_tensors(self, num_rows: int) -> dict[str, Tensor]:
+        """Return memory for some rows, by the names of the table's tensors."""
+        return {
+            name: torch.empty(num_rows, *tensor.shape[1:], device=CPU)
+            for name, tensor in self.tensors().items()
+        }
+
     def _read_newest(self, block: int, buffer: Block) -> None:
         """Read a block, and put the rows over it that are in memory."""
         self.cold.read(block, buffer)
         rows, slots = self._in_memory[block]
-        self._copy_out(slots, buffer, rows)
+        copy_records(self._matrices, slots, buffer, rows, to_block=True)
 
-    def _copy_out(self, slots: Slots, block: Block, places: npt.NDArray[Any]) -> None:
-        """Copy rows from memory to their places in a block."""
-        for values, columns in self._columns:
-            block[places, columns] = values[slots]
-
-    def _copy_in(self, slots: Slots, block: Block, places: npt.NDArray[Any]) -> None:
-        for values, columns in self._columns:
-            values[slots] = block[places, columns]
+    def _keep_changes(self, block: int, rows: Slots, slots: Slots) -> None:
+        """Move the marks of rows that leave memory to their block."""
+        is_changed = self._changed_R.numpy()
+        self._changes.add(block, rows[is_changed[slots]])
+        is_changed[slots] = False
 
     def _take_slots(self, count: int) -> Slots | None:
         with self._slots_change:
@@ -266,6 +310,10 @@ class _Visit:
 
     def _exchange_rows(self, block: int) -> bool:
         """Write rows of a block that leave, and fetch those that come; returns whether these found room."""
+        with self._table._changes.at(block, writes=True):
+            return self._exchange(block)
+
+    def _exchange(self, block: int) -> bool:
         table, first = self._table, block * self._cold.rows_per_block
         parts = [slice(bounds[block], bounds[block + 1]) for bounds in self._bounds]
         wanted = [
@@ -286,12 +334,13 @@ class _Visit:
         if is_written or len(fetched):
             self._cold.read(block, buffer)
         if is_written:
-            table._copy_out(slot_by_row[leaving], buffer, leaving)
+            copy_records(table._matrices, slot_by_row[leaving], buffer, leaving, to_block=True)
             self._cold.write(block, buffer)
+            table._keep_changes(block, leaving, slot_by_row[leaving])
         table._free_slots(slot_by_row[leaving])
         taken = table._take_slots(len(fetched))
         if taken is not None:
-            table._copy_in(taken, buffer, fetched)
+            copy_records(table._matrices, taken, buffer, fetched, to_block=False)
             slot_by_row[fetched] = taken
         in_memory = staying[slot_by_row[staying] != NOWHERE]
         table._in_memory[block] = (in_memory.astype(np.int32), slot_by_row[in_memory])

@@ -26,7 +26,7 @@ WHERE_DIVERGED = (
     "large (count_columns of the schema enter as logarithms), choose a larger batch_size, or begin with "
     "start_from=scratch"
 )
-"""What can be done about it by whoever trains."""
+"""What a user can do about it."""
 
 FloatArray = npt.NDArray[np.floating[Any]]
 

@@ -6,13 +6,26 @@ import re
 from collections.abc import Sequence
 
 CTR_MODELS: dict[str, str] = {
-    "ctrdnn": "heterps_core.models.ctr_dnn:build",
-    "ctrdnn-16": "heterps_core.models.ctr_dnn:build_16_layers",
-    "matchnet": "heterps_core.models.matchnet:build",
-    "2emb": "heterps_core.models.two_emb:build",
-    "nce": "heterps_core.models.nce:build",
+    "ctrdnn": "heterps_core.models.architectures.ctr_dnn:build",
+    "ctrdnn-16": "heterps_core.models.architectures.ctr_dnn:build_16_layers",
+    "matchnet": "heterps_core.models.architectures.matchnet:build",
+    "2emb": "heterps_core.models.architectures.two_emb:build",
+    "nce": "heterps_core.models.architectures.nce:build",
+    "lr": "heterps_core.models.architectures.parts:Wide",
+    "wide-deep": "heterps_core.models.architectures.wide_deep:WideDeep",
+    "deepfm": "heterps_core.models.architectures.deepfm:DeepFM",
+    "dlrm": "heterps_core.models.architectures.dlrm:DLRM",
+    "dcnv2": "heterps_core.models.architectures.dcn:DCN",
+    "xdeepfm": "heterps_core.models.architectures.xdeepfm:XDeepFM",
+    "finalmlp": "heterps_core.models.architectures.final_mlp:FinalMLP",
+    "autoint": "heterps_core.models.architectures.autoint:AutoInt",
+    "din": "heterps_core.models.architectures.din:DIN",
+    "mmoe": "heterps_core.models.architectures.mmoe:MMoE",
 }
 """Click models: everything in the line works with them."""
+
+PAPER_MODELS = ("ctrdnn", "ctrdnn-16", "matchnet", "2emb", "nce")
+"""Those of the HeterPS paper and of PaddlePaddle's examples, on which search methods are compared."""
 
 _SIZED = re.compile(
     r"([^()]+)\((?:hidden_widths=(\d+(?:-\d+)*))?(?:, )?(?:embedding_dim=(\d+))?\)",

@@ -1,4 +1,8 @@
-"""A model as a chain of named layers: how it is built, checked and run."""
+"""A model as a chain of named layers: how it is built, checked and run.
+
+A user writes it as an `nn.Sequential` of these layers, or as any module whose forward takes the batch, which
+`module_line` turns into one.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,11 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.models import CTR_MODELS, sizes_of
+from heterps_core.models.module_line import chain_of
 from heterps_core.models.slot_embedding import SlotEmbedding
 
-ModelBuilder: TypeAlias = Callable[[FeatureSpec], nn.Sequential]
-"""Builds the chain for given features. The last layer returns logits [B, labels]."""
+ModelBuilder: TypeAlias = Callable[[FeatureSpec], nn.Module]
+"""Builds the model for given features. It, or the last layer of a Sequential, returns logits [B, labels]."""
 
 _RESHAPES = (
     "ViewBackward",
@@ -51,13 +56,13 @@ def build_chain(model: str, features: FeatureSpec, *, seed: int) -> nn.Sequentia
     Raises:
         UnknownNameError: The name is in no registry and has no colon.
         ConfigurationError: The import path cannot be imported, or what it builds cannot be trained; see
-            `check_chain`.
+            `checked_chain` and `chain_of`.
     """
     builder = load_builder(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            chain = builder(features)
+            module: object = builder(features)
         except ConfigurationError:
             raise
         except Exception as error:
@@ -65,8 +70,11 @@ def build_chain(model: str, features: FeatureSpec, *, seed: int) -> nn.Sequentia
                 f"the model {model!r} must be built by calling its function with the features, but that raised "
                 f"{type(error).__name__}: {error}"
             ) from error
-    check_chain(model, chain, features)
-    return chain
+        if isinstance(module, nn.Module) and not isinstance(module, nn.Sequential):
+            chain: object = chain_of(model, module)
+        else:
+            chain = module
+    return checked_chain(model, chain, features)
 
 
 def load_builder(model: str) -> ModelBuilder:
@@ -97,8 +105,8 @@ def load_builder(model: str) -> ModelBuilder:
     return partial(builder, **sizes)
 
 
-def check_chain(model: str, chain: object, features: FeatureSpec) -> None:
-    """Check that a chain can be trained, by one forward pass over two synthetic rows.
+def checked_chain(model: str, chain: object, features: FeatureSpec) -> nn.Sequential:
+    """Return a chain that can be trained, as one forward pass over two synthetic rows shows.
 
     Layers run in evaluation mode, so that they learn nothing from these rows; the chain is left in training mode.
 
@@ -109,7 +117,8 @@ def check_chain(model: str, chain: object, features: FeatureSpec) -> None:
     """
     if not isinstance(chain, nn.Sequential) or len(chain) == 0:
         raise ConfigurationError(
-            f"the model {model!r} must be a torch.nn.Sequential of named layers, got {type(chain).__name__}"
+            f"the model {model!r} must be a torch.nn.Module whose forward takes the batch, or a torch.nn.Sequential "
+            f"of named layers, got {type(chain).__name__}"
         )
     if not isinstance(chain[0], SlotEmbedding):
         raise ConfigurationError(
@@ -133,6 +142,7 @@ def check_chain(model: str, chain: object, features: FeatureSpec) -> None:
             f"the last layer of the model {model!r} must give logits, got probabilities: it ends with a sigmoid, "
             f"which the loss and the predictions apply by themselves; remove that sigmoid"
         )
+    return chain
 
 
 def _check_dimensions(model: str, chain: nn.Sequential, features: FeatureSpec) -> None:
@@ -145,8 +155,8 @@ def _check_dimensions(model: str, chain: nn.Sequential, features: FeatureSpec) -
         if asked is not None and found.get(slot, asked) != asked:
             raise ConfigurationError(
                 f"the model {model!r} must look column {name} up in vectors of {asked} values, as dimensions of the "
-                f"schema say, but has {found[slot]}; leave it out there, or build the layers by add_embeddings of "
-                f"heterps_core.models.embedding_layers, as ctrdnn, 2emb and matchnet do"
+                f"schema say, but has {found[slot]}; leave it out there, or look rows up by Embeddings of "
+                f"heterps_core.models.embedding_layers, as 2emb, matchnet and wide-deep do"
             )
 
 

@@ -4,35 +4,61 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.models.attention import AttentionPooling
 from heterps_core.models.slot_embedding import SlotEmbedding
 
 
-def add_embeddings(
-    layers: MutableMapping[str, nn.Module],
-    features: FeatureSpec,
-    *,
-    dimension: int,
-    slots: Sequence[int] | None = None,
-    input_width: int = 0,
-    prefix: str = "",
-    include_dense: bool = True,
-    pools_by_attention: bool = False,
-) -> int:
-    """Add embeddings of slots to a chain, those of one width together; returns the width that leaves the last.
+class Embeddings(nn.Module):
+    """Embeddings of slots, those of one width together: [B, W] with the dense features behind all vectors.
 
     Args:
         features: Slots, dense features, and the widths that slots ask for.
         dimension: Width of the vectors of all other slots; their layer is called "embedding", one of another width
             "embedding_8".
         slots: Indices of the slots to look up; all by default.
-        input_width: Width of the activation that comes in; 0 at the start of a chain.
-        prefix: Of the names of layers.
-        include_dense: Put the dense features behind the vectors of the last layer.
-        pools_by_attention: Add attention over the values of sequences; by default their vectors are averaged.
+        include_dense: Put the dense features behind the vectors.
+
+    Example:
+        >>> features = FeatureSpec(num_dense=1, slot_rows=(9, 9, 9), slot_dimensions=(None, 4, None))
+        >>> embeddings = Embeddings(features, dimension=8)
+        >>> embeddings.width, [name for name, _ in embeddings.named_children()]
+        (21, ['embedding', 'embedding_4'])
+    """
+
+    def __init__(
+        self,
+        features: FeatureSpec,
+        *,
+        dimension: int,
+        slots: Sequence[int] | None = None,
+        include_dense: bool = True,
+    ) -> None:
+        super().__init__()
+        by_dimension = _slots_by_dimension(features, dimension, slots)
+        self.width = 0
+        for number, (own, of_slots) in enumerate(by_dimension.items(), start=1):
+            is_last = number == len(by_dimension)
+            embedding = SlotEmbedding(
+                features, dimension=own, slots=of_slots, include_dense=include_dense and is_last
+            )
+            self.add_module("embedding" if own == dimension else f"embedding_{own}", embedding)
+            self.width += embedding.output_width
+
+    def forward(self, batch: ClickBatch) -> Tensor:
+        """Return [B, width]."""
+        columns = [embedding(batch) for embedding in self.children()]
+        return columns[0] if len(columns) == 1 else torch.cat(columns, 1)
+
+
+def add_embeddings(layers: MutableMapping[str, nn.Module], features: FeatureSpec, *, dimension: int) -> int:
+    """Add embeddings of all slots to a chain, with attention over the values of sequences.
+
+    They are those of `Embeddings`, one behind the other. Returns the width that leaves the last.
 
     Example:
         >>> features = FeatureSpec(num_dense=1, slot_rows=(9, 9, 9), slot_dimensions=(None, 4, None))
@@ -40,24 +66,31 @@ def add_embeddings(
         >>> add_embeddings(layers, features, dimension=8), list(layers)
         (21, ['embedding', 'embedding_4'])
     """
-    by_dimension: dict[int, list[int]] = {}
-    for slot in range(features.num_slots) if slots is None else slots:
-        by_dimension.setdefault(features.slot_dimensions[slot] or dimension, []).append(slot)
-    width = input_width
+    by_dimension = _slots_by_dimension(features, dimension, None)
+    width = 0
     for number, (own, of_slots) in enumerate(by_dimension.items(), start=1):
         ending = "" if own == dimension else f"_{own}"
         embedding = SlotEmbedding(
             features,
             dimension=own,
             slots=of_slots,
-            include_dense=include_dense and number == len(by_dimension),
+            include_dense=number == len(by_dimension),
             input_width=width,
-            keeps_sequences=pools_by_attention,
+            keeps_sequences=True,
         )
-        layers[f"{prefix}embedding{ending}"] = embedding
+        layers[f"embedding{ending}"] = embedding
         width = embedding.output_width
         if embedding.sequences:
             attention = AttentionPooling(embedding)
-            layers[f"{prefix}attention{ending}"] = attention
+            layers[f"attention{ending}"] = attention
             width = attention.output_width
     return width
+
+
+def _slots_by_dimension(
+    features: FeatureSpec, dimension: int, slots: Sequence[int] | None
+) -> dict[int, list[int]]:
+    by_dimension: dict[int, list[int]] = {}
+    for slot in range(features.num_slots) if slots is None else slots:
+        by_dimension.setdefault(features.slot_dimensions[slot] or dimension, []).append(slot)
+    return by_dimension

@@ -7,6 +7,7 @@ incoming activation.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 
@@ -18,12 +19,15 @@ from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import NO_ID, SEQUENCE, SUM, FeatureSpec
 from heterps_core.embeddings.bags import Bags
+from heterps_core.embeddings.id_index import IdLayout
 from heterps_core.embeddings.row_optimizers import RowOptimizer
 from heterps_core.embeddings.row_range import shard_rows
-from heterps_core.embeddings.row_windows import ShardSize
-from heterps_core.embeddings.sharded_table import ShardedTable, SharedMemoryTable
+from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.embeddings.shared_memory_table import SharedMemoryTable
+from heterps_core.embeddings.sweep_memory import ShardSize
 from heterps_core.embeddings.swept_table import ColdRowsPlace, SweptTable
 from heterps_core.errors import ConfigurationError
+from heterps_core.models.graph_block import LiveTensor
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 from heterps_core.units import BYTES_PER_FLOAT32
 
@@ -45,11 +49,13 @@ class SlotEmbedding(nn.Module):
         include_dense: Put the dense features beside the vectors.
         input_width: Width of the activation that comes in (W); 0 for the first layer of a chain.
         keeps_sequences: Return the vectors of sequences in order; by default their mean.
+        initial_standard_deviation: Of the values of new rows; by default a tenth of D to the power of -1/2.
 
     Attributes:
         vector_columns: Of the output, for each of the slots, those of its vectors.
         sequences: Positions in `slots` of the sequences that are kept.
         length_columns: Of the output, those of the lengths of these.
+        inputs, outputs: In the chain of a traced model, what enters and what leaves; else empty.
 
     Example:
         >>> features = FeatureSpec(num_dense=13, slot_rows=(100,) * 26)
@@ -67,6 +73,7 @@ class SlotEmbedding(nn.Module):
         include_dense: bool = True,
         input_width: int = 0,
         keeps_sequences: bool = False,
+        initial_standard_deviation: float | None = None,
     ) -> None:
         super().__init__()
         self.slots = tuple(range(features.num_slots)) if slots is None else tuple(slots)
@@ -80,8 +87,16 @@ class SlotEmbedding(nn.Module):
         self.dimension = dimension
         self.include_dense = include_dense
         self.rows_per_slot = rows_per_slot
+        self.initial_standard_deviation = (
+            dimension**-0.5 / 10 if initial_standard_deviation is None else initial_standard_deviation
+        )
         slot_rows = [rows_per_slot or features.slot_rows[slot] for slot in self.slots]
         self.num_rows = sum(slot_rows)
+        if features.dynamic_ids is not None and rows_per_slot is not None:
+            raise ConfigurationError(
+                f"with dynamic ids the number of values gives a table its rows, but a layer asks for {rows_per_slot} "
+                f"for each slot; leave dynamic_ids out of the schema, or take another model"
+            )
         self.input_width = input_width
         lengths = [features.slot_lengths[slot] for slot in self.slots]
         poolings = [features.slot_poolings[slot] for slot in self.slots]
@@ -108,7 +123,18 @@ class SlotEmbedding(nn.Module):
         # Batches that are read ahead are still on the host, wherever the layer is.
         self._host_offsets_K = offsets
         self._reads_all_ids = self.id_columns == list(range(features.num_ids))
+        self.ids = None if features.dynamic_ids is None else IdLayout.of(features, self.slots)
         self.table: ShardedTable | None = None
+        self.inputs: tuple[LiveTensor, ...] = ()
+        self.outputs: tuple[LiveTensor, ...] = ()
+
+    def behind(self, inputs: Sequence[LiveTensor], outputs: Sequence[LiveTensor]) -> SlotEmbedding:
+        """Return this layer as one of a traced model's chain, in which `inputs` pass it."""
+        placed = copy.deepcopy(self)
+        placed.inputs, placed.outputs = tuple(inputs), tuple(outputs)
+        placed.input_width = sum(value.width for value in inputs)
+        placed.output_width += placed.input_width
+        return placed
 
     def attach_table(self, table: ShardedTable) -> None:
         """Give the layer the rows that it looks up."""
@@ -142,17 +168,36 @@ class SlotEmbedding(nn.Module):
         rows_group: ProcessGroup | None = None,
         cold_rows: ColdRowsPlace | None = None,
         wire_dtype: torch.dtype = torch.float32,
+        day: int = 0,
     ) -> ShardedTable:
         """Make the shard of this process.
 
         With a `link` the replicas share one memory; `group` is None for one process. With a place for cold rows not
-        all rows are in memory.
+        all rows are in memory. Neither goes with dynamic ids, which are seen on `day`.
+
+        Raises:
+            ConfigurationError: The table would be on a device, and ids are dynamic.
         """
+        if self.ids is not None:
+            if device != CPU:
+                raise ConfigurationError(
+                    f"dynamic ids are for tables in the host's memory, but that of {name} would be on {device}; "
+                    f"place it on a CPU, or leave dynamic_ids out of the schema"
+                )
+            assert link is None
+            assert cold_rows is None
         table_class: Callable[..., ShardedTable]
         if cold_rows is not None:
             table_class = partial(SweptTable, place=cold_rows, wire_dtype=wire_dtype)
         elif link is None:
-            table_class = partial(ShardedTable, device=device, rows_group=rows_group, wire_dtype=wire_dtype)
+            table_class = partial(
+                ShardedTable,
+                device=device,
+                rows_group=rows_group,
+                wire_dtype=wire_dtype,
+                ids=self.ids,
+                day=day,
+            )
         else:
             table_class = partial(SharedMemoryTable, link=link)
         return table_class(
@@ -161,14 +206,16 @@ class SlotEmbedding(nn.Module):
             dimension=self.dimension,
             optimizer=optimizer,
             seed=seed,
-            initial_standard_deviation=self.dimension**-0.5 / 10,
+            initial_standard_deviation=self.initial_standard_deviation,
             group=group,
             bags=self.bags,
         )
 
     def row_numbers(self, batch: ClickBatch) -> Tensor:
-        """Return the rows of the table [B, K] that a batch looks up; `NO_ID` behind the end of a list."""
+        """Return the rows of the table [B, K] that a batch looks up, or dynamic ids; `NO_ID` behind a list's end."""
         ids_BK = batch.ids if self._reads_all_ids else batch.ids[:, self.id_columns]
+        if self.ids is not None:
+            return ids_BK
         is_ahead = ids_BK.device != self.offsets_K.device
         folded_BK = ids_BK if self.rows_per_slot is None else ids_BK % self.rows_per_slot
         rows_BK = folded_BK + (self._host_offsets_K if is_ahead else self.offsets_K)
@@ -198,17 +245,3 @@ def add_tower(
         layers[f"{prefix}relu{number}"] = nn.ReLU()
         width = hidden
     return width
-
-
-class TailLinear(nn.Module):
-    """Passes the first `kept_width` columns through and applies a linear layer to the rest."""
-
-    def __init__(self, kept_width: int, tail_width: int, output_width: int) -> None:
-        super().__init__()
-        self.kept_width = kept_width
-        self.linear = nn.Linear(tail_width, output_width)
-
-    def forward(self, activation_BW: Tensor) -> Tensor:
-        """Return [B, kept_width + output_width]."""
-        kept, tail = activation_BW[:, : self.kept_width], activation_BW[:, self.kept_width :]
-        return torch.cat([kept, self.linear(tail)], 1)

@@ -15,6 +15,8 @@ from heterps_core.units import BYTES_PER_FLOAT32
 
 TRACED_ROWS = 8
 BYTES_PER_ROW_NUMBER = 8
+BYTES_PER_DYNAMIC_ID = 16
+"""Its key, how often it was seen, and on which day."""
 
 
 def trace_chain(
@@ -48,7 +50,11 @@ def _embedding_layer(name: str, module: SlotEmbedding, row_optimizer: type[RowOp
         kind=LayerKind.EMBEDDING,
         is_sharded=True,
         parameter_bytes=module.num_rows * module.dimension * BYTES_PER_FLOAT32,
-        optimizer_state_bytes=module.num_rows * row_optimizer.state_bytes_per_row(module.dimension),
+        optimizer_state_bytes=module.num_rows
+        * (
+            row_optimizer.state_bytes_per_row(module.dimension)
+            + BYTES_PER_DYNAMIC_ID * (module.ids is not None)
+        ),
         input_bytes_per_sample=module.input_width * BYTES_PER_FLOAT32 + num_ids * BYTES_PER_ROW_NUMBER,
         output_bytes_per_sample=module.output_width * BYTES_PER_FLOAT32,
         forward_flops_per_sample=0.0,

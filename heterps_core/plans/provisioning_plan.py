@@ -6,7 +6,8 @@ what rounding up to whole instances costs is seen and not guessed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from heterps_core.errors import ConfigurationError
@@ -134,6 +135,9 @@ class ProvisioningPlan(JsonDocument):
     table_disk: TableDisk | None = None
     """Of every instance; None where all rows are in memory."""
 
+    node_ids: tuple[str, ...] = ()
+    """Of its machines in order, where they take the places of lost ones; by default by stage and number."""
+
     def __post_init__(self) -> None:
         unknown = {group.stage for group in self.groups} - set(range(len(self.replicas)))
         if unknown:
@@ -146,7 +150,8 @@ class ProvisioningPlan(JsonDocument):
             groups = [group for group in self.groups if group.stage == stage]
             units = sum(group.count * group.units_per_instance for group in groups)
             machines = sum(group.count for group in groups)
-            if not machines <= needed <= units or machines == 0:
+            is_kept = bool(self.node_ids) and needed == machines == 0
+            if not machines <= needed <= units or (machines == 0 and not is_kept):
                 raise ConfigurationError(
                     f"each instance of stage {stage} must have a replica, and each replica a unit: "
                     f"{needed} replicas on {machines} instances with {units} units"
@@ -188,6 +193,33 @@ class ProvisioningPlan(JsonDocument):
             groups[worst] = replace(groups[worst], alternatives=groups[worst].alternatives[:-1])
         return replace(self, groups=tuple(groups))
 
+    def only(self, node_ids: Collection[str]) -> ProvisioningPlan:
+        """Return the part of the plan that launches some of its machines again, in their places.
+
+        Args:
+            node_ids: At least one, as in `node_requests`.
+        """
+        machines = [group for group in self.groups for _ in range(group.count)]
+        kept = [
+            (group, request)
+            for group, request in zip(machines, self.node_requests(), strict=True)
+            if request.node_id in node_ids
+        ]
+        counts = Counter(id(group) for group, _ in kept)
+        groups = tuple(replace(group, count=counts[id(group)]) for group in self.groups if counts[id(group)])
+        price = sum(group.price_usd_per_hour for group in groups)
+        return replace(
+            self,
+            replicas=tuple(
+                sum(request.num_workers for _, request in kept if request.stage == stage)
+                for stage in range(len(self.replicas))
+            ),
+            groups=groups,
+            planned_price_usd_per_hour=self.planned_price_usd_per_hour * price / self.price_usd_per_hour,
+            rendezvous_usd_per_hour=0.0,
+            node_ids=tuple(request.node_id for _, request in kept),
+        )
+
     def node_requests(self) -> tuple[NodeRequest, ...]:
         """Return the machines one by one, ordered by stage, replicas filled in instance by instance.
 
@@ -212,6 +244,9 @@ class ProvisioningPlan(JsonDocument):
                         disk_usd_per_hour=self.disk_usd_per_hour,
                     )
                 )
+        if self.node_ids:
+            names = zip(requests, self.node_ids, strict=True)
+            requests = [replace(request, node_id=node_id) for request, node_id in names]
         return tuple(requests)
 
     @property

@@ -19,7 +19,7 @@ from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey
 
 VALID_FOR = timedelta(days=30)
-"""Assumed: providers change processors' microcode, drivers and hosts without notice, and nobody says how often; a
+"""Assumed: providers change processors' microcode, drivers and hosts without notice, and do not say how often; a
 month of nights shares the cost of a measurement, and an old figure does not stay for ever."""
 
 FOLDER = "rented"

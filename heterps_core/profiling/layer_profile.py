@@ -142,12 +142,21 @@ class LayerProfile(JsonDocument):
     """Mean time of a small message between two workers of this machine that compute in between."""
 
     machine_speed: MachineSpeed | None
-    """Of one unit: measured, or published where the profile is an estimate or imported; None where nobody says."""
+    """Of one unit: measured, or published where the profile is an estimate or imported; None if unknown."""
 
     sum_over_step: float | None
     """Sum of all layers' times over the time of a whole step of the chain in the same run; None for estimates."""
 
     measured_at: str
+    general_layers: tuple[str, ...] = ()
+    """Those that train on autograd's general path; the times of others are of layers that the trainer runs fused."""
+
+    @property
+    def general_share(self) -> float:
+        """The share of the general path's layers in the time of all, of a batch that bears a whole update."""
+        by_layer = {timing.layer: timing.compute_ms(update_share=1.0) for timing in self.timings}
+        return sum(by_layer[name] for name in self.general_layers) / sum(by_layer.values())
+
     """ISO 8601; empty for an imported profile, whose file does not say."""
 
     def __post_init__(self) -> None:

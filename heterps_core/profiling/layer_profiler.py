@@ -40,6 +40,7 @@ from heterps_core.profiling.measuring_process import REQUEST_NAME, RESULT_NAME, 
 from heterps_core.profiling.profiling_input import click_batches
 from heterps_core.profiling.timing import Phase, Timing, time_phases
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
+from heterps_core.training.pipeline.stage_layers import general_layers
 from heterps_core.units import BYTES_PER_FLOAT32
 
 LEARNING_RATE = 1e-6
@@ -117,6 +118,7 @@ def measure(request: ProfileRequest) -> LayerProfile:
         machine_speed=speed,
         sum_over_step=layers_ms / times["step"].median_ms,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        general_layers=general_layers(chain),
     )
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import NO_ID, FeatureSpec
+from heterps_core.data.hashing import keys_of_hashes, mix
 from heterps_core.profiling.measuring_process import ProfileRequest
 
 NUM_BATCHES = 8
@@ -50,6 +51,9 @@ def zipf_ids(features: FeatureSpec, num_rows: int, generator: np.random.Generato
         ranks = np.floor((num_values + 1.0) ** generator.random(shape)).astype(np.int64)
         row_of_rank = 1 + np.random.default_rng(slot).permutation(num_values)
         drawn = row_of_rank[np.minimum(ranks, num_values) - 1]
+        if features.dynamic_ids is not None:
+            hashes = mix(drawn.astype(np.uint64))
+            drawn = keys_of_hashes(hashes, slot=slot, hash_bits=features.hash_bits)
         if len(columns) > 1:
             drawn[np.arange(len(columns)) > generator.integers(0, len(columns), (num_rows, 1))] = NO_ID
         ids[:, columns.start : columns.stop] = drawn

@@ -25,8 +25,8 @@ from heterps_core.training.monitor import (
     Pulse,
 )
 from heterps_core.training.node.node_life import (
-    EXIT,
     HEARTBEAT,
+    exit_key,
     heartbeat,
     node_key,
     own_node,
@@ -54,7 +54,7 @@ def main() -> int:
     try:
         node = own_node(wait_for_cluster(run))
     except HeterpsError as error:
-        # Nobody knows this node by name, so nobody reads what it writes: this is for its own log.
+        # The node is not part of the cluster, so its files are not read: this is for its own log.
         logger.error("%s", error)
         return error.exit_status
     status, log_tail = 0, ""
@@ -116,12 +116,13 @@ def follow_profiling(run: RunDirectory, cluster: Cluster, *, time_limit_s: float
         stamps = run.stamps("nodes")
         for node_id in sorted(waiting):
             try:
-                if node_key(node_id, EXIT) in stamps:
+                if exit_key(node_id) in stamps:
                     measured[node_id] = _result_of(run, nodes[node_id])
                 elif time.monotonic() > deadline_s:
-                    raise TrainingError(f"it has not ended within {time_limit_s:.0f} s")
+                    problems[node_id] = f"it has not ended within {time_limit_s:.0f} s"
+                elif silence := pulse.silence(node_id, stamps.get(node_key(node_id, HEARTBEAT))):
+                    problems[node_id] = silence
                 else:
-                    pulse.check(node_id, stamps.get(node_key(node_id, HEARTBEAT)))
                     continue
             except (TrainingError, ConfigurationError) as error:
                 problems[node_id] = str(error)
@@ -132,7 +133,7 @@ def follow_profiling(run: RunDirectory, cluster: Cluster, *, time_limit_s: float
 
 
 def _result_of(run: RunDirectory, node: Node) -> DeviceProfile:
-    end = run.require_json(node_key(node.node_id, EXIT))
+    end = run.require_json(exit_key(node.node_id))
     if end["exit_status"] != 0:
         # Of a traceback only what it says in the end; the whole of it is in the file.
         said = end["log_tail"].strip().splitlines()[-1:]

@@ -45,7 +45,7 @@ class Timing:
 
     @classmethod
     def estimated(cls, time_ms: float) -> Timing:
-        """Return a time that nobody measured: no spread, no repeats."""
+        """Return a time that was not measured: no spread, no repeats."""
         return cls(median_ms=time_ms, low_ms=time_ms, high_ms=time_ms, num_repeats=0)
 
 

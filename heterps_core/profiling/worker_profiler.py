@@ -162,7 +162,7 @@ def measure_worker(job: TrainingJob, rank: int) -> WorkerSteps:
     if job.replicas_per_stage[stage] > 1:
         group = groups[stage]
         link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=TIMEOUT.total_seconds())
-        ids_group = ids_groups[stage] if link is None else None
+        ids_group = ids_groups[stage]
     dataset = PreparedDataset.open(job.dataset)
     config = replace(job.config, num_epochs=ENDLESS)
     model = build_stage_model(job.model, dataset.features, config, job.stages, stage, group, link)

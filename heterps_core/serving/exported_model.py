@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.distinct_values import IdTurnover
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.manifest import DatasetManifest
 from heterps_core.data.numeric_transform import NumericTransform
@@ -24,11 +25,14 @@ from heterps_core.data.reading.row_batch import first_label
 from heterps_core.data.row_arrays import RowArrays
 from heterps_core.data.schema import DataSchema
 from heterps_core.embeddings.bags import Bags
+from heterps_core.embeddings.id_index import ID_TENSORS, IdIndex, IdLayout
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import CheckpointError, ConfigurationError
 from heterps_core.judging.held_out import HeldOutScores
 from heterps_core.models.chain import build_chain, run_layers
+from heterps_core.models.graph_block import tensor_name
 from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.serving.id_turnover import StoredTable, grown_features
 from heterps_core.serving.raw_columns import Columns, model_input
 from heterps_core.training.checkpoint import complete_checkpoints, read_checkpoint
 from heterps_core.training.job import OptimizerState, TrainingJob
@@ -40,8 +44,8 @@ from heterps_core.training.storage.exported_files import (
     file_sha256,
     read_description,
 )
-from heterps_core.training.storage.run_directory import JOB, RunDirectory
-from heterps_core.training.storage.stored_tensors import DTYPES, TensorRows, read_tensors
+from heterps_core.training.storage.run_directory import JOB, START_MODEL, RunDirectory
+from heterps_core.training.storage.stored_tensors import DTYPES, StoredLayer, TensorRows, read_tensors
 from heterps_core.training.storage.verified_files import DamagedFileError
 
 ROWS_PER_BATCH = 8192
@@ -50,9 +54,10 @@ ROWS_PER_BATCH = 8192
 class ClickPredictor:
     """Click probabilities from raw columns, as in training.
 
-    An id that was never seen gets the row that its hash gives; a missing value gets the row, or the mean, that
-    missing values had in training. Columns that the model does not know are ignored. Rows of tables stay in the file
-    until they are looked up.
+    An id that was never seen gets the row that its hash gives; with dynamic ids that is the shared one of its bucket,
+    trained by ids that were not seen often enough. A missing value gets the row, or the mean, that missing values had
+    in training. Columns that the model does not know are ignored. Rows of tables stay in the file until they are
+    looked up.
 
     Raises:
         CheckpointError: A file is missing, or the weights are not those that the description was written for.
@@ -76,7 +81,7 @@ class ClickPredictor:
         return torch.from_numpy(logits).sigmoid().numpy()
 
     def logits(
-        self, dense_ND: npt.NDArray[np.float32], ids_NK: npt.NDArray[np.int32]
+        self, dense_ND: npt.NDArray[np.float32], ids_NK: npt.NDArray[np.int32] | npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
         """Return logits [N], or [N, labels], of model input as `model_input` makes it, or as prepared."""
         logits = []
@@ -95,8 +100,12 @@ class ClickPredictor:
 class _MappedTable(ShardedTable):
     """Rows of an exported model, which come into memory from its file when they are looked up."""
 
-    def __init__(self, weight_RD: Tensor, bags: Bags | None) -> None:
-        self.weight_RD, self.dimension, self.group, self.bags = weight_RD, weight_RD.shape[1], None, bags
+    def __init__(self, weights: Mapping[str, Tensor], bags: Bags | None, ids: IdLayout | None) -> None:
+        self.weight_RD, self.group, self.bags = weights["weight"], None, bags
+        self.dimension = self.weight_RD.shape[1]
+        self.ids = None
+        if ids is not None:
+            self.ids = IdIndex(ids, *(weights[name] for name in ID_TENSORS))
         self._anchor = torch.zeros(1)
 
 
@@ -104,15 +113,12 @@ def _load_layers(model: str, features: FeatureSpec, weights: Mapping[str, Tensor
     chain = build_chain(model, features, seed=0)
     for name, layer in chain.named_children():
         if isinstance(layer, SlotEmbedding):
-            layer.attach_table(_MappedTable(weights[f"{name}.weight"], layer.bags))
+            of_table = (key for key in weights if key.startswith(f"{name}."))
+            own = {key.removeprefix(f"{name}."): weights[key] for key in of_table}
+            layer.attach_table(_MappedTable(own, layer.bags, layer.ids))
         else:
-            layer.load_state_dict(
-                {
-                    key.removeprefix(f"{name}."): value
-                    for key, value in weights.items()
-                    if key.startswith(f"{name}.")
-                }
-            )
+            names = {key: tensor_name(name, layer, key) for key in layer.state_dict()}
+            layer.load_state_dict({key: weights[own] for key, own in names.items() if own in weights})
     return list(chain.eval().children())
 
 
@@ -156,11 +162,17 @@ def _check_columns(predictor: ClickPredictor, dataset: PreparedDataset) -> None:
             )
 
 
-def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path, *, model: str) -> None:
+def export_model(
+    run: RunDirectory, manifest: DatasetManifest, folder: Path, *, model: str
+) -> tuple[IdTurnover, ...]:
     """Write the newest checkpoint of a run as an exported model.
 
     Its tensors go from the workers' files into the exported ones block by block; the model is never in memory.
     `model` is the flow's own word: it is imported and called here, and rented machines could have changed the job's.
+    Of dynamic ids those that were not seen for long are left out, and columns that are too full get twice the rows.
+
+    Returns:
+        What became of the dynamic ids of each column.
 
     Raises:
         CheckpointError: The run has no complete checkpoint, or the newest is damaged or of another model.
@@ -181,11 +193,21 @@ def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path, *, 
                 raise CheckpointError(
                     f"{name} must have the sizes {list(shape)} of {job.model} to be exported, got {found.get(name)}"
                 )
+        tables = _tables_with_ids(run, layers, found, job, manifest.features)
+        features, turnover = grown_features(
+            manifest.features, [table.turnover() for table in tables], fixed=manifest.schema.table_rows
+        )
+        kinds = found | _kinds_with_ids(tables, features)
         folder.mkdir(parents=True, exist_ok=True)
+        mapped: dict[str, Tensor] = {}
         for file, names in ((WEIGHTS, weights), (OPTIMIZER_STATE, found.keys() - weights)):
-            mapped = new_safetensors(folder / file, {name: found[name] for name in names})
-            wanted = {name: TensorRows.whole(tensor) for name, tensor in mapped.items()}
-            read_tensors(run, layers, wanted)
+            mapped |= new_safetensors(folder / file, {name: kinds[name] for name in names})
+        moved = {f"{table.name}.{key}" for table in tables for key in table.kinds}
+        wanted = {name: TensorRows.whole(tensor) for name, tensor in mapped.items() if name not in moved}
+        read_tensors(run, layers, wanted)
+        for table in tables:
+            of_table = {key: mapped[f"{table.name}.{key}"] for key in table.kinds}
+            table.move(features, of_table, seed=job.config.seed)
     except DamagedFileError as error:
         before = int(complete[-2]) if len(complete) > 1 else 0
         raise CheckpointError(
@@ -200,13 +222,59 @@ def export_model(run: RunDirectory, manifest: DatasetManifest, folder: Path, *, 
     description = {
         "schema_version": SCHEMA_VERSION,
         "model": job.model,
-        "features": manifest.features.to_json(),
+        "features": features.to_json(),
         "schema": manifest.schema.to_json(),
         "numeric_transform": manifest.numeric_transform.to_json(),
         "weights_sha256": file_sha256(folder / WEIGHTS),
         "optimizer_state": asdict(state),
+        "id_turnover": [each.to_json() for each in turnover],
     }
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1))
+    return turnover
+
+
+def _tables_with_ids(
+    run: RunDirectory,
+    layers: Sequence[StoredLayer],
+    found: Mapping[str, tuple[str, tuple[int, ...]]],
+    job: TrainingJob,
+    features: FeatureSpec,
+) -> list[StoredTable]:
+    if features.dynamic_ids is None:
+        return []
+    before = run.read_json(f"{START_MODEL}/{DESCRIPTION}") or {}
+    turnovers = [IdTurnover.from_json(each) for each in before.get("id_turnover", ())]
+    with_row_before = {turnover.column: turnover.num_with_row for turnover in turnovers}
+    return [
+        StoredTable(
+            run=run,
+            layers=layers,
+            name=name,
+            embedding=layer,
+            kinds={
+                key.removeprefix(f"{name}."): kind
+                for key, kind in found.items()
+                if key.startswith(f"{name}.")
+            },
+            day=job.config.day_number,
+            time_to_live_days=features.dynamic_ids.time_to_live_days,
+            with_row_before=with_row_before,
+        )
+        for name, layer in build_chain(job.model, features, seed=0).named_children()
+        if isinstance(layer, SlotEmbedding)
+    ]
+
+
+def _kinds_with_ids(
+    tables: Sequence[StoredTable], features: FeatureSpec
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return types and sizes of the tensors of tables for other features."""
+    kinds = {}
+    for table in tables:
+        num_rows = IdLayout.of(features, table.embedding.slots).num_rows
+        for key, (dtype, shape) in table.kinds.items():
+            kinds[f"{table.name}.{key}"] = (dtype, (num_rows, *shape[1:]))
+    return kinds
 
 
 def _weight_shapes(model: str, features: FeatureSpec) -> dict[str, tuple[int, ...]]:
@@ -215,7 +283,11 @@ def _weight_shapes(model: str, features: FeatureSpec) -> dict[str, tuple[int, ..
     for name, layer in build_chain(model, features, seed=0).named_children():
         if isinstance(layer, SlotEmbedding):
             shapes[f"{name}.weight"] = (layer.num_rows, layer.dimension)
-        shapes |= {f"{name}.{key}": tuple(tensor.shape) for key, tensor in layer.state_dict().items()}
+            if layer.ids is not None:
+                shapes |= {f"{name}.{key}": (layer.num_rows,) for key in ID_TENSORS}
+        shapes |= {
+            tensor_name(name, layer, key): tuple(tensor.shape) for key, tensor in layer.state_dict().items()
+        }
     return shapes
 
 

@@ -29,7 +29,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 def model_input(
     columns: Columns, schema: DataSchema, transform: NumericTransform, features: FeatureSpec
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32] | npt.NDArray[np.int64]]:
     """Return a model's dense input [N, D] and ids [N, K] of columns of N values each; see `RowArrays`.
 
     Raises:

@@ -7,6 +7,9 @@ Whole rows need no copy: a thread reads the table while it is trained, so that w
 But every row that was updated since it began is marked, and stands in the next checkpoint behind it: both together
 are what the table was then (a fuzzy checkpoint, as databases take them; Haerder and Reuter 1983).
 
+Of a table that is larger than memory, changed rows that are on disk are not copied either: the thread reads them, and
+no sweep writes a block before it was there (`embeddings/block_changes.py`).
+
 The newest two checkpoints are kept, and the newest that has no file in common with the last, so that one damaged file
 never spoils all.
 """
@@ -17,10 +20,11 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from queue import Queue
 
 import torch.distributed as dist
@@ -29,6 +33,7 @@ from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.embeddings.row_range import RowRange
+from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import CheckpointError
 from heterps_core.json_codec import to_json
 from heterps_core.training.checkpoint import (
@@ -106,12 +111,9 @@ class CheckpointWriter:
         self._rank = dist.get_rank()
         self._is_first = group is None or dist.get_rank(group) == 0
         self._tables = {
-            name: table
-            for name, table in model.tables.items()
-            if name not in model.swept_tables and (self._is_first or table.num_shards > 1)
+            name: table for name, table in model.tables.items() if self._is_first or table.num_shards > 1
         }
-        tensors = [tensor for table in self._tables.values() for tensor in table.tensors().values()]
-        self._is_small = sum(tensor.nbytes for tensor in tensors) <= SMALL_BYTES
+        self._is_small = sum(map(_shard_bytes, self._tables.values())) <= SMALL_BYTES
         self._layers: dict[str, TensorManifest] = {}
         self._has_whole = self._is_small
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="checkpoint")
@@ -126,7 +128,7 @@ class CheckpointWriter:
             _delete_unused(self._run, in_use=())
         dist.barrier(self._world)
         for table in self._tables.values():
-            table.take_changed_rows()
+            table.forget_changes()
         if not self._is_small:
             self._begin_whole(step)
 
@@ -156,7 +158,8 @@ class CheckpointWriter:
         is_whole_due = self._saving is not None and self._saving.result()
         self._take_whole(is_last=is_last)
         copies: Queue[tuple[str, TensorRows] | BaseException | None] = Queue(COPIED_BYTES // PIECE_BYTES)
-        self._saving = self._threads.submit(self._write, cursor, _until_end(copies))
+        parts = chain(_until_end(copies), self._remaining_rows())
+        self._saving = self._threads.submit(self._write, cursor, parts)
         try:
             for copied in self._all_parts():
                 copies.put(copied)
@@ -243,7 +246,8 @@ class CheckpointWriter:
     def _part(self, folder: str, written: TensorManifest) -> _Part:
         """Keep in mind what later checkpoints need of this one, and return what it needs itself."""
         if not self._is_small:
-            self._layers[folder] = written.of(tables_by_tensor(self._model))
+            names = {f"{layer}.{key}" for layer, table in self._tables.items() for key in table.tensors()}
+            self._layers[folder] = written.of(names)
         sizes = {name: layer.num_bytes for name, layer in self._layers.items()}
         whole = sum(size for name, size in sizes.items() if name.endswith(WHOLE_SUFFIX))
         return _Part(
@@ -266,26 +270,21 @@ class CheckpointWriter:
             for name, rows in rows_on_host(self._model, dense).items():
                 yield name, replace(rows, tensor=rows.tensor.clone())
         yield from self._whole_rows() if self._is_small else self._changed_rows()
-        # Of tables that are larger than memory all rows, while the training waits.
-        yield from swept_rows(self._model)
 
     def _changed_rows(self) -> Iterator[tuple[str, TensorRows]]:
         for layer, table in self._tables.items():
-            row_bytes = sum(tensor[:1].nbytes for tensor in table.tensors().values())
-            for rows_U in _blocks(table.take_changed_rows(), row_bytes=row_bytes):
-                numbers_U = rows_U.to(CPU) + table.rows.first
-                span = RowRange(int(numbers_U[0]), int(numbers_U[-1]) + 1)
-                for key, copied in table.copies_of(rows_U).items():
-                    yield (
-                        f"{layer}.{key}",
-                        TensorRows(
-                            tensor=copied.to(CPU), rows=span, num_rows=table.num_rows, numbers_U=numbers_U
-                        ),
-                    )
+            for changed in table.take_changes(PIECE_BYTES):
+                yield from _listed(layer, table, *changed)
+
+    def _remaining_rows(self) -> Iterator[tuple[str, TensorRows]]:
+        """Yield the changed rows of this checkpoint that are still as they were, on the thread that writes them."""
+        for layer, table in self._tables.items():
+            for changed in table.remaining_changes():
+                yield from _listed(layer, table, *changed)
 
     def _whole_rows(self) -> Iterator[tuple[str, TensorRows]]:
         for layer, table in self._tables.items():
-            for key, tensor in table.tensors().items():
+            for key, tensor in table.tensors().items() if layer not in self._model.swept_tables else ():
                 first = table.rows.first
                 for block in _blocks(tensor, row_bytes=tensor[:1].nbytes):
                     if self._is_abandoned.is_set():
@@ -295,6 +294,27 @@ class CheckpointWriter:
                     copied = block.to(CPU, copy=True)
                     yield f"{layer}.{key}", TensorRows(tensor=copied, rows=rows, num_rows=table.num_rows)
                     first = rows.stop
+        for part in swept_rows(self._model):
+            if self._is_abandoned.is_set():
+                raise _AbandonedError
+            yield part
+
+
+def _shard_bytes(table: ShardedTable) -> int:
+    return table.rows.num_rows * sum(tensor[:1].nbytes for tensor in table.tensors().values())
+
+
+def _listed(
+    layer: str, table: ShardedTable, rows_U: Tensor, tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, TensorRows]]:
+    """Yield some rows [U] of a table's shard by the names of their tensors."""
+    numbers_U = rows_U + table.rows.first
+    span = RowRange(int(numbers_U[0]), int(numbers_U[-1]) + 1)
+    for key, tensor in tensors.items():
+        yield (
+            f"{layer}.{key}",
+            TensorRows(tensor=tensor, rows=span, num_rows=table.num_rows, numbers_U=numbers_U),
+        )
 
 
 def _until_end(

@@ -13,9 +13,10 @@ from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
 PRECISIONS = ("float32", "bfloat16")
 """In what dense layers multiply; parameters and what crosses between stages are float32 in both."""
 
-WIRE_DTYPES = ("float32", "bfloat16")
+WIRE_DTYPES = ("float32", "bfloat16", "int8")
 """Number formats of what workers send: activations and their gradients between stages, and between machines the rows
-of tables and theirs. The update of a row, and sums, are float32 in both."""
+of tables and theirs. With int8 rows and their gradients have a float32 scale each (`embeddings/row_wire.py`), and
+what crosses between stages is bfloat16. The update of a row, and sums, are float32 in all."""
 
 SYNC, DELAYED = UPDATE_MODES = ("sync", "delayed")
 """When a batch's gradients are applied: before the next batch begins, or while others run (`stage_runner.py`)."""
@@ -52,6 +53,11 @@ on CTR-DNN (docs/LOG.md)."""
 
 LEAST_MICROBATCH_ROWS = 64
 """Below, the fixed cost of a message and of a layer's call outweighs its work."""
+
+
+def boundary_dtype(wire_dtype: str) -> str:
+    """Return the number format of activations and gradients between stages, by the name in `WIRE_DTYPES`."""
+    return "float32" if wire_dtype == "float32" else "bfloat16"
 
 
 def default_batch_size(num_train_rows: int) -> int:
@@ -149,6 +155,10 @@ class TrainingConfig:
     embedding_memory_bytes: int | None = None
     """Host memory of a worker for rows of tables and their optimizer state; the others are on its disk, from where
     the rows of the next batches are fetched in time. None holds all rows in memory."""
+
+    day_number: int = 0
+    """That is trained on, in days since 0001-01-01; 0 where the data has none. Dynamic ids note it as the one
+    when they were last seen."""
 
     def __post_init__(self) -> None:
         for name in (

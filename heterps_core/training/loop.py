@@ -7,19 +7,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
+from heterps_core.embeddings.shared_memory_table import SharedMemoryTable
 from heterps_core.embeddings.swept_table import SweptTable
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.batch_feed import BatchFeed
@@ -32,13 +32,11 @@ from heterps_core.training.pipeline.stage_exchange import RowSlice
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.step_metrics import MetricWriter, StepMetrics
-from heterps_core.training.storage.run_directory import STOP, RunDirectory
+from heterps_core.training.stop_question import StopQuestion
+from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.swept_batches import SweptBatches
 
 logger = logging.getLogger(__name__)
-
-CONTROL_INTERVAL_STEPS = 20
-"""Steps between two looks at whether a stop was asked for; all workers must agree, which costs a broadcast."""
 
 
 def remaining_share(step: int, num_steps: int) -> float:
@@ -95,7 +93,7 @@ class TrainingLoop:
 
     ids_group: ProcessGroup | None
     """The same replicas again, for the row indices of batches to come, whose messages travel beside those of the
-    running step; None where this worker is alone, or shares memory with them and need not ask."""
+    running step; None where this worker is alone."""
 
     checkpoints: CheckpointWriter | None
     """None where what is trained is thrown away."""
@@ -121,7 +119,7 @@ class TrainingLoop:
         batches = iter(feed)
         # What is trained and not updated yet; its place among all batches.
         trained: deque[TrainingCursor] = deque()
-        with source:
+        with source, StopQuestion(self.run, first_step=cursor.step + 1) as stop:
             coming, is_stopping = next(batches, None), False
             if self.checkpoints is not None and coming is not None:
                 self.checkpoints.begin(cursor.step)
@@ -148,7 +146,11 @@ class TrainingLoop:
                 if is_stopping:
                     break
                 # The step that has begun already comes to its end.
-                is_stopping = cursor.step % CONTROL_INTERVAL_STEPS == 0 and self._stop_is_asked_for()
+                is_stopping = stop.is_asked_for(
+                    cursor.step,
+                    limit_s=self.runner.silence_limit_s,
+                    lost_first_worker=partial(self.runner.lost_worker, 0),
+                )
         blocked_s = 0.0 if self.checkpoints is None else self.checkpoints.blocked_s
         logger.info(
             "waited %.2f s of %.2f s for data and %.2f s for checkpoints, up to step %d",
@@ -261,7 +263,9 @@ class TrainingLoop:
             if not isinstance(layer, SlotEmbedding):
                 continue
             table = layer.table
-            if isinstance(table, SweptTable) or (self.ids_group is not None and table is not None):
+            if table is None or isinstance(table, SharedMemoryTable):
+                continue
+            if isinstance(table, SweptTable) or self.ids_group is not None:
                 for exchange, part in zip(exchanges, parts, strict=True):
                     rows_BS = layer.row_numbers(part)
                     exchange.append((table, table.exchange_row_numbers(rows_BS, group=self.ids_group)))
@@ -285,18 +289,6 @@ class TrainingLoop:
             return [_NO_ROWS for _ in slices]
         ends = accumulate((mine.num_rows for _, mine in slices), initial=0)
         return [batch.rows(first, stop).to(self.model.device) for first, stop in pairwise(ends)]
-
-    def _stop_is_asked_for(self) -> bool:
-        answer = torch.tensor([dist.get_rank() == 0 and self.run.exists(STOP)], device=CPU)
-        work = dist.broadcast(answer, src=0, async_op=True)
-        assert work is not None
-        try:
-            work.wait(timedelta(seconds=self.runner.silence_limit_s))
-        except RuntimeError as error:
-            if dist.get_rank() == 0:
-                raise
-            raise self.runner.lost_worker(0, error) from error
-        return bool(answer)
 
 
 _NO_ROWS = ClickBatch(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
+from heterps_core.errors import ConfigurationError
 from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import (
     WORKER_BYTES,
@@ -76,6 +77,9 @@ def worker_memory(
         num_train_rows: Whose row groups a worker holds, up to a bound.
         largest_group_rows: Rows of the largest row group.
         is_dry_run: All stages run on this machine's cores.
+
+    Raises:
+        ConfigurationError: A table with dynamic ids would lie in a card's memory.
     """
     chain = build_chain(model, features, seed=config.seed)
     num_rows = {
@@ -94,6 +98,13 @@ def worker_memory(
         layers = graph.layers[stage.first_layer : stage.last_layer + 1]
         state_bytes = _state_bytes(layers, config, stage)
         is_on_card = is_gpu(stage.device_type) and not is_dry_run
+        if is_on_card and features.dynamic_ids is not None and any(layer.is_sharded for layer in layers):
+            raise ConfigurationError(
+                f"tables with dynamic ids must lie in the host's memory, but the plan has some on "
+                f"{stage.device_type}; leave cards out of device_types, or dynamic_ids out of the schema"
+            )
+        memory_bytes = config.embedding_memory_bytes
+        is_swept = memory_bytes is not None and _table_bytes(layers, stage) > memory_bytes
         row_group_bytes = host_bytes_of_worker(num_train_rows) - WORKER_BYTES
         needs.append(
             WorkerMemory(
@@ -102,11 +113,12 @@ def worker_memory(
                 state_bytes=0 if is_on_card else state_bytes,
                 checkpoint_bytes=sum(
                     _copied_bytes(
-                        layer, num_rows=num_rows.get(layer.name, 0), num_replicas=stage.num_replicas
+                        layer,
+                        # The marks of rows that are on disk are within the memory for rows.
+                        num_rows=0 if is_swept else num_rows.get(layer.name, 0),
+                        num_replicas=stage.num_replicas,
                     )
                     for layer in layers
-                    # Rows that are on disk are written from there.
-                    if not (layer.is_sharded and _are_on_disk(layers, config, stage))
                 ),
             )
         )
@@ -116,11 +128,6 @@ def worker_memory(
 def _table_bytes(layers: Sequence[Layer], stage: Stage) -> int:
     """Return the rows of tables, with the optimizer's state, of one replica."""
     return sum(-(-layer.state_bytes // stage.num_replicas) for layer in layers if layer.is_sharded)
-
-
-def _are_on_disk(layers: Sequence[Layer], config: TrainingConfig, stage: Stage) -> bool:
-    memory_bytes = config.embedding_memory_bytes
-    return memory_bytes is not None and _table_bytes(layers, stage) > memory_bytes
 
 
 def _state_bytes(layers: Sequence[Layer], config: TrainingConfig, stage: Stage) -> int:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.data.manifest import MANIFEST_NAME
-from heterps_core.errors import InterruptedTrainingError, TrainingError
+from heterps_core.errors import TrainingError
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.node.failures import WorkerFailure, read_failures, root_cause
 from heterps_core.training.node.host_memory import MEMORY_FIX, MemoryWatch
-from heterps_core.training.node.node_life import EXIT, HEARTBEAT, LEAVING, node_key
+from heterps_core.training.node.node_life import (
+    EXIT,
+    HEARTBEAT,
+    LEAVING,
+    NODES,
+    exit_key,
+    leaving_nodes,
+    node_key,
+)
+from heterps_core.training.outcome import Complete, Failed, MachinesLost, Stopped, TrainingOutcome
 from heterps_core.training.step_metrics import Progress, read_progress
 from heterps_core.training.storage.run_directory import (
     CLUSTER,
@@ -25,11 +35,11 @@ from heterps_core.training.storage.run_directory import (
     USAGE,
     RunDirectory,
 )
-from heterps_core.training.training_run import TrainingRun, read_training_run
+from heterps_core.training.training_run import read_training_run
 
 POLL_INTERVAL_S = 0.25
-BUCKET_POLL_INTERVAL_S = 2.0
-"""Each look is a request that is paid for."""
+BUCKET_POLL_INTERVAL_S = 1.0
+"""Each look is three requests that are paid for, 0.02 USD an hour."""
 
 SILENCE_LIMIT_S = 30.0
 """A node that gave no sign of life for so long counts as lost; it beats every 2 s, through a bucket every 10 s."""
@@ -39,6 +49,10 @@ BOOT_LIMIT_S = 300.0
 
 SHORT_OF_MEMORY_SHARE = 0.05
 """Of a machine's memory: with less than this free a silence may come from its lack."""
+
+REPORT_LIMIT_S = 1.0
+"""Within which nodes tell that their workers ended, counted from the last one that told it. Workers that miss one
+another end at once, as their connections break; a node hears of their end at once, too."""
 
 LOG_TAIL_LINES = 15
 LOG_TAIL_BYTES = 4_000
@@ -56,8 +70,9 @@ def submit_job(run: RunDirectory, job: TrainingJob, *, start_folder: Path | None
     for key in (CLUSTER, RESULT, STOP):
         run.delete_file(key)
     for node in run.names("nodes"):
-        for name in (EXIT, HEARTBEAT, LEAVING):
-            run.delete_file(node_key(node, name))
+        for name in run.names(f"{NODES}/{node}"):
+            if name in (HEARTBEAT, LEAVING) or name.startswith(EXIT):
+                run.delete_file(node_key(node, name))
     run.delete_folder(FAILURES)
     run.delete_folder(USAGE)
     if not run.is_local and not run.exists(f"{DATA}/{MANIFEST_NAME}"):
@@ -73,51 +88,90 @@ def submit_job(run: RunDirectory, job: TrainingJob, *, start_folder: Path | None
 
 
 def publish_cluster(run: RunDirectory, cluster: Cluster) -> None:
-    """Tell the nodes who takes part; they wait for it."""
+    """Tell the nodes who takes part; they wait for it, and for each generation behind the first."""
+    if cluster.generation > 1:
+        # A result or a stop of the generation before says nothing of this one.
+        for key in (RESULT, STOP):
+            run.delete_file(key)
     run.write_json(CLUSTER, cluster.to_json())
 
 
 def follow_training(
     run: RunDirectory, cluster: Cluster, *, on_progress: Callable[[Progress], None]
-) -> TrainingRun:
-    """Wait until all nodes have ended well.
+) -> TrainingOutcome:
+    """Wait until the workers of a generation have ended on all nodes, and return how.
 
-    Raises:
-        InterruptedTrainingError: A node fell silent, or a worker failed in a way that need not come again; names the
-            stage, replica, node and last step.
-        TrainingError: A worker failed in a way that would come again.
+    Where those of one node have not ended well, the others miss them and end too, and each node tells it. A node that
+    does not is lost: after a moment where another misses its workers, or only it has told nothing; else where it has
+    given no sign of life for `SILENCE_LIMIT_S`. What is said of a loss or failure names the stage, replica, node and
+    last step.
     """
     memory = MemoryWatch()
     pulse = Pulse(first_limit_s=SILENCE_LIMIT_S if run.is_local else BOOT_LIMIT_S)
     reported: Progress | None = None
     waiting = {node.node_id: node for node in cluster.nodes}
+    ends: dict[str, Mapping[str, Any]] = {}
+    silences: dict[str, MachinesLost] = {}
+    told_at_s = time.monotonic()
     while waiting:
         stamps = run.stamps("nodes")
         for node_id, node in sorted(waiting.items()):
-            if node_key(node_id, EXIT) not in stamps:
-                beat = stamps.get(node_key(node_id, HEARTBEAT))
-                try:
-                    pulse.check(node_id, beat)
-                except TrainingError as error:
-                    # Of nodes that are processes of this machine the kernel's count tells here.
-                    shortage = memory.shortage(f"node {node_id}") if run.is_local else None
-                    raise InterruptedTrainingError(
-                        f"{shortage or error}; {_last_seen(run, cluster, node)}",
-                        # One machine may fail to boot; two in a row point to its image, or to what its role may do.
-                        signature="no first sign of life" if beat is None else None,
-                    ) from error
+            key = exit_key(node_id, cluster.generation)
+            if key in stamps:
+                ends[node_id] = run.require_json(key)
+                told_at_s = time.monotonic()
+                del waiting[node_id]
                 continue
-            end = run.require_json(node_key(node_id, EXIT))
-            if end["exit_status"] != 0:
-                raise _failure(run, cluster, node_id, end)
-            del waiting[node_id]
+            beat = stamps.get(node_key(node_id, HEARTBEAT))
+            silence = pulse.silence(node_id, beat)
+            if silence is not None and node_id not in silences:
+                # Of nodes that are processes of this machine the kernel's count tells here.
+                shortage = memory.shortage(f"node {node_id}") if run.is_local else None
+                silences[node_id] = MachinesLost(
+                    message=f"{shortage or silence}; {_last_seen(run, cluster, node)}",
+                    # One machine may fail to boot; two in a row point to its image, or to what its role may do.
+                    signature="no first sign of life" if beat is None else None,
+                )
+        is_failing = any(end["exit_status"] != 0 for end in ends.values())
+        if is_failing or silences:
+            since_told_s = time.monotonic() - told_at_s
+            failures = read_failures(run, attempt=cluster.generation)
+            missed = {cluster.node_of(*failure.lost[1:]).node_id for failure in failures if failure.lost}
+            is_missed = len(waiting) == 1 or set(waiting) <= missed
+            # Behind a worker's own error those on other nodes, which may still be starting, are only late.
+            are_losses = all(failure.is_loss for failure in failures)
+            if (
+                any(failure.is_mistake for failure in failures)
+                or set(waiting) <= set(silences)
+                or (is_failing and since_told_s >= REPORT_LIMIT_S and (is_missed or not are_losses))
+            ):
+                lost = set(waiting) if failures and are_losses else set(waiting) & set(silences)
+                return _failure(run, cluster, ends, silences, lost=tuple(sorted(lost)))
         progress = read_progress(run)
         if progress is not None and progress != reported:
             on_progress(progress)
             reported = progress
         if waiting:
-            time.sleep(POLL_INTERVAL_S if run.is_local else BUCKET_POLL_INTERVAL_S)
-    return read_training_run(run)
+            is_far = not run.is_local and not is_failing
+            time.sleep(BUCKET_POLL_INTERVAL_S if is_far else POLL_INTERVAL_S)
+    if any(end["exit_status"] != 0 for end in ends.values()):
+        return _failure(run, cluster, ends, silences, lost=())
+    return _end(run)
+
+
+def _end(run: RunDirectory) -> TrainingOutcome:
+    training = read_training_run(run)
+    if training.is_complete:
+        return Complete(training)
+    leaving = tuple(sorted(leaving_nodes(run)))
+    if not leaving:
+        return Stopped(training)
+    step = training.steps[-1].step if training.steps else 0
+    return MachinesLost(
+        message=f"{', '.join(leaving)} will be preempted: a checkpoint of step {step:,} is written",
+        node_ids=leaving,
+        is_noticed=True,
+    )
 
 
 class Pulse:
@@ -133,70 +187,80 @@ class Pulse:
         self._last: dict[str, tuple[int, float]] = {}
         """Stamp of the newest beat of a node, and when it was seen first."""
 
-    def check(self, node_id: str, stamp: int | None) -> None:
-        """Take in the stamp of a node's newest beat.
-
-        Raises:
-            TrainingError: It has been the same for too long, or there has been none.
-        """
+    def silence(self, node_id: str, stamp: int | None) -> str | None:
+        """Take in the stamp of a node's newest beat; returns what to say where it has been the same for too long."""
         now_s = time.monotonic()
         if stamp is not None and self._last.get(node_id, (None, 0.0))[0] != stamp:
             self._last[node_id] = (stamp, now_s)
         if node_id in self._last:
             silence_s = now_s - self._last[node_id][1]
             if silence_s > SILENCE_LIMIT_S:
-                raise TrainingError(
+                return (
                     f"a node must give a sign of life every {SILENCE_LIMIT_S:.0f} s, but {node_id} has been silent "
                     f"for {silence_s:.0f} s; its machine was probably lost"
                 )
         elif now_s - self._started_s > self._first_limit_s:
-            raise TrainingError(
+            return (
                 f"a node must give a sign of life within {self._first_limit_s:.0f} s of its launch, but {node_id} "
                 f"gave none; its system log tells how far its start came, and a bucket that its role may not "
                 f"write is the usual cause"
             )
+        return None
 
 
-def _failure(run: RunDirectory, cluster: Cluster, node_id: str, end: Mapping[str, Any]) -> TrainingError:
-    """Return what to say of a failed run: the worker that caused it, and the end of its node's log."""
-    cause = root_cause(run)
-    if cause is None:
+def _failure(
+    run: RunDirectory,
+    cluster: Cluster,
+    ends: Mapping[str, Mapping[str, Any]],
+    silences: Mapping[str, MachinesLost],
+    *,
+    lost: tuple[str, ...],
+) -> Failed | MachinesLost:
+    """Return what to say of a generation that came to no good end: the worker that caused it, and its node's log."""
+    cause = root_cause(run, attempt=cluster.generation)
+    node_id, end = next(
+        ((name, end) for name, end in sorted(ends.items()) if end["exit_status"] != 0), (None, None)
+    )
+    if cause is None or node_id is None or end is None:
+        if silences:
+            silent = silences[min(silences)]
+            return replace(silent, node_ids=lost)
+        assert node_id is not None
+        assert end is not None
         if end["is_mistake"]:
-            error = TrainingError(f"node {node_id} could not train: {end['log_tail']}")
-            error.exit_status = end["exit_status"]
-            return error
-        message = (
-            f"node {node_id} ended with status {end['exit_status']}; {_log_of(run, node_id, end['log_tail'])}"
+            return _mistake(f"node {node_id} could not train: {end['log_tail']}", end["exit_status"])
+        log = _log_of(run, node_id, end["log_tail"])
+        return MachinesLost(
+            message=f"node {node_id} ended with status {end['exit_status']}; {log}", node_ids=lost
         )
-        return InterruptedTrainingError(message)
     _, stage, replica = cause.lost or (cause.rank, cause.stage, cause.replica)
     if stage is not None and replica is not None:
         node_id = cluster.node_of(stage, replica).node_id
     if cause.is_mistake:
-        error = TrainingError(f"{cause}; its log is {node_key(node_id, 'workers.log')} in {run.location}")
-        error.exit_status = cause.exit_status
-        return error
-    silent = _without_last_words(run, cluster, cause)
+        log = f"its log is {node_key(node_id, 'workers.log')} in {run.location}"
+        return _mistake(f"{cause}; {log}", cause.exit_status)
     said = str(cause)
-    if silent:
-        places = [f"stage {n.stage}, replica {replica} on node {n.node_id}" for n, replica in silent]
+    missing = _without_last_words(run, cluster, cause)
+    if missing:
+        places = [f"stage {n.stage}, replica {replica} on node {n.node_id}" for n, replica in missing]
         said += f"; no word came from {' and '.join(places)}"
-    earlier = root_cause(run, attempts_back=1)
-    if earlier is not None and cause.signature is not None and cause.signature == earlier.signature:
-        return TrainingError(
-            f"{said}, as in the attempt before, so it is not tried again; {_log_of(run, node_id, end['log_tail'])}"
-        )
-    return InterruptedTrainingError(
-        f"{said}; {_log_of(run, node_id, end['log_tail'])}",
-        signature=cause.signature,
-    )
+    message = f"{said}; {_log_of(run, node_id, end['log_tail'])}"
+    return MachinesLost(message=message, node_ids=lost, signature=None if lost else cause.signature)
+
+
+def _mistake(message: str, exit_status: int) -> Failed:
+    error = TrainingError(message)
+    error.exit_status = exit_status
+    return Failed(error)
 
 
 def _without_last_words(run: RunDirectory, cluster: Cluster, cause: WorkerFailure) -> list[tuple[Node, int]]:
     """Return the workers, by node and replica, that left no last words; none where the cause knows whom it misses."""
     if not cause.is_loss or cause.lost is not None:
         return []
-    speaking = {(failure.stage, failure.replica) for failure in read_failures(run)}
+    speaking = {
+        (failure.stage, failure.replica) for failure in read_failures(run, attempt=cluster.generation)
+    }
     return [
         (node, replica)
         for node in cluster.nodes

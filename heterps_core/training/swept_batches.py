@@ -28,8 +28,10 @@ from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
-from heterps_core.embeddings.row_windows import NUM_PARTS, RowWindow, WindowLength
+from heterps_core.embeddings.row_lists import Rows, union_of
+from heterps_core.embeddings.row_windows import RowWindow, WindowLength
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
+from heterps_core.embeddings.sweep_memory import NUM_PARTS
 from heterps_core.embeddings.swept_table import SweptTable
 from heterps_core.errors import TrainingError
 from heterps_core.training.pipeline.stage_runner import MicroBatch
@@ -152,10 +154,10 @@ def _next_whole(windows: Iterator[_Window | None]) -> _Window | None:
     return next((window for window in windows if window is not None), None)
 
 
-def _distinct_rows(batch: Sequence[MicroBatch], table: SweptTable) -> npt.NDArray[np.int64]:
+def _distinct_rows(batch: Sequence[MicroBatch], table: SweptTable) -> Rows:
     """Return the rows of a shard that a batch looks up, once each, ascending."""
     asked = [own.local_rows for part in batch for of, own in part.exchanges if of is table]
-    return np.unique(torch.cat(asked).numpy())
+    return union_of([rows.numpy().astype(np.uint32) for rows in asked])
 
 
 class _Window:

@@ -1,6 +1,6 @@
 """One training process: finds its place in the plan, trains it, and says how it ended.
 
-Started by torchrun on every node (`python -m heterps_core.training.worker`). It reads the job and the cluster from
+Forked on every node (`heterps_core/training/node/worker_processes.py`). It reads the job and the cluster from
 the run directory, resumes from the newest complete checkpoint, else begins with the weights of the job's start model
 where it has one, and leaves the result or its last words there.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
 import time
 from datetime import timedelta
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from heterps_core.cluster import Cluster
 from heterps_core.compute_device import CPU
@@ -27,9 +27,10 @@ from heterps_core.training.checkpoint_writer import CheckpointWriter
 from heterps_core.training.evaluation import judge_trained
 from heterps_core.training.job import DELAYED, TrainingJob
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.node.failures import WorkerFailure, root_cause, write_failure
+from heterps_core.training.node.failures import WorkerFailure, write_failure
 from heterps_core.training.node.host_memory import allocation_failure, peak_bytes
 from heterps_core.training.node.node_life import (
+    GENERATION_VARIABLE,
     NODE_ID_VARIABLE,
     own_node,
     own_run_directory,
@@ -46,6 +47,7 @@ from heterps_core.training.storage.run_directory import CLUSTER, DATA, JOB, RESU
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.transport.rank_layout import (
     SILENCE_LIMIT_S,
+    START_LIMIT_S,
     LostWorkerError,
     RankLayout,
     WorkerPlace,
@@ -57,9 +59,7 @@ from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 logger = logging.getLogger(__name__)
 
-START_LIMIT = timedelta(seconds=300)
-"""Longest wait for all workers at the start, where tables of one may take minutes to fill, and at checkpoints,
-which one may have to upload."""
+START_LIMIT = timedelta(seconds=START_LIMIT_S)
 
 GROUP_LIMIT = timedelta(seconds=SILENCE_LIMIT_S)
 """Longest wait of one replica for the others of its stage; they do equal work."""
@@ -74,12 +74,12 @@ class Worker:
         self.stage: int | None = None
         self.replica: int | None = None
         self.step = 0
-        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.generation = int(os.environ.get(GENERATION_VARIABLE, "1"))
         self.signs = SignsOfLife(
             os.environ.get(SIGNS_VARIABLE),
             slot=int(os.environ["LOCAL_RANK"]),
             rank=self.rank,
-            attempt=self.attempt,
+            attempt=self.generation,
         )
 
     def train(self) -> None:
@@ -87,7 +87,7 @@ class Worker:
         job = TrainingJob.from_json(self.run.require_json(JOB))
         cluster = Cluster.from_json(self.run.require_json(CLUSTER))
         torch.set_num_threads(job.config.num_threads)
-        dist.init_process_group("gloo", timeout=START_LIMIT)
+        self._meet(cluster)
         layout = _layout(cluster, job)
         self.stage, self.replica = layout.position(self.rank)
         # Every process makes every group, in the same order: c10d asks for it.
@@ -106,15 +106,13 @@ class Worker:
         if group is not None and is_on_one_node and device == CPU:
             limit_s = START_LIMIT.total_seconds()
             link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=limit_s)
-        # Replicas ask for swept rows by messages.
-        asks_ahead = group is not None and (link is None or job.config.embedding_memory_bytes is not None)
         loop = self._build_loop(
             job,
             layout,
             device=device,
             group=group,
             device_group=device_group,
-            ids_group=ids_groups[self.stage] if asks_ahead else None,
+            ids_group=None if is_alone else ids_groups[self.stage],
             sum_group=None if is_alone or device != CPU else sum_groups[self.stage],
             checkpoint_group=checkpoint_group,
             link=link,
@@ -122,9 +120,9 @@ class Worker:
         cursor = begin(self.run, job, loop.model)
         self._finish_step(cursor.step)
         if loop.model.tables:
-            # The first worker of a machine compiles them, which takes seconds that nobody waits for later on.
+            # The first worker of a machine compiles them, which takes seconds before the first step and none later.
             row_kernels()
-        # From here on all are at work, and nobody has a reason to be silent for long.
+        # From here on all are at work, and none has a reason to be silent for long.
         dist.barrier()
         logger.info(
             "rank %d is stage %d replica %d on %s, starts at step %d",
@@ -163,6 +161,22 @@ class Worker:
         dist.barrier()
         dist.destroy_process_group()
 
+    def _meet(self, cluster: Cluster) -> None:
+        """Join the others of this generation, at the store that one of them holds."""
+        if cluster.generation != self.generation:
+            raise RuntimeError(f"generation {cluster.generation} follows {self.generation} already")
+        host, _, port = cluster.rendezvous.rpartition(":")
+        is_host = own_node(cluster) == cluster.rendezvous_node and os.environ["LOCAL_RANK"] == "0"
+        store = TCPStore(host, int(port), is_master=is_host, wait_for_workers=False, timeout=START_LIMIT)
+        dist.init_process_group(
+            "gloo",
+            # Who comes late from a generation before meets none of this one there.
+            store=PrefixStore(f"generation-{self.generation}", store),
+            rank=self.rank,
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=START_LIMIT,
+        )
+
     def fail(self, error: BaseException) -> int:
         """Leave last words and return the exit status."""
         error = allocation_failure(error) or error
@@ -181,7 +195,7 @@ class Worker:
             stage=self.stage,
             replica=self.replica,
             step=self.step,
-            attempt=self.attempt,
+            attempt=self.generation,
             error_type=type(error).__name__,
             message=message,
             exit_status=status,
@@ -220,7 +234,7 @@ class Worker:
             job.stages,
             self.stage,
             group,
-            link if job.config.embedding_memory_bytes is None else None,
+            link,
             device=device,
             device_group=device_group,
             scratch=scratch,
@@ -303,11 +317,6 @@ def main() -> int:
     """Run one worker; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     worker = Worker(own_run_directory())
-    earlier = root_cause(worker.run) if worker.attempt else None
-    if earlier is not None and earlier.is_final:
-        logger.error("not tried again, since it would end the same way: %s", earlier)
-        worker.signs.has_spoken()
-        return earlier.exit_status
     try:
         worker.train()
         worker.signs.has_spoken()
@@ -318,7 +327,3 @@ def main() -> int:
         logging.shutdown()
         os._exit(status)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """Which process is which replica of which stage.
 
-torchrun numbers processes as nodes happen to join, so every worker says which node and slot it runs in, and the
-layout maps (stage, replica) to the rank that torchrun gave. The description of nodes decides who is who.
+Every worker says which node and slot it runs in and by which documents it works, and the layout maps (stage, replica)
+to the rank that its node gave it. The description of nodes decides who is who.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from heterps_core.errors import ConfigurationError, TrainingError
 
 SILENCE_LIMIT_S = 20.0
 """Longest silence of a worker towards those who wait for a message of it, where no one says otherwise."""
+
+START_LIMIT_S = 300.0
+"""Longest wait for all workers at the start, where tables of one may take minutes to fill, and at checkpoints, which
+one may have to upload."""
 
 
 @dataclass(frozen=True, slots=True)

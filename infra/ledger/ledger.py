@@ -1,7 +1,7 @@
 """The write-ahead launch ledger: what was asked for, had and ended, at which price.
 
 Each launch is written down before the call that makes it, so that a process killed in between leaves an
-entry to look for, not an instance that nobody knows of. The price is copied in and never looked up again.
+entry to look for, not an unknown instance. The price is copied in and never looked up again.
 
                       the call answered,
                       or the machine was found                 ended by us, or found gone
@@ -55,7 +55,7 @@ __all__ = ["EndReason", "EntryState", "Ledger", "LedgerEntry"]
 logger = logging.getLogger(__name__)
 
 NO_MACHINE = "no machine was found"
-"""Why a launch counts as failed that nobody saw the end of."""
+"""Why a launch whose end was not seen counts as failed."""
 
 
 class Ledger:

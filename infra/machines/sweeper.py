@@ -1,4 +1,4 @@
-"""Ends machines that nobody answers for any more, and charges their dollars to their runs.
+"""Terminates orphaned machines (lease expired or owner dead), and charges their cost to their runs.
 
 The third of the four layers of teardown. It trusts nothing but what the provider says of each machine's state, so it
 works when the flow, its host, Prefect, the ledger and the run's own files are all gone. The flow sweep-orphans runs
@@ -141,7 +141,7 @@ def usable_ledger(workspace: Workspace) -> tuple[Ledger, str | None]:
 def sweep(provider: Provider, *, now: datetime, ledger: Ledger | None) -> list[SweptMachine]:
     """End every machine whose lease is over or whose owner is dead, and write it down.
 
-    Machines that are no more, though nobody ended them (a spot interruption, their own shutdown timer, a process
+    Machines that have ended by themselves (a spot interruption, their own shutdown timer, a process
     killed between the call and its record), are closed as gone at the time that the provider gives. A machine that
     the ledger does not know gets an entry from its tags, and one that it holds for ended is launched again. All
     that must end is ended first, each in an attempt of its own; only then is anything written down.

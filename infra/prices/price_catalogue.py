@@ -250,7 +250,7 @@ def age_text(offers: Iterable[InstanceOffer], *, now: datetime) -> str:
 
 
 def warn_of_old_prices(offers: Sequence[InstanceOffer], *, now: datetime) -> None:
-    """Log a warning with the way out where a price is older than `OLD_AFTER`."""
+    """Log a warning with the fix where a price is older than `OLD_AFTER`."""
     oldest = max(offers, key=lambda offer: offer.price_age(now))
     age = oldest.price_age(now)
     if age > OLD_AFTER:

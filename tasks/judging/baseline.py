@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,10 +80,12 @@ def measure_baseline(clicks: PreparedClicks) -> Baseline | str:
 def _fitted_baseline(dataset: PreparedDataset) -> Baseline | str:
     from scipy.sparse import csr_matrix, vstack
 
+    # Which of the model's ids have a row is of no use to a model of its own.
+    features = replace(dataset.features, dynamic_ids=None)
     parts = [
-        (design_matrix(part, dataset.features), part)
+        (design_matrix(part, features), part)
         for first, stop in sampled_runs(dataset.num_train_rows, at_most=MOST_TRAIN_ROWS, num_runs=NUM_RUNS)
-        for part in dataset.parts(first, stop)
+        for part in dataset.parts(first, stop, features=features)
     ]
     labels, weights = targets_of([part for _, part in parts])
     if len(np.unique(labels)) < 2:
@@ -98,9 +100,9 @@ def _fitted_baseline(dataset: PreparedDataset) -> Baseline | str:
         (first_held_out + first, first_held_out + stop)
         for first, stop in sampled_runs(dataset.num_eval_rows, at_most=MOST_RATED_ROWS, num_runs=NUM_RUNS)
     )
-    rated = [part for run in rated_runs for part in dataset.parts(*run)]
+    rated = [part for run in rated_runs for part in dataset.parts(*run, features=features)]
     logits = np.concatenate(
-        [model.decision_function(design_matrix(part, dataset.features)[:, used]) for part in rated]
+        [model.decision_function(design_matrix(part, features)[:, used]) for part in rated]
     )
     logits += dataset.manifest.schema.logit_shift
     rated_labels, rated_weights = targets_of(rated)

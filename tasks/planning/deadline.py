@@ -191,7 +191,7 @@ def explained_by(deadline: Deadline | None) -> Iterator[None]:
     """Name the deadline where a plan fails by the floor that came from it.
 
     Raises:
-        InfeasiblePlanError: The block raised it; with what the deadline asks for and the way out.
+        InfeasiblePlanError: The block raised it; with what the deadline asks for and the fix.
     """
     try:
         yield

@@ -6,14 +6,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import get_device_type
+from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.hardware import InstanceOffer
+from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import ModelGraph
+from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation
 from heterps_core.planning.problem.row_use import cold_bytes_per_sample
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType, is_cpu
 from heterps_core.planning.provisioning.offer_choice import disk_bytes_per_s
 from heterps_core.plans.provisioning_plan import ProvisioningPlan, TableDisk
+from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.units import BYTES_PER_GIB, BYTES_PER_MIB
 from infra.prices.service_charges import INCLUDED_MIB_PER_S, MOST_MIB_PER_S, table_disk_usd_per_hour
 
@@ -26,9 +31,9 @@ MOST_UNITS = MOST_MIB_PER_S // INCLUDED_MIB_PER_S
 VOLUME_BYTES = 16_384 * BYTES_PER_GIB
 """The largest gp3 volume of EBS (Amazon EBS User Guide, General Purpose SSD volumes)."""
 
-SWEEP_SECONDS_PER_BYTE = 1.0e-7
+SWEEP_SECONDS_PER_BYTE = 2.0e-8
 """What a core computes for each byte of rows that come from disk, to copy them in and out, to list them and to keep
-batches until their rows are there; see docs/LOG.md."""
+batches until their rows are there; measured 1.2e-8 and 1.6e-8 on two busy cores, rounded up (docs/log/2026-11.md)."""
 
 FREE_MEMORY_SHARE = 0.05
 """Of a unit's memory, besides what is reserved: a sweep fills what it is given, and a machine has some hundredths
@@ -107,6 +112,63 @@ def table_memory_bytes(problem: SchedulingProblem, evaluation: PlanEvaluation) -
             if part.sweep is not None
         ),
         default=None,
+    )
+
+
+def dry_run_table_memory_bytes(
+    memory_bytes: int,
+    *,
+    planned: tuple[ModelGraph, Sequence[Stage]],
+    launched: tuple[ModelGraph, Sequence[Stage]],
+    least_bytes: int,
+) -> int:
+    """Return what a worker of a dry run may fill with rows, so that the plan's share of them is in memory.
+
+    Args:
+        memory_bytes: Of a worker of the plan.
+        planned: Model and stages of the plan.
+        launched: The model with the tables of the data at hand, and the stages of the dry run.
+        least_bytes: Less than which no worker can train with; small tables are then in memory whole.
+    """
+    share = memory_bytes / max(_shard_bytes(*planned))
+    return max(least_bytes, math.ceil(share * max(_shard_bytes(*launched))))
+
+
+def _shard_bytes(graph: ModelGraph, stages: Sequence[Stage]) -> list[float]:
+    """Return the rows of tables of one replica of each stage."""
+    return [
+        sum(
+            layer.state_bytes
+            for layer in graph.layers[stage.first_layer : stage.last_layer + 1]
+            if layer.is_sharded
+        )
+        / stage.num_replicas
+        for stage in stages
+    ]
+
+
+def least_table_memory_bytes(
+    model: str,
+    features: FeatureSpec,
+    stages: Sequence[Stage],
+    *,
+    embedding_optimizer: str,
+    batch_size: int,
+) -> int:
+    """Return the least memory for rows that every worker of some stages can train with."""
+    layers = list(build_chain(model, features, seed=0).children())
+    return max(
+        sum(
+            layer.shard_size(
+                get_row_optimizer(embedding_optimizer),
+                batch_size=batch_size,
+                num_shards=stage.num_replicas,
+                shard=0,
+            ).least_bytes
+            for layer in layers[stage.first_layer : stage.last_layer + 1]
+            if isinstance(layer, SlotEmbedding)
+        )
+        for stage in stages
     )
 
 

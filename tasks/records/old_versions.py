@@ -41,7 +41,7 @@ from tasks.running.tidying import Tidied
 
 
 def tidy_versions(workspace: Workspace, *, registered_before: datetime, is_trial: bool = False) -> Tidied:
-    """Delete the versions that nobody needs, each with its files.
+    """Delete the versions that are no longer needed, each with its files.
 
     Files go first, so that what is interrupted is found again. Files on this machine that lie outside of the
     workspace are never deleted, nor is their version: a copy of a workspace still names those of the first.

@@ -130,7 +130,7 @@ class PastRun:
         try:
             return RunSpeed.from_json(json.loads(self.tags[SPEED_TAG]))
         except (ValueError, ConfigurationError) as error:
-            logger.warning("nothing is learnt from run %s: %s", self.run_id, error)
+            logger.warning("the calibration leaves out run %s: %s", self.run_id, error)
             return None
 
     @property

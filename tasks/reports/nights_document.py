@@ -67,7 +67,7 @@ def nights_document(
         sections=[
             Section(title="Nights", blocks=[table, meaning]),
             Section(
-                title="What was learnt", blocks=[f"The prediction for the newest run: {correction.summary}."]
+                title="Calibration", blocks=[f"The prediction for the newest run: {correction.summary}."]
             ),
             Section(title="Links", blocks=[links]),
         ],

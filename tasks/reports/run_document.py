@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heterps_core.data.distinct_values import turnover_summary, turnover_table
 from heterps_core.judging.quality import ClickQuality
 from heterps_core.planning.calibration.correction import as_share
 from heterps_core.planning.cost_model.evaluation import StageEvaluation
@@ -217,6 +218,10 @@ def _why_section(report: PlanReport) -> Section:
 
 
 def _tables_section(report: PlanReport) -> Section:
+    if isinstance(report, RunReport) and report.id_turnover:
+        summary = f"Behind this night {turnover_summary(report.id_turnover)}."
+        table = table_text(turnover_table(report.id_turnover))
+        return Section(title="Tables", blocks=[summary, Lines(label="Ids", text=table)])
     most = max(report.tables.rows, key=lambda row: (row[-1] or 0.0, row[1] or 0))
     summary = (
         f"Of the {len(report.tables.rows)} columns {most[0]} has most collisions: {most[-1]:.0%} of its {most[1]:,} "
@@ -244,7 +249,7 @@ def _search_section(report: PlanReport) -> Section:
             for name, result in sorted(searches.results.items(), key=lambda item: item[1].plan.cost_usd)
         ],
     )
-    # The way out that an error ends with is not for a method that is only compared.
+    # The fix that an error ends with is not for a method that is only compared.
     failed = [f"{name}: {str(error).partition(';')[0]}" for name, error in searches.without_plan.items()]
     return Section(title="Search methods", blocks=[table, *failed])
 
@@ -326,8 +331,10 @@ def _error_blocks(report: RunReport) -> list[Block]:
     if training.num_attempts > 1:
         restarts, repeated = training.num_attempts - 1, training.num_repeated_steps
         facts.append(("restarted", f"{restarts} times; {repeated:,} steps were done again"))
-    learnt = correction.summary if report.provisioning.is_dry_run else report.learning.summary(report.problem)
-    blocks: list[Block] = [Facts(pairs=[*facts, ("learnt", learnt)])]
+    calibration = (
+        correction.summary if report.provisioning.is_dry_run else report.learning.summary(report.problem)
+    )
+    blocks: list[Block] = [Facts(pairs=[*facts, ("calibration", calibration)])]
     if correction.error_without is not None and correction.error_with is not None:
         blocks.append(
             Table(

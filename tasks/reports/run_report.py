@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from heterps_core.data.distinct_values import IdTurnover
 from heterps_core.judging.quality import ClickQuality
 from heterps_core.planning.calibration.correction import NO_CORRECTION, Correction
 from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
@@ -116,6 +117,8 @@ class RunReport(PlanReport):
 
     best_reachable: ClickQuality | None
     bills: Sequence[Bill]
+    id_turnover: Sequence[IdTurnover] = ()
+    """By column, where ids are dynamic."""
 
     @classmethod
     def of(cls, planned: PlanReport, *, this_machine: str, learning: Learning, **outcome: Any) -> RunReport:
@@ -256,33 +259,51 @@ class RunReport(PlanReport):
         quality, best = self.quality, self.best_reachable
         baseline = self.baseline.quality if isinstance(self.baseline, Baseline) else None
         samples = sum(step.num_samples for step in self.training.steps)
+        return (
+            {
+                **self.night_metrics(),
+                "predicted/dry_run_throughput_samples_per_s": self.predicted_throughput_samples_per_s,
+                "predicted/step_seconds": self.predicted_step_seconds,
+                "predicted/correction_factor": self.correction.factor,
+                "measured/step_seconds": self.measured_step_seconds,
+                "measured/throughput_samples_per_s": self.training.throughput_samples_per_s,
+                "measured/undisturbed_throughput_samples_per_s": self.training.undisturbed_throughput_samples_per_s,
+                "measured/prediction_error": self.prediction_error,
+                "measured/samples": float(samples),
+                "measured/sent_bytes_per_step": self.training.sent_bytes_per_step,
+                "measured/repeated_steps": float(self.training.num_repeated_steps),
+                **self.plan_metrics(),
+                "learning/error_without": self.correction.error_without,
+                "learning/error_with": self.correction.error_with,
+                "cost/billed_usd": self.billed_usd,
+                "cost/billed_usd_per_million_samples": self.billed_usd_per_million_samples,
+                "cost/waste_usd": sum(line.usd for line in self.waste),
+                "quality/auc": quality.auc,
+                "quality/log_loss": quality.log_loss,
+                "quality/baseline_auc": baseline.auc if baseline else None,
+                "quality/baseline_log_loss": baseline.log_loss if baseline else None,
+                "quality/best_reachable_auc": best.auc if best else None,
+                "quality/best_reachable_log_loss": best.log_loss if best else None,
+            }
+            | {
+                f"quality/{_metric_part(name)}/{figure}": value
+                for name, found in self.training.quality_of_other_labels.items()
+                for figure, value in (("auc", found.auc), ("log_loss", found.log_loss))
+            }
+            | self.id_metrics()
+        )
+
+    def id_metrics(self) -> dict[str, float | None]:
+        """Return what became of dynamic ids, in all columns together; nothing where ids are hashed."""
+        found = self.id_turnover
+        if not found:
+            return {}
         return {
-            **self.night_metrics(),
-            "predicted/dry_run_throughput_samples_per_s": self.predicted_throughput_samples_per_s,
-            "predicted/step_seconds": self.predicted_step_seconds,
-            "predicted/correction_factor": self.correction.factor,
-            "measured/step_seconds": self.measured_step_seconds,
-            "measured/throughput_samples_per_s": self.training.throughput_samples_per_s,
-            "measured/undisturbed_throughput_samples_per_s": self.training.undisturbed_throughput_samples_per_s,
-            "measured/prediction_error": self.prediction_error,
-            "measured/samples": float(samples),
-            "measured/repeated_steps": float(self.training.num_repeated_steps),
-            **self.plan_metrics(),
-            "learning/error_without": self.correction.error_without,
-            "learning/error_with": self.correction.error_with,
-            "cost/billed_usd": self.billed_usd,
-            "cost/billed_usd_per_million_samples": self.billed_usd_per_million_samples,
-            "cost/waste_usd": sum(line.usd for line in self.waste),
-            "quality/auc": quality.auc,
-            "quality/log_loss": quality.log_loss,
-            "quality/baseline_auc": baseline.auc if baseline else None,
-            "quality/baseline_log_loss": baseline.log_loss if baseline else None,
-            "quality/best_reachable_auc": best.auc if best else None,
-            "quality/best_reachable_log_loss": best.log_loss if best else None,
-        } | {
-            f"quality/{_metric_part(name)}/{figure}": value
-            for name, found in self.training.quality_of_other_labels.items()
-            for figure, value in (("auc", found.auc), ("log_loss", found.log_loss))
+            "ids/rows": float(sum(turnover.table_rows for turnover in found)),
+            "ids/count": float(sum(turnover.num_ids for turnover in found)),
+            "ids/with_row": float(sum(turnover.num_with_row for turnover in found)),
+            "ids/admitted": float(sum(turnover.num_admitted for turnover in found)),
+            "ids/evicted": float(sum(turnover.num_evicted for turnover in found)),
         }
 
 

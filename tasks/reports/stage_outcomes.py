@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from heterps_core.planning.cost_model.evaluation import StageEvaluation
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.training_run import TrainingRun
+from heterps_core.training.training_run import SweepFigures, TrainingRun
 from infra.billing.bill import Bill
 from tasks.provisioning import usd_for
 
@@ -42,6 +42,9 @@ class StageOutcome:
 
     billed_usd: float
     """With start-up, evaluation and teardown."""
+
+    sweep: SweepFigures | None = None
+    """None where all rows of its tables are in memory."""
 
     @property
     def predicted_throughput_samples_per_s(self) -> float:
@@ -96,6 +99,7 @@ def stage_outcomes(
                 predicted_usd=usd_for(price, predicted_step_seconds * len(training.steps)),
                 measured_usd=usd_for(price, training.trained_seconds),
                 billed_usd=billed_usd[index],
+                sweep=training.sweeps.get(index),
             )
         )
     return tuple(outcomes)
@@ -118,6 +122,12 @@ def stage_series(stages: Sequence[StageOutcome]) -> dict[str, list[tuple[int, fl
             "stage/billed_usd": stage.billed_usd,
             "stage/idle_share": stage.idle_share,
         }
+        if stage.sweep is not None:
+            figures |= {
+                "stage/hit_share": stage.sweep.hit_share,
+                "stage/cold_rows_per_step": stage.sweep.rows_per_step,
+                "stage/disk_bytes_per_sample": stage.sweep.disk_bytes_per_sample,
+            }
         for name, value in figures.items():
             if value is not None:
                 series.setdefault(name, []).append((stage.index, value))

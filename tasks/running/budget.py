@@ -9,15 +9,15 @@ from datetime import UTC, datetime
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import BudgetExceededError
+from heterps_core.training.outcome import Complete, Failed, MachinesLost, TrainingOutcome
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.training_run import TrainingRun
 from infra.billing.budget import BudgetWatch, Spending, spent_usd, start_of_month, watched
 from infra.billing.caps import Caps
 from infra.billing.spending import SpendingMeter
 from infra.ledger.ledger import Ledger
 from infra.providers import get_provider, provider_of
-from infra.workspace import Workspace
-from tasks.clusters import end_machines_of, run_of_launch
+from infra.workspace import Workspace, run_of_launch
+from tasks.clusters import end_machines_of
 
 logger = logging.getLogger(__name__)
 
@@ -86,15 +86,22 @@ def within_budget(
         ) from error
 
 
-def check_finished_within_budget(watch: BudgetWatch, training: TrainingRun, *, run_id: str) -> None:
-    """Check that training came to its own end.
+def check_not_stopped(watch: BudgetWatch, outcome: TrainingOutcome, *, run_id: str) -> None:
+    """Check that no cap stopped a training that came to no end of its own.
 
     Raises:
-        BudgetExceededError: A cap stopped it.
+        BudgetExceededError: One did.
     """
-    if watch.stopped_by is not None and not training.is_complete:
-        step = training.steps[-1].step if training.steps else 0
+    if watch.stopped_by is None or isinstance(outcome, Complete | Failed):
+        return
+    way_out = f"raise the cap and set resume_run_id={run_id} to go on"
+    if isinstance(outcome, MachinesLost):
         raise BudgetExceededError(
-            f"a run must stay within its caps, and {watch.stopped_by}: it wrote a checkpoint at step {step:,} and "
-            f"stopped; raise the cap and set resume_run_id={run_id} to go on from there"
+            f"a run must stay within its caps, and {watch.stopped_by}: it ended before another checkpoint was "
+            f"written; {way_out} from the one before: {outcome.message}"
         )
+    steps = outcome.training.steps
+    raise BudgetExceededError(
+        f"a run must stay within its caps, and {watch.stopped_by}: it wrote a checkpoint at step "
+        f"{steps[-1].step if steps else 0:,} and stopped; {way_out} from there"
+    )

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import IO
 
 from heterps_core.errors import LiveFleetError
 from infra.bootstrap.node_start import DEFAULT_LIFETIME_S
@@ -23,49 +25,84 @@ from infra.ledger.ledger import LedgerEntry
 from infra.ledger.ledger_entry import Instance
 from infra.machines.sweeper import reason_to_end, sweep_workspace
 from infra.providers import provider_of
-from infra.workspace import Workspace
-from tasks.clusters import ledger_entries, run_of_launch
+from infra.workspace import Workspace, run_of_launch
+from tasks.clusters import ledger_entries
+from tasks.running.progress import log_step
 
 SHOWN_MACHINES = 4
+
+POLL_INTERVAL_S = 5.0
+"""Between two looks at whether the run that is waited for has ended; each may ask a cloud for its machines."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetHolder:
-    """Who may have machines; both empty where nobody ever had."""
+    """Who may have machines; both empty where no run ever had."""
 
     run_id: str
     flow_run_id: str
 
 
 @contextmanager
-def only_fleet(workspace: Workspace, run_id: str, *, flow_run_id: str = "") -> Iterator[None]:
-    """Keep every other run of the workspace out while the block runs.
+def only_fleet(
+    workspace: Workspace, run_id: str, *, flow_run_id: str = "", max_wait_s: float = 0.0
+) -> Iterator[None]:
+    """Keep every other run of the workspace out while the block runs, after the one that is at work has ended.
 
     Args:
+        workspace: Whose machines are meant.
+        run_id: Of the run that enters.
         flow_run_id: Of the flow run that answers for it; several may in turn, where it is resumed.
+        max_wait_s: Longest wait for another run.
 
     Raises:
         LiveFleetError: Another run is at work or has machines, or another flow run is at work on this run; names
-            them and the way out.
+            them and the fix.
     """
+    deadline_s = time.monotonic() + max_wait_s
+    told: str | None = None
     with workspace.fleet_lock_path.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as problem:
-            check_no_other_fleet(workspace, run_id="")
-            holder = last_fleet(workspace).run_id or "another run"
-            raise LiveFleetError(
-                f"one fleet at a time may be alive in a workspace, but {holder} is planning, launching or recording "
-                f"right now and has no machines that heterps stop could end; wait for it, or cancel its flow run"
-            ) from problem
-        check_no_other_fleet(workspace, run_id)
+        while True:
+            try:
+                _enter(workspace, run_id, lock)
+                break
+            except LiveFleetError as error:
+                holder = last_fleet(workspace).run_id
+                if holder == run_id or time.monotonic() >= deadline_s:
+                    raise
+                if holder != told:
+                    log_step("waiting", f"for at most {max_wait_s / 60:.0f} min, as {error}")
+                    told = holder
+            time.sleep(POLL_INTERVAL_S)
         lock.truncate(0)
         lock.write(f"{run_id} {flow_run_id}")
         lock.flush()
         # Closing the file lets go of the lock, and so does the end of the process, however it ends.
         yield
+
+
+def _enter(workspace: Workspace, run_id: str, lock: IO[str]) -> None:
+    """Take the lock where no other run is at work or has machines.
+
+    Raises:
+        LiveFleetError: One is, or has.
+    """
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as problem:
+        check_no_other_fleet(workspace, run_id="")
+        holder = last_fleet(workspace).run_id or "another run"
+        raise LiveFleetError(
+            f"one fleet at a time may be alive in a workspace, but {holder} is planning, launching or recording "
+            f"right now and has no machines that heterps stop could end; wait for it, or cancel its flow run"
+        ) from problem
+    try:
+        check_no_other_fleet(workspace, run_id)
+    except BaseException:
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        raise
 
 
 def last_fleet(workspace: Workspace) -> FleetHolder:
@@ -76,10 +113,10 @@ def last_fleet(workspace: Workspace) -> FleetHolder:
 
 
 def check_no_other_fleet(workspace: Workspace, run_id: str) -> None:
-    """Check that no other run has machines alive; those that nobody answers for any more are ended first.
+    """Check that no other run has machines alive; orphaned ones are terminated first.
 
     Raises:
-        LiveFleetError: One has; names its machines and the way out.
+        LiveFleetError: One has; names its machines and the fix.
         ProvisioningError: A provider that may have some does not answer.
     """
     if not _young_open_entries(workspace):

@@ -81,7 +81,7 @@ def close_dead_run(
     reason: str,
     metrics: Mapping[str, float | None] | None = None,
 ) -> int:
-    """End all MLflow runs of a flow run that nobody ended; return how many. May be called again.
+    """End all MLflow runs of a flow run that are still open; return how many. May be called again.
 
     A run that has ended keeps the status that it ended with.
 

@@ -16,8 +16,8 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.training.storage.run_directory import CHECKPOINTS, DATA, RESERVE, START_MODEL, RunDirectory
 from infra.ledger.ledger import LedgerEntry
 from infra.providers import get_provider
-from infra.workspace import RUN_STORE_VARIABLE, Workspace, has_run_store, location_in_store
-from tasks.clusters import SPOT_FILE, STORAGE_FILE, ledger_entries, run_of_launch
+from infra.workspace import RUN_STORE_VARIABLE, Workspace, has_run_store, location_in_store, run_of_launch
+from tasks.clusters import SPOT_FILE, STORAGE_FILE, ledger_entries
 from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.records.record_outbox import first_line
 from tasks.records.runs import EXPLANATION_FILE
@@ -54,7 +54,7 @@ def drop_what_resuming_needs(run: RunDirectory) -> None:
         run.delete_file(RESERVE)
     except Exception as problem:
         # Of whatever kind: the night is done, its model is registered, and heterps tidy deletes the rest later.
-        logger.warning("what nobody resumes any more stays in %s: %s", run.location, first_line(problem))
+        logger.warning("files for resuming stay in %s: %s", run.location, first_line(problem))
 
 
 def tidy_runs(workspace: Workspace, *, ended_before: datetime, is_trial: bool = False) -> Tidied:
@@ -67,7 +67,7 @@ def tidy_runs(workspace: Workspace, *, ended_before: datetime, is_trial: bool = 
         is_trial: Delete nothing, and return what would be.
 
     Raises:
-        ConfigurationError: The record of runs does not answer, without which nobody knows who lives.
+        ConfigurationError: The record of runs does not answer, without which it is not known which runs are alive.
     """
     machines: dict[str, list[LedgerEntry]] = {}
     for entry in ledger_entries(workspace):

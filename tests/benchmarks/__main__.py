@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 BENCHMARKS = {
+    "dynamic_ids": "tests.benchmarks.dynamic_ids:run",
+    "elastic": "tests.benchmarks.elastic:run",
     "fault_injection": "tests.benchmarks.fault_injection:run",
     "gpu_split": "tests.benchmarks.gpu_split:run",
     "incremental_checkpoint": "tests.benchmarks.incremental_checkpoint:run",
@@ -25,6 +27,7 @@ BENCHMARKS = {
     "killed_services": "tests.benchmarks.killed_services:run",
     "measured_clusters": "tests.benchmarks.measured_clusters:run",
     "mlflow_page": "tests.benchmarks.mlflow_page:run",
+    "models": "tests.benchmarks.models:run",
     "nights": "tests.benchmarks.nights:run",
     "measured_plans": "tests.benchmarks.measured_plans:run",
     "orchestration_overhead": "tests.benchmarks.orchestration_overhead:run",

@@ -98,6 +98,8 @@ class DrawnCluster(JsonDocument):
     mbit_per_s: tuple[float, ...]
     """Of the hosts of each stage."""
 
+    wire_dtype: str = "float32"
+
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages, each on a device type of its own."""
@@ -119,6 +121,7 @@ class DrawnCluster(JsonDocument):
             seed=0,
             checkpoint_interval_steps=1_000_000,
             update_mode=update_mode,
+            wire_dtype=self.wire_dtype,
         )
 
     def __str__(self) -> str:
@@ -126,7 +129,8 @@ class DrawnCluster(JsonDocument):
             f"{stage.first_layer}-{stage.last_layer}x{stage.num_replicas}@{rate:.0f}"
             for stage, rate in zip(self.stages, self.mbit_per_s, strict=True)
         )
-        return f"{self.model} {self.batch_size}: {cuts}"
+        rounded = "" if self.wire_dtype == "float32" else f" {self.wire_dtype}"
+        return f"{self.model} {self.batch_size}: {cuts}{rounded}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

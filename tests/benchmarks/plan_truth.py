@@ -20,7 +20,7 @@ import numpy as np
 
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.cost_model.stage_table import segment_row, segment_table
+from heterps_core.planning.cost_model.run_tables import segment_row, segment_table
 from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.search.optimum import find_optimum, highest_throughput

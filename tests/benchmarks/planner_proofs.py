@@ -38,6 +38,9 @@ TRAINERS_EVERY = 2
 BUDGETS = dict.fromkeys(SCHEDULERS.keys() - {"exact"}, 200) | {"bayesian": 12, "brute-force": 5_000}
 """Plans rated by each other method; Bayesian search takes milliseconds for one."""
 
+SHOWN_EVERY = 50
+"""Problems after which the counts so far are printed, as a run of 1,000 takes over an hour."""
+
 SAME_COST = 1e-9
 """Relative difference of two sums of the same plan; a proof is false beyond it."""
 
@@ -76,6 +79,8 @@ def run(*, seed: int = 0, num_cases: int = 1_000) -> list[dict[str, Any]]:
                 verdict.outcome: 1,
             }
         )
+        if (index + 1) % SHOWN_EVERY == 0:
+            print(f"{index + 1} problems: {dict(counts)}", flush=True)
     figures = [
         figure("problems", num_cases, "count"),
         figure("problems_bound_by_caps", counts["bound_by_caps"], "count"),

@@ -32,7 +32,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
-from heterps_core.models import CTR_MODELS
+from heterps_core.models import PAPER_MODELS
 from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint import TrainingCursor
@@ -130,7 +130,7 @@ def make_dataset(folder: Path) -> PreparedDataset:
 def draw_plans(features: FeatureSpec, *, num_plans: int, seed: int) -> list[RandomPlan]:
     """Draw plans; models and replica counts take turns in random order, so that each occurs."""
     random = np.random.default_rng(seed)
-    models = _in_turns(sorted(CTR_MODELS), num_plans, random)
+    models = _in_turns(sorted(PAPER_MODELS), num_plans, random)
     shapes = _in_turns(range(len(REPLICAS)), num_plans, random)
     plans = []
     for model, shape in zip(models, shapes, strict=True):

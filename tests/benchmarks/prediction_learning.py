@@ -61,7 +61,7 @@ def answer_of(plan: RandomPlan, index: int, *, predicted: float, measured: float
 
 
 def figures_of(answers: Sequence[AnsweredPrediction]) -> list[dict[str, Any]]:
-    """Return mean, median and worst error without and with what was learnt, and print them."""
+    """Return mean, median and worst error without and with what was learned, and print them."""
     figures = []
     for kind, errors in (
         ("without", [abs(answer.log_ratio) for answer in answers]),

@@ -5,6 +5,7 @@ import pytest
 
 from tests.benchmarks import __main__ as benchmarks
 from tests.benchmarks import planner_quality, planner_robust
+from tests.benchmarks.planner_anytime import draw_tight, gap_within
 from tests.builders import make_problem
 
 
@@ -45,3 +46,10 @@ def test_the_robust_plan_regrets_no_more_than_the_cheapest_and_no_drawn_case_is_
         assert figures[f"{name}_worst_drawn_regret_most"] <= figures[f"{name}_worst_regret_most"]
     assert figures["robust_worst_regret_most"] <= figures["cheapest_worst_regret_most"]
     assert figures["robust_extra_cost_most"] >= 0
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_where_the_stages_that_its_bound_found_have_left_the_chain():
+    problem = next(each for each in draw_tight(32, 4, seed=0) if each.model == "random-1000017")
+
+    assert gap_within(problem, 60.0) <= 0.01

@@ -23,7 +23,8 @@ def test_no_proof_is_contradicted_by_any_method_on_twenty_four_capped_problems()
     assert figures["checks"] > 200
 
 
-@pytest.mark.parametrize("seed", [pytest.param(14, marks=pytest.mark.slow), 194])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [14, 194])
 def test_the_bound_holds_where_the_ascent_met_a_plan_above_the_cutoff(seed):
     verdict = examine(draw_capped(seed=seed), seed=0)
 

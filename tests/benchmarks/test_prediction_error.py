@@ -1,7 +1,7 @@
 import os
 
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models import CTR_MODELS
+from heterps_core.models import PAPER_MODELS
 from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import check_stages_cover_chain
 from tests.benchmarks.prediction_error import (
@@ -20,7 +20,7 @@ def test_every_model_and_all_replica_counts_are_drawn():
     plans = draw_plans(FEATURES, num_plans=20, seed=3)
 
     assert len(plans) == 20
-    assert {plan.model for plan in plans} == set(CTR_MODELS)
+    assert {plan.model for plan in plans} == set(PAPER_MODELS)
     assert {plan.replicas for plan in plans} == set(REPLICAS)
 
 

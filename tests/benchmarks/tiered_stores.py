@@ -5,8 +5,9 @@ The distinct rows of a batch are fetched when it is looked up, and put back when
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,22 @@ import torch
 
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable, copy_rows
-from heterps_core.models.ctr_dnn import EMBEDDING_DIMENSION
+from heterps_core.models.architectures.ctr_dnn import EMBEDDING_DIMENSION
 
 WIDTH = EMBEDDING_DIMENSION + 1
 ROWS_AT_ONCE = 100_000
+ROWS_OF_FILE = 1_000_000
 
 
-def first_records(first: int, stop: int) -> np.ndarray:
-    """Return what rows begin with; nothing that a file system could leave out as zeros."""
-    generator = np.random.default_rng(first)
-    return generator.random((stop - first, WIDTH), dtype=np.float32) * np.float32(0.01) + np.float32(1e-6)
+def first_parts(num_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield row indices in order, some at a time, and what these rows begin with.
+
+    Nothing of it is zero, which a file system could leave out.
+    """
+    for first in range(0, num_rows, ROWS_AT_ONCE):
+        rows = np.arange(first, min(first + ROWS_AT_ONCE, num_rows))
+        drawn = np.random.default_rng(first).random((len(rows), WIDTH), dtype=np.float32)
+        yield rows, drawn * np.float32(0.01) + np.float32(1e-6)
 
 
 class MappedTable(ShardedTable):
@@ -46,10 +53,8 @@ class MappedTable(ShardedTable):
             self._folder / "weight", np.float32, "w+", shape=(self.num_rows, EMBEDDING_DIMENSION)
         )
         state = np.memmap(self._folder / "state", np.float32, "w+", shape=(self.num_rows,))
-        for first in range(0, self.num_rows, ROWS_AT_ONCE):
-            stop = min(first + ROWS_AT_ONCE, self.num_rows)
-            records = first_records(first, stop)
-            weight[first:stop], state[first:stop] = records[:, :-1], records[:, -1]
+        for rows, records in first_parts(self.num_rows):
+            weight[rows], state[rows] = records[:, :-1], records[:, -1]
         return torch.from_numpy(weight), {"accumulator": torch.from_numpy(state)}
 
 
@@ -75,10 +80,14 @@ class StoreTable(ShardedTable):
         """Replace the records of rows."""
         raise NotImplementedError
 
+    def fill(self, records: Iterator[tuple[bytes, bytes]]) -> None:
+        """Put all records into the store, which is empty, in the order of their keys."""
+        raise NotImplementedError
+
     def _new_rows(self, **_: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        for first in range(0, self._num_rows, ROWS_AT_ONCE):
-            stop = min(first + ROWS_AT_ONCE, self._num_rows)
-            self.put(np.arange(first, stop), first_records(first, stop))
+        self.fill(
+            record for rows, records in first_parts(self._num_rows) for record in records_of(rows, records)
+        )
         return torch.empty(0, EMBEDDING_DIMENSION), {"accumulator": torch.empty(0)}
 
     def _gather(self, rows_BS: torch.Tensor, out_BX: torch.Tensor) -> RowExchange:
@@ -108,6 +117,16 @@ def keys_of(rows: np.ndarray) -> list[bytes]:
     return [content[place : place + 4] for place in range(0, len(content), 4)]
 
 
+def records_of(rows: np.ndarray, records: np.ndarray) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the key and the content of each row's record."""
+    size, content = 4 * WIDTH, records.tobytes()
+    return zip(
+        keys_of(rows),
+        (content[place : place + size] for place in range(0, len(content), size)),
+        strict=True,
+    )
+
+
 class RocksTable(StoreTable):
     """RocksDB, with half the memory as cache of blocks."""
 
@@ -120,8 +139,25 @@ class RocksTable(StoreTable):
         options.set_block_based_table_factory(blocks)
         options.set_write_buffer_size(memory_bytes // 8)
         options.increase_parallelism(2)
+        self._folder, self._options = folder, options
         self._db = Rdict(str(folder / "rocks"), options)
         super().__init__(num_rows)
+
+    def fill(self, records: Iterator[tuple[bytes, bytes]]) -> None:
+        """Write sorted files and let the store take them in: nothing is merged."""
+        from rocksdict import IngestExternalFileOptions, SstFileWriter
+
+        files = []
+        while part := list(islice(records, ROWS_OF_FILE)):
+            files.append(str(self._folder / f"{len(files)}.sst"))
+            writer = SstFileWriter(self._options)
+            writer.open(files[-1])
+            for key, content in part:
+                writer[key] = content
+            writer.finish()
+        options = IngestExternalFileOptions()
+        options.set_move_files(True)
+        self._db.ingest_external_file(files, options)
 
     def fetch(self, rows: np.ndarray) -> np.ndarray:
         content = b"".join(self._db.get(keys_of(rows)))
@@ -131,9 +167,8 @@ class RocksTable(StoreTable):
         from rocksdict import WriteBatch, WriteOptions
 
         batch = WriteBatch(raw_mode=True)
-        size, content = 4 * WIDTH, records.tobytes()
-        for place, key in enumerate(keys_of(rows)):
-            batch.put(key, content[place * size : (place + 1) * size])
+        for key, content in records_of(rows, records):
+            batch.put(key, content)
         options = WriteOptions()
         options.disable_wal = True
         self._db.write(batch, options)
@@ -155,12 +190,16 @@ class LmdbTable(StoreTable):
             content = b"".join(map(transaction.get, keys_of(rows)))
         return np.frombuffer(bytearray(content), np.float32).reshape(-1, WIDTH)
 
+    def fill(self, records: Iterator[tuple[bytes, bytes]]) -> None:
+        """Append: keys come in order, so pages are filled and never divided."""
+        self._put(records, append=True)
+
     def put(self, rows: np.ndarray, records: np.ndarray) -> None:
-        size, content = 4 * WIDTH, records.tobytes()
+        self._put(records_of(rows, records), append=False)
+
+    def _put(self, records: Iterator[tuple[bytes, bytes]], *, append: bool) -> None:
         with self._env.begin(write=True) as transaction, transaction.cursor() as cursor:
-            cursor.putmulti(
-                (key, content[place * size : (place + 1) * size]) for place, key in enumerate(keys_of(rows))
-            )
+            cursor.putmulti(records, append=append)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from heterps_core.embeddings import cold_rows
 from heterps_core.embeddings.cold_rows import ColdRows
 from heterps_core.embeddings.row_kernels import row_kernels
-from heterps_core.embeddings.row_windows import SWEEPING_THREADS
+from heterps_core.embeddings.sweep_memory import SWEEPING_THREADS
 from heterps_core.training.checkpoint import TrainingCursor
 from tests.benchmarks.tiered_stores import STORES
 from tests.benchmarks.tiered_training import (
@@ -55,8 +55,13 @@ EXACT_STEPS, EXACT_ROWS, EXACT_BATCH = 200, 520_000, 256
 EXACT_MEMORY_BYTES = 32_000_000
 
 
-def run(*, seed: int = 0) -> list[dict[str, Any]]:
-    """Measure everything, print a table and return its figures in the form of the benchmark contract."""
+def run(*, seed: int = 0, num_cases: int = NUM_ROWS) -> list[dict[str, Any]]:
+    """Measure everything, print a table and return its figures in the form of the benchmark contract.
+
+    Args:
+        num_cases: Rows of the table; a tenth of them must have room for those of a batch.
+    """
+    num_rows = num_cases
     # Compiled before anything is timed.
     row_kernels()
     figures: list[dict[str, Any]] = []
@@ -64,10 +69,10 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         root = Path(folder)
         figures += largest_difference(root, seed=seed)
-        disk_bytes_per_s = sweep_speed(root)
+        disk_bytes_per_s = sweep_speed(root, num_rows=num_rows)
         base_bytes = bytes_without_table(root, seed=seed)
         print(
-            f"{NUM_ROWS:,} rows of {ROW_BYTES} bytes, batch {BATCH_SIZE}; the disk reads and writes in order at "
+            f"{num_rows:,} rows of {ROW_BYTES} bytes, batch {BATCH_SIZE}; the disk reads and writes in order at "
             f"{disk_bytes_per_s / 1e6:.0f} MB/s together; a process without a table has {base_bytes / 1e6:.0f} MB"
         )
         for exponent in EXPONENTS:
@@ -75,24 +80,24 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
             write_ids(
                 ids,
                 exponent=exponent,
-                num_rows=NUM_ROWS,
+                num_rows=num_rows,
                 num_batches=NUM_BATCHES,
                 batch_size=BATCH_SIZE,
                 seed=seed,
             )
             for ratio in RATIOS:
                 name = f"{ratio}x_zipf{exponent}"
-                memory_bytes = NUM_ROWS * ROW_BYTES // ratio
+                memory_bytes = num_rows * ROW_BYTES // ratio
                 kinds = ["memory", "swept"]
                 if ratio == RATIOS[0] and exponent == EXPONENTS[0]:
                     kinds += installed_stores()
-                cases = [Case(ids, kind, memory_bytes=memory_bytes) for kind in kinds]
+                cases = [Case(ids, kind, num_rows, memory_bytes) for kind in kinds]
                 figures += compare(
                     name, cases, root, base_bytes=base_bytes, disk_bytes_per_s=disk_bytes_per_s
                 )
             ids.unlink()
     for entry in figures:
-        print(f"{entry['name']:<44}{entry['value']:>12.3f} {entry['unit']}")
+        print(f"{entry['name']:<44}{entry['value']:>12.3g} {entry['unit']}")
     print(
         f"medians of {NUM_ROUNDS} rounds; load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after"
     )
@@ -132,6 +137,7 @@ def compare(
     asked, fetched = (
         getattr(counts, field) - getattr(counts_before, field) for field in ("rows_asked", "rows_fetched")
     )
+    sweep_ns = 1e9 * (cpu_per_step[1] - cpu_per_step[0]) * num_steps / (fetched * ROW_BYTES)
     allowed = min(speeds["memory"], disk_bytes_per_s / bytes_per_sample)
     print(
         f"{name}: "
@@ -145,12 +151,15 @@ def compare(
     figures = [
         figure(f"swept_over_memory_{name}", ratio, "ratio"),
         figure(f"swept_over_memory_cpu_{name}", cpu_per_step[0] / cpu_per_step[1], "ratio"),
+        figure(f"sweep_ns_per_byte_{name}", sweep_ns, "ns/byte", higher_is_better=False),
         figure(f"swept_over_disk_limit_{name}", speeds["swept"] / allowed, "ratio"),
         figure(f"swept_peak_over_limit_{name}", peak_bytes / limit_bytes, "ratio", higher_is_better=False),
     ]
     if len(cases) > 2:
         best = max(speed for kind, speed in speeds.items() if kind in STORES)
-        figures.append(figure("swept_over_best_store_10x", speeds["swept"] / best, "ratio"))
+        # None of them may have come to the end of a step.
+        if best > 0:
+            figures.append(figure("swept_over_best_store_10x", speeds["swept"] / best, "ratio"))
     return figures
 
 
@@ -206,9 +215,9 @@ def _write_rows_behind_steps(rank: int, case: Case, folder: str) -> None:
     np.save(f"{folder}/{case.kind}-{rank}.npy", np.concatenate(rows))
 
 
-def sweep_speed(root: Path) -> float:
+def sweep_speed(root: Path, *, num_rows: int) -> float:
     """Return the bytes per second that the disk reads and writes, block after block as a sweep does, at best of 3."""
-    rows = ColdRows(root, what="the benchmark", num_rows=NUM_ROWS, width=ROW_BYTES // 4)
+    rows = ColdRows(root, what="the benchmark", num_rows=num_rows, width=ROW_BYTES // 4)
     buffers = [rows.new_buffer() for _ in range(SWEEPING_THREADS)]
     for buffer in buffers:
         buffer.fill(1.0)

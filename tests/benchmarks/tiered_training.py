@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from heterps_core.data.batch import ClickBatch
-from heterps_core.embeddings.row_windows import SweepCounts
-from heterps_core.models.ctr_dnn import EMBEDDING_DIMENSION
+from heterps_core.embeddings.sweep_memory import SweepCounts
+from heterps_core.models.architectures.ctr_dnn import EMBEDDING_DIMENSION
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingConfig
@@ -166,13 +166,21 @@ class Trainer:
         )
         self._process.start()
 
-    def warm_up(self, timeout_s: float = 900.0) -> None:
-        """Wait until three windows have begun, or ten steps are done where there are none; then stop."""
+    def warm_up(self, timeout_s: float = 900.0, store_timeout_s: float = 120.0) -> None:
+        """Wait until sixteen windows have begun, or ten steps are done where there are none; then stop.
+
+        A store that is slower than that is measured as it is: under the limit a mapped file may take minutes a step.
+        """
+        limit_s = store_timeout_s if self.case.kind in STORES else timeout_s
         started_s = time.monotonic()
         while self._counts[5] < 16 if self.case.kind == "swept" else self._steps.value < 10:
             if not self._process.is_alive():
                 raise RuntimeError(f"the process of {self.case} ended with {self._process.exitcode}")
-            if time.monotonic() - started_s > timeout_s:
+            # What fills a store has no limit.
+            is_filled = self.case.kind not in STORES or self._steps.value > 0
+            if time.monotonic() - started_s > (limit_s if is_filled else timeout_s):
+                if self.case.kind in STORES:
+                    break
                 raise RuntimeError(
                     f"the process of {self.case} did not come to its {self._steps.value + 1}th step"
                 )

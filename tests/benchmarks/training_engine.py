@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import NO_ID, FeatureSpec
-from heterps_core.models.ctr_dnn import EMBEDDING_DIMENSION, HIDDEN_WIDTHS
+from heterps_core.models.architectures.ctr_dnn import EMBEDDING_DIMENSION, HIDDEN_WIDTHS
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model

@@ -22,7 +22,7 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.objective import objective_of
-from heterps_core.planning.cost_model.stage_table import segment_table
+from heterps_core.planning.cost_model.run_tables import segment_table
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.replica_balance import FixedStages
 from heterps_core.planning.search.chain_partition import cheapest_partitions

@@ -17,6 +17,7 @@ from heterps_core.models.tracing import trace_chain
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from tests.contracts.own_models import OWN_MODELS
+from tests.heterps_core.training.reference import plain_model
 
 FEATURES = FeatureSpec(num_dense=13, slot_rows=(50,) * 26)
 MODELS = (*CTR_MODELS, *OWN_MODELS)
@@ -129,3 +130,30 @@ def test_a_row_is_predicted_alike_every_time_alone_and_among_others(model):
 
     assert torch.equal(first, again)
     torch.testing.assert_close(torch.cat(alone), first[:4])
+
+
+RICH = FeatureSpec(
+    num_dense=0,
+    slot_rows=(20, 30, 40),
+    slot_lengths=(1, 3, 4),
+    slot_poolings=("sum", "mean", "sequence"),
+    num_labels=2,
+)
+RICH_BATCH = ClickBatch(
+    dense=torch.empty(3, 0),
+    ids=torch.tensor([[1, 2, -1, -1, 3, 4, 5, -1], [0, 1, 2, 3, 9, -1, -1, -1], [7, 8, 9, -1, 1, 2, 3, 4]]),
+    labels=torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]),
+)
+
+
+@pytest.mark.parametrize("model", [model for model in CTR_MODELS if model != "nce"])
+def test_a_model_takes_lists_sequences_and_two_labels_without_dense_features(model):
+    chain = build_chain(model, RICH, seed=1)
+    for name, layer in chain.named_children():
+        if isinstance(layer, SlotEmbedding):
+            layer.attach_table(layer.new_table(name, RowWiseAdagrad(), seed=1))
+
+    logits = run_layers(chain, RICH_BATCH, None)
+
+    assert logits.shape == (3, 2)
+    torch.testing.assert_close(logits, plain_model(model, RICH, seed=1)(RICH_BATCH), rtol=1e-5, atol=1e-6)

@@ -102,7 +102,7 @@ TRAINING = [
     ({"model": "ctrdn"}, "Did you mean 'ctrdnn'"),
     ({"model": "no_such_package:build"}, "there is no 'no_such_package'"),
     ({"model": f"{MODELS}bild_nothing"}, "cannot be imported: .*bild_nothing"),
-    ({"model": f"{MODELS}build_nothing"}, "must be a torch.nn.Sequential of named layers, got NoneType"),
+    ({"model": f"{MODELS}build_nothing"}, "must be a torch.nn.Module .* got NoneType"),
     ({"model": f"{MODELS}build_for_many_slots"}, "that raised KeyError: 'slot 30 of 26'"),
     (
         {"model": "matchnet", "data": "FILE:people.csv", "schema_file": "FILE:people.json"},
@@ -140,7 +140,7 @@ TRAINING = [
     ({"embedding_optimizer": "adam"}, "not a known embedding optimizer; known are: rowwise-adagrad"),
     ({"update_mode": "late"}, "not a known update mode; known are: delayed, sync"),
     ({"precision": "fp16"}, "not a known precision; known are: bfloat16, float32"),
-    ({"wire_dtype": "int8"}, "not a known wire dtype; known are: bfloat16, float32"),
+    ({"wire_dtype": "int4"}, "not a known wire dtype; known are: bfloat16, float32, int8"),
     ({"dense_learning_rate": 0.0}, "dense_learning_rate must be a number, above 0, got 0.0"),
     ({"embedding_learning_rate": NAN}, "embedding_learning_rate must be a number, above 0"),
     ({"num_threads": 0}, "num_threads must be a whole number of threads, at least 1"),
@@ -155,6 +155,8 @@ TRAINING = [
     ({"plan_only": True, "resume_run_id": "20261101-0430-00000000"}, "resume_run_id must be left out"),
     ({"leave_out_costs": ["electricity"]}, "not a known cost term"),
     ({"budget_evaluations": 0}, "budget_evaluations must be a whole number, at least 1"),
+    ({"max_wait_minutes": -1}, "max_wait_minutes must be a number of minutes, at least 0"),
+    ({"max_restarts_per_hour": -1}, "max_restarts_per_hour must be a whole number, at least 0"),
     ({"max_planning_seconds": 0}, "max_planning_seconds must be .*seconds"),
     ({"seed": -1}, "seed must be a whole number, at least 0 and at most 4294967295, got -1"),
     ({"seed": 2**32}, "seed must be .*, got 4294967296"),
@@ -236,7 +238,7 @@ def test_good_parameters_of_own_data_and_an_own_model_pass(home, inputs):
     own = {
         "data": "FILE:people.csv",
         "schema_file": "FILE:people.json",
-        "model": "heterps_core.models.ctr_dnn:build",
+        "model": "heterps_core.models.architectures.ctr_dnn:build",
         "device_types": ["cpu-c7i"],
     }
 

@@ -138,7 +138,7 @@ def test_a_bad_day_launches_nothing_and_leaves_the_champion(workspace, days, fir
     assert {run.info.status for run in records(workspace).values()} == {"FINISHED", "FAILED"}
 
 
-def test_a_second_fleet_is_refused(workspace, days, first_night):
+def test_a_second_fleet_that_may_not_wait_is_refused(workspace, days, first_night):
     with (
         running_cluster(
             provider_of(workspace, "local"),
@@ -151,7 +151,7 @@ def test_a_second_fleet_is_refused(workspace, days, first_night):
         ),
         pytest.raises(ProvisioningError, match="heterps stop other"),
     ):
-        train_ctr(data=str(days), day="2026-11-02", **SETTINGS)
+        train_ctr(data=str(days), day="2026-11-02", max_wait_minutes=0, **SETTINGS)
 
 
 def test_a_back_fill_skips_the_day_that_is_done_and_each_other_goes_on_from_the_champion(

@@ -41,7 +41,8 @@ from infra.machines.lifecycle import running_cluster
 from infra.machines.sweeper import sweep
 from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.provider import AwsEc2Provider
-from tasks.clusters import run_of_launch, spent_before_launch
+from infra.workspace import run_of_launch
+from tasks.clusters import spent_before_launch
 from tests.infra.builders import bootstrap, offer
 from tests.infra.fault_cases import WATCHED, Case, Fault, Kind
 from tests.infra.moto_ec2 import MotoServer, Wire

@@ -69,7 +69,7 @@ def test_what_ec2_takes_in_its_first_hour_is_not_charged_and_what_we_end_is(ledg
     spot = offer(price_usd_per_hour=0.36, market=Market.SPOT)
     launched(ledger, (spot, 4_000), (spot, 7_200), (spot, 1_800), (spot, 10))
     records = {
-        # Taken after 59 minutes and 59 s, though the ledger learnt of it only after 4,000 s: nothing.
+        # Taken after 59 minutes and 59 s, though the ledger learned of it only after 4,000 s: nothing.
         "i-0": record((-5, 0.36), is_preempted=True, ended_after_s=3_599),
         # Taken after 90 minutes: its seconds, 1 h at 0.36 and half an hour at 0.72.
         "i-1": record((-5, 0.36), (45, 0.72), is_preempted=True, ended_after_s=5_400),

@@ -31,7 +31,7 @@ NOISE = 0.1
 """Standard deviation, on the weights of the old model."""
 
 SHIFT = 2.0
-"""Of the log-odds of the model that foresees too many clicks."""
+"""Of the log-odds of the model that predicts too many clicks."""
 
 
 def prepare_clicks(folder: Path, **changes) -> PreparedDataset:

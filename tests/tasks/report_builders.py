@@ -3,7 +3,7 @@
 import json
 from datetime import UTC, datetime, timedelta
 
-from heterps_core.data.distinct_values import ColumnValues, tables_table
+from heterps_core.data.distinct_values import ColumnValues, IdTurnover, tables_table
 from heterps_core.judging.held_out import HeldOutJudgement, ModelQuality
 from heterps_core.judging.quality import ClickQuality
 from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
@@ -116,6 +116,14 @@ def make_bill(*, run_id=RUN_ID):
     )
 
 
+ID_TURNOVER = tuple(
+    IdTurnover(
+        column=column, table_rows=1_024, num_ids=number, num_with_row=200, num_admitted=70, num_evicted=30
+    )
+    for column, number in (("user", 512), ("item", 256))
+)
+
+
 def make_run_report(
     *,
     planned=None,
@@ -123,6 +131,7 @@ def make_run_report(
     training=None,
     predicted_step_seconds=0.020,
     baseline=NO_BASELINE,
+    id_turnover=(),
 ):
     planned = planned or make_plan_report()
     return RunReport.of(
@@ -138,6 +147,7 @@ def make_run_report(
         baseline=baseline,
         best_reachable=ClickQuality(auc=0.7500, log_loss=0.4900, num_rows=500),
         bills=(make_bill(run_id=planned.run_id),),
+        id_turnover=id_turnover,
     )
 
 

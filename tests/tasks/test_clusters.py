@@ -9,7 +9,7 @@ from heterps_core.training.storage.run_directory import DATA, RunDirectory
 from infra.providers import get_provider
 from infra.workspace import RUN_STORE_VARIABLE, Workspace
 from tasks.clusters import by_network, data_folders
-from tests.heterps_core.data.made_up_rows import prepare, write_parquet
+from tests.heterps_core.data.synthetic_rows import prepare, write_parquet
 from tests.heterps_core.planning.provisioning.test_node_order import make_cluster, paths_of, traffic_of
 from tests.heterps_core.training.storage.test_store_location import KEY, SECRET, WITH_CREDENTIALS
 

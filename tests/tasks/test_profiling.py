@@ -1,8 +1,9 @@
 from dataclasses import replace
 
 from heterps_core.data.schema import CRITEO_SCHEMA
-from tasks.profiling import planned_job
-from tests.heterps_core.data.made_up_rows import prepare, write_parquet
+from tasks.profiling import check_model, planned_job
+from tests.contracts.own_models import WITH_BATCH_NORM, WITH_DROPOUT
+from tests.heterps_core.data.synthetic_rows import prepare, write_parquet
 
 
 def test_a_dry_run_plans_the_tables_of_production_but_keeps_rows_that_the_schema_gives(tmp_path):
@@ -20,3 +21,13 @@ def test_a_dry_run_plans_the_tables_of_production_but_keeps_rows_that_the_schema
     assert planned.features.slot_rows == (1_000_000, 77, *(1_000_000,) * 24)
     assert planned.features.slot_dimensions[:2] == (4, None)
     assert planned.num_samples == 10**9
+
+
+def test_batch_normalization_is_said_to_follow_the_plan(caplog):
+    with caplog.at_level("INFO"):
+        check_model(WITH_DROPOUT, CRITEO_SCHEMA)
+        assert not caplog.messages
+        check_model(WITH_BATCH_NORM, CRITEO_SCHEMA)
+
+    (message,) = caplog.messages
+    assert "batch_norm will normalize each replica's rows of a micro-batch" in message

@@ -14,12 +14,12 @@ from tasks.judging.promotion_gates import BASELINE_GATE, PromotionGates
 from tasks.promotion import judge_here, promote_if_better
 from tasks.records import model_registry
 from tasks.records.champion import champion_before, champion_of, roll_back
-from tests.heterps_core.data.made_up_rows import all_rows
+from tests.heterps_core.data.synthetic_rows import all_rows
 from tests.tasks.registry import EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED, baseline_of
 
 
 def guesses(models):
-    """A regression that has learnt nothing."""
+    """A regression that has learned nothing."""
     return baseline_of(models.dataset, np.zeros(models.dataset.num_eval_rows))
 
 

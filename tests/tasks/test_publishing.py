@@ -15,7 +15,7 @@ from tasks.recording import record_plan, record_run
 from tasks.records.mlflow_names import SPEED_TAG
 from tasks.running import run_lifecycle
 from tests.paths import PROJECT
-from tests.tasks.report_builders import RUN_ID, make_bill, make_plan_report, make_run_report
+from tests.tasks.report_builders import ID_TURNOVER, RUN_ID, make_bill, make_plan_report, make_run_report
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def recorded(tmp_path_factory):
     workspace = Workspace(root=tmp_path_factory.mktemp("home")).create()
     tracked = run_lifecycle.open_run(workspace, run_id=RUN_ID, run_name=RUN_ID, tags={})
     planned = make_plan_report(tracked=tracked)
-    report = make_run_report(planned=planned)
+    report = make_run_report(planned=planned, id_turnover=ID_TURNOVER)
     artifacts = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -1,7 +1,7 @@
 """Which rows belong to which day, where a source is cut into folders such as day=YYYY-MM-DD or dt=YYYY-MM-DD.
 
 A night trains on the rows of one day and is judged on those of the next, which no model has seen then
-(progressive validation): whoever chooses the model of tomorrow by it does not choose by the past.
+(progressive validation): the model of tomorrow is not chosen by rows of the past.
 """
 
 from __future__ import annotations

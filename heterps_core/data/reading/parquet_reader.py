@@ -36,8 +36,8 @@ def read_footer(
     Raises:
         DataError: The file is damaged, lacks a column, or holds something else in one.
     """
-    with _named(path):
-        file = pq.ParquetFile(source or _open(path))
+    with named_reading(path):
+        file = pq.ParquetFile(source or open_parquet(path))
     _check_columns(path, file.schema_arrow, schema)
     return file.metadata
 
@@ -60,7 +60,7 @@ def read_group(file: pq.ParquetFile, index: int, schema: DataSchema, *, path: So
     Raises:
         DataError: The row group is damaged, or a row breaks the schema.
     """
-    with _named(path, f"row group {index} of {file.num_row_groups} "):
+    with named_reading(path, f"row group {index} of {file.num_row_groups} "):
         record_batch = _record_batch(file, index, schema.used_columns, schema)
         batch = check_rows(record_batch, schema, is_padded=False)
     if batch is None:
@@ -72,7 +72,7 @@ def read_group_targets(
     file: pq.ParquetFile, index: int, schema: DataSchema, *, path: SourcePath | str
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
     """Return labels [n] and weights [n] of one row group, without reading its features; else as `read_group`."""
-    with _named(path, f"row group {index} of {file.num_row_groups} "):
+    with named_reading(path, f"row group {index} of {file.num_row_groups} "):
         record_batch = _record_batch(file, index, schema.target_columns, schema)
         targets = check_targets(record_batch.columns, schema, is_padded=False)
     if targets is None:
@@ -87,18 +87,20 @@ def read_parquet(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
     Raises:
         DataError: The file is damaged, lacks a column, or a row breaks the schema.
     """
-    with _named(path), _open(path) as source:
+    with named_reading(path), open_parquet(path) as source:
         file = parquet_file(source, read_footer(path, schema, source=source), schema)
         for index in range(file.num_row_groups):
             yield read_group(file, index, schema, path=path)
 
 
-def _open(path: SourcePath | str) -> pa.NativeFile:
+def open_parquet(path: SourcePath | str) -> pa.NativeFile:
+    """Open a file for a Parquet reader; of one in a bucket only what is read is fetched."""
     return path.open_ranges() if isinstance(path, BucketPath) else pa.OSFile(str(path))
 
 
 @contextmanager
-def _named(path: SourcePath | str, part: str = "") -> Iterator[None]:
+def named_reading(path: SourcePath | str, part: str = "") -> Iterator[None]:
+    """Raise what Arrow or the system say within the block as a `DataError` of this file."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:

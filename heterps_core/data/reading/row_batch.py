@@ -47,6 +47,16 @@ class RowBatch:
             texts=tuple(texts.filter(mask) for texts in self.texts),
         )
 
+    def between(self, first: int, stop: int) -> RowBatch:
+        """Return the rows first..stop - 1."""
+        mine = slice(first, stop)
+        return RowBatch(
+            labels=self.labels[mine],
+            weights=None if self.weights is None else self.weights[mine],
+            numbers=self.numbers[mine],
+            texts=tuple(texts[mine] for texts in self.texts),
+        )
+
 
 def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: bool) -> RowBatch | None:
     """Return the rows of an Arrow batch, or None if any of them breaks a rule.
@@ -118,7 +128,7 @@ def _labels(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> npt.NDA
 
 
 def row_problem(row: Mapping[str, str | None], schema: DataSchema) -> str | None:
-    """Return which rule a row breaks, with the value and the way out; None if it is good."""
+    """Return which rule a row breaks, with the value and the fix; None if it is good."""
     for column in schema.labels:
         label = row[column]
         if label is None or label not in (*schema.label_positive, *schema.label_negative):

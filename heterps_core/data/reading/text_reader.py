@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -28,7 +28,7 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _TextLayout:
+class TextLayout:
     """How one text file is laid out."""
 
     delimiter: str
@@ -44,6 +44,17 @@ class _TextLayout:
         """Fields may stand in quotes (RFC 4180), except between tabs, where a quote is a character."""
         return None if self.delimiter == "\t" else '"'
 
+    def reading_options(self) -> dict[str, Any]:
+        """Return Arrow's options for reading and parsing."""
+        return {
+            "read_options": pa_csv.ReadOptions(
+                column_names=self.columns, skip_rows=self.num_lines_before_rows, block_size=_BLOCK_BYTES
+            ),
+            "parse_options": pa_csv.ParseOptions(
+                delimiter=self.delimiter, quote_char=self.quote or False, newlines_in_values=False
+            ),
+        }
+
 
 def read_text(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
     """Yield the rows of a text file.
@@ -51,7 +62,7 @@ def read_text(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
     Raises:
         DataError: The file cannot be read, or a line breaks the schema.
     """
-    layout = _find_layout(path, schema)
+    layout = find_layout(path, schema)
     num_good_rows = 0
     try:
         with open_text(path) as stream:
@@ -73,7 +84,7 @@ def check_text_columns(path: SourcePath, schema: DataSchema) -> None:
     Raises:
         DataError: It cannot be read, lacks a column, or its first line breaks the schema.
     """
-    layout = _find_layout(path, schema)
+    layout = find_layout(path, schema)
     if layout.num_lines_before_rows > 0:
         return
     number, line = _first_line(path, schema)
@@ -88,18 +99,13 @@ def open_text(path: SourcePath) -> pa.NativeFile:
     return pa.CompressedInputStream(file, "gzip") if _is_gzip(path) else file
 
 
-def _arrow_options(layout: _TextLayout, schema: DataSchema) -> dict[str, Any]:
+def _arrow_options(layout: TextLayout, schema: DataSchema) -> dict[str, Any]:
     # Padded numbers are read as text first: Arrow compares missing markers before it drops blanks.
     number_type = pa.string() if layout.is_padded else pa.float64()
     types = dict.fromkeys(schema.used_columns, pa.string())
     types.update(dict.fromkeys(schema.number_columns, number_type))
     return {
-        "read_options": pa_csv.ReadOptions(
-            column_names=layout.columns, skip_rows=layout.num_lines_before_rows, block_size=_BLOCK_BYTES
-        ),
-        "parse_options": pa_csv.ParseOptions(
-            delimiter=layout.delimiter, quote_char=layout.quote or False, newlines_in_values=False
-        ),
+        **layout.reading_options(),
         "convert_options": pa_csv.ConvertOptions(
             column_types=types,
             include_columns=schema.used_columns,
@@ -109,11 +115,22 @@ def _arrow_options(layout: _TextLayout, schema: DataSchema) -> dict[str, Any]:
     }
 
 
-def _find_layout(path: SourcePath, schema: DataSchema) -> _TextLayout:
-    """Look at the first line to tell separator and header."""
+def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] | None = None) -> TextLayout:
+    """Look at the first line to tell separator and header.
+
+    Args:
+        path: Of the file.
+        schema: That the file follows.
+        needed: Columns that it must have; by default all that training uses. Where the labels are not among them, a
+            file without a header may lack their columns.
+
+    Raises:
+        DataError: The file cannot be read, or lacks a column.
+    """
+    needed = schema.used_columns if needed is None else needed
     number, line = _first_line(path, schema)
     separator = schema.separator or ("\t" if line.count("\t") >= max(1, line.count(",")) else ",")
-    layout = _TextLayout(
+    layout = TextLayout(
         delimiter=separator[0],
         columns=schema.column_names,
         num_lines_before_rows=0,
@@ -124,26 +141,29 @@ def _find_layout(path: SourcePath, schema: DataSchema) -> _TextLayout:
     if has_header is None:
         has_header = not set(fields).isdisjoint(schema.used_columns)
     if has_header:
-        _check_header(path, number, fields, schema)
+        _check_header(path, number, fields, needed)
         return replace(layout, columns=tuple(fields), num_lines_before_rows=number)
     if not schema.column_names:
         raise DataError(
             path,
-            f"expected a header with the columns {', '.join(schema.used_columns)}; got {shorten(line)}; "
+            f"expected a header with the columns {', '.join(needed)}; got {shorten(line)}; "
             f"add column_names to the schema if the file has no header",
             line=number,
         )
+    unlabelled = tuple(name for name in schema.column_names if name not in schema.labels)
+    if set(needed).isdisjoint(schema.labels) and len(fields) == len(unlabelled):
+        return replace(layout, columns=unlabelled)
     return layout
 
 
-def _check_header(path: SourcePath, number: int, fields: list[str], schema: DataSchema) -> None:
-    missing = [column for column in schema.used_columns if column not in fields]
+def _check_header(path: SourcePath, number: int, fields: list[str], needed: Sequence[str]) -> None:
+    missing = [column for column in needed if column not in fields]
     if missing:
         found = shorten(", ".join(fields))
         raise DataError(
             path, f"the header must name the columns {', '.join(missing)}; got {found}", line=number
         )
-    twice = [column for column in schema.used_columns if fields.count(column) > 1]
+    twice = [column for column in needed if fields.count(column) > 1]
     if twice:
         raise DataError(path, f"the header must name each column once, but has {twice[0]} twice", line=number)
 
@@ -190,7 +210,7 @@ def _decode(path: SourcePath, number: int, line: bytes) -> str:
         raise DataError(path, f"must be UTF-8 text, got {found}", line=number) from error
 
 
-def _split(line: str, layout: _TextLayout) -> list[str]:
+def _split(line: str, layout: TextLayout) -> list[str]:
     if layout.quote is None:
         fields = line.split(layout.delimiter)
     else:
@@ -200,7 +220,7 @@ def _split(line: str, layout: _TextLayout) -> list[str]:
 
 def _find_bad_line(
     path: SourcePath,
-    layout: _TextLayout,
+    layout: TextLayout,
     schema: DataSchema,
     num_good_rows: int,
     cause: Exception | None = None,
@@ -219,7 +239,7 @@ def _find_bad_line(
     return DataError(path, f"cannot be parsed as {schema.name} data after {num_good_rows} rows: {cause}")
 
 
-def _line_problem(line: str, layout: _TextLayout, schema: DataSchema) -> str | None:
+def _line_problem(line: str, layout: TextLayout, schema: DataSchema) -> str | None:
     fields = _split(line, layout)
     if len(fields) != len(layout.columns):
         return f"expected {len(layout.columns)} fields separated by {layout.delimiter!r}, got {len(fields)}"

@@ -175,14 +175,7 @@ def write_click_days(
         ConfigurationError: A number is out of its range.
         DataError: A file cannot be written.
     """
-    for name, number, least in (
-        ("num_days", num_days, 1),
-        ("rows_per_day", rows_per_day, 1),
-        ("seed", seed, 0),
-    ):
-        if number < least:
-            raise ConfigurationError(f"{name} must be at least {least}, got {number}")
-    days = [first_day + timedelta(days=number) for number in range(num_days)]
+    days = consecutive_days(first_day, num_days=num_days, rows_per_day=rows_per_day, seed=seed)
     return tuple(
         write_rows(
             Path(folder) / f"{PARTITION_PREFIX}{day}" / "clicks.tsv.gz",
@@ -192,6 +185,22 @@ def write_click_days(
         )
         for day in days
     )
+
+
+def consecutive_days(first_day: date, *, num_days: int, rows_per_day: int, seed: int) -> list[date]:
+    """Return the days that a synthetic stream is written for.
+
+    Raises:
+        ConfigurationError: A number is out of its range.
+    """
+    for name, number, least in (
+        ("num_days", num_days, 1),
+        ("rows_per_day", rows_per_day, 1),
+        ("seed", seed, 0),
+    ):
+        if number < least:
+            raise ConfigurationError(f"{name} must be at least {least}, got {number}")
+    return [first_day + timedelta(days=number) for number in range(num_days)]
 
 
 def truth_of_day(day: date, *, seed: int, drift: float, new_id_share: float) -> ClickTruth:

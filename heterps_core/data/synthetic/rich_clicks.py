@@ -9,7 +9,7 @@ those of `click_stream.py` do.
 from __future__ import annotations
 
 import math
-from datetime import date, timedelta
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,11 @@ from heterps_core.data.schema import DataSchema, MultiHotColumn, SequenceColumn
 from heterps_core.data.synthetic.click_stream import (
     DEFAULT_DRIFT,
     best_reachable_quality,
+    consecutive_days,
     probabilities_beside,
 )
 from heterps_core.data.synthetic.click_truth import FloatArray
-from heterps_core.errors import ConfigurationError, DataError
+from heterps_core.errors import DataError
 from heterps_core.json_file import replace_json
 from heterps_core.judging.quality import ClickQuality
 
@@ -61,14 +62,7 @@ def write_rich_days(
         ConfigurationError: A number is out of its range.
         DataError: A file cannot be written.
     """
-    for name, number, least in (
-        ("num_days", num_days, 1),
-        ("rows_per_day", rows_per_day, 1),
-        ("seed", seed, 0),
-    ):
-        if number < least:
-            raise ConfigurationError(f"{name} must be at least {least}, got {number}")
-    days = [first_day + timedelta(days=number) for number in range(num_days)]
+    days = consecutive_days(first_day, num_days=num_days, rows_per_day=rows_per_day, seed=seed)
     try:
         replace_json(folder / SCHEMA_NAME, RICH_SCHEMA.to_json())
         return [

@@ -33,7 +33,7 @@ class Correction:
     """1 where no correction has proven itself."""
 
     depth: int
-    """How many names of the path it was learnt for; 0 for none."""
+    """How many names of the path it was learned for; 0 for none."""
 
     num_answers: int
     """Of past predictions of the same general kind."""
@@ -42,7 +42,7 @@ class Correction:
     """Mean |log(measured / predicted)| of these, uncorrected; None where there is none."""
 
     error_with: float | None
-    """The same with the correction that each night would have had, learnt from the nights before it."""
+    """The same with the correction that each night would have had, learned from the nights before it."""
 
     @property
     def summary(self) -> str:
@@ -112,7 +112,7 @@ def replay(answers: Sequence[AnsweredPrediction]) -> list[float]:
 
 
 def correction_factor(answers: Sequence[AnsweredPrediction], path: Sequence[str], *, depth: int) -> float:
-    r"""Return the factor for predictions of a path, learnt level by level.
+    r"""Return the factor for predictions of a path, learned level by level.
 
     .. math:: c_0 = 0, \quad c_l = \arg\min_c \sum_{i \in l} |r_i - c| + w |c - c_{l-1}|, \quad f = \exp(c_d)
 

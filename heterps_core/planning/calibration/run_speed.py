@@ -1,4 +1,4 @@
-"""How fast a run was predicted to be and how fast it was, as a whole and by stage: what corrections are learnt from.
+"""How fast a run was predicted to be and how fast it was, as a whole and by stage: the source of corrections.
 
 Predictions are kept as the cost model made them, before any correction: a correction that was fitted to corrected
 predictions would learn from itself.

@@ -31,7 +31,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from heterps_core.embeddings.row_windows import (
+from heterps_core.embeddings.sweep_memory import (
+    BITS_PER_ROW,
     INDEX_BYTES_PER_SLOT,
     NUM_PARTS,
     PARTS_OF_MEMORY,
@@ -48,7 +49,7 @@ ROW_BYTES = 68
 SLOT_FACTOR = 1 + 3 / PARTS_OF_MEMORY + INDEX_BYTES_PER_SLOT / ROW_BYTES
 """f."""
 
-ROW_SHARE = 1 / 8 / ROW_BYTES
+ROW_SHARE = BITS_PER_ROW / 8 / ROW_BYTES
 """b."""
 
 SWEEPS_IN_MEMORY = (NUM_PARTS + 1) / NUM_PARTS

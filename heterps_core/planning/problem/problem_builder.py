@@ -20,9 +20,13 @@ from heterps_core.planning.problem.scheduling_problem import (
     UnitType,
 )
 from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.training.job import boundary_dtype
 
 ROUND_TRIP_MESSAGES = 4
 """Of an embedding for one batch: counts, row indices and rows on the way forward, gradients on the way back."""
+
+_EXCHANGED_BYTES = {"float32": 8 + 2 * 64, "bfloat16": 8 + 2 * 32, "int8": 8 + 2 * (16 + 4)}
+"""By the name of a wire dtype, for a row of 16 numbers: its index, the row and its gradient."""
 
 ESTIMATE_RELATIVE_ERROR = 0.5
 """Assumed error of an estimated time, as a share of it: no estimate has been held against the device it is for.
@@ -100,7 +104,7 @@ def build_problem(
         extra_costs: What is charged besides the units' time.
         step_model: What a step takes.
         pause_share: What pauses add to the time of all steps.
-        wire_dtype: Name in `WIRE_DTYPES`: in what activations cross between stages.
+        wire_dtype: Name in `WIRE_DTYPES`: in what activations cross between stages, and rows between replicas.
 
     Raises:
         ConfigurationError: Profiles are missing, are of another model, or have different batch sizes.
@@ -128,7 +132,9 @@ def build_problem(
                     for name in device_types
                 },
                 communication_seconds={
-                    name: in_stage_seconds(profiles[name], index, batch_size=batch_size)
+                    name: in_stage_seconds(
+                        profiles[name], index, batch_size=batch_size, wire_dtype=wire_dtype
+                    )
                     for name in device_types
                 },
                 compute_relative_spread={
@@ -148,7 +154,19 @@ def build_problem(
 
 def crossing_bytes_per_sample(layer: Layer, *, wire_dtype: str) -> int:
     """Return the bytes that cross a boundary behind a layer; a graph has them in float32."""
-    return layer.output_bytes_per_sample // (2 if wire_dtype == "bfloat16" else 1)
+    return layer.output_bytes_per_sample // (1 if boundary_dtype(wire_dtype) == "float32" else 2)
+
+
+def exchanged_share(wire_dtype: str) -> float:
+    """Return the bytes that replicas exchange for a row of 16 numbers, as a share of what float32 takes.
+
+    Narrower rows have a larger share.
+
+    Example:
+        >>> round(exchanged_share("bfloat16"), 3), round(exchanged_share("int8"), 3)
+        (0.529, 0.353)
+    """
+    return _EXCHANGED_BYTES[wire_dtype] / _EXCHANGED_BYTES["float32"]
 
 
 def profiles_for_larger_tables(
@@ -171,7 +189,9 @@ def profiles_for_larger_tables(
     return {name: replace(profile, graph_fingerprint=fingerprint) for name, profile in profiles.items()}
 
 
-def in_stage_seconds(profile: LayerProfile, layer: int, *, batch_size: int) -> float:
+def in_stage_seconds(
+    profile: LayerProfile, layer: int, *, batch_size: int, wire_dtype: str = "float32"
+) -> float:
     """Return a layer's share of ODT: in-stage communication of B_o samples in the limit of many replicas.
 
     An embedding exchanges its distinct rows: row indices out, rows in, gradients out, in four messages. A dense
@@ -182,7 +202,8 @@ def in_stage_seconds(profile: LayerProfile, layer: int, *, batch_size: int) -> f
     """
     timing = profile.timings[layer]
     if timing.is_sharded:
-        return profile.exchange_link.seconds(timing.exchanged_bytes, num_messages=ROUND_TRIP_MESSAGES)
+        exchanged_bytes = exchanged_share(wire_dtype) * timing.exchanged_bytes
+        return profile.exchange_link.seconds(exchanged_bytes, num_messages=ROUND_TRIP_MESSAGES)
     return profile.update_share(batch_size) * profile.all_reduce_seconds(layer)
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.objective import Objective, objective_of
+from heterps_core.planning.cost_model.run_tables import run_table, segment_row
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
-from heterps_core.planning.cost_model.stage_table import StageTable, run_table, segment_row
+from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType
 from heterps_core.planning.provisioning.stage_time_search import (
     RateSolutions,
@@ -179,6 +180,15 @@ def _infeasible(
                 "units cap",
                 f"memory alone takes {needed} units of {name}, but max_units is {unit.max_units}",
             )
+    if (trainer := fixed.table.trainer) is not None:
+        for run, num_replicas in zip(runs, fixed.table.fewest_replicas, strict=True):
+            if num_replicas > trainer.microbatch_rows:
+                return InfeasiblePlanError(
+                    "batch size",
+                    f"memory takes {num_replicas:.0f} replicas for layers {run.first_layer}..{run.last_layer}, but a "
+                    f"micro-batch of {len(runs)} stages has {trainer.microbatch_rows} rows; raise the batch size, or "
+                    f"take fewer stages",
+                )
     raise AssertionError("stages that fit into memory and caps reach some throughput")
 
 

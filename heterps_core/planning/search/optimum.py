@@ -18,13 +18,9 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.field_rules import LARGEST_NUMBER
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.objective import objective_of
+from heterps_core.planning.cost_model.run_tables import segment_layers, segment_row, segment_table
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
-from heterps_core.planning.cost_model.stage_table import (
-    StageTable,
-    segment_layers,
-    segment_row,
-    segment_table,
-)
+from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.cost_model.step_model import (
     StepGroup,
     step_groups,
@@ -39,9 +35,9 @@ from heterps_core.planning.provisioning.stage_time_search import (
     least_stage_seconds,
     minimise_stage_time_rate,
 )
-from heterps_core.planning.search.capped_search import CappedSearch
+from heterps_core.planning.search.capped.capped_search import CappedSearch
+from heterps_core.planning.search.capped.feasibility import FeasibilitySearch, stage_time_range
 from heterps_core.planning.search.chain_solver import ChainSolver, ReplicatedRows
-from heterps_core.planning.search.feasibility import FeasibilitySearch, stage_time_range
 from heterps_core.plans.scheduling_plan import Stage
 
 _POINTS_PER_ROUND = 32

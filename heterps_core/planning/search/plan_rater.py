@@ -17,12 +17,12 @@ from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.batch_rating import BatchRating, GridRater, PlanStages, stages_of
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.objective import objective_of
+from heterps_core.planning.cost_model.run_tables import segment_layers, segment_table
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
-from heterps_core.planning.cost_model.stage_table import segment_layers, segment_table
 from heterps_core.planning.cost_model.step_model import num_microbatches_of
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.provisioning.replica_balance import FixedStages
-from heterps_core.planning.search.feasibility import stage_time_range
+from heterps_core.planning.search.capped.feasibility import stage_time_range
 from heterps_core.planning.search.search_result import HistoryPoint
 from heterps_core.plans.scheduling_plan import Stage
 

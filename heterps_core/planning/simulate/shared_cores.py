@@ -93,7 +93,7 @@ class SharedCores:
         """Let all threads run to their ends.
 
         Raises:
-            ConfigurationError: Threads wait for events that nobody causes.
+            ConfigurationError: Threads wait for events that never happen.
         """
         while self._running or self._waking:
             next_balance = self._balance()

@@ -1,7 +1,7 @@
 """The gradients of fully connected layers' weights, put off until there is time for them.
 
 A backward pass has two parts: the gradient of a layer's input, for which the stage before waits, and that of its
-weight, for which nobody does before the update. Only the first stands in the way of other stages; the second fills
+weight, which is not needed before the update. Only the first stands in the way of other stages; the second fills
 the time in which a stage waits for messages, and the rest of it the end of a step (the idea: Qi et al. 2023, "Zero
 Bubble Pipeline Parallelism"). Nothing is late: all products of a step are in its update.
 

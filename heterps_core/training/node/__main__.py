@@ -4,4 +4,6 @@ import sys
 
 from heterps_core.training.node.training_node import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    # Not where a worker is made, which imports the module that its node was started with.
+    sys.exit(main())

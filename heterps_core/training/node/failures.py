@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from heterps_core.errors import CheckpointError, TrainingError
+from heterps_core.errors import TrainingError
 from heterps_core.json_codec import from_json
 from heterps_core.training.storage.run_directory import FAILURES, RunDirectory
 
@@ -30,6 +30,8 @@ class WorkerFailure:
     """The last step that it finished."""
 
     attempt: int
+    """Number of the generation."""
+
     error_type: str
     message: str
     exit_status: int
@@ -51,11 +53,6 @@ class WorkerFailure:
     """Seconds since 1970, by the clock of its node."""
 
     @property
-    def is_final(self) -> bool:
-        """Another try would end the same way; a disk may have room by then."""
-        return self.is_mistake and self.error_type != CheckpointError.__name__
-
-    @property
     def signature(self) -> str | None:
         """What would be the same if the same error came once more; None where another worker is to blame."""
         if self.is_loss:
@@ -73,17 +70,17 @@ def write_failure(run: RunDirectory, failure: WorkerFailure) -> None:
     run.write_last_words(f"{FAILURES}/{failure.attempt:03d}-rank-{failure.rank:04d}.json", asdict(failure))
 
 
-def root_cause(run: RunDirectory, *, attempts_back: int = 0) -> WorkerFailure | None:
-    """Return the failure of the last attempt that most likely caused the others, or None where none is known.
+def root_cause(run: RunDirectory, *, attempt: int | None = None) -> WorkerFailure | None:
+    """Return the failure of an attempt that most likely caused the others, or None where none is known.
 
     A worker's own error comes before the loss of a neighbour. A neighbour that left last words itself was no more
     than the next in a row of waiting workers, so those who miss one that left none come before the others. A loss
     that is no number comes before the gradients that it spoils on other stages.
 
     Args:
-        attempts_back: Of the attempt so many before the last one with failures.
+        attempt: By default the last in which any worker failed.
     """
-    failures = read_failures(run, attempts_back=attempts_back)
+    failures = read_failures(run, attempt=attempt)
     speaking = {failure.rank for failure in failures}
 
     def doubt(failure: WorkerFailure) -> tuple[bool, bool, bool, float]:
@@ -94,13 +91,11 @@ def root_cause(run: RunDirectory, *, attempts_back: int = 0) -> WorkerFailure | 
     return min(failures, key=doubt, default=None)
 
 
-def read_failures(run: RunDirectory, *, attempts_back: int = 0) -> list[WorkerFailure]:
+def read_failures(run: RunDirectory, *, attempt: int | None = None) -> list[WorkerFailure]:
     """Return the last words of all workers in one attempt, by default the last in which any failed."""
     names = run.names(FAILURES)
-    attempts = sorted({name.partition("-")[0] for name in names})
-    if len(attempts) <= attempts_back:
-        return []
-    documents = [
-        run.read_json(f"{FAILURES}/{name}") for name in names if name.startswith(attempts[-1 - attempts_back])
-    ]
+    wanted = (
+        max((name.partition("-")[0] for name in names), default="") if attempt is None else f"{attempt:03d}"
+    )
+    documents = [run.read_json(f"{FAILURES}/{name}") for name in names if name.startswith(f"{wanted}-")]
     return [from_json(WorkerFailure, document) for document in documents if document is not None]

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import NamedTuple
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError
@@ -32,12 +33,13 @@ RUN_KEY_VARIABLE = "HETERPS_RUN_KEY"
 """The run's key in hexadecimal digits; not set on nodes that neither write nor read checkpoints."""
 
 NODE_ID_VARIABLE = "HETERPS_NODE_ID"
+GENERATION_VARIABLE = "HETERPS_GENERATION"
 KIND_VARIABLE = "HETERPS_NODE_IS"
 """A machine, or a process of the flow's."""
 
 DRY_RUN_VARIABLE = "HETERPS_DRY_RUN"
 
-EXIT = "exit.json"
+EXIT = "exit"
 HEARTBEAT = "heartbeat.json"
 LEAVING = "leaving.json"
 NODES = "nodes"
@@ -54,11 +56,18 @@ CLUSTER_TIMEOUT_S = 600.0
 
 CLUSTER_POLL_S = 0.2
 BUCKET_CLUSTER_POLL_S = 2.0
+NEXT_CLUSTER_POLL_S = 0.25
+"""Of the next generation, for which a node waits some seconds."""
 
 
 def node_key(node_id: str, name: str) -> str:
     """Return the key of a node's file in the run directory."""
     return f"{NODES}/{node_id}/{name}"
+
+
+def exit_key(node_id: str, generation: int = 1) -> str:
+    """Return the key of what a node tells of the end of its workers of a generation."""
+    return node_key(node_id, f"{EXIT}.json" if generation == 1 else f"{EXIT}-{generation}.json")
 
 
 def own_run_directory() -> RunDirectory:
@@ -68,16 +77,15 @@ def own_run_directory() -> RunDirectory:
 
 
 def wait_for_cluster(run: RunDirectory) -> Cluster:
-    """Return the cluster, once the flow has written who takes part.
+    """Return the first cluster, once the flow has written who takes part.
 
     Raises:
         ConfigurationError: It has not in `CLUSTER_TIMEOUT_S`.
     """
     deadline_s = time.monotonic() + CLUSTER_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        document = run.read_json(CLUSTER)
-        if document is not None:
-            return Cluster.from_json(document)
+        if (cluster := read_cluster(run)) is not None:
+            return cluster
         time.sleep(CLUSTER_POLL_S if run.is_local else BUCKET_CLUSTER_POLL_S)
     raise ConfigurationError(
         f"{CLUSTER} must appear in {run.location} within {CLUSTER_TIMEOUT_S:.0f} s of a node's start, but did not; "
@@ -85,21 +93,45 @@ def wait_for_cluster(run: RunDirectory) -> Cluster:
     )
 
 
-def own_node(cluster: Cluster) -> Node:
-    """Return which node this is: the named one, or the one on this machine.
+def read_cluster(run: RunDirectory, *, behind_generation: int = 0) -> Cluster | None:
+    """Return the newest cluster; None where its generation is not behind another."""
+    document = run.read_json(CLUSTER)
+    cluster = None if document is None else Cluster.from_json(document)
+    return cluster if cluster is not None and cluster.generation > behind_generation else None
+
+
+class Place(NamedTuple):
+    """A node as a part of a cluster."""
+
+    cluster: Cluster
+    node: Node
+
+
+def own_place(cluster: Cluster) -> Place | None:
+    """Return which node this is: the named one, or the one on this machine; None where it is no part of the cluster.
 
     Raises:
-        ConfigurationError: The cluster has no such node, or there is neither a name nor a metadata service.
+        ConfigurationError: There is neither a name nor a metadata service.
     """
     node_id = os.environ.get(NODE_ID_VARIABLE)
-    if node_id:
-        own, names = node_id, {node.node_id: node for node in cluster.nodes}
-    else:
-        own = InstanceMetadata().instance_id()
-        names = {node.provider_instance_id: node for node in cluster.nodes}
-    if own not in names:
-        raise ConfigurationError(f"the node {own!r} must be one of the cluster's: {', '.join(names)}")
-    return names[own]
+    own = node_id or InstanceMetadata().instance_id()
+    for node in cluster.nodes:
+        if own == (node.node_id if node_id else node.provider_instance_id):
+            return Place(cluster, node)
+    return None
+
+
+def own_node(cluster: Cluster) -> Node:
+    """Return which node of a cluster this is; see `own_place`.
+
+    Raises:
+        ConfigurationError: It is none of them.
+    """
+    place = own_place(cluster)
+    if place is None:
+        names = ", ".join(node.node_id for node in cluster.nodes)
+        raise ConfigurationError(f"this node must be one of the cluster's: {names}")
+    return place.node
 
 
 def runs_here_as_dry_run() -> bool:
@@ -190,9 +222,15 @@ def leaving_nodes(run: RunDirectory) -> dict[str, str]:
 
 
 def write_end(
-    run: RunDirectory, node_id: str, *, exit_status: int, log_tail: str, is_mistake: bool = False
+    run: RunDirectory,
+    node_id: str,
+    *,
+    exit_status: int,
+    log_tail: str,
+    is_mistake: bool = False,
+    generation: int = 1,
 ) -> None:
-    """Say how a node ended, and what it asked of the bucket.
+    """Say how a node ended, or its workers of a generation, and what it asked of the bucket.
 
     Args:
         exit_status: 0 for a good end.
@@ -201,7 +239,7 @@ def write_end(
     if not run.is_local:
         write_process_report(run, f"node-{node_id}", ProcessReport(storage=run.usage))
     run.write_last_words(
-        node_key(node_id, EXIT),
+        exit_key(node_id, generation),
         {
             "exit_status": exit_status,
             "ended_at_s": time.time(),

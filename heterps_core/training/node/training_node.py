@@ -1,17 +1,17 @@
-"""What runs on a node for as long as it trains: waits for its neighbours' names, starts torchrun, tells how it goes.
+"""What runs on a node for as long as it trains: waits for its neighbours' names, starts workers, tells how they end.
 
 Started by the bootstrap script of every provider (`python -m heterps_core.training.node`); how it learns its name and
-shows that it lives is in `node_life.py`.
+shows that it lives is in `node_life.py`. Where its workers end before the training does, because they failed or those
+of another node did, the node stays: the flow names the next generation, of which it may be a part again.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import subprocess
-import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -24,98 +24,155 @@ from heterps_core.instance_metadata import interface_of
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.node.host_memory import check_workers_fit
 from heterps_core.training.node.node_life import (
+    BUCKET_CLUSTER_POLL_S,
+    GENERATION_VARIABLE,
+    NEXT_CLUSTER_POLL_S,
     NODE_ID_VARIABLE,
+    Place,
     heartbeat,
     is_machine,
     node_key,
-    own_node,
+    own_place,
     own_run_directory,
+    read_cluster,
     runs_here_as_dry_run,
     wait_for_cluster,
     watch_notices,
     write_end,
 )
 from heterps_core.training.node.worker_life import SIGNS_VARIABLE, workers_watched
-from heterps_core.training.storage.run_directory import JOB, RunDirectory
+from heterps_core.training.node.worker_processes import prepare_to_fork, run_workers
+from heterps_core.training.storage.run_directory import JOB, RESULT, RunDirectory
+from heterps_core.transport.rank_layout import START_LIMIT_S
 
 logger = logging.getLogger(__name__)
-
-MAX_RESTARTS = 1
-"""Times that torchrun restarts the workers after a failure; they go on from the newest checkpoint."""
-
-SHUTDOWN_LIMIT_S = 5
-"""Time for a worker to end when it is asked to; one that stands still is then killed."""
 
 
 def main() -> int:
     """Run one node to its end; returns the exit status of its workers."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     run = own_run_directory()
-    try:
-        cluster = wait_for_cluster(run)
-        node = own_node(cluster)
-    except HeterpsError as error:
-        # Nobody knows this node by name, so nobody reads what it writes: this is for its own log.
-        logger.error("%s", error)
-        return error.exit_status
-    can_be_preempted = is_machine() and node.market is Market.SPOT
-    notices = watch_notices(run, node.node_id) if can_be_preempted else nullcontext()
-    with heartbeat(run, node.node_id), notices:
-        is_mistake = False
+    # Meanwhile the flow names the others.
+    prepare_to_fork()
+    with _ending_signals() as is_ending:
         try:
-            job = TrainingJob.from_json(run.require_json(JOB))
-            status, log_tail = _run_workers(run, cluster, node, job)
+            first = wait_for_cluster(run)
+            place = own_place(first) or _wait_for_place(run, first.generation, is_ending)
         except HeterpsError as error:
+            # The node is not part of the cluster, so its files are not read: this is for its own log.
             logger.error("%s", error)
-            status, log_tail, is_mistake = error.exit_status, str(error), True
-    write_end(run, node.node_id, exit_status=status, log_tail=log_tail, is_mistake=is_mistake)
+            return error.exit_status
+        if place is None:
+            return 0
+        can_be_preempted = is_machine() and place.node.market is Market.SPOT
+        notices = watch_notices(run, place.node.node_id) if can_be_preempted else nullcontext()
+        with heartbeat(run, place.node.node_id), notices:
+            while True:
+                status = _run_generation(run, place.cluster, place.node, is_ending)
+                following = None
+                if not _is_complete(run):
+                    following = _wait_for_place(run, place.cluster.generation, is_ending)
+                if following is None:
+                    return status
+                place = following
+
+
+def _run_generation(run: RunDirectory, cluster: Cluster, node: Node, is_ending: threading.Event) -> int:
+    """Run the workers of one generation to their end and tell it; returns their exit status."""
+    is_mistake = False
+    try:
+        job = TrainingJob.from_json(run.require_json(JOB))
+        status, log_tail = _run_workers(run, cluster, node, job, is_ending)
+    except HeterpsError as error:
+        logger.error("%s", error)
+        status, log_tail, is_mistake = error.exit_status, str(error), True
+    write_end(
+        run,
+        node.node_id,
+        exit_status=status,
+        log_tail=log_tail,
+        is_mistake=is_mistake,
+        generation=cluster.generation,
+    )
     return status
 
 
-def torchrun_command(cluster: Cluster, node: Node) -> list[str]:
-    """Return the command that starts the workers of a node."""
-    num_nodes = len(cluster.nodes)
-    rendezvous_conf = "join_timeout=300,last_call_timeout=1"
-    if not _is_loopback(cluster):
-        # torchrun would ask the name service whether the rendezvous is here, and a machine may not know its own name.
-        is_host = cluster.rendezvous.startswith(f"{node.address}:")
-        rendezvous_conf += f",is_host={int(is_host)}"
+class Successor:
+    """Tells whether another generation follows one whose workers still wait for those of a lost node.
+
+    Once all have met, they see one another's end. Before, they may wait for minutes, and as long it is looked for.
+    """
+
+    def __init__(self, run: RunDirectory, generation: int) -> None:
+        self._run = run
+        self._generation = generation
+        self._next_look_s = time.monotonic()
+        self._until_s = self._next_look_s + START_LIMIT_S
+
+    def is_there(self) -> bool:
+        """Tell it; looks every other second."""
+        now_s = time.monotonic()
+        if not self._next_look_s <= now_s < self._until_s:
+            return False
+        self._next_look_s = now_s + BUCKET_CLUSTER_POLL_S
+        return read_cluster(self._run, behind_generation=self._generation) is not None
+
+
+def _is_complete(run: RunDirectory) -> bool:
+    result = run.read_json(RESULT)
+    return result is not None and bool(result["is_complete"])
+
+
+def _wait_for_place(run: RunDirectory, generation: int, is_ending: threading.Event) -> Place | None:
+    """Return the place of this node in a later generation than one; None where the node is to end.
+
+    Others may take its place, and a spare node takes that of a lost one. There is no limit: a flow that will name no
+    further generation ends its machines, and a dead one no longer renews their leases.
+    """
+    while not is_ending.wait(NEXT_CLUSTER_POLL_S):
+        cluster = read_cluster(run, behind_generation=generation)
+        if cluster is None:
+            continue
+        place = own_place(cluster)
+        if place is not None:
+            return place
+        generation = cluster.generation
+    return None
+
+
+def worker_environments(
+    cluster: Cluster, node: Node, job: TrainingJob, *, signs: Path
+) -> list[dict[str, str]]:
+    """Return the variables of each worker of a node.
+
+    Ranks are numbered by stage and replica; the first worker of the node at the rendezvous holds the store there.
+    """
+    shared = {
+        NODE_ID_VARIABLE: node.node_id,
+        GENERATION_VARIABLE: str(cluster.generation),
+        SIGNS_VARIABLE: str(signs),
+        "OMP_NUM_THREADS": str(job.config.num_threads),
+        "WORLD_SIZE": str(sum(other.num_workers for other in cluster.nodes)),
+    }
+    interface = "lo" if cluster.rendezvous.startswith("127.") else interface_of(node.address)
+    if interface is not None:
+        # Otherwise gloo binds to what the host name resolves to, which may be nothing, or what no other node reaches.
+        shared["GLOO_SOCKET_IFNAME"] = interface
+    first = sum(job.replicas_per_stage[: node.stage])
     return [
-        *(sys.executable, "-m", "torch.distributed.run"),
-        f"--nnodes={num_nodes}",
-        f"--nproc-per-node={node.num_workers}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={cluster.rendezvous}",
-        f"--rdzv-id={cluster.run_id}",
-        f"--rdzv-conf={rendezvous_conf}",
-        f"--local-addr={node.address}",
-        f"--max-restarts={MAX_RESTARTS}",
-        "--monitor-interval=0.2",
-        f"--shutdown-timeout={SHUTDOWN_LIMIT_S}",
-        *("-m", "heterps_core.training.worker"),
+        {**shared, "LOCAL_RANK": str(slot), "RANK": str(first + replica)}
+        for slot, replica in enumerate(cluster.replicas_of(node))
     ]
 
 
-def worker_environment(cluster: Cluster, node: Node, job: TrainingJob) -> dict[str, str]:
-    """Return the environment of torchrun and its workers."""
-    environment = dict(os.environ)
-    environment[NODE_ID_VARIABLE] = node.node_id
-    environment["OMP_NUM_THREADS"] = str(job.config.num_threads)
-    # With the shared store most killed runs never came back; measured in docs/LOG.md.
-    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    interface = "lo" if _is_loopback(cluster) else interface_of(node.address)
-    if interface is not None:
-        # Otherwise gloo binds to what the host name resolves to, which may be nothing, or what no other node reaches.
-        environment["GLOO_SOCKET_IFNAME"] = interface
-    return environment
-
-
-def _is_loopback(cluster: Cluster) -> bool:
-    return cluster.rendezvous.startswith("127.")
-
-
-def _run_workers(run: RunDirectory, cluster: Cluster, node: Node, job: TrainingJob) -> tuple[int, str]:
-    """Run torchrun to its end, where its workers fit into memory; returns its exit status and the end of its log."""
+def _run_workers(
+    run: RunDirectory,
+    cluster: Cluster,
+    node: Node,
+    job: TrainingJob,
+    is_ending: threading.Event,
+) -> tuple[int, str]:
+    """Run the workers to their end, where they fit into memory; returns exit status and the end of their log."""
     if job.worker_bytes and not runs_here_as_dry_run():
         check_workers_fit(
             {f"stage {node.stage}": [job.worker_bytes[node.stage]] * node.num_workers},
@@ -125,17 +182,16 @@ def _run_workers(run: RunDirectory, cluster: Cluster, node: Node, job: TrainingJ
     with tempfile.TemporaryDirectory(prefix="heterps-node-") as folder:
         log_path = run.path(log_key) if run.is_local else Path(folder) / "workers.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
+        log_path.touch()
         signs = Path(folder) / "signs"
+        successor = Successor(run, cluster.generation)
         positions = [(node.stage, replica) for replica in cluster.replicas_of(node)]
-        with log_path.open("ab") as log, workers_watched(run, signs, positions):
-            process = subprocess.Popen(
-                torchrun_command(cluster, node),
-                env={**worker_environment(cluster, node, job), SIGNS_VARIABLE: str(signs)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
+        with workers_watched(run, signs, positions):
+            status = run_workers(
+                worker_environments(cluster, node, job, signs=signs),
+                log_path=log_path,
+                is_over=lambda: is_ending.is_set() or successor.is_there(),
             )
-            with _forward_signals(process):
-                status = process.wait()
         content = log_path.read_bytes()
     if not run.is_local:
         run.write_bytes(log_key, content)
@@ -143,15 +199,16 @@ def _run_workers(run: RunDirectory, cluster: Cluster, node: Node, job: TrainingJ
 
 
 @contextmanager
-def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass a request to end on to torchrun, which ends its workers."""
+def _ending_signals() -> Iterator[threading.Event]:
+    """Yield what a request to end sets."""
+    is_ending = threading.Event()
 
-    def forward(signum: int, frame: FrameType | None) -> None:
-        process.send_signal(signum)
+    def note(signum: int, frame: FrameType | None) -> None:
+        is_ending.set()
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield is_ending
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

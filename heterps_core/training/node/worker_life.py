@@ -72,17 +72,22 @@ class Sign(NamedTuple):
 _SIGN = struct.Struct(f"<{len(Sign._fields)}q")
 
 
+def read_signs(content: bytes | mmap.mmap) -> list[Sign]:
+    """Return the signs of the workers of a node from its file, by local rank."""
+    return [Sign._make(values) for values in _SIGN.iter_unpack(content)]
+
+
 class SignsOfLife:
     """A worker's signs of life, given from a thread; nothing is written to a disk, which may be full.
 
-    SIGTERM is how torchrun ends the others after one has failed: it ends this process at once, whatever its main
+    SIGTERM is how a node ends the others after one has failed: it ends this process at once, whatever its main
     thread does, and is noted as no failure of its own. Must be made in the main thread.
 
     Args:
         path: The node's file; None where no node looks.
         slot: Local rank.
         rank: In the world.
-        attempt: How often torchrun has restarted the workers.
+        attempt: Number of the generation.
     """
 
     def __init__(self, path: str | None, *, slot: int, rank: int, attempt: int) -> None:
@@ -155,8 +160,7 @@ class WorkerWatch:
 
     def look(self) -> None:
         """Look once at every worker."""
-        for slot in range(len(self._positions)):
-            sign = Sign._make(_SIGN.unpack_from(self._file, slot * _SIGN.size))
+        for slot, sign in enumerate(read_signs(self._file)):
             seen = self._seen.get(slot)
             if sign.state != State.WORKING:
                 self._seen.pop(slot, None)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 WARMUP_PER_STAGE = 4
-"""Forward passes that a stage runs ahead of the stage behind it, where nobody says otherwise.
+"""Forward passes that a stage runs ahead of the stage behind it, by default.
 
 With 1 a stage waits for every message there and back. 2 close the gaps where weight gradients fill them and messages
 take no time; 4 also hide messages as long as a pass (simulated; docs/LOG.md). What is alive never exceeds a batch.

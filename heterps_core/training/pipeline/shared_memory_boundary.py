@@ -46,7 +46,7 @@ class Peer:
     connection: socket.socket
     buffers: list[SharedBuffer]
     arrived: deque[tuple[int, int, int]] = field(default_factory=deque)
-    """Places of rows that nobody has taken yet."""
+    """Places of rows that are not taken yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class StageBoundary:
         return Receiving(rows_BW, self._watcher.submit(self._wait_for, posted), self._device)
 
     def send(self, rows_BW: Tensor, num_rows: int) -> None:
-        """Begin to send this replica's slice of a micro-batch of `num_rows` rows, which nobody may change."""
+        """Begin to send this replica's slice of a micro-batch of `num_rows` rows, which must not be changed."""
         rows_BW = rows_BW.to(self._dtype).contiguous()
         self.sent_bytes += rows_BW.nbytes
         leaving = HostCopy.begin(rows_BW)

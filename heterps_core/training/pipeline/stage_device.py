@@ -86,6 +86,6 @@ def join_by_nccl(layout: RankLayout, device: torch.device, *, limit: timedelta) 
             if dist.get_rank() in ranks:
                 own = group
     if own is not None:
-        # NCCL connects at the first message, which takes seconds that nobody waits for later on.
+        # NCCL connects at the first message, which takes seconds before the first step and none later.
         dist.all_reduce(torch.zeros(1, device=device), group=own)
     return own

@@ -1,9 +1,10 @@
 """Runs the layers of a stage in a given precision, and faster than one by one.
 
-A fully connected layer and the ReLU behind it run as one oneDNN operation, so bias and ReLU cost no pass over memory,
-and oneDNN's product is the faster one on processors that MKL was not written for: 1.13 times at 4096 x 400 x 400
-and 1.9 times for the gradient of an input 429 wide (float32, Zen 4, one thread). Parameters, gradients and what
-leaves the stage are float32 in any precision; "bfloat16" multiplies in bfloat16.
+A fully connected layer and the ReLU or sigmoid behind it run as one oneDNN operation, so bias and activation cost no
+pass over memory (a GELU costs one, as its gradient needs what enters it), and oneDNN's product is the faster one on
+processors that MKL was not written for: 1.13 times at 4096 x 400 x 400 and 1.9 times for the gradient of an input 429
+wide (float32, Zen 4, one thread). Parameters, gradients and what leaves the stage are float32 in any precision;
+"bfloat16" multiplies in bfloat16.
 
 Shapes: B rows, I and O inputs and outputs of a fully connected layer.
 """
@@ -12,20 +13,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from heterps_core.data.batch import ClickBatch
-from heterps_core.models.chain import run_layers
-from heterps_core.models.slot_embedding import SlotEmbedding, TailLinear
+from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.gradients.weight_gradients import WeightGradients
-
-Operation: TypeAlias = Callable[[ClickBatch, Tensor | None], Tensor]
+from heterps_core.training.pipeline.stage_graph import joined
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """In what dense layers multiply, for each of `PRECISIONS`."""
@@ -75,57 +73,124 @@ class StageLayers:
     ) -> None:
         self.weight_gradients = WeightGradients(is_put_off=puts_off)
         self._dtype = DTYPES[precision]
-        self._operations: list[Operation] = []
-        followers: list[nn.Module | None] = [*layers[1:], None]
-        is_done = False
-        for layer, follower in zip(layers, followers, strict=True):
-            if not is_done:
-                self._operations.append(self._operation(layer, follower))
-            is_done = not is_done and type(layer) is nn.Linear and type(follower) is nn.ReLU
+        root, graph = joined(layers)
+        for node in list(graph.nodes):
+            linear = _linear_of(root, node)
+            if linear is not None:
+                self._fuse(root, node, linear)
+        for node in graph.nodes:
+            if node.op == "call_module" and isinstance(root.get_submodule(node.target), SlotEmbedding):
+                # Anything but a product may need all the digits.
+                has_products = all(
+                    user.op == "call_module" and isinstance(root.get_submodule(user.target), _FusedLinear)
+                    for user in node.users
+                )
+                node.kwargs = {"dtype": self._dtype if has_products else torch.float32}
+        self._run = fx.GraphModule(root, graph).forward
 
     def __call__(self, batch: ClickBatch, activation_BW: Tensor | None) -> Tensor:
         """Run the layers; takes what `run_layers` takes and returns its result in float32."""
-        for operation in self._operations:
-            activation_BW = operation(batch, activation_BW)
-        assert activation_BW is not None
-        return activation_BW.float()
+        device_type = "cpu" if activation_BW is None else activation_BW.device.type
+        with torch.autocast(device_type, self._dtype, enabled=self._dtype is not torch.float32):
+            leaving: Tensor = self._run(batch, activation_BW)
+        return leaving.float()
 
-    def _operation(self, layer: nn.Module, follower: nn.Module | None) -> Operation:
-        """Return how to run a layer, together with the ReLU that follows where there is one to fuse."""
-        if isinstance(layer, SlotEmbedding):
-            # Anything but a product may need all the digits.
-            dtype = self._dtype if type(follower) is nn.Linear else torch.float32
-            return partial(layer, dtype=dtype)
-        if type(layer) is nn.Linear:
-            return partial(self._run_linear, layer, type(follower) is nn.ReLU)
-        if type(layer) is TailLinear:
-            return partial(self._run_tail_linear, layer)
-        return partial(_run_other, layer, self._dtype)
-
-    def _run_linear(
-        self, linear: nn.Linear, has_relu: bool, _: ClickBatch, activation_BI: Tensor | None
-    ) -> Tensor:
-        assert activation_BI is not None
-        return _Linear.apply(  # type: ignore[no-any-return, no-untyped-call]
-            activation_BI, linear.weight, linear.bias, linear, has_relu, self._dtype, self.weight_gradients
-        )
-
-    def _run_tail_linear(self, layer: TailLinear, batch: ClickBatch, activation_BW: Tensor | None) -> Tensor:
-        assert activation_BW is not None
-        kept, tail = activation_BW[:, : layer.kept_width], activation_BW[:, layer.kept_width :]
-        return torch.cat([kept, self._run_linear(layer.linear, False, batch, tail)], 1)
+    def _fuse(self, root: nn.Module, node: fx.Node, linear: nn.Linear) -> None:
+        """Replace the call of a fully connected layer, and of an activation function that alone takes its result."""
+        end, activation = node, "none"
+        if len(node.users) == 1:
+            (user,) = node.users
+            found = _activation_of(root, user)
+            if found is not None:
+                end, activation = user, found
+        path = f"{FUSED}{node.name}"
+        root.add_module(path, _FusedLinear(linear, activation, self._dtype, self.weight_gradients))
+        with node.graph.inserting_before(node):
+            fused = node.graph.call_module(path, node.args)
+        end.replace_all_uses_with(fused)
+        for replaced in dict.fromkeys((end, node)):
+            node.graph.erase_node(replaced)
 
 
-def _run_other(
-    layer: nn.Module, dtype: torch.dtype, batch: ClickBatch, activation_BW: Tensor | None
-) -> Tensor:
-    device_type = "cpu" if activation_BW is None else activation_BW.device.type
-    with torch.autocast(device_type, dtype, enabled=dtype is not torch.float32):
-        return run_layers([layer], batch, activation_BW)
+def general_layers(chain: nn.Sequential) -> tuple[str, ...]:
+    """Return the layers that multiply by parameters outside of fully connected layers that can be fused.
+
+    Autograd works their gradients out at once and one by one.
+    """
+    found = []
+    for name, layer in chain.named_children():
+        root, graph = joined([layer])
+        linears = [linear for node in graph.nodes if (linear := _linear_of(root, node)) is not None]
+        fused = {id(parameter) for linear in linears for parameter in linear.parameters()}
+        if any(each.ndim > 1 and id(each) not in fused for each in layer.parameters()):
+            found.append(name)
+    return tuple(found)
+
+
+FUSED = "fused_"
+"""Of the names of calls that `StageLayers` puts in the place of fully connected layers."""
+
+
+def _linear_of(root: nn.Module, node: fx.Node) -> nn.Linear | None:
+    """Return the fully connected layer that a node calls: all it does must be torch's own product."""
+    if node.op != "call_module" or len(node.args) != 1:
+        return None
+    module = root.get_submodule(str(node.target))
+    is_plain = (
+        isinstance(module, nn.Linear)
+        and type(module).forward is nn.Linear.forward
+        and "weight" in module._parameters
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+    )
+    return module if is_plain and isinstance(module, nn.Linear) else None
+
+
+def _activation_of(root: nn.Module, node: fx.Node) -> str | None:
+    """Return the name of an activation function that can run with a fully connected layer."""
+    if len(node.all_input_nodes) != 1:
+        return None
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        if type(module) is nn.GELU:
+            return f"gelu-{module.approximate}"
+        return {nn.ReLU: "relu", nn.Sigmoid: "sigmoid"}.get(type(module))
+    if node.op == "call_function" and node.target is F.gelu and len(node.args) == 1:
+        return f"gelu-{node.kwargs.get('approximate', 'none')}"
+    return _ACTIVATIONS.get(node.target)
+
+
+_ACTIVATIONS: dict[object, str] = {
+    torch.relu: "relu",
+    F.relu: "relu",
+    "relu": "relu",
+    torch.sigmoid: "sigmoid",
+    F.sigmoid: "sigmoid",
+    "sigmoid": "sigmoid",
+}
+"""By the function, or the name of the tensor's method."""
+
+
+class _FusedLinear(nn.Module):
+    """Calls a fully connected layer with an activation function; the layer stays where it is."""
+
+    def __init__(
+        self, linear: nn.Linear, activation: str, dtype: torch.dtype, weight_gradients: WeightGradients
+    ) -> None:
+        super().__init__()
+        self._of = (linear, activation, dtype, weight_gradients)
+
+    def forward(self, input_XI: Tensor) -> Tensor:
+        linear = self._of[0]
+        if input_XI.ndim == 2:
+            return _Linear.apply(input_XI, linear.weight, linear.bias, *self._of)  # type: ignore[no-any-return, no-untyped-call]
+        flat_BI = input_XI.reshape(-1, linear.in_features)
+        flat_BO: Tensor = _Linear.apply(flat_BI, linear.weight, linear.bias, *self._of)  # type: ignore[no-untyped-call]
+        return flat_BO.reshape(*input_XI.shape[:-1], linear.out_features)
 
 
 class _Linear(torch.autograd.Function):
-    """A fully connected layer and, if `has_relu`, a ReLU; the gradients of its parameters are put off."""
+    """A fully connected layer and an activation function; the gradients of its parameters are put off."""
 
     @staticmethod
     def forward(
@@ -134,36 +199,48 @@ class _Linear(torch.autograd.Function):
         weight_OI: Tensor,
         bias_O: Tensor | None,
         linear: nn.Linear,
-        has_relu: bool,
+        activation: str,
         dtype: torch.dtype,
         weight_gradients: WeightGradients,
     ) -> Tensor:
         ctx.input_dtype = input_BI.dtype
         input_BI, weight_OI = input_BI.to(dtype), weight_OI.to(dtype)
-        output_BO = _multiply(input_BI, weight_OI, None if bias_O is None else bias_O.to(dtype), has_relu)
-        ctx.save_for_backward(input_BI, weight_OI, output_BO if has_relu else None)
-        ctx.linear, ctx.weight_gradients = linear, weight_gradients
-        return output_BO
+        gelu, _, approximate = activation.partition("-")
+        fused = "none" if approximate else gelu
+        output_BO = _multiply(input_BI, weight_OI, None if bias_O is None else bias_O.to(dtype), fused)
+        ctx.save_for_backward(input_BI, weight_OI, None if activation == "none" else output_BO)
+        ctx.linear, ctx.activation, ctx.weight_gradients = linear, activation, weight_gradients
+        return F.gelu(output_BO, approximate=approximate) if approximate else output_BO
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None, None, None]:
         input_BI, weight_OI, output_BO = ctx.saved_tensors
         (gradient_BO,) = gradients
-        if output_BO is not None:
-            gradient_BO = torch.ops.aten.threshold_backward(gradient_BO, output_BO, 0)
+        gradient_BO = _behind_activation(ctx.activation, gradient_BO, output_BO)
         ctx.weight_gradients.add(ctx.linear, gradient_BO=gradient_BO, input_BI=input_BI)
         input_gradient = None
         if ctx.needs_input_grad[0]:
-            input_gradient = _multiply(gradient_BO, weight_OI.t(), None, False).to(ctx.input_dtype)
+            input_gradient = _multiply(gradient_BO, weight_OI.t(), None, "none").to(ctx.input_dtype)
         return input_gradient, None, None, None, None, None, None
 
 
-def _multiply(input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, has_relu: bool) -> Tensor:
+def _behind_activation(activation: str, gradient_BO: Tensor, saved_BO: Tensor | None) -> Tensor:
+    """Return the gradient of what enters an activation function, which leaves `saved_BO`; of GELU what enters it."""
+    aten = torch.ops.aten
+    if activation == "relu":
+        return aten.threshold_backward(gradient_BO, saved_BO, 0)  # type: ignore[no-any-return]
+    if activation == "sigmoid":
+        return aten.sigmoid_backward(gradient_BO, saved_BO)  # type: ignore[no-any-return]
+    if activation.startswith("gelu"):
+        return aten.gelu_backward(gradient_BO, saved_BO, approximate=activation.partition("-")[2])  # type: ignore[no-any-return]
+    return gradient_BO
+
+
+def _multiply(input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activation: str) -> Tensor:
     if input_BI.device.type == "cpu" and has_fused_linear(input_BI.dtype):
-        activation = "relu" if has_relu else "none"
         return torch.ops.mkldnn._linear_pointwise(input_BI, weight_OI, bias_O, activation, [], "")  # type: ignore[no-any-return]
     output_BO = F.linear(input_BI, weight_OI, bias_O)
-    return F.relu(output_BO) if has_relu else output_BO
+    return {"none": lambda: output_BO, "relu": output_BO.relu, "sigmoid": output_BO.sigmoid}[activation]()
 
 
 @functools.cache

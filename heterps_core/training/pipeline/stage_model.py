@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from heterps_core.compute_device import CPU
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
-from heterps_core.embeddings.row_windows import SweepCounts, slots_by_table
 from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.embeddings.sweep_memory import SweepCounts, slots_by_table
 from heterps_core.embeddings.swept_table import ColdRowsPlace, SweptTable
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.chain import build_chain
@@ -101,7 +101,7 @@ def build_stage_model(
         stages: All stages of the plan; they must cover the chain.
         stage_index: The stage to build.
         group: Its replicas; None for one.
-        link: Between them where they sit on one machine.
+        link: Between them where they sit on one machine; swept rows and those of dynamic ids are sent nevertheless.
         device: Where layers and tables are to be.
         device_group: The replicas of `group`, for tensors on the device; by default `group`.
         scratch: Folder for rows that find no room in `config.embedding_memory_bytes`.
@@ -123,6 +123,8 @@ def build_stage_model(
     stage = stages[stage_index]
     named = list(chain.named_children())[stage.first_layer : stage.last_layer + 1]
     tables = {}
+    if config.embedding_memory_bytes is not None or features.dynamic_ids is not None:
+        link = None
     places = _cold_rows_places(dict(named), config, group, device=device, scratch=scratch)
     for name, layer in named:
         if isinstance(layer, SlotEmbedding):
@@ -136,6 +138,7 @@ def build_stage_model(
                 rows_group=device_group,
                 cold_rows=places.get(name),
                 wire_dtype=getattr(torch, config.wire_dtype),
+                day=config.day_number,
             )
             layer.attach_table(tables[name])
     # Before there is an optimizer, whose state lies where the parameters are.
@@ -165,6 +168,11 @@ def _cold_rows_places(
     embeddings = {name: layer for name, layer in layers.items() if isinstance(layer, SlotEmbedding)}
     if config.embedding_memory_bytes is None or not embeddings:
         return {}
+    if any(layer.ids is not None for layer in embeddings.values()):
+        raise ConfigurationError(
+            f"tables with dynamic ids must be in memory, got embedding_memory_bytes {config.embedding_memory_bytes}; "
+            f"leave that out, or dynamic_ids out of the schema"
+        )
     if device != CPU:
         raise ConfigurationError(
             f"embedding_memory_bytes is for tables in the host's memory, but those of {', '.join(embeddings)} lie on "

@@ -1,4 +1,4 @@
-"""The files of an exported model, and how it is told that they are whole; without torch, for whoever only checks.
+"""The files of an exported model, and how it is told that they are whole; without torch, for checks alone.
 
 model.safetensors        every weight by "layer.parameter"; no pickle, so loading runs nothing
 model.json               name of the model, its features, schema and numeric transform, hashes of the other files
@@ -61,7 +61,7 @@ def check_sha256(path: Path, sha256: str, *, way_out: str) -> None:
 def exported_sha256(folder: Path) -> str:
     """Return one hash of what an exported model predicts with: that of what `sha256sum` prints for the two files.
 
-    The description holds the hashes of the others, but nobody that of the description: this one is kept elsewhere.
+    The description holds the hashes of the others, and its own hash is kept elsewhere.
 
     Raises:
         CheckpointError: A file is missing.

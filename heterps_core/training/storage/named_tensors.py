@@ -1,4 +1,4 @@
-"""The tensors of a replica by names that do not depend on the plan: "layer.tensor".
+"""The tensors of a replica by names that do not depend on the plan: "layer.tensor", or those of a traced module.
 
 Checkpoints and exported models are written and read by them, so another cut into stages, or another number of
 replicas, finds its own. A tensor of a table is this replica's rows of it; all others are whole.
@@ -12,16 +12,21 @@ from torch import Tensor
 
 from heterps_core.compute_device import CPU
 from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.models.graph_block import tensor_name
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.storage.stored_tensors import StoredLayer, TensorRows, read_tensors
 
 
 def weights_of(model: StageModel) -> dict[str, Tensor]:
-    """Return what predictions depend on: rows of tables, parameters and buffers."""
-    weights = {f"{name}.weight": table.weight_RD for name, table in _tables_in_memory(model).items()}
+    """Return what predictions depend on: rows of tables, which ids have them, parameters and buffers."""
+    weights = {
+        f"{name}.{key}": tensor
+        for name, table in _tables_in_memory(model).items()
+        for key, tensor in table.weights().items()
+    }
     for name, layer in model.layers.items():
-        weights |= {f"{name}.{key}": tensor for key, tensor in layer.state_dict().items()}
+        weights |= {tensor_name(name, layer, key): tensor for key, tensor in layer.state_dict().items()}
     return weights
 
 
@@ -39,7 +44,7 @@ def dense_optimizer_state(model: StageModel) -> dict[str, Tensor]:
     if model.dense_optimizer is None:
         return {}
     return {
-        f"{layer_name}.{name}.{key}": tensor
+        f"{tensor_name(layer_name, layer, name)}.{key}": tensor
         for layer_name, layer in model.layers.items()
         for name, parameter in layer.named_parameters()
         for key, tensor in model.dense_optimizer.state[parameter].items()

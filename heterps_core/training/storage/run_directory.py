@@ -11,7 +11,7 @@ folder is a local path or, with the same code, a bucket ("s3://bucket/prefix", t
     checkpoints/<step>/           rank-<rank>.bin and their hashes: what changed since the one before, or all where
                                   that is little; complete where it has a manifest.json
     checkpoints/<step>-whole/     all rows of tables, which later checkpoints begin with
-    nodes/<node id>/heartbeat.json, exit.json, workers.log
+    nodes/<node id>/heartbeat.json, exit.json of the first generation, exit-<generation>.json, workers.log
     failures/rank-<rank>.json     what a worker died of
     leases/<launch>               renewed by the flow; a node ends itself where it no longer changes
     result.json                   quality and counts; written at the good end
@@ -27,7 +27,6 @@ machines have written that it does not trust.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -42,6 +41,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.training.storage.counted_file import CountedFile
 from heterps_core.training.storage.store import StorageUsage, check_store_location
 
 JOB = "job.json"
@@ -330,7 +330,7 @@ class RunDirectory:
         """
         source = self._files.open_input_file(f"{self._root}/{key}")
         self._count(get_requests=1)
-        return source if self.is_local else pa.PythonFile(_CountedFile(source, self._count), mode="r")
+        return source if self.is_local else pa.PythonFile(CountedFile(source, self._count), mode="r")
 
     def _parts(self, source: pa.NativeFile, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
         for first, stop in ranges:
@@ -377,35 +377,6 @@ class RunDirectory:
         if not self.is_local:
             with self._counting:
                 self.usage += StorageUsage(**more)
-
-
-class _CountedFile(io.RawIOBase):
-    """A file in a bucket that tells each request."""
-
-    def __init__(self, source: pa.NativeFile, count: Callable[..., None]) -> None:
-        self._source, self._count = source, count
-
-    def read(self, size: int = -1) -> bytes:
-        """Read on from where the file stands."""
-        content: bytes = self._source.read(None if size < 0 else size)
-        self._count(get_requests=1, bytes_read=len(content))
-        return content
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move to a place."""
-        return int(self._source.seek(offset, whence))
-
-    def tell(self) -> int:
-        """Return where the file stands."""
-        return int(self._source.tell())
-
-    def seekable(self) -> bool:
-        """Return that it can."""
-        return True
-
-    def readable(self) -> bool:
-        """Return that it can."""
-        return True
 
 
 def _sync_folder(folder: Path) -> None:

@@ -193,7 +193,7 @@ def read_tensors(run: RunDirectory, layers: Sequence[StoredLayer], wanted: Mappi
 
     Args:
         layers: Oldest first; what a later one has takes the place of what stands in those before it.
-        wanted: By name, what is to be filled; whoever wrote the rows may have cut them otherwise.
+        wanted: By name, what is to be filled; the writer may have cut the rows otherwise.
 
     Raises:
         CheckpointError: The files hold other tensors or sizes; nothing was filled.

@@ -84,7 +84,7 @@ class UnknownProfileError(ProvisioningError):
 
 
 def refusal(action: str, codes_and_messages: Mapping[str, Sequence[str]]) -> ProvisioningError:
-    """Return the error for what AWS answered, with a way out for each code.
+    """Return the error for what AWS answered, with a fix for each code.
 
     A fleet's answer has an error for each pool that was looked at. One that no other pool changes (a missing right)
     decides. Else, where one pool lacked capacity, the request was good and another zone may have it; where quotas

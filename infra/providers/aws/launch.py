@@ -37,6 +37,7 @@ from infra.providers.aws.queries import (
 )
 from infra.providers.aws.tags import DISK_PRICE_TAG, INTENDED_TAG, LEASE_TAG, group_of, owner_tags
 from infra.providers.base import InsufficientCapacityError, QuotaExceededError, node_of
+from infra.workspace import run_of_launch
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -196,11 +197,13 @@ class RunLaunch:
         now = self.now()
         tags = {**owner_tags(self.run_id, workspace=self.machines.workspace), INTENDED_TAG: now.isoformat()}
         name = self.machines.name_for(self.run_id)
+        # A later launch may replace lost machines of an earlier one: all of a run must reach one another.
+        group_name = self.machines.name_for(run_of_launch(self.run_id))
         with explained("find the machine image"):
             image = find_image(self.client, self.machines.image_id)
         network = self._network
         with explained("make the security group"):
-            group_id = make_security_group(self.client, name, vpc_id=network.vpc_id, tags=tags)
+            group_id = make_security_group(self.client, group_name, vpc_id=network.vpc_id, tags=tags)
         profile = self._make_role(number, tags=tags)
         data = template_data(
             image=image,

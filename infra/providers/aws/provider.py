@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RENDEZVOUS_PORT = 29_400
-"""torchrun's own default; the security group lets the nodes reach one another on every port."""
+"""The default of torch; the security group lets the nodes reach one another on every port."""
 
 POLL_INTERVAL_S = 5
 

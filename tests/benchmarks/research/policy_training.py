@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from heterps_core.planning.cost_model.stage_table import segment_layers, segment_table
+from heterps_core.planning.cost_model.run_tables import segment_layers, segment_table
 from heterps_core.planning.cost_model.step_model import num_microbatches_of
 from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType

@@ -210,6 +210,7 @@ def test_a_cost_that_does_not_exist_cannot_be_left_out(capsys):
     assert "known are: search, spot-risk, startup, storage, transfer" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_documents_tell_the_cost_of_the_example_night(capsys):
     assert (
         main(["plan", str(PROJECT / "docs" / "examples" / "night.problem.json"), "--scheduler", "exact"]) == 0

@@ -21,7 +21,7 @@ from heterps_core.data.reading.readers import list_source_files
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.training.storage.run_directory import RunDirectory
-from tests.heterps_core.data.made_up_rows import all_rows, criteo_lines, prepare, write_lines, write_parquet
+from tests.heterps_core.data.synthetic_rows import all_rows, criteo_lines, prepare, write_lines, write_parquet
 from tests.moto_server import empty_cloud
 
 SERVE = DomainDispatcherApplication.__call__

@@ -10,7 +10,7 @@ import pytest
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.errors import ConfigurationError, DataError
-from tests.heterps_core.data.made_up_rows import all_rows, criteo_lines, prepare, write_lines, write_parquet
+from tests.heterps_core.data.synthetic_rows import all_rows, criteo_lines, prepare, write_lines, write_parquet
 
 NO_CHANGE = NumericTransform(is_count=(True,) * 13, means=(0.0,) * 13, standard_deviations=(1.0,) * 13)
 
@@ -185,6 +185,14 @@ def test_parts_begin_and_end_within_row_groups(many_groups):
     np.testing.assert_array_equal(np.concatenate([part.ids for part in parts]), whole.ids[20:610])
     np.testing.assert_array_equal(many_groups.labels(20, 610), whole.labels[20:610])
     assert list(many_groups.parts(30, 30)) == []
+
+
+def test_rows_of_a_part_hold_no_others_of_their_row_group_in_memory(many_groups: PreparedDataset) -> None:
+    (part,) = many_groups.parts(3, 5)
+
+    for rows in (part.dense, part.ids):
+        owner = rows if rows.base is None else rows.base
+        assert owner.nbytes == rows.nbytes
 
 
 @pytest.mark.parametrize("batch_size", [8, 64, 200, 500])

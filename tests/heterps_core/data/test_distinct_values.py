@@ -12,7 +12,7 @@ from heterps_core.data.hashing import rows_of_texts
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
-from tests.heterps_core.data.made_up_rows import prepare
+from tests.heterps_core.data.synthetic_rows import prepare
 
 
 def counted(texts):

@@ -2,7 +2,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from heterps_core.data.hashing import hash_texts, rows_of_texts
+from heterps_core.data.features import DynamicIds, FeatureSpec
+from heterps_core.data.hashing import hash_texts, keys_of_texts, rows_of_texts
+from heterps_core.data.row_arrays import ids_of_texts
 from heterps_core.errors import ConfigurationError
 
 MASK = 2**64 - 1
@@ -108,3 +110,23 @@ def test_the_same_value_collides_with_others_in_other_slots():
 def test_refuses_a_table_without_room_for_values():
     with pytest.raises(ConfigurationError, match="at least 2 rows, got 1"):
         rows_of_texts(pa.array(["a"]), slot=0, num_rows=1)
+
+
+def test_a_key_is_the_slot_and_the_leading_bits_of_the_hash():
+    keys = keys_of_texts(pa.array([*TEXTS, None]), slot=5, hash_bits=59)
+
+    # By plain Python: three bits of the slot, 59 of the hash.
+    assert keys.tolist() == [(5 << 59) + (reference_hash(text, 5) >> 5) for text in [*TEXTS, ""]]
+    assert keys.dtype == np.int64
+
+
+def test_numbers_beyond_64_bits_are_ids_like_any_others():
+    features = FeatureSpec(num_dense=0, slot_rows=(512, 512), dynamic_ids=DynamicIds())
+    texts = pa.array([str(2**63), str(2**64 + 1), str(-(2**70)), "7", None])
+
+    ids = ids_of_texts([texts, texts.dictionary_encode()], features)
+
+    assert ids.dtype == np.int64
+    assert len(np.unique(ids)) == 10
+    assert (ids >= 0).all()
+    assert (ids >> features.hash_bits).tolist() == [[0, 1]] * 5

@@ -14,7 +14,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema, MultiHotColumn
 from heterps_core.errors import ConfigurationError, DataError
-from tests.heterps_core.data.made_up_rows import all_rows, prepare, write_parquet
+from tests.heterps_core.data.synthetic_rows import all_rows, prepare, write_parquet
 
 NUM_ROWS, NUM_TRAIN_ROWS = 6_000, 4_800
 SHARE = 0.3

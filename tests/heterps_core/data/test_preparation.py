@@ -17,7 +17,7 @@ from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import ConfigurationError, DataError
-from tests.heterps_core.data.made_up_rows import (
+from tests.heterps_core.data.synthetic_rows import (
     all_rows,
     criteo_fields,
     criteo_lines,

@@ -4,7 +4,7 @@ import pytest
 
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
-from tests.heterps_core.data.made_up_rows import all_rows
+from tests.heterps_core.data.synthetic_rows import all_rows
 from tests.paths import PROJECT, TESTS
 
 DATA = PROJECT.parent / "shared" / "data"

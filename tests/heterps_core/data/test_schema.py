@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from heterps_core.data.features import FeatureSpec
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import ConfigurationError
 from tests.paths import PROJECT
@@ -57,6 +58,18 @@ def test_columns_may_have_rows_and_widths_of_their_own(tmp_path):
     assert DataSchema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
 
 
+def test_dynamic_ids_have_whole_buckets_of_rows(tmp_path):
+    document = MINIMAL | {"dynamic_ids": {"min_sightings": 3}, "multi_hot_columns": [{"name": "tags"}]}
+    schema = DataSchema.load(write_schema(tmp_path, document | {"table_rows": {"tags": 513}}))
+
+    features = schema.features([50, 50])
+
+    assert features.slot_rows == (512, 1_024)
+    assert (features.dynamic_ids.min_sightings, features.dynamic_ids.time_to_live_days) == (3, 7)
+    assert DataSchema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+    assert FeatureSpec.from_json(json.loads(json.dumps(features.to_json()))) == features
+
+
 def test_shipped_example_for_the_adult_table_uses_all_15_columns():
     schema = DataSchema.load(ADULT_SCHEMA_FILE)
 
@@ -109,6 +122,12 @@ def test_shipped_example_for_the_adult_table_uses_all_15_columns():
         ),
         ({"weight_column": "site"}, "'site' stands there twice"),
         ({"name": None}, "name: must be a text, got None"),
+        (
+            {"dynamic_ids": {"time_to_live_days": 0}},
+            r"dynamic_ids.time_to_live_days: must lie in 1..3650, got 0",
+        ),
+        ({"dynamic_ids": {"min_sightings": 0}}, r"dynamic_ids.min_sightings: must lie in 1..1000, got 0"),
+        ({"dynamic_ids": {"ttl": 3}}, "ttl"),
     ],
 )
 def test_names_file_and_rule_of_a_bad_schema(tmp_path, changes, message):

@@ -13,7 +13,8 @@ from heterps_core.data.features import NO_ID
 from heterps_core.embeddings import row_kernels
 from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.row_optimizers import RowWiseSGD
-from heterps_core.embeddings.sharded_table import ShardedTable, SharedMemoryTable
+from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.embeddings.shared_memory_table import SharedMemoryTable
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 from tests.worker_processes import run_in_processes

@@ -1,19 +1,11 @@
-"""Windows end where memory is full, and memory is divided by what batches touch."""
+"""Windows end where memory is full."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from heterps_core.embeddings.row_windows import (
-    NUM_PARTS,
-    RowWindow,
-    ShardSize,
-    WindowLength,
-    WindowPlan,
-    slots_by_table,
-)
-from heterps_core.errors import ConfigurationError
+from heterps_core.embeddings.row_windows import RowWindow, WindowLength, WindowPlan
+from heterps_core.embeddings.sweep_memory import NUM_PARTS
 
 NUM_ROWS, NUM_SLOTS = 4_000, 700
 PARTS = np.array([0, 1_000, 2_000, 3_000, NUM_ROWS])
@@ -87,35 +79,3 @@ def test_windows_become_as_long_as_the_last_ones_were_on_average():
 
     assert found == [1, 2, 3, 4, 6, 9]
     assert length.most_batches == (3 + 4 + 6 + 9 + 1) // 5
-
-
-def size(num_rows: int, most_rows: int) -> ShardSize:
-    return ShardSize(num_rows=num_rows, width=17, most_rows=most_rows)
-
-
-def test_small_tables_are_in_memory_and_what_they_leave_is_for_the_others():
-    shards = {"large": size(50_000_000, 100_000), "small": size(10_000, 10_000)}
-    memory_bytes = 400_000_000
-
-    slots = slots_by_table(shards, memory_bytes)
-
-    assert slots["small"] is None
-    left = memory_bytes - shards["small"].whole_bytes - shards["large"].fixed_bytes
-    assert slots["large"] == left // shards["large"].slot_bytes
-
-
-def test_memory_for_all_rows_leaves_nothing_on_disk():
-    shards = {"a": size(50_000, 1_000), "b": size(70_000, 1_000)}
-
-    assert slots_by_table(shards, 120_000 * 68) == {"a": None, "b": None}
-
-
-def test_memory_that_holds_no_batch_is_refused_with_what_it_needs():
-    shards = {"a": size(50_000_000, 100_000)}
-    needed = shards["a"].least_bytes
-
-    with pytest.raises(ConfigurationError) as failure:
-        slots_by_table(shards, needed - 1)
-
-    assert f"here {needed:,} bytes for a, got {needed - 1:,}" in str(failure.value)
-    assert slots_by_table(shards, needed) == {"a": 100_000}

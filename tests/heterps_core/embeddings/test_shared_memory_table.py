@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
-from heterps_core.embeddings.sharded_table import SharedMemoryTable
+from heterps_core.embeddings.shared_memory_table import SharedMemoryTable
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 from tests.worker_processes import run_in_processes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,9 @@ from heterps_core.data.features import NO_ID
 from heterps_core.embeddings import cold_rows
 from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.row_optimizers import ROW_OPTIMIZERS, RowWiseAdagrad
-from heterps_core.embeddings.row_windows import NUM_PARTS, RowWindow, WindowLength
+from heterps_core.embeddings.row_windows import RowWindow, WindowLength
 from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.embeddings.sweep_memory import NUM_PARTS
 from heterps_core.embeddings.swept_table import ColdRowsPlace, SweptTable
 from heterps_core.errors import TrainingError
 
@@ -117,6 +120,83 @@ def test_rows_learn_bit_for_bit_what_they_learn_in_memory(optimizer, bags, tmp_p
     assert_rows_alike(table, expected)
     assert len(windows_of(table, batches)) > 10
     assert 0 < table.counts.rows_fetched < table.counts.rows_asked
+
+
+def put_rows(tensors: dict[str, torch.Tensor], changes: Iterator) -> int:
+    """Write changed rows over older ones; returns how many there were."""
+    count = 0
+    for rows_U, changed in changes:
+        assert (rows_U[1:] > rows_U[:-1]).all()
+        for name, tensor in changed.items():
+            tensors[name][rows_U] = tensor
+        count += len(rows_U)
+    return count
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise-adam"])
+def test_changed_rows_that_are_read_while_the_training_goes_on_are_those_of_their_step(optimizer, tmp_path):
+    """Sweeps wait for blocks whose changed rows are not read yet: else two would have ended before they are."""
+    expected, table = make_tables(tmp_path, optimizer)
+    num_visits, visit = threading.Semaphore(0), table.visit
+
+    def visit_and_tell(part: int, windows: list[RowWindow]) -> None:
+        visit(part, windows)
+        num_visits.release()
+
+    table.visit = visit_and_tell
+
+    def read_late() -> int:
+        count = 0
+        while num_visits.acquire(timeout=0.2):
+            count += 1
+            if count == 2 * NUM_PARTS:
+                break
+        return put_rows(kept, table.remaining_changes())
+
+    table.forget_changes()
+    kept = {name: tensor.clone() for name, tensor in expected.tensors().items()}
+    generator = torch.Generator().manual_seed(0)
+    counts: list[tuple[int, int]] = []
+    of_step: dict[str, torch.Tensor] = {}
+    batches = draw_batches(90)
+    with ThreadPoolExecutor(1) as beside:
+        reading = None
+        for number, batch in enumerate(swept_in_turn(table, batches)):
+            weights = torch.randn(len(batch), NUM_COLUMNS * DIMENSION, generator=generator)
+            learn(table, batch, weights)
+            learn(expected, batch, weights)
+            if number % 30 == 29:
+                if reading is not None:
+                    counts[-1] = (counts[-1][0], reading.result())
+                    assert all(torch.equal(kept[name], tensor) for name, tensor in of_step.items())
+                of_step = {name: tensor.clone() for name, tensor in expected.tensors().items()}
+                counts.append((put_rows(kept, table.take_changes(2_000)), 0))
+                while num_visits.acquire(blocking=False):
+                    pass
+                reading = beside.submit(read_late)
+
+        counts[-1] = (counts[-1][0], reading.result())
+        assert all(torch.equal(kept[name], tensor) for name, tensor in of_step.items())
+
+    for number, (in_memory, on_disk) in enumerate(counts):
+        changed = np.unique(torch.stack(batches[30 * number : 30 * number + 30]))
+        assert in_memory + on_disk == len(changed)
+        assert in_memory > 0
+        assert on_disk > 0
+
+
+def test_sweeps_go_on_where_changed_rows_cannot_be_read(tmp_path):
+    _, table = make_tables(tmp_path)
+    for batch in swept_in_turn(table, draw_batches(20)):
+        learn(table, batch, torch.ones(len(batch), NUM_COLUMNS * DIMENSION))
+    list(table.take_changes(2_000))
+    size = os.fstat(table.cold._file).st_size
+    os.ftruncate(table.cold._file, 0)
+    with pytest.raises(TrainingError, match="could not be read"):
+        list(table.remaining_changes())
+    os.ftruncate(table.cold._file, size)
+
+    table.empty()
 
 
 def visit_all(table: SweptTable, *rows: range, writes: bool = True) -> list[RowWindow]:

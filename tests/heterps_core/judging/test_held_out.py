@@ -14,7 +14,7 @@ from tests.heterps_core.judging.test_comparison import judged, scores_of
 
 
 def clicks(num_rows, *, seed=0, noise=0.2):
-    """Labels that a model of logits around -1.5 foresees, and those of one that is worse by noise."""
+    """Labels that a model of logits around -1.5 predicts, and those of one that is worse by noise."""
     generator = np.random.default_rng(seed)
     logits = generator.normal(-1.5, 1.0, num_rows).astype(np.float32)
     labels = (generator.random(num_rows) < 1 / (1 + np.exp(-logits))).astype(np.uint8)

@@ -106,7 +106,10 @@ def test_a_model_by_import_path_is_built():
             f"{HERE}:build_mean_of_rows",
             r"one row for each row that enters, shape \(2, ...\) here, got \(1, 1\)",
         ),
-        (f"{HERE}:build_list", r"must be a torch\.nn\.Sequential of named layers, got list"),
+        (
+            f"{HERE}:build_list",
+            r"must be a torch\.nn\.Module .*, or a torch\.nn\.Sequential of named layers, got list",
+        ),
         (f"{HERE}:NOT_A_FUNCTION", "must name a function, got int"),
         (f"{HERE}:missing", "cannot be imported"),
         ("no_such_package:build", "No module named 'no_such_package'; is its folder on PYTHONPATH"),
@@ -130,7 +133,7 @@ def test_a_sigmoid_within_a_model_is_a_layer_like_any_other():
 
 
 def test_an_unknown_name_lists_the_known_ones_and_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"2emb, ctrdnn.* Did you mean 'ctrdnn'"):
+    with pytest.raises(UnknownNameError, match=r"2emb, autoint, ctrdnn.* Did you mean 'ctrdnn'"):
         build_chain("ctr-dnn", FEATURES, seed=0)
 
 

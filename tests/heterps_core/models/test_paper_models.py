@@ -9,6 +9,7 @@ from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
 from heterps_core.errors import ConfigurationError
 from heterps_core.models import sized_model
 from heterps_core.models.chain import build_chain, run_layers
+from heterps_core.models.graph_block import tensor_name
 from heterps_core.models.slot_embedding import SlotEmbedding
 
 FEATURES = FeatureSpec(num_dense=13, slot_rows=(50,) * 26)
@@ -94,8 +95,8 @@ def test_matchnet_is_the_scaled_cosine_of_two_separate_towers():
         [row_of(chain, "item_embedding", 0, 3), row_of(chain, "item_embedding", 6, 4), torch.tensor([0.5])]
     )
     for number in (1, 2, 3):
-        user = chain.get_submodule(f"user_fc{number}")(user).relu()
-        item = chain.get_submodule(f"item_fc{number}").linear(item).relu()
+        user = chain.get_submodule(f"user_fc{number}.body.user_fc{number}")(user).relu()
+        item = chain.get_submodule(f"item_fc{number}_linear.body.item_fc{number}.linear")(item).relu()
     expected = 10 * (user @ item) / (user.norm() * item.norm()) - 5
 
     assert run_layers(chain, BATCH, None).item() == pytest.approx(expected.item(), abs=1e-5)
@@ -105,9 +106,45 @@ def test_matchnet_of_criteo_has_the_towers_of_the_public_example():
     chain = build_chain("matchnet", FEATURES, seed=0)
 
     assert len(chain.user_embedding.slots) == 12
-    assert chain.user_fc1.in_features == 120
-    assert chain.item_fc1.linear.in_features == 14 * 10 + 13
-    assert (chain.user_fc3.out_features, chain.item_fc3.linear.out_features) == (50, 50)
+    shapes = {
+        tensor_name(name, layer, key): tuple(value.shape)
+        for name, layer in chain.named_children()
+        for key, value in layer.state_dict().items()
+    }
+    assert shapes["user_fc1.weight"] == (400, 120)
+    assert shapes["item_fc1.linear.weight"] == (400, 14 * 10 + 13)
+    assert shapes["user_fc3.weight"][0] == shapes["item_fc3.linear.weight"][0] == 50
+
+
+@pytest.mark.parametrize(
+    ("model", "linears", "tables"),
+    [
+        (
+            "matchnet",
+            [f"{side}.{part}" for side in ("user_fc1", "user_fc2", "user_fc3") for part in ("weight", "bias")]
+            + [f"item_fc{number}.linear.{part}" for number in (1, 2, 3) for part in ("weight", "bias")],
+            ["user_embedding", "item_embedding"],
+        ),
+        (
+            "2emb",
+            [
+                f"{name}.{part}"
+                for name in ("fc1", "fc2", "fc3", "second_fc.linear")
+                for part in ("weight", "bias")
+            ],
+            ["main_embedding", "second_embedding"],
+        ),
+    ],
+)
+def test_checkpoints_from_before_models_were_traced_can_be_read(model, linears, tables):
+    chain = build_chain(model, FEATURES, seed=0)
+
+    names = {
+        tensor_name(name, layer, key) for name, layer in chain.named_children() for key in layer.state_dict()
+    }
+
+    assert names == {*linears, "output.weight", "output.bias"}
+    assert [name for name, layer in chain.named_children() if isinstance(layer, SlotEmbedding)] == tables
 
 
 def test_nce_scores_words_by_their_product_with_the_context():

@@ -105,3 +105,24 @@ def test_every_machine_may_be_had_as_an_alternative_and_is_then_priced_as_that()
 def test_refuses_an_alternative_of_another_place_or_market(alternative):
     with pytest.raises(ConfigurationError, match="another offer of its market in us-east-1"):
         with_alternatives(alternative)
+
+
+def test_a_part_of_a_plan_asks_for_the_machines_of_these_names_and_for_no_other():
+    groups = (group(0, count=1, units=4), group(0, count=2, units=2), group(1, count=2, units=8))
+    whole = plan((7, 9), *groups)
+    lost = ("stage0-node1", "stage0-node2", "stage1-node1")
+
+    part = whole.only(lost)
+
+    assert part.node_requests() == tuple(
+        request for request in whole.node_requests() if request.node_id in lost
+    )
+    assert part.price_usd_per_hour == 3.0
+    assert part.planned_price_usd_per_hour == pytest.approx(2.0 * 3 / 5)
+    assert ProvisioningPlan.from_json(part.to_json()) == part
+
+
+def test_a_part_may_leave_out_all_machines_of_a_stage():
+    whole = plan((2, 3, 1), *(group(stage, count=1, units=4) for stage in range(3)))
+
+    assert [request.node_id for request in whole.only(["stage1-node0"]).node_requests()] == ["stage1-node0"]

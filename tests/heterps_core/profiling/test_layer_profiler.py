@@ -28,7 +28,7 @@ from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey, profi
 from heterps_core.profiling.profiling_input import NUM_BATCHES, click_batches, zipf_ids
 from heterps_core.training.node import host_memory
 from heterps_core.training.node.failures import OutOfMemoryError
-from tests.heterps_core.data.made_up_rows import all_rows
+from tests.heterps_core.data.synthetic_rows import all_rows
 
 BATCH_SIZE = 64
 SMALL = ProfileRequest(

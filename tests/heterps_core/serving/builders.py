@@ -19,7 +19,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.models.slot_embedding import SlotEmbedding
 from tasks.judging.baseline import design_matrix
-from tests.heterps_core.data.made_up_rows import all_rows
+from tests.heterps_core.data.synthetic_rows import all_rows
 
 LOGISTIC_MODEL = f"{__name__}:build_logistic"
 

@@ -17,6 +17,7 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import CheckpointError, DataError
+from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import ClickPredictor, export_model
 from heterps_core.training.checkpoint import TrainingCursor
@@ -28,26 +29,27 @@ from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHT
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.rank_layout import RankLayout
 from tests.checkpoints import save_checkpoint
-from tests.heterps_core.data.made_up_rows import all_rows, held_out
+from tests.heterps_core.data.synthetic_rows import all_rows, held_out
 from tests.one_step import train_one_step
 from tests.worker_processes import run_in_processes
 
 NUM_ROWS = 400
 
 
-def make_job(dataset: PreparedDataset, folder: str) -> TrainingJob:
+def make_job(dataset: PreparedDataset, model: str) -> TrainingJob:
+    num_layers = len(build_chain(model, dataset.features, seed=0))
     return TrainingJob(
         run_id="r",
-        model="ctrdnn",
+        model=model,
         dataset=str(dataset.directory),
-        stages=(Stage(0, 0, "cpu", 2), Stage(1, 7, "cpu", 1)),
+        stages=(Stage(0, 1, "cpu", 2), Stage(2, num_layers - 1, "cpu", 1)),
         config=TrainingConfig(batch_size=32, num_microbatches=1, num_epochs=1, seed=0),
     )
 
 
-def train_one_step_and_save(rank: int, dataset_folder: str, run_folder: str) -> list[float]:
+def train_one_step_and_save(rank: int, dataset_folder: str, run_folder: str, model_name: str) -> list[float]:
     dataset = PreparedDataset.open(dataset_folder)
-    job = make_job(dataset, run_folder)
+    job = make_job(dataset, model_name)
     layout = RankLayout(((0, 1), (2,)))
     groups = [dist.new_group([0, 1]), dist.new_group([2])]
     stage, replica = layout.position(rank)
@@ -73,15 +75,19 @@ def train_one_step_and_save(rank: int, dataset_folder: str, run_folder: str) -> 
     ).tolist()
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, np.ndarray]:
+@pytest.fixture(scope="module", params=["ctrdnn", "deepfm"])
+def exported(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[Path, Path, np.ndarray]:
     folder = tmp_path_factory.mktemp("exported")
     stream = write_click_stream(folder / "clicks.tsv", num_rows=NUM_ROWS, seed=1)
     dataset = prepare_dataset(
         stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=97, out_dir=folder / "prepared"
     )
-    logits = run_in_processes(train_one_step_and_save, 3, str(dataset.directory), str(folder / "run"))[2]
-    job = make_job(dataset, str(folder / "run"))
+    logits = run_in_processes(
+        train_one_step_and_save, 3, str(dataset.directory), str(folder / "run"), request.param
+    )[2]
+    job = make_job(dataset, request.param)
     submit_job(RunDirectory(str(folder / "run")), job)
     export_model(RunDirectory(str(folder / "run")), dataset.manifest, folder / "model", model=job.model)
     return folder / "model", stream.path, torch.tensor(logits).double().sigmoid().numpy()

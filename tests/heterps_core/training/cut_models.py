@@ -13,6 +13,7 @@ from torch import Tensor
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.models.chain import build_chain
+from heterps_core.models.graph_block import tensor_name
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import StageRunner
 from tests.heterps_core.training.reference import plain_model, train_plainly, train_with_delay
@@ -21,6 +22,9 @@ FEATURES = FeatureSpec(num_dense=13, slot_rows=(300,) * 26)
 SEED = 5
 DENSE_LEARNING_RATE = 0.2
 EMBEDDING_LEARNING_RATE = 20.0
+RATES_OF_MODELS = {"deepfm": 0.5}
+"""A weight of the linear part is a part of the logit as it is, and would leap to and fro at the rate of vectors."""
+
 # 41 rows are shared by no number of replicas and micro-batches evenly; of one row most replicas get nothing.
 STEP_ROWS = [48] * 6 + [41, 48, 48, 1, 48, 48]
 NUM_HELD_OUT_ROWS = 41
@@ -79,7 +83,7 @@ def learned_part(
     slices = [rows for _, rows in runner.row_slices(NUM_HELD_OUT_ROWS, num_microbatches)]
     return {
         "dense": {
-            f"{name}.{parameter_name}": parameter.detach().cpu()
+            tensor_name(name, layer, parameter_name): parameter.detach().cpu()
             for name, layer in model.layers.items()
             for parameter_name, parameter in layer.named_parameters()
         },
@@ -111,11 +115,11 @@ class Delay(NamedTuple):
 @cache
 def learned_by_one_process(model: str, delay: Delay | None = None) -> Learned:
     plain = plain_model(model, FEATURES, seed=SEED)
-    before = {name: value.clone() for name, value in plain.state_dict().items()}
+    before = plain.tensors()
     batches = [make_batch(step, num_rows) for step, num_rows in enumerate(STEP_ROWS)]
     rates = {
         "dense_learning_rate": DENSE_LEARNING_RATE,
-        "embedding_learning_rate": EMBEDDING_LEARNING_RATE,
+        "embedding_learning_rate": RATES_OF_MODELS.get(model, EMBEDDING_LEARNING_RATE),
     }
     if delay is None:
         losses = train_plainly(plain, batches, **rates)
@@ -130,7 +134,7 @@ def learned_by_one_process(model: str, delay: Delay | None = None) -> Learned:
         )
     with torch.no_grad():
         logits = plain(make_batch(HELD_OUT, NUM_HELD_OUT_ROWS))
-    return Learned(before, plain.state_dict(), losses, logits)
+    return Learned(before, plain.tensors(), losses, logits)
 
 
 def check_learned(
@@ -146,9 +150,9 @@ def check_learned(
     before, after, losses, logits = learned_by_one_process(model, delay)
     largest_difference, largest_update, num_logits = 0.0, 0.0, 0
     for part in parts:
-        found = {f"chain.{name}": (slice(None), value) for name, value in part["dense"].items()}
+        found = {name: (slice(None), value) for name, value in part["dense"].items()}
         for name, (rows, weight) in part["shards"].items():
-            found[f"chain.{name}.weight"] = (slice(rows.first, rows.stop), weight)
+            found[f"{name}.weight"] = (slice(rows.first, rows.stop), weight)
         for name, (rows, value) in found.items():
             largest_difference = max(largest_difference, (value - after[name][rows]).abs().max().item())
             largest_update = max(largest_update, (after[name] - before[name]).abs().max().item())

@@ -1,4 +1,4 @@
-"""Real nodes on this machine: processes that start torchrun, and what is needed to train on them and disturb them.
+"""Real nodes on this machine: processes that start workers, and what is needed to train on them and disturb them.
 
 Every run trains the same 40 steps with SGD on the same data, so each step must have the same loss whatever the cut
 and whatever happened on the way: a sample lost or doubled would show.
@@ -23,12 +23,14 @@ from heterps_core.cluster import Cluster, Node
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.errors import TrainingError
 from heterps_core.hardware import Market
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
 from heterps_core.training.node.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE, RUN_KEY_VARIABLE
+from heterps_core.training.outcome import Complete, Failed, MachinesLost, Stopped, TrainingOutcome
 from heterps_core.training.step_metrics import REPORT_INTERVAL_S, Progress
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import TrainingRun
@@ -192,7 +194,7 @@ def train(
     *,
     astray: tuple[RunDirectory, TrainingJob] | None = None,
 ) -> TrainingRun:
-    """Train to the end; `disturb` is called with each progress until it returns True."""
+    """Train to the end, with new workers once where some fail; `disturb` is called with progress until it is True."""
     done = False
     with running_nodes(run, job, astray=astray) as (cluster, processes):
 
@@ -200,7 +202,23 @@ def train(
             nonlocal done
             done = done or disturb(progress, processes)
 
-        return follow_training(run, cluster, on_progress=on_progress)
+        outcome = follow_training(run, cluster, on_progress=on_progress)
+        if isinstance(outcome, MachinesLost) and not outcome.node_ids:
+            following = cluster.next_generation()
+            publish_cluster(run, following)
+            outcome = follow_training(run, following, on_progress=on_progress)
+        return trained(outcome)
+
+
+def trained(outcome: TrainingOutcome) -> TrainingRun:
+    """Return the record of a training that came to an end or was stopped; raises what else became of it."""
+    match outcome:
+        case Complete(training) | Stopped(training):
+            return training
+        case Failed(error):
+            raise error
+        case MachinesLost(message=message):
+            raise TrainingError(message)
 
 
 def worker_processes(nodes: list[psutil.Process]) -> list[psutil.Process]:
@@ -208,6 +226,5 @@ def worker_processes(nodes: list[psutil.Process]) -> list[psutil.Process]:
         child
         for node in nodes
         for child in node.children(recursive=True)
-        if "heterps_core.training.worker" in child.cmdline()
-        and "torch.distributed.run" not in child.cmdline()
+        if child.parent() not in (None, node) and "forkserver" in " ".join(child.cmdline())
     ]

@@ -14,11 +14,11 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import SEQUENCE, FeatureSpec
 from heterps_core.embeddings.row_range import RowRange, initial_rows
 from heterps_core.judging.quality import ClickQuality, measure_quality
-from heterps_core.models.chain import build_chain
+from heterps_core.models.chain import build_chain, load_builder
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.pipeline.stage_exchange import replica_slice
-from tests.heterps_core.data.made_up_rows import held_out
+from tests.heterps_core.data.synthetic_rows import held_out
 
 
 class PlainEmbedding(nn.Module):
@@ -29,7 +29,7 @@ class PlainEmbedding(nn.Module):
         self.weight = nn.Parameter(weight.clone())
         self.layer = layer
 
-    def forward(self, batch: ClickBatch, activation: Tensor | None) -> Tensor:
+    def forward(self, batch: ClickBatch, activation: Tensor | None = None) -> Tensor:
         rows = self.layer.row_numbers(batch)
         parts = [] if activation is None else [activation]
         first, lengths = 0, []
@@ -70,6 +70,37 @@ class PlainModel(nn.Module):
         assert activation is not None
         return activation.squeeze(1)
 
+    @property
+    def table_paths(self) -> dict[str, str]:
+        """The name of each table's parameter by that of its layer."""
+        return {
+            path.removeprefix("chain.").replace(".", "_"): f"{path}.weight"
+            for path, module in self.named_modules()
+            if isinstance(module, PlainEmbedding)
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return copies of all tensors by their names in checkpoints."""
+        layers = {path: f"{name}.weight" for name, path in self.table_paths.items()}
+        return {
+            layers.get(path, path.removeprefix("chain.")): value.clone()
+            for path, value in self.state_dict().items()
+        }
+
+
+class PlainModule(PlainModel):
+    """A user's module, never traced, whose embeddings are PlainEmbeddings with the given initial rows."""
+
+    def __init__(self, module: nn.Module, embedding_weights: dict[str, Tensor]) -> None:
+        nn.Module.__init__(self)
+        for path, layer in list(module.named_modules()):
+            if isinstance(layer, SlotEmbedding):
+                module.set_submodule(path, PlainEmbedding(layer, embedding_weights[path.replace(".", "_")]))
+        self.chain = module
+
+    def forward(self, batch: ClickBatch) -> Tensor:
+        return self.chain(batch).squeeze(1)
+
 
 def plain_model(model: str, features: FeatureSpec, *, seed: int) -> PlainModel:
     """Return a model as the engine begins with it."""
@@ -80,12 +111,15 @@ def plain_model(model: str, features: FeatureSpec, *, seed: int) -> PlainModel:
             table=name,
             dimension=layer.dimension,
             seed=seed,
-            standard_deviation=layer.dimension**-0.5 / 10,
+            standard_deviation=layer.initial_standard_deviation,
         )
         for name, layer in chain.named_children()
         if isinstance(layer, SlotEmbedding)
     }
-    return PlainModel(chain, tables)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = load_builder(model)(features)
+    return PlainModel(chain, tables) if isinstance(module, nn.Sequential) else PlainModule(module, tables)
 
 
 def train_plainly(
@@ -97,7 +131,7 @@ def train_plainly(
     last_share: float = 1.0,
 ) -> list[float]:
     """Train with SGD, with learning rates that fall in a straight line to a share; returns the loss of each step."""
-    tables = [layer.weight for layer in model.chain.values() if isinstance(layer, PlainEmbedding)]
+    tables = [layer.weight for layer in model.modules() if isinstance(layer, PlainEmbedding)]
     dense = [parameter for parameter in model.parameters() if all(parameter is not table for table in tables)]
     optimizer = torch.optim.SGD(
         [{"params": dense, "lr": dense_learning_rate}, {"params": tables, "lr": embedding_learning_rate}]
@@ -140,7 +174,7 @@ def train_with_delay(
         The loss of each batch.
     """
     versions = [{name: value.detach().clone() for name, value in model.named_parameters()}]
-    tables = {f"chain.{name}.weight": count for name, count in num_ahead.items()}
+    tables = {model.table_paths[name]: count for name, count in num_ahead.items()}
     losses = []
     for number, batch in enumerate(batches):
         total = {name: torch.zeros_like(value) for name, value in versions[-1].items()}

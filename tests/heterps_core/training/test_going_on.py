@@ -19,6 +19,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.models.graph_block import tensor_name
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import export_model
 from heterps_core.training.job import TrainingConfig, TrainingJob
@@ -134,7 +135,7 @@ def trained_alone(folder: Path) -> list[Path]:
     start, job = make_start(first), ALONE.job(2, folder)
     seconds = {
         folder / "going-on": replace(job, start_model=start),
-        folder / "anew": replace(job, start_model=replace(start, optimizer_state=None)),
+        folder / "from-scratch": replace(job, start_model=replace(start, optimizer_state=None)),
     }
     return train_night(seconds, [first, first])
 
@@ -184,9 +185,10 @@ def tensors_of(model: StageModel) -> dict[str, Tensor]:
         found[f"{name}.accumulator"] = model.tables[name].state["accumulator"]
     for name, layer in model.layers.items():
         for key, parameter in layer.named_parameters():
-            found[f"{name}.{key}"] = parameter.detach()
+            full_name = tensor_name(name, layer, key)
+            found[full_name] = parameter.detach()
             for part in ("exp_avg", "exp_avg_sq", "step"):
-                found[f"{name}.{key}.{part}"] = model.dense_optimizer.state[parameter][part]
+                found[f"{full_name}.{part}"] = model.dense_optimizer.state[parameter][part]
     return found
 
 

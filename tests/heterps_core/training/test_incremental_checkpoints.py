@@ -251,7 +251,7 @@ def test_rows_that_change_while_whole_ones_are_written_are_those_of_the_checkpoi
     one_process, tmp_path
 ):
     """The thread stops in the middle of the table until step 5, so that its file is of no single step."""
-    may_go_on = threading.Event()
+    is_held, may_go_on = threading.Event(), threading.Event()
     num_pieces = 0
 
     def hold(key: str) -> None:
@@ -259,9 +259,13 @@ def test_rows_that_change_while_whole_ones_are_written_are_those_of_the_checkpoi
         if "-whole/" in key:
             num_pieces += 1
             if num_pieces == 12:
+                is_held.set()
                 assert may_go_on.wait(30)
 
     def look(writer: CheckpointWriter, step: int) -> None:
+        if step == 1:
+            # Rows that step 2 changes for the first time were read before it, however late the thread began.
+            assert is_held.wait(30)
         if step == INTERVAL_STEPS:
             writer._saving.result()
             # Changed rows are written, but there are no whole ones yet.

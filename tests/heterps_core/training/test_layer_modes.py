@@ -36,7 +36,7 @@ from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
 from tests.contracts.own_models import WITH_BATCH_NORM, build_with_dropout
-from tests.heterps_core.data.made_up_rows import all_rows, held_out
+from tests.heterps_core.data.synthetic_rows import all_rows, held_out
 from tests.heterps_core.training.reference import plain_model, train_plainly
 from tests.heterps_core.training.test_start_model import make_start
 from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of

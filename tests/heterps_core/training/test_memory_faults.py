@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.errors import ConfigurationError, InterruptedTrainingError, TrainingError
+from heterps_core.errors import ConfigurationError, TrainingError
 from heterps_core.models.model_graph import ROW_BUFFER_BYTES_PER_SAMPLE, WORKER_BYTES
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
@@ -26,6 +26,7 @@ from heterps_core.training.monitor import follow_training
 from heterps_core.training.node.failures import OutOfMemoryError, root_cause
 from heterps_core.training.node.host_memory import check_workers_fit
 from heterps_core.training.node.node_life import DRY_RUN_VARIABLE
+from heterps_core.training.outcome import Failed
 from heterps_core.training.storage.run_directory import RunDirectory
 from tests.heterps_core.training.node_processes import (
     NUM_MICROBATCHES,
@@ -136,10 +137,10 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_told_with_figures_and_not_
 
     with running_nodes(run, job) as (cluster, nodes):
         (small_group / "cgroup.procs").write_text(str(nodes[1].pid))
-        with pytest.raises(TrainingError) as failure:
-            follow_training(run, cluster, on_progress=lambda progress: None)
+        outcome = follow_training(run, cluster, on_progress=lambda progress: None)
 
-    message = str(failure.value)
+    assert isinstance(outcome, Failed)
+    message = str(outcome.error)
     told = re.match(
         r"worker \d \(stage 1, replica 0\) failed after step 12: .*the kernel killed its process for lack of it: it "
         r"used ([0-9.]+) GB when last seen, of 1.50 GB",
@@ -148,7 +149,6 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_told_with_figures_and_not_
     assert told, message
     assert 0.7 < float(told.group(1)) < 1.5
     assert "use smaller tables, more replicas, or a machine with more memory" in message
-    assert "not tried again" in run.path("nodes/stage0/workers.log").read_text()
 
 
 def test_a_node_whose_workers_cannot_fit_starts_none_and_says_what_they_need(dataset, tmp_path, monkeypatch):
@@ -160,7 +160,6 @@ def test_a_node_whose_workers_cannot_fit_starts_none_and_says_what_they_need(dat
     with pytest.raises(TrainingError) as failure:
         train(run, job)
 
-    assert not isinstance(failure.value, InterruptedTrainingError)
     assert re.match(
         r"node stage0 could not train: the workers of stage0 \(local\) must fit into its free memory, but need "
         r"6,000.00 GB \(2 of stage 0 3,000.00 GB each\), and of [0-9.]+ GB [0-9.]+ GB are free; use smaller tables",
@@ -203,9 +202,9 @@ def test_a_worker_needs_its_shard_its_dense_layers_and_its_row_groups(dataset):
         process_and_rows + dense_bytes + copied_bytes,
     )
     config = replace(config, embedding_memory_bytes=5_000)
-    # Rows that are on disk are written from there.
+    # Copies of changed rows for checkpoints come beside it; their marks are within it.
     assert needed(is_dry_run=True) == (
-        process_and_rows + 5_000,
+        process_and_rows + 5_000 + shard_bytes,
         process_and_rows + dense_bytes + copied_bytes,
     )
     config = replace(config, embedding_memory_bytes=None)

@@ -1,8 +1,9 @@
 """When a node counts as lost; by the clock of the flow's host alone."""
 
+import re
+
 import pytest
 
-from heterps_core.errors import TrainingError
 from heterps_core.training import monitor
 
 
@@ -25,28 +26,26 @@ def clock(monkeypatch):
 def test_a_node_whose_clock_is_wrong_by_hours_is_alive_while_its_beat_changes(clock):
     pulse = monitor.Pulse(first_limit_s=300.0)
     for stamp in (5, 4, 7, 6):
-        pulse.check("node", stamp)
+        assert pulse.silence("node", stamp) is None
         clock.now_s += 25.0
 
     clock.now_s += 6.0
-    with pytest.raises(TrainingError, match="node has been silent for 31 s"):
-        pulse.check("node", 6)
+    assert "node has been silent for 31 s" in pulse.silence("node", 6)
 
 
 def test_a_beat_that_can_no_longer_be_seen_counts_as_silence(clock):
     pulse = monitor.Pulse(first_limit_s=300.0)
-    pulse.check("node", 5)
+    assert pulse.silence("node", 5) is None
     clock.now_s += 31.0
 
-    with pytest.raises(TrainingError, match="silent for 31 s"):
-        pulse.check("node", None)
+    assert "silent for 31 s" in pulse.silence("node", None)
 
 
 def test_a_machine_may_take_minutes_to_boot_but_not_for_ever(clock):
     pulse = monitor.Pulse(first_limit_s=300.0)
     clock.now_s += 299.0
-    pulse.check("node", None)
+    assert pulse.silence("node", None) is None
     clock.now_s += 2.0
 
-    with pytest.raises(TrainingError, match=r"within 300 s of its launch, but node gave none.*system log"):
-        pulse.check("node", None)
+    said = pulse.silence("node", None)
+    assert re.search(r"within 300 s of its launch, but node gave none.*system log", said)

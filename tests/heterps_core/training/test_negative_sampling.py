@@ -21,7 +21,7 @@ from heterps_core.serving.exported_model import ClickPredictor, export_model, he
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.storage.run_directory import RunDirectory
-from tests.heterps_core.data.made_up_rows import all_rows
+from tests.heterps_core.data.synthetic_rows import all_rows
 from tests.heterps_core.training.test_rich_rows import train_part
 from tests.worker_processes import run_in_processes
 

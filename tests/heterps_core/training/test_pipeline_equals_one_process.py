@@ -30,6 +30,7 @@ from tests.heterps_core.training.cut_models import (
     FEATURES,
     HELD_OUT,
     NUM_HELD_OUT_ROWS,
+    RATES_OF_MODELS,
     SEED,
     STEP_ROWS,
     Delay,
@@ -158,6 +159,10 @@ CASES = [
     Case(
         "matchnet", (1, 2, 1), (0, 5, 9), delays_updates=True, receives_ahead=False, stages_share_memory=True
     ),
+    # Its linear logit, and the factorised one, cross every cut; both tables in one stage, and in two.
+    Case("deepfm", (2, 1, 2), (0, 4, 7)),
+    Case("deepfm", (1, 2, 1), (0, 1, 3), num_microbatches=5, asks_ahead=True, stages_share_memory=True),
+    Case("deepfm", (2, 1, 2), (0, 2, 8), delays_updates=True, shares_memory=True),
     # Everything on a card; the planned split; embeddings on the card; a card between two stages on the host.
     Case("ctrdnn", (1,), (0,), on_cuda=(0,)),
     Case("2emb", (1,), (0,), precision="bfloat16", on_cuda=(0,)),
@@ -263,7 +268,7 @@ def train_replica(stage_model: StageModel, runner: StageRunner, case: Case) -> d
             microbatches,
             following=following if is_followed else [],
             dense_learning_rate=CONFIG.dense_learning_rate,
-            embedding_learning_rate=CONFIG.embedding_learning_rate,
+            embedding_learning_rate=RATES_OF_MODELS.get(case.model, CONFIG.embedding_learning_rate),
         )
     held_out = make_batch(HELD_OUT, NUM_HELD_OUT_ROWS)
     logits = runner.predict(microbatches_of(stage_model, runner, held_out, case))

@@ -28,7 +28,7 @@ from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import RunDirectory
 from tasks.records.model_registry import _save_for_mlflow
-from tests.heterps_core.data.made_up_rows import held_out
+from tests.heterps_core.data.synthetic_rows import held_out
 from tests.heterps_core.training.reference import plain_model, train_plainly
 from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of
 from tests.worker_processes import run_in_processes

@@ -31,7 +31,7 @@ from heterps_core.training.start_model import begin, load_start_model, publish_s
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
 from heterps_core.training.storage.run_directory import START_MODEL, RunDirectory
 from tests.checkpoints import save_checkpoint
-from tests.heterps_core.data.made_up_rows import all_rows
+from tests.heterps_core.data.synthetic_rows import all_rows
 from tests.heterps_core.training.node_processes import TINY, make_job, train
 from tests.s3_server import bucket_location
 from tests.worker_processes import run_in_processes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.embeddings import cold_rows
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import export_model
-from heterps_core.training.checkpoint import complete_checkpoints
+from heterps_core.training import checkpoint_writer
+from heterps_core.training.checkpoint import complete_checkpoints, read_checkpoint
 from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
@@ -38,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 MODEL = "ctrdnn(hidden_widths=16, embedding_dim=4)"
 MEMORY_BYTES = 210_000
-"""For a table of 26 x 1,000 rows of 20 bytes, of which two replicas have 13,000; two batches ask for 832 of them."""
+"""For a table of 26 x 1,000 rows of 20 bytes, of which two replicas have 13,000; five batches ask for 2,080."""
 
 CONFIG = TrainingConfig(
     batch_size=16,
@@ -89,8 +91,9 @@ class Trained:
         *,
         start: Path | None = None,
         start_model: StartModel | None = None,
+        part: Callable[[int, str], dict[str, Any]] = train_part,
     ) -> None:
-        self.folder = folder
+        self.folder, self.part = folder, part
         run = RunDirectory(str(folder))
         job = TrainingJob(
             run_id="r",
@@ -107,7 +110,7 @@ class Trained:
         """Train to the end from where the run is."""
         run = RunDirectory(str(self.folder))
         num_workers = sum(TrainingJob.from_json(run.require_json("job.json")).replicas_per_stage)
-        parts = run_in_processes(train_part, num_workers, str(self.folder))
+        parts = run_in_processes(self.part, num_workers, str(self.folder))
         self.exported = self.folder / "exported"
         export_model(run, dataset.manifest, self.exported, model=MODEL)
         self.losses = [step.loss for step in read_steps(run)[-1]]
@@ -133,7 +136,7 @@ def assert_alike(found: Trained, expected: Trained) -> None:
         (ALONE, MEMORY_BYTES, {"num_microbatches": 1}),
         (REPLICAS, MEMORY_BYTES, {}),
         # With Adam's state a row has 40 bytes.
-        (PIPELINE, 270_000, {"embedding_optimizer": "rowwise-adam", "update_mode": "delayed"}),
+        (PIPELINE, 352_000, {"embedding_optimizer": "rowwise-adam", "update_mode": "delayed"}),
     ],
     ids=["alone", "replicas", "pipeline"],
 )
@@ -167,6 +170,31 @@ def test_a_run_resumed_at_a_checkpoint_between_sweeps_ends_with_the_same_weights
     assert all(torch.equal(unbroken.tensors[name], expected[name]) for name in expected)
 
 
+def train_part_with_changed_rows(rank: int, run_folder: str) -> dict[str, Any]:
+    """Train with checkpoints that have changed rows alone, as those of large tables have."""
+    checkpoint_writer.SMALL_BYTES, checkpoint_writer.CHANGED_SHARE = 0, 5.0
+    return train_part(rank, run_folder)
+
+
+@pytest.mark.parametrize(("stages", "memory_bytes"), [(ALONE, MEMORY_BYTES), (PIPELINE, 220_000)])
+def test_a_checkpoint_of_changed_rows_trains_on_to_the_same_end(stages, memory_bytes, dataset, tmp_path):
+    """With the whole rows that were written beside the first steps it is what the tables were."""
+    config = replace(CONFIG, embedding_memory_bytes=memory_bytes)
+    expected = Trained(dataset, tmp_path / "expected", stages, config)
+    found = Trained(dataset, tmp_path / "run", stages, config, part=train_part_with_changed_rows)
+    run = RunDirectory(str(tmp_path / "run"))
+    last, before = complete_checkpoints(run)[:-3:-1]
+    shutil.rmtree(run.path(f"{CHECKPOINTS}/{last}"))
+
+    layers = read_checkpoint(run, before).layers
+    found.finish(dataset)
+
+    listed = [rows for layer in layers for rows in layer.tensors.rows if rows.numbers_offset is not None]
+    assert layers[0].folder.endswith("-whole")
+    assert sum(rows.num_rows for rows in listed if rows.tensor == "embedding.weight") > 0
+    assert all(torch.equal(found.tensors[key], expected.tensors[key]) for key in expected.tensors)
+
+
 def train_part_until_killed(rank: int, run_folder: str) -> None:
     """Train until the kernel ends this process in the middle of a sweep behind the first checkpoint."""
     run, write, num_writes = RunDirectory(run_folder), cold_rows.ColdRows.write, 0
@@ -197,7 +225,7 @@ def test_a_worker_killed_in_the_middle_of_a_sweep_leaves_no_file_and_its_run_end
     assert complete_checkpoints(run) == [f"{CONFIG.checkpoint_interval_steps:08d}"]
     assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith("tmp")]
     resumed = object.__new__(Trained)
-    resumed.folder = tmp_path / "run"
+    resumed.folder, resumed.part = tmp_path / "run", train_part
     resumed.finish(dataset)
     assert all(torch.equal(resumed.tensors[name], expected.tensors[name]) for name in expected.tensors)
     assert resumed.logits == expected.logits

@@ -2,7 +2,7 @@
 
 import pytest
 
-from heterps_core.embeddings.row_windows import SweepCounts
+from heterps_core.embeddings.sweep_memory import SweepCounts
 from heterps_core.errors import TrainingError
 from heterps_core.training.step_metrics import ProcessReport, StepMetrics
 from heterps_core.training.storage.run_directory import RunDirectory

@@ -1,4 +1,4 @@
-"""With bfloat16 between workers a model learns what one process learns that rounds at the same places.
+"""With bfloat16 or int8 between workers a model learns what one process learns that rounds at the same places.
 
 Rounded are activations behind a cut and their gradients, the rows that a look-up by messages brings, and the
 gradients of rows, which each replica has summed over its rows of a micro-batch. Everything else is float32.
@@ -6,8 +6,10 @@ gradients of rows, which each replica has summed over its rows of a micro-batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -106,7 +108,18 @@ class Rounded(torch.autograd.Function):
         return gradient.bfloat16().float()
 
 
-def train_plainly(*, rounds: bool) -> Tensor:
+def in_bfloat16(rows_RD: Tensor) -> Tensor:
+    return rows_RD.bfloat16().float()
+
+
+def in_int8(rows_RD: Tensor) -> Tensor:
+    """Round each number to one of 255 steps between the largest of its row and its negative."""
+    rows = rows_RD.numpy()
+    step = np.abs(rows).max(1, keepdims=True) / np.float32(127)
+    return torch.from_numpy(np.where(step > 0, np.rint(rows / np.where(step > 0, step, 1)) * step, 0))
+
+
+def train_plainly(rounded: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Return the rows that one process learns, which takes the slices of micro-batches and replicas in turn."""
     model = plain_model("ctrdnn", FEATURES, seed=1)
     layers = list(model.chain.values())
@@ -117,7 +130,7 @@ def train_plainly(*, rounds: bool) -> Tensor:
     for step in range(NUM_STEPS):
         batch = make_batch(step)
         rows_gradient, dense_gradients = torch.zeros_like(master_RD), [torch.zeros_like(p) for p in dense]
-        embedding.weight.data = master_RD.bfloat16().float() if rounds else master_RD.clone()
+        embedding.weight.data = rounded(master_RD) if rounded else master_RD.clone()
         for index in range(NUM_MICROBATCHES):
             whole = replica_slice(BATCH_ROWS, NUM_MICROBATCHES, index)
             for replica in range(len(LAYOUT.ranks[0])):
@@ -125,12 +138,12 @@ def train_plainly(*, rounds: bool) -> Tensor:
                 part = batch.rows(whole.first + own.first, whole.first + own.stop)
                 activation = embedding(part, None)
                 for place, layer in enumerate(layers[1:], start=1):
-                    if rounds and place == STAGES[1].first_layer:
+                    if rounded and place == STAGES[1].first_layer:
                         activation = Rounded.apply(activation)
                     activation = layer(activation)
                 loss = F.binary_cross_entropy_with_logits(activation[:, 0], part.labels, reduction="sum")
                 first, *others = torch.autograd.grad(loss / BATCH_ROWS, [embedding.weight, *dense])
-                rows_gradient += first.bfloat16().float() if rounds else first
+                rows_gradient += rounded(first) if rounded else first
                 for total, other in zip(dense_gradients, others, strict=True):
                     total += other
         master_RD -= RATES["embedding_learning_rate"] * rows_gradient
@@ -141,10 +154,17 @@ def train_plainly(*, rounds: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("shares_memory", [False, True], ids=["messages", "shared memory"])
-def test_a_cut_model_learns_what_one_process_learns_that_rounds_alike(shares_memory):
-    rounded, plain = train_plainly(rounds=True), train_plainly(rounds=False)
+@pytest.mark.parametrize(
+    ("wire_dtype", "in_rows", "row_share"),
+    # A row has 16 numbers; of int8, and a scale of four bytes.
+    [("bfloat16", in_bfloat16, 2 / 4), ("int8", in_int8, 20 / 64)],
+)
+def test_a_cut_model_learns_what_one_process_learns_that_rounds_alike(
+    wire_dtype, in_rows, row_share, shares_memory
+):
+    rounded, plain = train_plainly(in_rows), train_plainly()
 
-    in_bfloat16 = run_in_processes(train_part, 3, "bfloat16", shares_memory)
+    found = run_in_processes(train_part, 3, wire_dtype, shares_memory)
     in_float32 = run_in_processes(train_part, 3, "float32", shares_memory)
 
     def rows_of(found: list[Learned]) -> Tensor:
@@ -152,11 +172,11 @@ def test_a_cut_model_learns_what_one_process_learns_that_rounds_alike(shares_mem
 
     effect = (rounded - plain).norm()
     # A sum in another order may be rounded to the next number now and then, no more.
-    assert (rows_of(in_bfloat16) - rounded).norm() < 0.1 * effect
+    assert (rows_of(found) - rounded).norm() < 0.1 * effect
     assert (rows_of(in_float32) - plain).norm() < 0.01 * effect
-    for half, full in zip(in_bfloat16, in_float32, strict=True):
+    for half, full in zip(found, in_float32, strict=True):
         assert 2 * half.sent_bytes == full.sent_bytes > 0
-        assert 2 * half.row_bytes == full.row_bytes
+        assert half.row_bytes == row_share * full.row_bytes
     # Each replica of the first stage sends its 12 rows of a step, 400 floats of 4 bytes; the second all gradients.
     assert [each.sent_bytes for each in in_float32] == [76_800, 76_800, 153_600]
     assert in_float32[0].row_bytes > 0

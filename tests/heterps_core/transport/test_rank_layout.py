@@ -35,7 +35,7 @@ def come(*places: tuple[str, int]) -> list[WorkerPlace]:
     return [WorkerPlace(node_id, slot, "0123456789ab") for node_id, slot in places]
 
 
-def test_torchrun_may_number_nodes_in_any_order():
+def test_workers_may_have_ranks_in_any_order():
     places = come(("c", 0), ("a", 1), ("b", 0), ("a", 0))
 
     layout = layout_from_places(CLUSTER, places, (3, 1))

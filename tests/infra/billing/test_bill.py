@@ -20,8 +20,8 @@ NOW = datetime(2026, 7, 21, tzinfo=UTC)
 def ledger(tmp_path):
     """Two machines of 0.36 USD/hour for 100 s and 10 s, one of 3.60 that failed after 30 s, one never had."""
     ledger = Ledger(tmp_path / "ledger.sqlite")
-    cheap, dear = offer(price_usd_per_hour=0.36), offer("c7i.xlarge", price_usd_per_hour=3.6)
-    requests = plan(cheap, cheap, dear, dear).node_requests()
+    cheap, expensive = offer(price_usd_per_hour=0.36), offer("c7i.xlarge", price_usd_per_hour=3.6)
+    requests = plan(cheap, cheap, expensive, expensive).node_requests()
     for request in requests:
         ledger.intend("r", "aws", request, at=NOW)
     for request, seconds, reason in [

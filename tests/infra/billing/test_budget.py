@@ -151,8 +151,8 @@ def test_a_stop_that_cannot_be_asked_for_is_tried_again_and_does_not_keep_the_en
 def entries(tmp_path):
     """One machine of 3.6 USD/hour (0.001 USD/s) from an hour before midnight to an hour after, one never had."""
     ledger = Ledger(tmp_path / "ledger.sqlite")
-    dear = offer(price_usd_per_hour=3.6)
-    had, never_had = plan(dear, dear).node_requests()
+    expensive = offer(price_usd_per_hour=3.6)
+    had, never_had = plan(expensive, expensive).node_requests()
     midnight = datetime(2026, 11, 1, tzinfo=UTC)
     for request in (had, never_had):
         ledger.intend("r", "aws", request, at=midnight - timedelta(hours=1))

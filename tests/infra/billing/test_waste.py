@@ -13,11 +13,11 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 def make_bill(tmp_path, *, seconds, failed_seconds=None):
     """Two machines of 3.60 USD/hour (0.002 USD/s together), and maybe a third whose launch failed."""
-    ledger, dear = Ledger(tmp_path / "ledger.sqlite"), offer(price_usd_per_hour=3.6)
+    ledger, expensive = Ledger(tmp_path / "ledger.sqlite"), offer(price_usd_per_hour=3.6)
     lives = [(seconds, EndReason.RUN_ENDED)] * 2
     if failed_seconds is not None:
         lives.append((failed_seconds, EndReason.LAUNCH_FAILED))
-    requests = plan(*[dear] * len(lives)).node_requests()
+    requests = plan(*[expensive] * len(lives)).node_requests()
     for request, (lived, reason) in zip(requests, lives, strict=True):
         ledger.intend("r", "local", request, at=NOW)
         ledger.launched("r", request.node_id, provider_instance_id="i", at=NOW)

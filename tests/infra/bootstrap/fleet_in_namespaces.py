@@ -29,7 +29,7 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from infra.bootstrap.node_start import Bootstrap, publish_node_wheel
 from infra.ledger.ledger import Ledger
 from infra.providers.aws.provider import AwsEc2Provider
-from tests.heterps_core.training.node_processes import TINY, make_job, prepare_clicks
+from tests.heterps_core.training.node_processes import TINY, make_job, prepare_clicks, trained
 from tests.infra.builders import offer
 from tests.moto_server import REGION
 from tests.network_hosts import NetworkHost, make_bridge
@@ -170,7 +170,7 @@ def main(folder: Path) -> None:
             publish_cluster(run_directory, cluster)
             error, training = None, None
             try:
-                training = follow_training(run_directory, cluster, on_progress=lambda progress: None)
+                training = trained(follow_training(run_directory, cluster, on_progress=lambda progress: None))
             except Exception as problem:  # the report is more use than a traceback
                 error = f"{type(problem).__name__}: {problem}"
                 for host in hosts:

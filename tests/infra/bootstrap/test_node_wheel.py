@@ -24,7 +24,11 @@ def test_pip_takes_it_for_a_wheel_and_finds_every_file_as_recorded(tmp_path):
     subprocess.run([*command, "--target", str(tmp_path / "site"), str(tmp_path / wheel.key)], check=True)
 
     names = set(zipfile.ZipFile(tmp_path / wheel.key).namelist())
-    assert {"heterps_core/training/node/training_node.py", "heterps_core/embeddings/row_kernels.cpp"} <= names
+    assert {
+        "heterps_core/training/node/training_node.py",
+        "heterps_core/embeddings/row_kernels.cpp",
+        "heterps_core/embeddings/row_lists.cpp",
+    } <= names
     assert all((tmp_path / "site" / name).exists() for name in names if not name.endswith("/RECORD"))
 
 

@@ -14,7 +14,7 @@ from infra.providers.base import InsufficientCapacityError, QuotaExceededError
 from infra.providers.local import LocalProvider
 from tests.infra.builders import bootstrap, offer, plan
 
-SCARCE, DEARER, DEAREST = (plan(offer(price_usd_per_hour=usd)) for usd in (0.1, 0.2, 0.4))
+SCARCE, EXPENSIVE, MOST_EXPENSIVE = (plan(offer(price_usd_per_hour=usd)) for usd in (0.1, 0.2, 0.4))
 
 
 class PickyProvider(LocalProvider):
@@ -46,7 +46,7 @@ def tried(tmp_path, plans, *, caps=None, cost_usd=1.0, **provider):
 
 
 def test_the_next_purchase_is_tried_where_the_first_cannot_be_had(tmp_path):
-    with tried(tmp_path, [SCARCE, DEARER], refused=[0.1]) as cluster:
+    with tried(tmp_path, [SCARCE, EXPENSIVE], refused=[0.1]) as cluster:
         assert cluster.run_id == "run-1.2"
         assert cluster.price_usd_per_hour == pytest.approx(0.2)
 
@@ -75,7 +75,7 @@ class ScarceSpotProvider(PickyProvider):
     [(3, 60.0, Market.SPOT, 4), (3, 0.0, Market.ON_DEMAND, 2), (1_000, 0.3, Market.ON_DEMAND, None)],
 )
 def test_spot_is_waited_for_until_the_time_is_needed(tmp_path, times, seconds, market, num_tries):
-    on_spot, steady = plan(offer(market=Market.SPOT, price_usd_per_hour=0.1)), DEARER
+    on_spot, steady = plan(offer(market=Market.SPOT, price_usd_per_hour=0.1)), EXPENSIVE
     numbers = count(1)
 
     with first_running_cluster(
@@ -96,7 +96,7 @@ def test_spot_is_waited_for_until_the_time_is_needed(tmp_path, times, seconds, m
 def test_all_that_were_tried_are_counted_when_none_can_be_had(tmp_path):
     with (
         pytest.raises(ProvisioningError, match=r"2 of 2 purchases were tried .* none left here"),
-        tried(tmp_path, [SCARCE, DEARER], refused=[0.1, 0.2]),
+        tried(tmp_path, [SCARCE, EXPENSIVE], refused=[0.1, 0.2]),
     ):
         pass
 
@@ -112,7 +112,7 @@ def test_an_exhausted_spot_quota_sends_to_on_demand_past_the_other_zones_on_spot
         return QuotaExceededError(message, quotas=quotas)
 
     with tried(
-        tmp_path, [spot, spot_elsewhere, DEARER], refused=[0.03, 0.04], error=no_quota, cost_usd=0.03
+        tmp_path, [spot, spot_elsewhere, EXPENSIVE], refused=[0.03, 0.04], error=no_quota, cost_usd=0.03
     ) as cluster:
         assert (cluster.run_id, cluster.price_usd_per_hour) == ("run-1.2", pytest.approx(0.2))
 
@@ -126,7 +126,7 @@ def test_an_exhausted_spot_quota_sends_to_on_demand_past_the_other_zones_on_spot
 def test_another_refusal_is_not_tried_elsewhere(tmp_path):
     with (
         pytest.raises(ProvisioningError, match=r"^none left here"),
-        tried(tmp_path, [SCARCE, DEARER], refused=[0.1], error=ProvisioningError),
+        tried(tmp_path, [SCARCE, EXPENSIVE], refused=[0.1], error=ProvisioningError),
     ):
         pass
 
@@ -135,7 +135,7 @@ def test_a_dearer_purchase_is_held_against_the_cap_of_the_run(tmp_path):
     # By hand: four times the price of the first is four times its cost.
     with (
         pytest.raises(BudgetExceededError, match="takes 4"),
-        tried(tmp_path, [SCARCE, DEAREST], refused=[0.1], caps=Caps(max_usd_per_run=3.0)),
+        tried(tmp_path, [SCARCE, MOST_EXPENSIVE], refused=[0.1], caps=Caps(max_usd_per_run=3.0)),
     ):
         pass
 
@@ -143,7 +143,7 @@ def test_a_dearer_purchase_is_held_against_the_cap_of_the_run(tmp_path):
 def test_an_error_in_the_block_is_not_a_launch_that_failed(tmp_path):
     with (
         pytest.raises(InsufficientCapacityError, match="lost later"),
-        tried(tmp_path, [SCARCE, DEARER]),
+        tried(tmp_path, [SCARCE, EXPENSIVE]),
     ):
         raise InsufficientCapacityError("lost later")
 

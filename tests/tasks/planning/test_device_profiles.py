@@ -19,7 +19,7 @@ from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCa
 from heterps_core.profiling.machine import software_versions
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profiling_node import PROFILE_JOB, follow_profiling, measure_node, profile_key
-from heterps_core.training.node.node_life import EXIT, HEARTBEAT, node_key
+from heterps_core.training.node.node_life import HEARTBEAT, exit_key, node_key
 from heterps_core.training.storage.run_directory import CLUSTER, RunDirectory
 from infra.billing.caps import Caps
 from infra.providers import get_provider, provider_of
@@ -241,7 +241,7 @@ def answer_as_nodes(run, *, failing=()):
                     profile=profile,
                 )
                 run.write_json(profile_key(node.node_id), measured.to_json())
-            run.write_json(node_key(node.node_id, EXIT), {"exit_status": status, "log_tail": said})
+            run.write_json(exit_key(node.node_id), {"exit_status": status, "log_tail": said})
 
     threading.Thread(target=act, daemon=True).start()
 
@@ -331,7 +331,7 @@ def test_a_machine_that_says_it_was_another_device_type_is_not_believed(tmp_path
         device_type="../../other", instance_type="c7i.large", is_dry_run=False, profile=make_profile()
     )
     run.write_json(profile_key("stage0-node0"), said.to_json())
-    run.write_json(node_key("stage0-node0", EXIT), {"exit_status": 0, "log_tail": ""})
+    run.write_json(exit_key("stage0-node0"), {"exit_status": 0, "log_tail": ""})
 
     results = follow_profiling(run, cluster, time_limit_s=10)
 

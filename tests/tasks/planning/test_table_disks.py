@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
@@ -13,6 +14,8 @@ from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 from tasks.planning.table_disks import (
     HOT_SHARES,
+    dry_run_table_memory_bytes,
+    least_table_memory_bytes,
     offers_with_disks,
     table_memory_bytes,
     with_table_disk,
@@ -152,3 +155,43 @@ def test_workers_fill_with_rows_what_weights_leave_of_the_memory():
     # 4 GiB, of which nothing else is reserved here, less a twentieth.
     assert table_memory_bytes(problem, on_disks) == int(0.95 * 4 * 2**30) == int(unit.usable_bytes)
     assert table_memory_bytes(problem, in_memory) is None
+
+
+def test_a_dry_run_has_the_share_of_rows_in_memory_that_the_plan_has():
+    graph, problem, _ = night()
+    embedding, *others = graph.layers
+    small = replace(
+        graph,
+        layers=(replace(embedding, parameter_bytes=80_000_000, optimizer_state_bytes=20_000_000), *others),
+    )
+    last = len(problem.layers) - 1
+    planned = (Stage(0, 0, "cpu-c7i", 20), Stage(1, last, "gpu-t4", 1))
+    launched = (Stage(0, 0, "cpu-c7i", 2), Stage(1, last, "gpu-t4", 1))
+
+    def memory_bytes(least_bytes: int) -> int:
+        return dry_run_table_memory_bytes(
+            4_000_000_000, planned=(graph, planned), launched=(small, launched), least_bytes=least_bytes
+        )
+
+    # 4 of 10 GB on each worker of the plan, so 20 of the 50 MB on each of the dry run.
+    assert memory_bytes(1_000_000) == 20_000_000
+    assert memory_bytes(30_000_000) == 30_000_000
+
+
+def test_the_least_memory_for_rows_is_that_of_the_worker_that_needs_most():
+    features = FeatureSpec(num_dense=2, slot_rows=(1_000_000, 1_000_000))
+    stages = [Stage(0, 0, "cpu-c7i", 1), Stage(1, 7, "cpu-c7i", 1)]
+
+    def least(batch_size: int, num_replicas: int = 1) -> int:
+        return least_table_memory_bytes(
+            "ctrdnn",
+            features,
+            [replace(stages[0], num_replicas=num_replicas), stages[1]],
+            embedding_optimizer="rowwise-adagrad",
+            batch_size=batch_size,
+        )
+
+    # One more sample has two more rows in each of five batches, each of 68 bytes, 6 for checkpoints and 25 for lists.
+    assert least(101) - least(100) == 2 * 5 * (68 + 6 + 25)
+    # Where they are no larger than what sweeping takes, all rows are in memory.
+    assert least(100, num_replicas=100) == 20_000 * 68

@@ -19,7 +19,7 @@ from tasks.judging.promotion_gates import PromotionDecision, PromotionGates
 from tasks.records import model_registry
 from tasks.records.champion import apply_decision, champion_before, champion_of, roll_back
 from tasks.records.mlflow_names import EXPERIMENT
-from tests.heterps_core.data.made_up_rows import all_rows
+from tests.heterps_core.data.synthetic_rows import all_rows
 from tests.heterps_core.serving.builders import fit_logistic, raw_columns, write_logistic
 from tests.tasks.registry import BROKEN, EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED
 

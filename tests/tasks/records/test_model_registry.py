@@ -36,7 +36,7 @@ from infra.workspace import Workspace
 from tasks.records import model_registry
 from tasks.running import run_lifecycle
 from tests.checkpoints import save_checkpoint
-from tests.heterps_core.data.made_up_rows import held_out
+from tests.heterps_core.data.synthetic_rows import held_out
 from tests.heterps_core.serving.builders import raw_columns
 from tests.one_step import train_one_step
 from tests.s3_server import bucket_location

@@ -13,6 +13,7 @@ from tasks.reports.run_report import training_summary
 from tasks.scheduling import Searches
 from tests.tasks.builders import make_problem, make_result
 from tests.tasks.report_builders import (
+    ID_TURNOVER,
     make_plan_report,
     make_run_report,
     make_speed,
@@ -110,6 +111,18 @@ def test_the_column_with_most_collisions_is_told_and_all_are_on_the_page():
     assert "C1 " in table.text
 
 
+def test_what_became_of_dynamic_ids_is_told_in_the_place_of_collisions():
+    text = markdown(page_of(id_turnover=ID_TURNOVER))
+
+    # By hand: 512 + 256 ids in 2 x 1,024 rows.
+    assert (
+        "ids have 38% of 2,048 rows; this night 140 got a row of their own, and 60 that were not seen for long went"
+        in text
+    )
+    assert "user" in text
+    assert "collisions" not in text
+
+
 def test_what_workers_sent_one_another_in_a_step_is_told_with_its_format():
     training = replace(make_training(), sent_bytes_per_step=3 * 1024**2 / 2)
 
@@ -127,7 +140,7 @@ def test_what_was_learnt_is_told_with_its_error_on_unseen_nights():
 
     error = page.sections[SECTIONS.index("Prediction error")]
     [facts] = [block for block in error.blocks if isinstance(block, Facts)]
-    assert "corrected by 1.250" in dict(facts.pairs)["learnt"]
+    assert "corrected by 1.250" in dict(facts.pairs)["calibration"]
     assert float(dict(page.facts)["Against the prediction"].rstrip("%")) == pytest.approx(0.0)
 
 
@@ -182,7 +195,7 @@ def test_a_speed_that_was_not_measured_is_a_dash_in_every_text(one_step):
     text = terminal_text(page_of(training=one_step))
 
     assert training_summary(one_step).startswith("1 steps, - samples/s, ")
-    assert "measured    - samples/s; - over the whole time" in text
+    assert "measured     - samples/s; - over the whole time" in text
 
 
 def test_a_speed_that_was_not_measured_has_no_figure(one_step):

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from heterps_core.planning.cost_model.evaluation import StageEvaluation
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.training_run import SweepFigures
 from tasks.reports.stage_outcomes import seconds_by_stage, stage_outcomes, stage_series
 from tests.tasks.report_builders import make_bill, make_training
 
@@ -46,6 +49,22 @@ def test_figures_of_stages_are_series_over_their_index_without_those_that_are_mi
 
     assert series["stage/predicted_step_seconds"] == [(0, 0.016), (1, 0.008)]
     assert series["stage/measured_step_seconds"] == [(1, pytest.approx(0.010))]
+
+
+def test_a_stage_with_tables_on_disk_tells_what_they_took():
+    training = replace(
+        make_training(),
+        sweeps={0: SweepFigures(hit_share=0.6, rows_per_step=200.0, disk_bytes_per_sample=5_000.0)},
+    )
+    found = stage_outcomes(
+        STAGES, (0.016, 0.008), training, (make_bill(),), batch_size=100, predicted_step_seconds=0.020
+    )
+
+    series = stage_series(found)
+
+    assert series["stage/hit_share"] == [(0, 0.6)]
+    assert series["stage/cold_rows_per_step"] == [(0, 200.0)]
+    assert series["stage/disk_bytes_per_sample"] == [(0, 5_000.0)]
 
 
 def test_workers_of_a_dry_run_communicate_after_computing_and_rented_ones_meanwhile():

@@ -3,6 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from heterps_core.errors import BudgetExceededError, TrainingError
+from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.storage.run_directory import STOP, RunDirectory
 from heterps_core.training.storage.store import StorageUsage
 from infra.billing.caps import Caps
@@ -11,7 +12,7 @@ from infra.machines.lifecycle import running_cluster
 from infra.providers import provider_of
 from infra.workspace import Workspace
 from tasks.clusters import bills_of_run, keep_storage_usage, local_folder
-from tasks.running.budget import check_finished_within_budget, spending_of, within_budget
+from tasks.running.budget import check_not_stopped, spending_of, within_budget
 from tests.infra.builders import bootstrap, offer, plan
 from tests.waiting import wait_for
 
@@ -36,13 +37,6 @@ def run(workspace):
         predicted_cost_usd=1.0,
     ) as cluster:
         yield cluster
-
-
-class Trained:
-    """What a run left that was stopped."""
-
-    is_complete = False
-    steps = ()
 
 
 def train_like_a_worker_that_hangs(workspace, run, caps):
@@ -73,7 +67,17 @@ def test_an_error_within_the_budget_is_left_as_it_is(workspace, run):
     ):
         raise TrainingError("stage0-node0 has been silent")
 
-    check_finished_within_budget(watch, Trained(), run_id="r1")
+    check_not_stopped(watch, MachinesLost(message="stage0-node0 is lost"), run_id="r1")
+
+
+def test_a_loss_behind_a_cap_that_was_reached_is_no_reason_to_go_on(workspace, run):
+    directory = RunDirectory(str(workspace.run_directory("r1")))
+    caps = Caps(max_usd_per_run=1e6)
+    with within_budget(workspace, run, caps, run_id="r1", run_directory=directory, bucket_usd=0.0) as watch:
+        watch.stopped_by = "4 of the 4 USD per run are spent"
+
+    with pytest.raises(BudgetExceededError, match=r"4 of the 4 USD.*resume_run_id=r1.*stage0-node0 is lost"):
+        check_not_stopped(watch, MachinesLost(message="stage0-node0 is lost"), run_id="r1")
 
 
 def test_the_launches_of_a_run_are_added_up(workspace):

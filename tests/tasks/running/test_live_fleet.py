@@ -1,7 +1,9 @@
 """Real processes of this machine, a real ledger, and real locks between processes."""
 
+import logging
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,8 +15,10 @@ from infra.machines.lifecycle import running_cluster
 from infra.providers import provider_of
 from infra.workspace import Workspace
 from tasks.clusters import end_machines_of
+from tasks.running import live_fleet
 from tasks.running.live_fleet import FleetHolder, check_no_other_fleet, last_fleet, only_fleet
 from tests.infra.builders import bootstrap, offer, plan
+from tests.waiting import wait_for
 
 LAUNCH_AND_DIE = """
 import os, sys
@@ -24,6 +28,7 @@ from infra.ledger.ledger import Ledger
 from infra.workspace import Workspace
 from infra.providers import provider_of
 from tests.infra.builders import bootstrap, offer, plan
+from tests.waiting import wait_for
 workspace = Workspace(root=Path(sys.argv[1]))
 provider_of(workspace, "local").launch(
     plan(offer()),
@@ -37,6 +42,7 @@ os._exit(0)
 
 HOLD_THE_LOCK = """
 import sys
+import threading
 from pathlib import Path
 from infra.workspace import Workspace
 from tasks.running.live_fleet import only_fleet
@@ -142,12 +148,47 @@ def test_of_two_that_start_at_once_one_is_refused_until_the_other_is_gone(worksp
         pass
 
 
+def test_a_run_that_may_wait_says_for_whom_and_begins_once_the_other_is_gone(workspace, monkeypatch, caplog):
+    monkeypatch.setattr(live_fleet, "POLL_INTERVAL_S", 0.05)
+    caplog.set_level(logging.INFO)
+    entered = threading.Event()
+
+    def wait_and_enter():
+        with only_fleet(workspace, "run-2", max_wait_s=60):
+            entered.set()
+
+    waiting = threading.Thread(target=wait_and_enter)
+    with only_fleet(workspace, "run-1"), fleet(workspace, "run-1"):
+        waiting.start()
+        wait_for(lambda: "waiting" in caplog.text)
+        assert not entered.wait(0.3)
+    waiting.join(timeout=30)
+
+    assert entered.is_set()
+    assert (
+        caplog.text.count("for at most 1 min, as one fleet at a time may be alive in a workspace, but") == 1
+    )
+    assert "run run-1 has 1 machines" in caplog.text
+    assert last_fleet(workspace).run_id == "run-2"
+
+
+def test_a_run_that_has_waited_long_enough_is_refused(workspace, monkeypatch):
+    monkeypatch.setattr(live_fleet, "POLL_INTERVAL_S", 0.05)
+
+    with (
+        only_fleet(workspace, "run-1"),
+        pytest.raises(LiveFleetError, match="run-1 is planning"),
+        only_fleet(workspace, "run-2", max_wait_s=0.2),
+    ):
+        pass
+
+
 def test_a_second_flow_run_of_one_run_is_refused_and_told_of_its_machines(workspace):
     with (
         only_fleet(workspace, "run-1", flow_run_id="first"),
         fleet(workspace, "run-1.2"),
         pytest.raises(LiveFleetError, match=r"run run-1 has 1 machines .*end it: heterps stop run-1$"),
-        only_fleet(workspace, "run-1", flow_run_id="second"),
+        only_fleet(workspace, "run-1", flow_run_id="second", max_wait_s=60),
     ):
         pass
     assert last_fleet(workspace) == FleetHolder(run_id="run-1", flow_run_id="first")

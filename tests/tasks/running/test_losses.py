@@ -4,10 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from heterps_core.errors import InterruptedTrainingError, TrainingError
+from heterps_core.errors import TrainingError
+from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.workspace import Workspace
-from tasks.running.losses import note_loss, read_losses
+from tasks.running.losses import note_loss, read_losses, restarts_text
 
 NOW = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
 
@@ -26,15 +27,16 @@ def run(tmp_path):
     return directory
 
 
-def lose(workspace, run, number, *, minutes=0, signature=None):
+def lose(workspace, run, number, *, minutes=0, signature=None, is_noticed=False):
     """Lose launch `number` of the run."""
     launch_id = "r1" if number == 1 else f"r1.{number}"
     return note_loss(
         workspace,
         "r1",
-        InterruptedTrainingError(f"loss {number}", signature=signature),
+        MachinesLost(message=f"loss {number}", signature=signature, is_noticed=is_noticed),
         run_directory=run,
         launch_id=launch_id,
+        max_restarts_per_hour=2,
         now=NOW + timedelta(minutes=minutes),
     )
 
@@ -42,18 +44,25 @@ def lose(workspace, run, number, *, minutes=0, signature=None):
 def test_a_loss_says_how_many_steps_it_costs_and_from_where_the_run_goes_on(workspace, run):
     loss = lose(workspace, run, 1)
 
-    assert loss.summary == "loss 1: 50 steps are lost, and the run goes on from step 200 with new machines"
+    assert loss.summary == "loss 1: 50 steps are lost, and the run goes on from step 200"
     assert read_losses(workspace, "r1") == [loss]
 
 
-def test_the_third_loss_within_an_hour_ends_the_run(workspace, run):
-    lose(workspace, run, 1)
+def test_the_loss_behind_the_last_restart_of_an_hour_ends_the_run_and_is_told(workspace, run):
+    lose(workspace, run, 1, is_noticed=True)
     lose(workspace, run, 2, minutes=20)
+    assert restarts_text(workspace, "r1") == "machines or workers were lost 2 times, 1 with notice"
 
     with pytest.raises(
-        TrainingError, match=r"fewer than 3 launches in an hour.*r1 has lost 3.*resume_run_id=r1.*loss 3"
+        TrainingError,
+        match=r"may restart 2 times in an hour, but r1 has lost .* 3 times.*resume_run_id=r1.*loss 3",
     ):
         lose(workspace, run, 3, minutes=59)
+
+    assert restarts_text(workspace, "r1") == (
+        "machines or workers were lost 3 times, 1 with notice; the restarts of an hour were used up at "
+        "2026-11-22T04:59:00+00:00"
+    )
 
 
 def test_losses_of_the_hour_before_no_longer_count(workspace, run):

@@ -120,7 +120,7 @@ def test_what_cannot_be_dropped_is_a_warning_and_no_error(tmp_path, caplog):
 
     drop_what_resuming_needs(run)
 
-    assert f"what nobody resumes any more stays in {tmp_path}" in caplog.text
+    assert f"files for resuming stay in {tmp_path}" in caplog.text
 
 
 def test_runs_that_ended_long_ago_go_and_others_keep_every_file(workspace):

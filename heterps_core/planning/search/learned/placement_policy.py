@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.cost_model.objective import objective_of
-from heterps_core.planning.cost_model.stage_table import run_table
+from heterps_core.planning.cost_model.run_tables import run_table
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 
 POLICY_FILE = Path(__file__).with_name("placement_policy.safetensors")

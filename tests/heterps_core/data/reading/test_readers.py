@@ -6,7 +6,7 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.reading.readers import list_source_files, read_rows
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.errors import DataError
-from tests.heterps_core.data.made_up_rows import COLUMNS, criteo_lines, write_lines
+from tests.heterps_core.data.synthetic_rows import COLUMNS, criteo_lines, write_lines
 
 
 def names(files):

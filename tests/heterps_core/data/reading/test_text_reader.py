@@ -6,7 +6,7 @@ import pytest
 from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import DataError
-from tests.heterps_core.data.made_up_rows import COLUMNS, criteo_fields, criteo_lines, write_lines
+from tests.heterps_core.data.synthetic_rows import COLUMNS, criteo_fields, criteo_lines, write_lines
 
 PEOPLE = DataSchema(
     name="people",

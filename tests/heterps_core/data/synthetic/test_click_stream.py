@@ -14,7 +14,7 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import best_reachable_quality, write_click_stream
 from heterps_core.data.synthetic.click_truth import CLICK_RATE
 from heterps_core.errors import ConfigurationError, DataError
-from tests.heterps_core.data.made_up_rows import all_rows
+from tests.heterps_core.data.synthetic_rows import all_rows
 
 NUM_ROWS = 40_000
 

@@ -24,31 +24,31 @@ def test_nothing_is_corrected_before_any_run_has_answered():
     assert learn_correction(answers([2.0] * 9, path=("elsewhere",)), PATH) == NO_CORRECTION
 
 
-def test_a_steady_bias_is_learnt_and_the_error_on_unseen_nights_falls_to_the_noise():
-    learnt = learn_correction(answers(noisy_nights(0, bias=1.3)), PATH)
+def test_a_steady_bias_is_learned_and_the_error_on_unseen_nights_falls_to_the_noise():
+    learned = learn_correction(answers(noisy_nights(0, bias=1.3)), PATH)
 
-    assert learnt.factor == pytest.approx(1.3, rel=0.05)
-    assert learnt.depth >= 1
-    assert learnt.error_without == pytest.approx(math.log(1.3), abs=0.03)
-    assert learnt.error_with < 0.5 * learnt.error_without
+    assert learned.factor == pytest.approx(1.3, rel=0.05)
+    assert learned.depth >= 1
+    assert learned.error_without == pytest.approx(math.log(1.3), abs=0.03)
+    assert learned.error_with < 0.5 * learned.error_without
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_predictions_that_are_right_but_noisy_are_left_about_as_they_are(seed):
-    learnt = learn_correction(answers(noisy_nights(seed, bias=1.0)), PATH)
+    learned = learn_correction(answers(noisy_nights(seed, bias=1.0)), PATH)
 
-    assert learnt.factor == pytest.approx(1.0, abs=0.03)
-    assert learnt.error_with <= learnt.error_without * 1.15
+    assert learned.factor == pytest.approx(1.0, abs=0.03)
+    assert learned.error_with <= learned.error_without * 1.15
 
 
 def test_a_correction_that_was_worse_on_unseen_nights_is_never_applied():
     # Blocks of three: each teaches the opposite of what the next one needs.
     swinging = [1.5, 1.5, 1.5, 1 / 1.5, 1 / 1.5, 1 / 1.5] * 4
 
-    learnt = learn_correction(answers(swinging), PATH)
+    learned = learn_correction(answers(swinging), PATH)
 
-    assert learnt.depth == 0
-    assert learnt.factor == 1.0
+    assert learned.depth == 0
+    assert learned.factor == 1.0
 
 
 def test_few_nights_are_not_enough():
@@ -78,13 +78,13 @@ def test_the_replayed_factors_are_medians_of_the_past_with_two_nights_of_one():
 def test_what_is_told_of_the_whole_procedure_is_the_mean_over_its_replay():
     nights = answers(noisy_nights(7, bias=1.2))
 
-    learnt = learn_correction(nights, PATH)
+    learned = learn_correction(nights, PATH)
 
     errors = [
         abs(math.log(answer.measured_seconds / factor))
         for answer, factor in zip(nights, replay(nights), strict=True)
     ]
-    assert learnt.error_with == pytest.approx(fmean(errors))
+    assert learned.error_with == pytest.approx(fmean(errors))
 
 
 def test_stages_of_one_night_do_not_teach_one_another():

@@ -7,7 +7,7 @@ import pytest
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.batch_rating import stages_of
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.cost_model.stage_table import segment_layers
+from heterps_core.planning.cost_model.run_tables import segment_layers
 from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
 from heterps_core.planning.search.plan_rater import PlanRater

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from heterps_core.planning.cost_model.evaluation import evaluate_stage
-from heterps_core.planning.cost_model.stage_table import (
-    least_memory_replicas,
-    segment_layers,
+from heterps_core.planning.cost_model.run_tables import (
     segment_row,
     segment_table,
 )
@@ -25,13 +23,6 @@ def all_runs(problem):
     for last in range(problem.num_layers):
         for first in range(last + 1):
             yield first, last
-
-
-def test_rows_and_runs_are_each_others_inverse(problem):
-    rows = [segment_row(first, last) for first, last in all_runs(problem)]
-
-    assert rows == list(range(15))
-    assert [segment_layers(row) for row in rows] == list(all_runs(problem))
 
 
 def test_seconds_equal_the_plain_evaluation(problem):
@@ -67,17 +58,6 @@ def test_a_stage_time_that_k_replicas_reach_exactly_needs_no_more_than_k(problem
             x = table.seconds(counts)[row, index]
             found = table.least_replicas(np.array([x]))[0, row, index]
             assert found <= counts[row, index] or np.isinf(table.memory_replicas[row, index])
-
-
-@pytest.mark.parametrize(
-    ("replicated", "sharded", "replicas"),
-    [(0, 30, 3), (0, 31, 4), (4, 12, 2), (10, 0, 1), (10, 1, np.inf), (11, 0, np.inf), (0, 0, 1)],
-)
-def test_memory_replicas_worked_by_hand_for_ten_bytes(replicated, sharded, replicas):
-    found = least_memory_replicas(np.array([float(replicated)]), np.array([float(sharded)]), 10)
-
-    # A limit that is kept up to rounding alone may be used to the last byte, and a hair beyond.
-    assert found[0] == replicas or (np.isinf(replicas) and found[0] > 1e9)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1e-18, 1e-9, 1.0])

@@ -10,7 +10,7 @@ import pytest
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model import evaluation
 from heterps_core.planning.cost_model.evaluation import evaluate, evaluate_stage
-from heterps_core.planning.cost_model.stage_table import segment_row, segment_table
+from heterps_core.planning.cost_model.run_tables import segment_row, segment_table
 from heterps_core.planning.cost_model.step_model import num_microbatches_of, step_groups
 from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel

@@ -13,12 +13,12 @@ from tests.heterps_core.planning.explain.trying_all import cheapest_by_trying_al
 def test_the_cheapest_plan_is_explained_and_the_chosen_ones_distance_told():
     problem = tiny_problem(0)
     _, cheapest, cost_usd = cheapest_by_trying_all(problem)
-    dear = (Stage(0, 2, "gpu_a", 4),)
+    expensive = (Stage(0, 2, "gpu_a", 4),)
 
-    explanation = explain_plan(problem, dear, detail=Detail.SHORT)
+    explanation = explain_plan(problem, expensive, detail=Detail.SHORT)
 
     assert explanation.stages == cheapest
-    assert explanation.chosen_extra_usd == pytest.approx(evaluate(problem, dear).cost_usd - cost_usd)
+    assert explanation.chosen_extra_usd == pytest.approx(evaluate(problem, expensive).cost_usd - cost_usd)
     assert explanation.chosen_moves[0].from_type == "gpu_a"
 
 

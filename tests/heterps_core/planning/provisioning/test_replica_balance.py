@@ -5,6 +5,7 @@ import pytest
 
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.problem.scheduling_problem import StepModel
 from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
@@ -75,3 +76,23 @@ def test_names_the_cap_that_memory_breaks(two_stages):
 
     with pytest.raises(InfeasiblePlanError, match="units cap: memory alone takes 150 units of cpu"):
         balance_replicas(heavy, RUNS)
+
+
+def test_names_the_batch_size_where_memory_takes_more_replicas_than_a_microbatch_has_rows(two_stages):
+    layers = tuple(
+        replace(layer, is_sharded=True, state_bytes=30 * 10**9 * (index == 0))
+        for index, layer in enumerate(two_stages.layers)
+    )
+    small = replace(
+        two_stages,
+        layers=layers,
+        batch_size=64,
+        throughput_floor_samples_per_s=0,
+        step_model=StepModel.TRAINER,
+    )
+
+    # Two stages cut a batch of 64 rows into 4 micro-batches of 16; 30 GB take 30 replicas of 1 GB.
+    with pytest.raises(
+        InfeasiblePlanError, match=r"batch size: memory takes 30 replicas for layers 0\.\.0, .* 16 rows"
+    ):
+        balance_replicas(small, RUNS)

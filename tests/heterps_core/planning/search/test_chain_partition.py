@@ -3,7 +3,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from heterps_core.planning.cost_model.stage_table import segment_layers
+from heterps_core.planning.cost_model.run_tables import segment_layers
 from heterps_core.planning.search.chain_partition import cheapest_partitions
 
 

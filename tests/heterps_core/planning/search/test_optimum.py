@@ -9,8 +9,8 @@ from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.step_model import step_groups
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
-from heterps_core.planning.search import capped_search
-from heterps_core.planning.search.capped_search import CappedSearch
+from heterps_core.planning.search.capped import capped_search
+from heterps_core.planning.search.capped.capped_search import CappedSearch
 from heterps_core.planning.search.optimum import find_optimum, highest_throughput
 from tests.benchmarks.independent_planner import CandidateStages
 from tests.builders import make_problem

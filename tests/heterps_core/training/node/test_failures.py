@@ -1,12 +1,13 @@
 """Of the last words of several workers, those of the one that began are told."""
 
-import pytest
+from dataclasses import replace
 
 from heterps_core.cluster import Cluster, Node
-from heterps_core.errors import InterruptedTrainingError, TrainingError
 from heterps_core.hardware import Market
 from heterps_core.training.monitor import follow_training
 from heterps_core.training.node.failures import WorkerFailure, root_cause, write_failure
+from heterps_core.training.node.node_life import write_end
+from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
 
@@ -16,7 +17,7 @@ def failure(rank: int, failed_at_s: float, **others: object) -> WorkerFailure:
         "stage": rank,
         "replica": 0,
         "step": 7,
-        "attempt": 0,
+        "attempt": 1,
         "error_type": "LostWorkerError",
         "message": f"told by {rank}",
         "exit_status": 6,
@@ -60,16 +61,10 @@ def test_in_a_row_of_waiting_workers_the_one_that_nobody_heard_of_is_missed(tmp_
 
 
 def test_a_later_attempt_counts(tmp_path):
-    later = failure(0, 20.0, attempt=1)
+    later = failure(0, 20.0, attempt=2)
 
     assert told(tmp_path, failure(1, 5.0, is_cause=True), later) == later
     assert told(tmp_path / "empty") is None
-
-
-def test_only_what_the_user_can_mend_is_not_tried_again():
-    assert failure(0, 1.0, is_mistake=True, error_type="DataError").is_final
-    assert not failure(0, 1.0, is_mistake=True, error_type="CheckpointError").is_final
-    assert not failure(0, 1.0, error_type="ValueError").is_final
 
 
 def make_cluster() -> Cluster:
@@ -91,26 +86,30 @@ def make_cluster() -> Cluster:
     return Cluster(run_id="r", provider="local", nodes=nodes, rendezvous="127.0.0.1:1", created_at="now")
 
 
+def end(run: RunDirectory, node_id: str, *, generation: int = 1) -> None:
+    """Let a node tell that its workers failed."""
+    write_end(run, node_id, exit_status=1, log_tail="its log", generation=generation)
+
+
 def test_the_log_of_the_silent_worker_is_shown(tmp_path):
     run = RunDirectory(str(tmp_path))
     cluster = make_cluster()
     lost = LostWorkerError(RankLayout(((0,), (2, 1))), 1, limit_s=20.0, has_ended=False)
-    write_failure(run, failure(0, 1.0, message=str(lost), lost=lost.lost))
-    run.write_json(
-        "nodes/a/exit.json",
-        {"exit_status": 1, "log_tail": "the log of the waiting one", "is_mistake": False},
-    )
+    write_failure(run, failure(0, 1.0, message=str(lost), lost=lost.lost, is_loss=True))
+    end(run, "a")
+    end(run, "b")
     run.write_bytes("nodes/c/workers.log", b"what the silent one said last")
 
-    with pytest.raises(TrainingError) as error:
-        follow_training(run, cluster, on_progress=lambda progress: None)
+    lost = follow_training(run, cluster, on_progress=lambda progress: None)
 
-    assert str(error.value).startswith(
+    assert isinstance(lost, MachinesLost)
+    assert lost.message.startswith(
         "worker 0 (stage 0, replica 0) failed after step 7: worker 1 (stage 1, replica 1) must answer within 20 s, "
         "but it is silent"
     )
-    assert "its log is nodes/c/workers.log" in str(error.value)
-    assert str(error.value).endswith("what the silent one said last")
+    assert "its log is nodes/c/workers.log" in lost.message
+    assert lost.message.endswith("what the silent one said last")
+    assert lost.node_ids == ("c",)
 
 
 def test_who_left_no_last_words_is_named_where_the_others_cannot_tell_whom_they_miss(tmp_path):
@@ -118,29 +117,41 @@ def test_who_left_no_last_words_is_named_where_the_others_cannot_tell_whom_they_
     run = RunDirectory(str(tmp_path))
     for rank, stage in ((0, 0), (1, 1)):
         write_failure(run, failure(rank, 1.0, stage=stage, message="another worker is silent", is_loss=True))
-    run.write_json("nodes/a/exit.json", {"exit_status": 1, "log_tail": "", "is_mistake": False})
+    end(run, "a")
+    end(run, "b")
 
-    with pytest.raises(InterruptedTrainingError) as error:
-        follow_training(run, make_cluster(), on_progress=lambda progress: None)
+    lost = follow_training(run, make_cluster(), on_progress=lambda progress: None)
 
-    assert "after step 7: another worker is silent; no word came from stage 1, replica 1 on node c" in str(
-        error.value
+    assert isinstance(lost, MachinesLost)
+    assert (
+        "after step 7: another worker is silent; no word came from stage 1, replica 1 on node c"
+        in lost.message
     )
 
 
-def test_the_same_error_after_the_same_step_in_two_attempts_ends_for_good(tmp_path):
+def test_an_own_error_of_a_worker_loses_no_machine_though_others_have_not_ended_yet(tmp_path):
     run = RunDirectory(str(tmp_path))
-    for attempt, step in ((0, 4), (1, 7)):
-        cause = {"is_cause": True, "error_type": "ValueError", "message": "cursed"}
-        write_failure(run, failure(1, 1.0, attempt=attempt, step=step, **cause))
-    run.write_json("nodes/a/exit.json", {"exit_status": 1, "log_tail": "", "is_mistake": False})
+    own = {"is_cause": True, "error_type": "ValueError", "message": "cursed"}
+    write_failure(run, failure(0, 1.0, step=4, attempt=0, is_mistake=True, message="of a generation before"))
+    write_failure(run, failure(1, 1.0, **own))
+    end(run, "b")
 
-    with pytest.raises(InterruptedTrainingError, match="after step 7: cursed"):
-        follow_training(run, make_cluster(), on_progress=lambda progress: None)
+    lost = follow_training(run, make_cluster(), on_progress=lambda progress: None)
 
-    write_failure(run, failure(1, 1.0, attempt=2, step=7, **cause))
-    with pytest.raises(
-        TrainingError, match="cursed, as in the attempt before, so it is not tried again"
-    ) as error:
-        follow_training(run, make_cluster(), on_progress=lambda progress: None)
-    assert not isinstance(error.value, InterruptedTrainingError)
+    assert isinstance(lost, MachinesLost)
+    assert "after step 7: cursed" in lost.message
+    assert lost.node_ids == ()
+    assert lost.signature == "ValueError at stage 1 after step 7: cursed"
+
+
+def test_what_an_end_in_an_earlier_generation_said_does_not_count(tmp_path):
+    run = RunDirectory(str(tmp_path))
+    write_failure(run, failure(0, 1.0, lost=(1, 1, 0), is_loss=True, attempt=2))
+    end(run, "a", generation=2)
+    end(run, "b", generation=1)
+    end(run, "c", generation=2)
+
+    lost = follow_training(run, replace(make_cluster(), generation=2), on_progress=lambda progress: None)
+
+    assert isinstance(lost, MachinesLost)
+    assert lost.node_ids == ("b",)

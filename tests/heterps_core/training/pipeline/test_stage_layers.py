@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from heterps_core.models import CTR_MODELS
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.pipeline import stage_layers
-from heterps_core.training.pipeline.stage_layers import StageLayers, has_fused_linear
+from heterps_core.training.pipeline.stage_layers import StageLayers, general_layers, has_fused_linear
 
 FEATURES = FeatureSpec(num_dense=13, slot_rows=(50,) * 26)
 BATCH = ClickBatch(
@@ -88,6 +90,56 @@ def test_an_input_gets_its_gradient_and_may_have_no_rows(precision):
         assert entering.grad.shape == (num_rows, 400)
         assert entering.grad.dtype == torch.float32
     assert entering.grad.abs().sum() > 0
+
+
+class SubclassOfLinear(nn.Linear):
+    """What users bring: the product is torch's own."""
+
+
+class OwnProduct(nn.Linear):
+    def forward(self, activation):
+        return activation @ self.weight.t()
+
+
+@pytest.mark.parametrize(
+    "activation", [nn.ReLU(), nn.Sigmoid(), nn.GELU(), nn.GELU("tanh"), nn.Tanh(), nn.Identity()], ids=str
+)
+@pytest.mark.parametrize("shape", [(6, 7), (6, 4, 7), (0, 7)])
+def test_any_fully_connected_layer_learns_the_same_with_the_activation_behind_it(activation, shape):
+    torch.manual_seed(1)
+    linear = SubclassOfLinear(7, 3)
+    entering = [torch.randn(shape).requires_grad_() for _ in range(2)]
+    entering[1].data.copy_(entering[0].data)
+    weights = torch.randn(*shape[:-1], 3)
+
+    stage = StageLayers([nn.Sequential(linear, activation)])
+    leaving = stage(BATCH, entering[0])
+    (leaving * weights).sum().backward()
+    waiting = len(stage.weight_gradients)
+    stage.weight_gradients.finish()
+    learned = [each.grad.clone() for each in linear.parameters()]
+    linear.zero_grad()
+    expected = activation(linear(entering[1]))
+    (expected * weights).sum().backward()
+
+    assert waiting == 1
+    torch.testing.assert_close(leaving, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(entering[0].grad, entering[1].grad, rtol=1e-5, atol=1e-6)
+    for got, wanted in zip(learned, linear.parameters(), strict=True):
+        torch.testing.assert_close(got, wanted.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_of_the_general_path_are_named():
+    chain = nn.Sequential(
+        OrderedDict(
+            fused=SubclassOfLinear(7, 7), own=OwnProduct(7, 7), relu=nn.ReLU(), hooked=nn.Linear(7, 1)
+        )
+    )
+    chain.hooked.register_forward_hook(lambda *_: None)
+
+    assert general_layers(chain) == ("own", "hooked")
+    assert general_layers(build_chain("dcnv2", FEATURES, seed=0)) == ()
+    assert general_layers(build_chain("finalmlp", FEATURES, seed=0)) == ("einsum",)
 
 
 def test_a_layer_without_bias_is_fused_too():

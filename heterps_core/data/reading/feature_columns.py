@@ -1,0 +1,59 @@
+"""Reads the columns that a model predicts from, of rows whose label is not known yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from heterps_core.data.reading.bucket_path import SourcePath
+from heterps_core.data.reading.parquet_reader import named_reading, open_parquet
+from heterps_core.data.reading.readers import is_parquet
+from heterps_core.data.reading.text_reader import find_layout, open_text
+from heterps_core.data.schema import DataSchema
+from heterps_core.errors import DataError
+
+ROWS_PER_BATCH = 65_536
+
+
+def read_columns(file: SourcePath, schema: DataSchema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield columns of a file, Parquet or text, in batches of some ten thousand rows.
+
+    Values of text files come as texts, whatever they stand for.
+
+    Raises:
+        DataError: The file cannot be read, or lacks a column.
+    """
+    if is_parquet(file, schema):
+        yield from _parquet_columns(file, names)
+    else:
+        yield from _text_columns(file, schema, names)
+
+
+def _parquet_columns(path: SourcePath, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    with named_reading(path), open_parquet(path) as source:
+        file = pq.ParquetFile(source)
+        missing = [name for name in names if name not in file.schema_arrow.names]
+        if missing:
+            raise DataError(
+                path, f"must have the columns {', '.join(missing)}; has {', '.join(file.schema_arrow.names)}"
+            )
+        yield from file.iter_batches(ROWS_PER_BATCH, columns=list(names))
+
+
+def _text_columns(path: SourcePath, schema: DataSchema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    layout = find_layout(path, schema, needed=names)
+    options = layout.reading_options()
+    converting = pa_csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()),
+        include_columns=list(names),
+        null_values=[""],
+        strings_can_be_null=True,
+    )
+    try:
+        with open_text(path) as stream:
+            yield from pa_csv.open_csv(stream, convert_options=converting, **options)
+    except pa.ArrowInvalid as error:
+        raise DataError(path, f"cannot be read as rows of {len(layout.columns)} fields: {error}") from error

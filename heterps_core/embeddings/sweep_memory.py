@@ -1,0 +1,129 @@
+"""Sweeps in numbers: how memory is divided among tables that are larger than it, and what sweeps have done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from heterps_core.embeddings.cold_rows import rows_per_block
+from heterps_core.errors import ConfigurationError
+from heterps_core.units import BYTES_PER_FLOAT32
+
+INDEX_BYTES_PER_SLOT = 25
+"""Row index and slot of what is in memory, and of the rows of six windows, each a third of that or less; the mark of
+a row that has changed."""
+
+BITS_PER_ROW = 3
+"""Of the shard: whether a window has it, has changed since the last checkpoint, must be read for this checkpoint."""
+
+NUM_PARTS = 4
+"""A sweep takes as many windows, and memory holds the rows of one more: with more parts the file is swept less often,
+with fewer a window has more batches to visit a part beside."""
+
+SWEEPING_THREADS = 2
+"""One block is read or written while rows are copied from or to another."""
+
+BUFFERED_BLOCKS = 5
+"""A buffer of each thread with as much for what it copies, and one for checkpoints."""
+
+PARTS_OF_MEMORY = 32
+"""A checkpoint takes rows in parts of this share of the memory; two or three of them exist at a time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepCounts:
+    """What sweeps of a worker's tables have done in training."""
+
+    rows_asked: int = 0
+    """Distinct rows of each batch, summed over batches."""
+
+    rows_fetched: int = 0
+    """Of these, rows that came from disk, once for all batches of a window."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def __add__(self, other: SweepCounts) -> SweepCounts:
+        return SweepCounts(
+            rows_asked=self.rows_asked + other.rows_asked,
+            rows_fetched=self.rows_fetched + other.rows_fetched,
+            bytes_read=self.bytes_read + other.bytes_read,
+            bytes_written=self.bytes_written + other.bytes_written,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardSize:
+    """What decides how much memory a table shard gets."""
+
+    num_rows: int
+    width: int
+    """Float32 of a row with its optimizer state."""
+
+    most_rows: int
+    """Distinct rows of the shard that one batch can look up."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.width * BYTES_PER_FLOAT32
+
+    @property
+    def whole_bytes(self) -> int:
+        """Of the shard in memory."""
+        return self.num_rows * self.row_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Memory that sweeping takes beside the slots."""
+        buffered = BUFFERED_BLOCKS * rows_per_block(self.width) * self.row_bytes
+        return buffered + self.num_rows * BITS_PER_ROW // 8
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory that a slot takes, with its share of what lists rows and of parts for checkpoints."""
+        return self.row_bytes + 3 * self.row_bytes // PARTS_OF_MEMORY + INDEX_BYTES_PER_SLOT
+
+    @property
+    def least_bytes(self) -> int:
+        """Least memory to train it in: whole, or the rows of `NUM_PARTS` + 1 batches and what sweeping takes.
+
+        So many windows are in memory, and each needs a batch: the last batch before an empty window would wait for
+        the one behind it, which the training takes before it begins with the former.
+        """
+        rows = min((NUM_PARTS + 1) * self.most_rows, self.num_rows)
+        return min(self.whole_bytes, self.fixed_bytes + rows * self.slot_bytes)
+
+    def num_slots(self, memory_bytes: int) -> int | None:
+        """Return how many rows find room; None where all do, and nothing needs to be swept."""
+        if memory_bytes >= self.whole_bytes:
+            return None
+        return (memory_bytes - self.fixed_bytes) // self.slot_bytes
+
+
+def slots_by_table(shards: Mapping[str, ShardSize], memory_bytes: int) -> dict[str, int | None]:
+    """Divide memory among the table shards of a worker, beyond the least of each by the bytes that a batch can touch.
+
+    Returns:
+        Slots by table; None for one that is in memory whole.
+
+    Raises:
+        ConfigurationError: So few batches do not fit; the message has the memory that it needs.
+    """
+    left = memory_bytes - sum(shard.least_bytes for shard in shards.values())
+    if left < 0:
+        raise ConfigurationError(
+            f"embedding_memory_bytes must hold the rows of {NUM_PARTS + 1} batches on each worker, here "
+            f"{memory_bytes - left:,} bytes for {', '.join(shards)}, got {memory_bytes:,}; raise it to that, or use "
+            f"smaller batches or more replicas"
+        )
+    weights = {name: shard.most_rows * shard.row_bytes for name, shard in shards.items()}
+    missing = {name: shard.whole_bytes - shard.least_bytes for name, shard in shards.items()}
+    found: dict[str, int | None] = {}
+    # Those that need least beside their weight come first: what they leave is for the others.
+    for name in sorted(shards, key=lambda name: missing[name] / max(weights[name], 1)):
+        total = sum(weights[other] for other in shards if other not in found)
+        more = min(left * weights[name] // max(total, 1), missing[name])
+        left -= more
+        found[name] = shards[name].num_slots(shards[name].least_bytes + more)
+    return found

@@ -1,0 +1,1 @@
+"""Click models of the literature, one per file, as plain modules; `parts` is what several are made of."""

@@ -1,0 +1,63 @@
+"""DIN (Zhou et al. 2018, "Deep Interest Network for Click-Through Rate Prediction"): history seen from the candidate.
+
+The paper's candidate and history share one table. Here each column has a table of its own, so the query is a learned
+projection of all vectors that are no history, the candidate's among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import FeatureSpec
+from heterps_core.models.architectures.parts import HistoryAttention, mlp
+from heterps_core.models.slot_embedding import SlotEmbedding
+
+EMBEDDING_DIMENSION = 16
+HIDDEN_WIDTHS = (400, 400)
+
+
+class DIN(nn.Module):
+    """Fully connected layers over the vectors of slots, the dense features, and what attention makes of sequences."""
+
+    def __init__(
+        self,
+        features: FeatureSpec,
+        *,
+        hidden_widths: Sequence[int] = HIDDEN_WIDTHS,
+        embedding_dim: int = EMBEDDING_DIMENSION,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embedding = SlotEmbedding(features, dimension=embedding_dim, keeps_sequences=True)
+        columns = self.embedding.vector_columns
+        sequences = self.embedding.sequences
+        self.sequence_columns = [columns[slot] for slot in sequences]
+        self.context_columns = [each for slot, each in enumerate(columns) if slot not in sequences]
+        self.lengths = self.embedding.length_columns
+        context_width = sum(map(len, self.context_columns)) + features.num_dense
+        self.history = nn.ModuleList(
+            HistoryAttention(
+                features.slot_lengths[slot], context_width=context_width, dimension=embedding_dim
+            )
+            for slot in sequences
+        )
+        width = context_width + len(sequences) * embedding_dim
+        self.deep = mlp(width, hidden_widths, dropout=dropout)
+        self.output = nn.Linear([width, *hidden_widths][-1], features.num_labels)
+
+    def forward(self, batch: ClickBatch) -> Tensor:
+        """Return logits [B, labels]."""
+        columns_BW = self.embedding(batch)
+        context = [columns_BW[:, each.start : each.stop] for each in self.context_columns]
+        context_BW = torch.cat([*context, columns_BW[:, self.lengths.stop :]], 1)
+        parts = [context_BW]
+        for place, (history, each) in enumerate(zip(self.history, self.sequence_columns, strict=True)):
+            length_column = self.lengths.start + place
+            lengths_B1 = columns_BW[:, length_column : length_column + 1]
+            parts.append(history(context_BW, columns_BW[:, each.start : each.stop], lengths_B1))
+        logits_BL: Tensor = self.output(self.deep(torch.cat(parts, 1)))
+        return logits_BL

@@ -1,0 +1,177 @@
+"""What several click models are made of.
+
+Shapes: B rows, F fields (slots), D values of a vector, W columns, L labels.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import FeatureSpec
+from heterps_core.models.slot_embedding import SlotEmbedding
+
+HISTORY_WIDTHS = (36,)
+"""Of the layers that compare a value of a sequence with the query; those of the paper of DIN."""
+
+
+class Fields(nn.Module):
+    """A vector for each slot, and the dense features: [B, F * D + dense] and, of the same values, [B, F, D]."""
+
+    def __init__(self, features: FeatureSpec, *, dimension: int) -> None:
+        super().__init__()
+        self.embedding = SlotEmbedding(features, dimension=dimension)
+        self.num_fields = features.num_slots
+        self.dimension = dimension
+        self.vectors_width = self.num_fields * dimension
+        self.width = self.embedding.output_width
+
+    def forward(self, batch: ClickBatch) -> tuple[Tensor, Tensor]:
+        """Return the flat columns and the vectors."""
+        flat_BW = self.embedding(batch)
+        return flat_BW, self.vectors_of(flat_BW)
+
+    def vectors_of(self, flat_BW: Tensor) -> Tensor:
+        """Return [B, F, D] of flat columns."""
+        vectors_BV = flat_BW[:, : self.vectors_width]
+        return torch.unflatten(vectors_BV, 1, (self.num_fields, self.dimension))
+
+
+class Wide(nn.Module):
+    """The linear part: a weight for each row of each slot, from 0, one for each dense feature, and a bias: [B, L]."""
+
+    def __init__(self, features: FeatureSpec) -> None:
+        super().__init__()
+        self.weights = SlotEmbedding(features, dimension=features.num_labels, initial_standard_deviation=0.0)
+        self.num_fields, self.num_labels = features.num_slots, features.num_labels
+        self.of_dense, self.bias = None, nn.Parameter(torch.zeros(features.num_labels))
+        if features.num_dense:
+            self.of_dense = nn.Linear(features.num_dense, features.num_labels, bias=False)
+
+    def forward(self, batch: ClickBatch) -> Tensor:
+        """Return [B, L]."""
+        columns_BW = self.weights(batch)
+        of_slots = columns_BW[:, : self.num_fields * self.num_labels]
+        logits_BL: Tensor = torch.unflatten(of_slots, 1, (self.num_fields, self.num_labels)).sum(1)
+        if self.of_dense is not None:
+            logits_BL = logits_BL + self.of_dense(columns_BW[:, self.num_fields * self.num_labels :])
+        return logits_BL + self.bias
+
+
+class FactorizationMachine(nn.Module):
+    r"""The products of all pairs of fields: [B, F, D] -> [B, 1].
+
+    :math:`\sum_{i<j} v_i \cdot v_j = \frac12 \sum_d ((\sum_i v_{id})^2 - \sum_i v_{id}^2)`, Rendle 2010,
+    "Factorization Machines".
+    """
+
+    def forward(self, vectors_BFD: Tensor) -> Tensor:
+        """Return [B, 1]."""
+        sums_BD = vectors_BFD.sum(1)
+        squares_BD = vectors_BFD.square().sum(1)
+        return 0.5 * (sums_BD.square() - squares_BD).sum(1, keepdim=True)
+
+
+class DotInteraction(nn.Module):
+    """The products of all pairs of vectors: [B, F, D] -> [B, F * (F - 1) / 2]."""
+
+    def __init__(self, num_vectors: int) -> None:
+        super().__init__()
+        rows, columns = torch.tril_indices(num_vectors, num_vectors, -1).unbind()
+        self.pairs: Tensor
+        self.register_buffer("pairs", rows * num_vectors + columns, persistent=False)
+
+    def forward(self, vectors_BFD: Tensor) -> Tensor:
+        """Return the products."""
+        products_BFF = torch.bmm(vectors_BFD, vectors_BFD.transpose(1, 2))
+        return products_BFF.flatten(1).index_select(1, self.pairs)
+
+
+class Gate(nn.Module):
+    """Weights of the columns of a stream, which a learned context gives: 2 * sigmoid(W c + b), 1 at the start."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(width))
+
+    def forward(self, columns_BW: Tensor) -> Tensor:
+        """Return [B, W]; a context that is one learned vector for all rows makes one learned weight for a column."""
+        return columns_BW * (2 * self.weights.sigmoid())
+
+
+class BilinearFusion(nn.Module):
+    """The logit of two streams: what each gives alone, and for each head what the products of their parts give."""
+
+    def __init__(self, width: int, *, heads: int, num_labels: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first = nn.Linear(width, num_labels)
+        self.second = nn.Linear(width, num_labels, bias=False)
+        part = width // heads
+        self.products = nn.Parameter(torch.empty(num_labels, heads, part, part).normal_(0, part**-1.0))
+
+    def forward(self, first_BW: Tensor, second_BW: Tensor) -> Tensor:
+        """Return [B, labels]."""
+        first_BHI, second_BHJ = (
+            torch.unflatten(stream, 1, (self.heads, -1)) for stream in (first_BW, second_BW)
+        )
+        products_BL = torch.einsum("bhi,lhij,bhj->bl", first_BHI, self.products, second_BHJ)
+        alone_BL: Tensor = self.first(first_BW) + self.second(second_BW)
+        return alone_BL + products_BL
+
+
+class FieldAttention(nn.Module):
+    """Each field as a mix of all fields, by the products of their queries and keys, beside itself."""
+
+    def __init__(self, width: int, *, heads: int, head_width: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.projections = nn.Linear(width, 4 * heads * head_width, bias=False)
+
+    def forward(self, vectors_BFW: Tensor) -> Tensor:
+        """Return [B, F, heads * head_width]."""
+        query, key, value, residual = self.projections(vectors_BFW).chunk(4, dim=2)
+        query, key, value = (
+            torch.unflatten(each, 2, (self.heads, -1)).transpose(1, 2) for each in (query, key, value)
+        )
+        shares_BHFF = torch.matmul(query, key.transpose(2, 3)).softmax(3)
+        return torch.relu(torch.matmul(shares_BHFF, value).transpose(1, 2).flatten(2) + residual)
+
+
+class HistoryAttention(nn.Module):
+    """The values of a sequence, weighed each by its fit to a query; weights do not sum up to 1, as in the paper."""
+
+    def __init__(self, length: int, *, context_width: int, dimension: int) -> None:
+        super().__init__()
+        self.shape = (length, dimension)
+        self.query = nn.Linear(context_width, dimension)
+        self.unit = mlp(4 * dimension, HISTORY_WIDTHS)
+        self.weight = nn.Linear(HISTORY_WIDTHS[-1], 1)
+        self.places: Tensor
+        self.register_buffer("places", torch.arange(length).float(), persistent=False)
+
+    def forward(self, context_BW: Tensor, vectors_BV: Tensor, lengths_B1: Tensor) -> Tensor:
+        """Return [B, D]."""
+        values_BTD = torch.unflatten(vectors_BV, 1, self.shape)
+        query_BTD = self.query(context_BW).unsqueeze(1).expand_as(values_BTD)
+        beside = torch.cat([query_BTD, values_BTD, query_BTD - values_BTD, query_BTD * values_BTD], 2)
+        weights_BT1 = self.weight(self.unit(beside))
+        is_there_BT = (self.places < lengths_B1.clamp(min=1)).float()
+        pooled_BD: Tensor = (weights_BT1 * is_there_BT.unsqueeze(2) * values_BTD).sum(1)
+        return pooled_BD
+
+
+def mlp(width: int, hidden_widths: Sequence[int], *, dropout: float = 0.0) -> nn.Sequential:
+    """Return fully connected layers with a ReLU each and, where asked for, dropout behind it."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, hidden in enumerate(hidden_widths, start=1):
+        layers[f"fc{number}"] = nn.Linear(width, hidden)
+        layers[f"relu{number}"] = nn.ReLU()
+        if dropout:
+            layers[f"dropout{number}"] = nn.Dropout(dropout)
+        width = hidden
+    return nn.Sequential(layers)

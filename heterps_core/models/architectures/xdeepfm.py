@@ -1,0 +1,57 @@
+"""xDeepFM: compressed interactions of vectors beside a deep part.
+
+Lian et al. 2018, "xDeepFM: Combining Explicit and Implicit Feature Interactions for Recommender Systems".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import FeatureSpec
+from heterps_core.models.architectures.parts import Fields, Wide, mlp
+
+EMBEDDING_DIMENSION = 8
+HIDDEN_WIDTHS = (400, 400)
+CROSS_WIDTHS = (16, 16)
+"""Feature maps of each compressed interaction layer; the paper has 100 to 200."""
+
+
+class XDeepFM(nn.Module):
+    """The sum of a linear part, compressed interactions of fields with those of the layer before, and a deep part."""
+
+    def __init__(
+        self,
+        features: FeatureSpec,
+        *,
+        hidden_widths: Sequence[int] = HIDDEN_WIDTHS,
+        embedding_dim: int = EMBEDDING_DIMENSION,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.fields = Fields(features, dimension=embedding_dim)
+        self.wide = Wide(features)
+        widths = [features.num_slots, *CROSS_WIDTHS]
+        self.cross = nn.ModuleList(
+            nn.Linear(features.num_slots * before, width, bias=False) for before, width in pairwise(widths)
+        )
+        self.of_cross = nn.Linear(sum(CROSS_WIDTHS), features.num_labels, bias=False)
+        self.deep = mlp(self.fields.width, hidden_widths, dropout=dropout)
+        self.output = nn.Linear([self.fields.width, *hidden_widths][-1], features.num_labels)
+
+    def forward(self, batch: ClickBatch) -> Tensor:
+        """Return logits [B, labels]."""
+        columns_BW, vectors_BFD = self.fields(batch)
+        logits_BL: Tensor = self.wide(batch)
+        first_BDF = maps_BDH = vectors_BFD.transpose(1, 2)
+        pooled = []
+        for cross in self.cross:
+            products_BDX = (first_BDF.unsqueeze(3) * maps_BDH.unsqueeze(2)).flatten(2)
+            maps_BDH = torch.relu(cross(products_BDX))
+            pooled.append(maps_BDH.sum(1))
+        beside_BL: Tensor = self.of_cross(torch.cat(pooled, 1)) + self.output(self.deep(columns_BW))
+        return logits_BL + beside_BL

@@ -1,0 +1,60 @@
+"""What a stage exchanges and sums in the trainer's step, as arrays over candidate stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from heterps_core.planning.cost_model.arrays import Floats, Ints
+
+NEAR_INTEGER = 1e-7
+"""Replica counts this near (relatively) to a whole number are settled by computing the time itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerTerms:
+    """What the trainer's step has besides, see `step_model.py`.
+
+    XT(k) = (fixed + shared / k) (k - 1) / k of the exchange, and AT(k) = sum (k - 1) / k.
+    """
+
+    fixed_seconds: Floats
+    shared_seconds: Floats
+    sum_seconds: Floats
+    single_replica_communicates: bool
+    """Without the factors (k - 1) / k."""
+
+    microbatch_rows: int
+    """R, the most replicas of a stage."""
+
+    def exchange_seconds(self, num_replicas: Floats) -> Floats:
+        """Return XT(k), elementwise."""
+        return np.asarray(
+            self._crossing(num_replicas) * (self.fixed_seconds + self.shared_seconds / num_replicas)
+        )
+
+    def gradient_sum_seconds(self, num_replicas: Floats) -> Floats:
+        """Return AT(k), elementwise."""
+        return np.asarray(self._crossing(num_replicas) * self.sum_seconds)
+
+    def _crossing(self, num_replicas: Floats) -> Floats | float:
+        return 1.0 if self.single_replica_communicates else 1 - 1 / num_replicas
+
+    def whole(self, pacing: Floats) -> Floats:
+        """Return the least whole k with R / ceil(R / k) at least so large, infinite where there is none."""
+        rows = np.floor(self.microbatch_rows / pacing * (1 + NEAR_INTEGER))
+        return np.where(rows >= 1, np.ceil(self.microbatch_rows / np.maximum(rows, 1.0)), np.inf)
+
+    def next_whole(self, replicas: Floats) -> Floats:
+        """Return the least k whose slowest replica has a row less, infinite where there is none."""
+        rows = np.ceil(self.microbatch_rows / replicas) - 1
+        return np.where(rows >= 1, np.ceil(self.microbatch_rows / np.maximum(rows, 1.0)), np.inf)
+
+    def at(self, shape: tuple[int, ...], index: tuple[Ints, ...]) -> TrainerTerms:
+        """Return those of some candidates."""
+        fixed, shared, sums = (
+            np.broadcast_to(seconds, shape)[index]
+            for seconds in (self.fixed_seconds, self.shared_seconds, self.sum_seconds)
+        )
+        return replace(self, fixed_seconds=fixed, shared_seconds=shared, sum_seconds=sums)

@@ -1,0 +1,1 @@
+"""The cheapest plan within the caps, and a bound on all of them."""

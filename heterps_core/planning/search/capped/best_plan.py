@@ -1,0 +1,66 @@
+"""The cheapest plan that a search has met."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from heterps_core.planning.cost_model.arrays import Ints
+from heterps_core.planning.cost_model.run_tables import segment_layers, segment_row
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.provisioning.replica_balance import LayerRun, fixed_stages
+from heterps_core.plans.scheduling_plan import Stage
+
+
+class BestPlan:
+    """Takes partitions, gives them their best replicas within the caps and keeps the cheapest.
+
+    Args:
+        problem: Whose plans are meant.
+    """
+
+    def __init__(self, problem: SchedulingProblem) -> None:
+        self.problem, self.names = problem, problem.device_type_names
+        self.product = np.inf
+        """In the unit of `Objective`; infinite before any plan was met."""
+
+        self.stages: tuple[Stage, ...] | None = None
+        self.rows = np.empty(0, dtype=np.int64)
+        """Of its stages as flat indices of the segment table, in order."""
+
+        self._tried: set[bytes] = set()
+
+    def offer_rows(self, rows: Ints) -> None:
+        """Try the partition of these rows, first stage first."""
+        key = rows.tobytes()
+        if key not in self._tried:
+            self._tried.add(key)
+            self._offer(
+                [
+                    LayerRun(*segment_layers(row // len(self.names)), self.names[row % len(self.names)])
+                    for row in rows.tolist()
+                ]
+            )
+
+    def offer(self, stages: Sequence[Stage]) -> None:
+        """Try the partition of a plan, first stage first."""
+        self._offer([LayerRun(stage.first_layer, stage.last_layer, stage.device_type) for stage in stages])
+
+    def _offer(self, runs: Sequence[LayerRun]) -> None:
+        found = fixed_stages(self.problem, runs).cheapest_replicas(
+            limit_seconds=self.problem.stage_seconds_limit, below_product=self.product
+        )
+        if found.plan is None:
+            return
+        self.product = found.product
+        self.stages = tuple(
+            Stage(*run, num_replicas=int(count)) for run, count in zip(runs, found.plan, strict=True)
+        )
+        self.rows = np.array(
+            [
+                segment_row(run.first_layer, run.last_layer) * len(self.names)
+                + self.names.index(run.device_type)
+                for run in runs
+            ]
+        )

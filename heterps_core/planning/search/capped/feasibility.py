@@ -1,0 +1,102 @@
+"""Whether some plan keeps memory and caps at a longest stage time, and which stage times make sense."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.stage_table import StageTable
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.provisioning.stage_time_search import RateSolutions
+from heterps_core.planning.search.capped.capped_chain import CappedChain
+from heterps_core.planning.search.capped.partial_plans import MAX_PARTIAL_PLANS, cheapest_below
+from heterps_core.planning.search.capped.scarcity_prices import ascend
+
+_FIRST_PARTIAL_PLANS = 64
+"""Kept in the first search; four times as many in each further one."""
+
+
+class FeasibilitySearch:
+    """Tells whether some plan keeps memory and caps at given stage times; a `RateSolver` whose plans cost nothing.
+
+    Args:
+        table: All runs of layers on all types, shape (G, T).
+        most_stages: Of a plan; None without a limit.
+        deadline: Of `time.perf_counter`, from which on no plan is met; infinite for none.
+    """
+
+    shift_seconds = 0.0
+
+    def __init__(
+        self, table: StageTable, *, most_stages: int | None = None, deadline: float = np.inf
+    ) -> None:
+        self.table, self.most_stages, self.deadline = table, most_stages, deadline
+
+    def solve(self, stage_seconds: Floats, best_product: float) -> RateSolutions[Ints]:
+        """Return products of 0 where a plan was met, infinite elsewhere; rates of 0 where none is disproved."""
+        parts = [self.plan_within(float(x)) for x in stage_seconds]
+        return RateSolutions(
+            rates=np.array([0.0 if rows is None or rows.size else np.inf for rows, _ in parts]),
+            reached_seconds=np.array([reached for _, reached in parts]),
+            products=np.array([np.inf if rows is None or not rows.size else 0.0 for rows, _ in parts]),
+            plan_at=lambda index: np.asarray(parts[index][0]),
+        )
+
+    def plan_within(self, x: float) -> tuple[Ints | None, float]:
+        """Return the rows of a plan and its longest stage time: none where there is none, None where it is open."""
+        replicas = self.table.least_replicas(np.array([x]))[0]
+        flat = replicas.reshape(-1)
+        rows = np.flatnonzero(np.isfinite(flat))
+        types = rows % self.table.max_units.size
+        chain = CappedChain(
+            rows,
+            prices=flat[rows] / self.table.max_units[types],
+            units=flat[rows],
+            caps=self.table.max_units,
+            num_layers=int((np.sqrt(8 * len(replicas) + 1) - 1) // 2),
+            further=None
+            if self.most_stages is None
+            else (np.ones((1, rows.size)), np.array([float(self.most_stages)])),
+        )
+        everything = chain.highest_price()
+        ascent = ascend(chain, target=everything)
+        if ascent.lower_bound >= everything:
+            return np.empty(0, dtype=np.int64), x
+        most_partial_plans = _FIRST_PARTIAL_PLANS
+        found = None if ascent.best is None else chain.rows[ascent.best]
+        while found is None and most_partial_plans <= MAX_PARTIAL_PLANS:
+            if time.perf_counter() >= self.deadline:
+                return None, x
+            searched = cheapest_below(
+                chain,
+                ascent.scarcity,
+                target=everything,
+                most_partial_plans=most_partial_plans,
+                is_over=lambda: time.perf_counter() >= self.deadline,
+            )
+            if searched.rows is None and searched.is_settled:
+                return np.empty(0, dtype=np.int64), x
+            found = searched.rows
+            most_partial_plans *= 4
+        if found is None:
+            return None, x
+        return found, float(self.table.take(found).seconds(flat[found]).max())
+
+
+def stage_time_range(problem: SchedulingProblem, table: StageTable) -> tuple[float, float]:
+    """Return the shortest longest-stage time that any plan could have, and the longest that makes sense.
+
+    No plan beats its slowest layer, computed alone with all units of its best type. With more time than
+    the slowest stage needs on the fewest replicas that hold it, nothing gets cheaper.
+    """
+    alone = np.arange(problem.num_layers)
+    alone = alone * (alone + 1) // 2 + alone
+    fastest = table.compute_seconds * (
+        1 - table.compute_parallel_fraction + table.compute_parallel_fraction / table.max_units
+    )
+    low_seconds = float(fastest[alone].min(axis=1).max())
+    fits = np.isfinite(table.fewest_replicas) & (table.fewest_replicas <= table.max_units)
+    seconds = table.seconds(table.fewest_replicas)
+    return low_seconds, float(seconds[fits].max(initial=0.0))

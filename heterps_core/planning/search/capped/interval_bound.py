@@ -1,0 +1,297 @@
+"""A bound on all plans of an interval of the longest stage time, and the stages that better plans may have.
+
+With the replicas that the interval's upper end wants, charged for the stage time that they take and no less than its
+lower end, every plan of the interval costs at least what it seems to (`linear_product.py`), so the best prices on
+scarce units (`scarcity_prices.py`) bound them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.objective import objective_of
+from heterps_core.planning.cost_model.run_tables import segment_table
+from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
+from heterps_core.planning.cost_model.stage_table import StageTable
+from heterps_core.planning.cost_model.step_model import StepGroup
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.search.capped.best_plan import BestPlan
+from heterps_core.planning.search.capped.capped_chain import CappedChain
+from heterps_core.planning.search.capped.linear_product import LinearProduct
+from heterps_core.planning.search.capped.scarcity_prices import ascend
+
+_MANY_CANDIDATES = 20_000
+"""From which on hopeless ones are struck out before the ascent as well."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plans:
+    """Which plans are meant."""
+
+    low: float
+    high: float
+    """Of the longest stage time, in seconds."""
+
+    group: int
+    is_rest: bool
+    """Whether plans of all further groups are meant too."""
+
+    interruptions: tuple[float, float] = (0.0, math.inf)
+    """Per hour."""
+
+    least_hourly: float = 0.0
+    """That they are charged, in USD; 0 where it is not known."""
+
+    rows: Ints
+    """What stages better ones may have."""
+
+    scarcity: Floats = field(default_factory=lambda: np.empty(0))
+    """Prices of scarce units to begin with; empty for none."""
+
+    partitions: tuple[Ints, ...] = ()
+    """Rows of those that the prices of scarce units came from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IntervalBound:
+    """What is known of some plans."""
+
+    plans: Plans
+    """With stages, prices and partitions as they are now known."""
+
+    lower_bound: float
+    """Of their products."""
+
+    linear: LinearProduct
+    chain: CappedChain
+    nearest: Ints
+    """Rows of the cheapest partition with scarce units charged; it may break caps."""
+
+
+class IntervalBounds:
+    """Bounds the plans of one problem.
+
+    Args:
+        problem: The problem.
+        groups: Of `step_groups`.
+        best: Takes the plans that are met; what is no better is left out.
+    """
+
+    def __init__(self, problem: SchedulingProblem, groups: Sequence[StepGroup], best: BestPlan) -> None:
+        self.problem, self.groups, self.best = problem, groups, best
+        self.objective = objective_of(problem)
+        self._tables: dict[int, StageTable] = {}
+
+    def table(self, group: int) -> StageTable:
+        """Return the candidate stages of a group."""
+        if group not in self._tables:
+            self._tables[group] = segment_table(
+                self.problem, num_microbatches=self.groups[group].num_microbatches
+            )
+        return self._tables[group]
+
+    def work_bound(self, low: float) -> float:
+        """Return a product that no plan with a longest stage time of at least `low` has less than.
+
+        Each layer is charged its computation alone, on the type where that costs least.
+        """
+        table = self.table(0)
+        layers = np.arange(self.problem.num_layers)
+        alone = replace(
+            table,
+            trainer=None,
+            single_communication_seconds=None,
+            communication_seconds=np.zeros_like(table.compute_seconds),
+        ).least_usd_seconds(np.ones_like(table.compute_seconds), 0.0)[layers * (layers + 3) // 2]
+        work = float(alone.min(axis=1).sum())
+        return work + (low + self.objective.extra_seconds) * self.objective.extra_usd_per_hour
+
+    def bound(self, plans: Plans) -> IntervalBound | None:
+        """Return what can be shown of these plans, None where none of them is better than the best one."""
+        candidates = self._candidates(plans)
+        linear = self._linear(plans, candidates)
+        if linear is None:
+            return None
+        chain = candidates.chain(
+            linear.stage_prices(candidates.usd_seconds, candidates.usd_per_hour, candidates.interruptions),
+            linear.change_prices(),
+            most_interruptions_per_hour=linear.most_interruptions_per_hour,
+        )
+        size = chain.caps.size
+        scarcity = np.pad(plans.scarcity[:size], (0, max(0, size - plans.scarcity.size)))
+        best = self.best.product - linear.constant
+        everything = chain.highest_price()
+        if chain.rows.size > _MANY_CANDIDATES and math.isfinite(best):
+            chain = chain.without_hopeless(scarcity, best)
+        ascent = ascend(
+            chain,
+            target=min(best, everything),
+            scarcity=scarcity,
+            known=chain.partitions_of(plans.partitions),
+        )
+        if ascent.lower_bound >= everything:
+            return None
+        for stages in (ascent.nearest, ascent.best):
+            if stages is not None and stages.size:
+                self.best.offer_rows(chain.rows[stages])
+        partitions = tuple(chain.rows[stages] for stages in ascent.partitions)
+        nearest = chain.rows[ascent.nearest]
+        if math.isfinite(self.best.product):
+            chain = chain.without_hopeless(ascent.scarcity, self.best.product - linear.constant)
+        return IntervalBound(
+            plans=replace(
+                plans,
+                rows=chain.rows,
+                scarcity=ascent.scarcity,
+                partitions=partitions,
+                interruptions=(linear.least_interruptions_per_hour, linear.most_interruptions_per_hour),
+                least_hourly=linear.least_hourly,
+            ),
+            lower_bound=min(ascent.lower_bound + linear.constant, self.best.product),
+            linear=linear,
+            chain=chain,
+            nearest=nearest,
+        )
+
+    def slowest_seconds(self, plans: Plans, rows: Ints) -> float:
+        """Return the longest stage time of a partition with the replicas that the upper end wants."""
+        part = self.table(plans.group).take(rows)
+        return float(part.seconds(part.least_replicas(np.array([plans.high]))[0]).max())
+
+    def _candidates(self, plans: Plans) -> _Candidates:
+        """Return the stages that these plans may have, with the fewest replicas of each."""
+        groups = range(plans.group, len(self.groups) if plans.is_rest else plans.group + 1)
+        high = np.array([plans.high])
+        units, usd_seconds = np.full((2, plans.rows.size), np.inf)
+        for group in groups:
+            table = self.table(group)
+            # All of them need no copy.
+            part = table.take(plans.rows) if plans.rows.size < table.compute_seconds.size else table
+            replicas = part.least_replicas(high)[0]
+            least = part.least_usd_seconds(replicas, plans.low)
+            np.minimum(units, replicas.reshape(-1), out=units)
+            np.minimum(usd_seconds, least.reshape(-1), out=usd_seconds)
+        hourly = part.usd_per_hour(units.reshape(part.compute_seconds.shape)).reshape(-1)
+        num_types = len(self.problem.device_types)
+        most_stages = None if plans.is_rest else self.groups[plans.group].most_stages
+        chosen = np.isfinite(hourly)
+        if most_stages is not None and most_stages <= 2:
+            runs = plans.rows // num_types
+            last = ((np.sqrt(8 * runs + 1) - 1) // 2).astype(np.int64)
+            at_first, at_last = runs - last * (last + 1) // 2 == 0, last == self.problem.num_layers - 1
+            chosen &= at_first & at_last if most_stages == 1 else at_first | at_last
+        return _Candidates(
+            rows=plans.rows[chosen],
+            units=units[chosen],
+            usd_per_hour=hourly[chosen],
+            usd_seconds=usd_seconds[chosen],
+            interruptions=units[chosen]
+            * self.objective.interruptions_per_hour[plans.rows[chosen] % num_types],
+            has_interruptions=self.objective.has_interruptions,
+            caps=self.table(plans.group).max_units,
+            num_layers=self.problem.num_layers,
+            most_stages=None if most_stages == self.problem.num_layers else most_stages,
+        )
+
+    def _linear(self, plans: Plans, candidates: _Candidates) -> LinearProduct | None:
+        """Return a product that adds up over stages, None where no plan is better."""
+        objective, low = self.objective, plans.low
+        if not objective.has_interruptions:
+            return LinearProduct(objective, low, 0.0, 0.0, 0.0)
+        changes = objective.transfer_products
+        if changes is not None:
+            changes = changes / (low + objective.extra_seconds)
+        chain = candidates.chain(candidates.usd_per_hour, changes)
+        price, stages = chain.cheapest_of(chain.prices)
+        if not math.isfinite(price):
+            return None
+        self.best.offer_rows(chain.rows[stages])
+        least_hourly = max(plans.least_hourly, price + objective.extra_usd_per_hour)
+        by_interruptions = candidates.chain(candidates.interruptions)
+        least = max(plans.interruptions[0], by_interruptions.cheapest_of(by_interruptions.prices)[0])
+        most = min(plans.interruptions[1], self._most_interruptions(low, least_hourly))
+        if least > most:
+            return None
+        if plans.least_hourly:
+            return LinearProduct(objective, low, least_hourly, least, most)
+        chain = candidates.chain(candidates.usd_per_hour, changes, most_interruptions_per_hour=most)
+        stretched = low * float(objective.stretch(least)) + objective.extra_seconds
+        target = min(self.best.product / stretched - objective.extra_usd_per_hour, chain.highest_price())
+        ascent = ascend(chain, target=target, known=chain.partitions_of(plans.partitions))
+        if ascent.lower_bound >= target:
+            return None
+        if ascent.best is not None:
+            self.best.offer_rows(chain.rows[ascent.best])
+        least_hourly = max(least_hourly, ascent.lower_bound + objective.extra_usd_per_hour)
+        most = max(least, min(most, self._most_interruptions(low, least_hourly)))
+        return LinearProduct(objective, low, least_hourly, least, most)
+
+    def _most_interruptions(self, low: float, least_hourly: float) -> float:
+        """Return interruptions per hour that no better plan exceeds."""
+        most = self.objective.most_interruptions_per_hour
+        least = 0.0
+
+        def is_better(interruptions: float) -> bool:
+            stretched = low * self.objective.stretch(interruptions) + self.objective.extra_seconds
+            return bool(stretched * least_hourly <= self.best.product)
+
+        if not is_better(0.0):
+            return -1.0
+        if is_better(most):
+            return most
+        for _ in range(40):
+            middle = (least + most) / 2
+            least, most = (middle, most) if is_better(middle) else (least, middle)
+        return most
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Candidates:
+    """Stages with the fewest replicas that their plans give them; arrays of shape (n,)."""
+
+    rows: Ints
+    units: Floats
+    usd_per_hour: Floats
+    usd_seconds: Floats
+    """Of `StageTable.least_usd_seconds`."""
+
+    interruptions: Floats
+    """Per hour."""
+
+    has_interruptions: bool
+    caps: Floats
+    num_layers: int
+    most_stages: int | None
+
+    def chain(
+        self,
+        prices: Floats,
+        change_prices: Floats | None = None,
+        *,
+        most_interruptions_per_hour: float = math.inf,
+    ) -> CappedChain:
+        """Return the chain of these stages at some prices."""
+        further: list[tuple[Any, float]] = []
+        if self.has_interruptions:
+            cap = most_interruptions_per_hour * (1 + COMPARISON_TOLERANCE)
+            further.append((self.interruptions, cap))
+        if self.most_stages is not None:
+            further.append((np.ones(self.rows.size), float(self.most_stages)))
+        return CappedChain(
+            self.rows,
+            prices=prices,
+            units=self.units,
+            caps=self.caps,
+            num_layers=self.num_layers,
+            change_prices=change_prices,
+            further=(
+                np.array([taken for taken, _ in further]).reshape(len(further), self.rows.size),
+                np.array([cap for _, cap in further]),
+            ),
+        )

@@ -1,0 +1,89 @@
+"""Predicts the rows of files into one file, a batch of rows in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from heterps_core.data.reading.bucket_path import SourcePath
+from heterps_core.data.reading.feature_columns import read_columns
+from heterps_core.errors import ConfigurationError, DataError
+from heterps_core.serving.exported_model import ClickPredictor
+
+PROBABILITY = "probability"
+_PARQUET, _CSV = ".parquet", ".csv"
+
+
+def predict_files(
+    predictor: ClickPredictor, files: Sequence[SourcePath], output: Path, *, kept: Sequence[str] = ()
+) -> int:
+    """Write a probability for each row of the files, in their order, and return how many.
+
+    The file appears under its name once it is whole.
+
+    Args:
+        predictor: The model.
+        files: Parquet, or text as training takes it; labels may be missing.
+        output: A name that ends in .parquet or .csv. Its columns are the kept ones, then `probability`, or
+            `probability_<label>` for each of several labels.
+        kept: Columns of the files to copy, such as an id.
+
+    Raises:
+        ConfigurationError: The name of the output has another ending, or a kept column has the name of a new one.
+        DataError: A file cannot be read, lacks a column, or has a row that cannot be predicted.
+    """
+    labels = predictor.schema.labels
+    added = [PROBABILITY] if len(labels) == 1 else [f"{PROBABILITY}_{label}" for label in labels]
+    if output.suffix not in (_PARQUET, _CSV):
+        raise ConfigurationError(f"the output's name must end in {_PARQUET} or {_CSV}, got {output}")
+    if taken := sorted(set(kept) & set(added)):
+        raise ConfigurationError(
+            f"columns to keep must differ from those that are added, got {', '.join(taken)}"
+        )
+    part = output.with_name(f"{output.name}.part")
+    num_rows = 0
+    try:
+        with ExitStack() as stack:
+            writer: pq.ParquetWriter | pa_csv.CSVWriter | None = None
+            columns = pa.schema([])
+            for batch in _predicted(predictor, files, kept, added):
+                if writer is None:
+                    kind = pq.ParquetWriter if output.suffix == _PARQUET else pa_csv.CSVWriter
+                    writer = stack.enter_context(kind(part, batch.schema))
+                    columns = batch.schema
+                if batch.schema != columns:
+                    raise ConfigurationError(
+                        f"columns to keep must have one type in all files, got {batch.schema.types[: len(kept)]} "
+                        f"after {columns.types[: len(kept)]}"
+                    )
+                writer.write_batch(batch)
+                num_rows += batch.num_rows
+        if num_rows == 0:
+            raise DataError(", ".join(map(str, files)), "must hold at least one row to predict, got none")
+        part.replace(output)
+    finally:
+        part.unlink(missing_ok=True)
+    return num_rows
+
+
+def _predicted(
+    predictor: ClickPredictor, files: Sequence[SourcePath], kept: Sequence[str], added: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    schema = predictor.schema
+    features = (*schema.numeric_columns, *schema.slot_columns)
+    needed = tuple(dict.fromkeys((*features, *kept)))
+    for file in files:
+        for batch in read_columns(file, schema, needed):
+            try:
+                probabilities = predictor.predict({name: batch.column(name) for name in features})
+            except DataError as error:
+                raise DataError(file, error.problem) from error
+            found = [probabilities] if len(added) == 1 else list(probabilities.T)
+            yield pa.record_batch(
+                [*(batch.column(name) for name in kept), *map(pa.array, found)], names=[*kept, *added]
+            )

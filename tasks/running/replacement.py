@@ -1,0 +1,104 @@
+"""Machines in the places of lost ones: the others of the fleet stay, and only the difference is bought."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from heterps_core.cluster import Cluster, Node
+from heterps_core.errors import ProvisioningError
+from heterps_core.plans.provisioning_plan import ProvisioningPlan
+from heterps_core.training.node.node_life import HEARTBEAT, LEAVING, node_key
+from heterps_core.training.outcome import MachinesLost
+from heterps_core.training.storage.run_directory import RunDirectory
+from infra.billing.caps import Caps
+from infra.ledger.ledger import EndReason, Ledger
+from infra.machines.failover import first_running_cluster
+from infra.providers import Provider, provider_of
+from infra.workspace import Workspace
+from tasks.clusters import ledger_entries, next_launch_id, node_bootstrap, spent_before_launch
+from tasks.provisioning import Provisioning
+
+
+@contextmanager
+def replaced_machines(
+    workspace: Workspace,
+    cluster: Cluster,
+    lost: MachinesLost,
+    provisioning: Provisioning,
+    *,
+    run_id: str,
+    run_directory: RunDirectory,
+    model: str,
+    caps: Caps,
+) -> Iterator[Cluster]:
+    """Launch what takes the places of lost machines, yield the cluster of the next generation, end them at last.
+
+    A machine that was lost without notice is ended before, in case that it lives; one with a notice when the others
+    are up: the cloud has mostly ended it by then, and does not charge its first hour.
+
+    Raises:
+        BudgetExceededError: A cap is exceeded.
+        ProvisioningError: Nothing is left to be kept, or the machines cannot be had, or the lost ones not be ended.
+    """
+    kept = [node for node in cluster.nodes if node.node_id not in lost.node_ids]
+    if not kept:
+        raise ProvisioningError("no machine of the fleet is left to be kept")
+    bought = (provisioning.launch_plan, *provisioning.fallback_plans)
+    plans = [plan.only(lost.node_ids) for plan in bought if _is_plan_of(plan, cluster.nodes)]
+    if not plans:
+        raise ProvisioningError("the fleet must be of a known plan, so that a part of it can be bought again")
+    provider = provider_of(workspace, cluster.provider)
+    ledger = Ledger(workspace.ledger_path)
+    ended = [node for node in cluster.nodes if node not in kept]
+    if not lost.is_noticed:
+        _end(provider, ledger, workspace, run_id, ended)
+    for node_id in lost.node_ids:
+        for name in (HEARTBEAT, LEAVING):
+            run_directory.delete_file(node_key(node_id, name))
+    if caps.max_usd_per_hour is not None:
+        kept_usd_per_hour = sum(node.price_usd_per_hour + node.disk_usd_per_hour for node in kept)
+        caps = replace(caps, max_usd_per_hour=max(caps.max_usd_per_hour - kept_usd_per_hour, 0.0))
+    share = plans[0].price_usd_per_hour / provisioning.launch_plan.price_usd_per_hour
+    with first_running_cluster(
+        provider,
+        plans,
+        new_launch_id=lambda: next_launch_id(ledger, run_id),
+        bootstrap=node_bootstrap(cluster.provider, run_directory, model=model),
+        ledger=ledger,
+        caps=caps,
+        predicted_cost_usd=provisioning.predicted_cost_usd * share,
+        spent=lambda: spent_before_launch(provider, ledger, run_id),
+    ) as launched:
+        if lost.is_noticed:
+            _end(provider, ledger, workspace, run_id, ended)
+        yield cluster.next_generation({node.node_id: node for node in launched.nodes})
+
+
+def _is_plan_of(plan: ProvisioningPlan, nodes: Sequence[Node]) -> bool:
+    """Tell whether machines may have been launched by a plan."""
+    requests = {request.node_id: request for request in plan.node_requests()}
+    return len(requests) == len(nodes) and all(
+        node.node_id in requests
+        and node.num_workers == requests[node.node_id].num_workers
+        and any(
+            (offer.instance_type.name, offer.market) == (node.instance_type, node.market)
+            for offer in (requests[node.node_id].offer, *requests[node.node_id].alternatives)
+        )
+        for node in nodes
+    )
+
+
+def _end(
+    provider: Provider, ledger: Ledger, workspace: Workspace, run_id: str, nodes: Collection[Node]
+) -> None:
+    """End lost machines, as far as they are there, and close them in the books."""
+    ids = {node.provider_instance_id for node in nodes}
+    entries = [entry for entry in ledger_entries(workspace, run_id) if entry.provider_instance_id in ids]
+    for launch_id in sorted({entry.run_id for entry in entries}):
+        for instance in provider.list_instances(launch_id):
+            if instance.provider_instance_id in ids:
+                provider.terminate_instance(instance)
+    for entry in entries:
+        ledger.ended(entry.run_id, entry.node_id, reason=EndReason.GONE, at=provider.now())

@@ -1,0 +1,40 @@
+"""Memory is divided among tables by what batches touch."""
+
+from __future__ import annotations
+
+import pytest
+
+from heterps_core.embeddings.sweep_memory import ShardSize, slots_by_table
+from heterps_core.errors import ConfigurationError
+
+
+def size(num_rows: int, most_rows: int) -> ShardSize:
+    return ShardSize(num_rows=num_rows, width=17, most_rows=most_rows)
+
+
+def test_small_tables_are_in_memory_and_what_they_leave_is_for_the_others():
+    shards = {"large": size(50_000_000, 100_000), "small": size(10_000, 10_000)}
+    memory_bytes = 400_000_000
+
+    slots = slots_by_table(shards, memory_bytes)
+
+    assert slots["small"] is None
+    left = memory_bytes - shards["small"].whole_bytes - shards["large"].fixed_bytes
+    assert slots["large"] == left // shards["large"].slot_bytes
+
+
+def test_memory_for_all_rows_leaves_nothing_on_disk():
+    shards = {"a": size(50_000, 1_000), "b": size(70_000, 1_000)}
+
+    assert slots_by_table(shards, 120_000 * 68) == {"a": None, "b": None}
+
+
+def test_memory_that_does_not_hold_the_rows_of_five_batches_is_refused_with_what_it_needs():
+    shards = {"a": size(50_000_000, 100_000)}
+    needed = shards["a"].least_bytes
+
+    with pytest.raises(ConfigurationError) as failure:
+        slots_by_table(shards, needed - 1)
+
+    assert f"here {needed:,} bytes for a, got {needed - 1:,}" in str(failure.value)
+    assert slots_by_table(shards, needed) == {"a": 500_000}
