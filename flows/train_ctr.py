@@ -20,6 +20,7 @@ if __name__ == "__main__":
 from prefect import flow
 from prefect.runtime import flow_run as current_flow_run
 
+from flows.night.fleet import Replan
 from flows.night.plan import begin_run, end_with_plan, plan_night
 from flows.night.training import judge_and_record, train_night
 from flows.parameter_model import takes
@@ -75,10 +76,12 @@ def train_ctr(asked: TrainParameters) -> str:
                 return earlier
         run = begin()
         plan = plan_night(run)
-        while (training := train_night(run, plan)) is None:
-            # Its machines were preempted or lost; what can be had and what it costs may have changed.
+        without: frozenset[str] = frozenset()
+        while isinstance(training := train_night(run, plan), Replan):
+            # Machines were lost or not to be had; what can be had and what it costs may have changed.
+            without |= training.without
             run = begin(is_resumed=True)
-            plan = plan_night(run)
+            plan = plan_night(run, without=without)
         record_overhead(workspace, run.tracked, run.directory, started_at=started_at)
         judge_and_record(run, plan, training)
         return run_id

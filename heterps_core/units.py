@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MS_PER_S = 1_000.0
+SECONDS_PER_MINUTE = 60.0
 SECONDS_PER_HOUR = 3_600.0
 BYTES_PER_MIB = 1_048_576
 BYTES_PER_GIB = 1_073_741_824

@@ -28,7 +28,7 @@ from heterps_core.training.monitor import follow_training, publish_cluster, subm
 from heterps_core.training.node.host_memory import check_workers_fit
 from heterps_core.training.outcome import Stopped, TrainingOutcome
 from heterps_core.training.step_metrics import Progress
-from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from tasks.planning.extra_costs import checkpoint_interval_seconds
 from tasks.provisioning import Provisioning, usd_for
 from tasks.running.start import Start
@@ -106,8 +106,12 @@ def write_job(
     provisioning: Provisioning,
     config: TrainingConfig,
     start: Start,
+    is_under_way: bool = False,
 ) -> TrainingJob:
     """Write the job into the run directory, before any node is launched, with the model that it begins with.
+
+    Args besides what is in the job:
+        is_under_way: Nodes are there and wait for their next generation; its stages have other numbers of replicas.
 
     Raises:
         ConfigurationError: Its workers do not fit into this machine's memory.
@@ -142,7 +146,10 @@ def write_job(
             where="this machine",
             made_of={f"stage {index}": need for index, need in enumerate(needs)},
         )
-    submit_job(run, job, start_folder=start.folder)
+    if is_under_way:
+        run.write_json(JOB, job.to_json())
+    else:
+        submit_job(run, job, start_folder=start.folder)
     return job
 
 

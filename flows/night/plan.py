@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from zoneinfo import ZoneInfo
@@ -29,7 +29,7 @@ from infra.workspace import Workspace
 from tasks.clusters import directory_of_run
 from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, source_name
 from tasks.learning import Learning, learn_from_runs
-from tasks.planning.deadline import deadline_for, explained_by, floor_text, floor_with
+from tasks.planning.deadline import Deadline, deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.extra_costs import pause_share
 from tasks.planning.planning_time import PlanningTime
 from tasks.planning.table_disks import (
@@ -178,6 +178,7 @@ class NightPlan:
     profiled: ProfiledModel
     learning: Learning
     config: TrainingConfig
+    deadline: Deadline | None
     spot_until: datetime | None
     """Until when its spot machines may be waited for; None where there is no deadline, or no machine on spot."""
 
@@ -193,8 +194,12 @@ def compared(run: OpenedRun, report: PlanReport) -> PlanReport:
     return replace(report, searches=searches)
 
 
-def plan_night(run: OpenedRun) -> NightPlan:
-    """Find the plan of a run and the machines that it buys; nothing is launched."""
+def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
+    """Find the plan of a run and the machines that it buys; nothing is launched.
+
+    Args:
+        without: Device types that could not be had: they are left out, where others are left.
+    """
     asked = run.asked
     job = planned_job(
         run.dataset,
@@ -217,7 +222,9 @@ def plan_night(run: OpenedRun) -> NightPlan:
             pause_share=pause_share(job.evaluated_share / asked.epochs),
         )
     markets = [Market(market) for market in asked.markets]
-    device_types = in_markets(asked.device_types, markets)
+    wanted = in_markets(asked.device_types, markets)
+    # Where all were tried, they are tried again.
+    device_types = [name for name in wanted if name not in without] or wanted
     profiled = profile_layers(
         run.workspace,
         run.clicks,
@@ -268,8 +275,10 @@ def plan_night(run: OpenedRun) -> NightPlan:
         )
 
     def search_with(wire_dtype: str) -> tuple[SchedulingProblem, Searches]:
-        steady_types = in_markets(asked.device_types, [Market.ON_DEMAND])
-        has_both = deadline is not None and set(markets) == set(Market)
+        steady_types = [
+            name for name in in_markets(asked.device_types, [Market.ON_DEMAND]) if name in device_types
+        ]
+        has_both = deadline is not None and set(markets) == set(Market) and bool(steady_types)
         return search_in_time(
             problem_with(device_types, wire_dtype),
             problem_with(steady_types, wire_dtype) if has_both else None,
@@ -363,7 +372,12 @@ def plan_night(run: OpenedRun) -> NightPlan:
     if deadline is not None and chosen.evaluation.interruptions_per_hour > 0:
         spot_until = deadline.spot_until(chosen.evaluation.throughput_samples_per_s)
     return NightPlan(
-        report=report, profiled=profiled, learning=learning, config=config, spot_until=spot_until
+        report=report,
+        profiled=profiled,
+        learning=learning,
+        config=config,
+        deadline=deadline,
+        spot_until=spot_until,
     )
 
 

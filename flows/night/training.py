@@ -4,78 +4,68 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from flows.night.fleet import Replan, at_prices_of_now, fleet_after_loss, plan_without, write_job_of
 from flows.night.plan import NightPlan, OpenedRun, compared
-from heterps_core.cluster import Cluster
 from heterps_core.data.distinct_values import turnover_summary
-from heterps_core.errors import ProvisioningError
 from heterps_core.planning.provisioning.node_order import plan_traffic
 from heterps_core.training.outcome import Complete, Failed, MachinesLost, Stopped
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
-from infra.billing.caps import Caps
+from infra.providers.base import InsufficientCapacityError
 from tasks.clusters import bills_of_run, keep_storage_usage, rented_cluster
 from tasks.data import source_name
 from tasks.judging.baseline import measure_baseline
 from tasks.judging.promotion_gates import PromotionDecision
-from tasks.prices import recheck_prices
 from tasks.profiling import charge_measurements
 from tasks.promotion import promote_if_better
-from tasks.provisioning import Provisioning
 from tasks.publishing import publish_decision, publish_report
 from tasks.recording import record_plan, record_run, register_model
-from tasks.records.runs import COMPLETED, utc_now
+from tasks.records.runs import COMPLETED
 from tasks.reports.run_report import RunReport, training_summary
-from tasks.running.budget import check_not_stopped, spent_this_month_usd, within_budget
-from tasks.running.losses import note_loss, restart_budget
+from tasks.running.budget import check_not_stopped, within_budget
+from tasks.running.losses import restarts_of
 from tasks.running.progress import log_block, log_step
-from tasks.running.replacement import replaced_machines
 from tasks.running.run_lifecycle import close_run
 from tasks.running.tidying import drop_what_resuming_needs
 from tasks.scheduling import predict_launch
-from tasks.training import resume_summary, stopped_error, train, write_job
+from tasks.training import resume_summary, stopped_error, train
 
 
-def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
-    """Train on the machines of a plan; None where they were preempted or lost, and another launch can go on.
+def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
+    """Train on the machines of a plan, and on others where some are lost, or say that another plan is to be made.
 
     Raises:
         BudgetExceededError: A cap is exceeded at the prices of now, or was reached.
-        ProvisioningError: A machine could not be had.
+        ProvisioningError: Machines could not be had, and no other device types are left.
         TrainingError: A worker failed in a way that would come again, too many launches were lost, or the run was
             asked to stop.
     """
-    provisioning = _at_prices_of_now(run, plan.report.provisioning)
+    provisioning = at_prices_of_now(run, plan.report.provisioning)
     run_directory = run.directory
     if run.is_resumed:
         log_step("resume", resume_summary(run_directory))
-    write_job(
-        run_directory,
-        run_id=run.run_id,
-        model=run.asked.sized_model,
-        dataset=run.dataset,
-        provisioning=provisioning,
-        config=plan.config,
-        start=run.start,
-    )
+    write_job_of(run, plan, provisioning)
     with ExitStack() as fleet:
-        cluster = fleet.enter_context(
-            rented_cluster(
-                run.workspace,
-                run.asked.provider,
-                provisioning,
-                run_id=run.run_id,
-                run_directory=run_directory,
-                model=run.asked.sized_model,
-                caps=run.asked.caps,
-                traffic=plan_traffic(
-                    plan.profiled.graph,
-                    provisioning.launch_stages,
-                    batch_size=plan.config.batch_size,
-                    num_microbatches=plan.config.num_microbatches,
-                ),
-                spot_until=plan.spot_until,
-            )
+        rented = rented_cluster(
+            run.workspace,
+            run.asked.provider,
+            provisioning,
+            run_id=run.run_id,
+            run_directory=run_directory,
+            model=run.asked.sized_model,
+            caps=run.asked.caps,
+            traffic=plan_traffic(
+                plan.profiled.graph,
+                provisioning.launch_stages,
+                batch_size=plan.config.batch_size,
+                num_microbatches=plan.config.num_microbatches,
+            ),
+            spot_until=plan.spot_until,
         )
+        try:
+            cluster = fleet.enter_context(rented)
+        except InsufficientCapacityError as problem:
+            return plan_without(plan, problem)
         watch = fleet.enter_context(
             within_budget(
                 run.workspace,
@@ -92,10 +82,10 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
         launched = cluster
         while isinstance(outcome, MachinesLost):
             check_not_stopped(watch, outcome, run_id=run.run_id)
-            following = _next_generation(fleet, run, provisioning, cluster, outcome)
-            if following is None:
+            following = fleet_after_loss(fleet, run, plan, provisioning, cluster, outcome)
+            if isinstance(following, Replan):
                 break
-            cluster = following
+            cluster, provisioning = following
             outcome = train(run_directory, cluster)
         of_nodes = outcome.training.storage if isinstance(outcome, Complete | Stopped) else StorageUsage()
         keep_storage_usage(run.workspace, run.run_id, run_directory, launched, of_nodes)
@@ -108,72 +98,8 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | None:
             raise stopped_error(outcome, run_id=run.run_id)
         case Failed(error):
             raise error
-    return None
-
-
-def _next_generation(
-    fleet: ExitStack, run: OpenedRun, provisioning: Provisioning, cluster: Cluster, lost: MachinesLost
-) -> Cluster | None:
-    """Note a loss and return the cluster that goes on; None where the whole fleet is to be planned again.
-
-    Args:
-        fleet: Ends what is launched.
-
-    Raises:
-        BudgetExceededError: A cap is exceeded by what would take the place of lost machines.
-        TrainingError: The run may not restart again.
-    """
-    loss = note_loss(
-        run.workspace,
-        run.run_id,
-        lost,
-        run_directory=run.directory,
-        launch_id=cluster.run_id,
-        max_restarts_per_hour=restart_budget(
-            run.asked.max_restarts_per_hour,
-            interruptions_per_hour=provisioning.launch_plan.interruptions_per_hour,
-        ),
-        now=utc_now(),
-    )
-    log_step("preempted" if loss.is_noticed else "lost", loss.summary)
-    if not lost.node_ids:
-        return cluster.next_generation()
-    try:
-        following = fleet.enter_context(
-            replaced_machines(
-                run.workspace,
-                cluster,
-                lost,
-                provisioning,
-                run_id=run.run_id,
-                run_directory=run.directory,
-                model=run.asked.sized_model,
-                caps=run.asked.caps,
-            )
-        )
-    except ProvisioningError as problem:
-        log_step("replan", f"{problem}; the rest of the fleet is ended, and the run is planned again")
-        return None
-    num_kept = len(cluster.nodes) - len(lost.node_ids)
-    log_step("replaced", f"{', '.join(lost.node_ids)}; {num_kept} of {len(cluster.nodes)} machines stay")
+    assert isinstance(following, Replan)
     return following
-
-
-def _at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisioning:
-    if run.is_dry_run:
-        return provisioning
-    rechecked = recheck_prices(
-        provisioning,
-        provider=run.asked.provider,
-        caps=run.asked.caps,
-        spent_this_month_usd=spent_this_month_usd(run.workspace, run.asked.provider),
-    )
-    log_step("prices", rechecked.summary)
-    if run.asked.caps == Caps():
-        log_step(
-            "caps", "none is set: only the plan's own price limits this run; max_usd_per_run and _month would"
-        )
-    return rechecked
 
 
 def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> None:
@@ -200,6 +126,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         baseline=measure_baseline(run.clicks) if run.asked.baseline else None,
         best_reachable=run.clicks.best_reachable,
         bills=bills_of_run(run.workspace, run.asked.provider, run.run_id),
+        restarts=restarts_of(run.workspace, run.run_id, run.directory),
         id_turnover=id_turnover,
     )
     record_plan(run.workspace, planned, report.bills)

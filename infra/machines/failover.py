@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 
 from heterps_core.cluster import Cluster
-from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import Market
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from infra.billing.caps import NOTHING_SPENT, Caps, Spent
@@ -54,7 +53,8 @@ def first_running_cluster(
 
     Raises:
         BudgetExceededError: A cap is exceeded by the purchase whose turn it is.
-        ProvisioningError: None could be had; says why the last one could not.
+        InsufficientCapacityError: None could be had; says why the last one could not.
+        ProvisioningError: The provider failed otherwise.
     """
     planned_usd_per_hour = provider.billed_usd_per_hour(plans[0])
     left = list(plans)
@@ -100,7 +100,8 @@ def first_running_cluster(
             if isinstance(problem, QuotaExceededError):
                 left = [other for other in left if provider.asks_less(other, plan, problem.quotas)]
             if not left:
-                raise ProvisioningError(
+                # Whatever stood in the way of single ones, for all that is left it is a want of machines.
+                raise InsufficientCapacityError(
                     f"{num_tried} of {len(plans)} purchases were tried for this plan and none could be had; the "
                     f"last: {problem}"
                 ) from problem

@@ -71,6 +71,10 @@ class Deadline:
         left_s = self.training_seconds - INTERRUPTION_SECONDS
         return self.num_samples / left_s if left_s > 0 else math.inf
 
+    def seconds_left(self, now: datetime) -> float:
+        """Return in how many seconds the last step must be done; below 0 where it is late."""
+        return (self.ready_at.astimezone(UTC) - now.astimezone(UTC)).total_seconds() - AFTER_TRAINING_SECONDS
+
     def spot_until(self, samples_per_s: float) -> datetime:
         """Return until when a plan of this speed may be launched on spot and be interrupted once."""
         spare_s = self.training_seconds - self.num_samples / samples_per_s - INTERRUPTION_SECONDS

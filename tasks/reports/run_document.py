@@ -52,6 +52,14 @@ SEARCH_COLUMNS = {
     "evaluations": ",d",
     "seconds": ".2f",
 }
+RESTART_COLUMNS = {
+    "at": "",
+    "lost": "",
+    "steps": ",d",
+    "decided": "",
+    "seconds": ",.1f",
+    "USD": ".6f",
+}
 QUALITY_COLUMNS = {"model": "", "AUC": ".4f", "log-loss": ".4f"}
 
 
@@ -112,6 +120,7 @@ def run_document(
             _why_section(report),
             _tables_section(report),
             Section(title="Stages", blocks=_stage_blocks(report)),
+            *_restarts_section(report),
             Section(title="Bill", blocks=_bill_blocks(report)),
             Section(title="Prediction error", blocks=_error_blocks(report)),
             Section(title="Quality", blocks=_quality_blocks(report, decision)),
@@ -284,6 +293,28 @@ def _stage_blocks(report: RunReport) -> list[Block]:
         "Times are of a stage's own work, without waits for other stages; USD are its machines' price for the "
         "trained steps, at the predicted and at the measured speed of the whole pipeline.",
     ]
+
+
+def _restarts_section(report: RunReport) -> list[Section]:
+    if not report.restarts:
+        return []
+    rows: list[list[Value]] = [
+        [
+            restart.loss.at[:19],
+            restart.loss.what,
+            restart.loss.lost_steps,
+            restart.loss.decision or "the workers begin again",
+            restart.seconds,
+            restart.usd,
+        ]
+        for restart in report.restarts
+    ]
+    table = Table(
+        caption="What was lost, how the run went on and why, and what passed until the last step was trained again",
+        columns=RESTART_COLUMNS,
+        rows=rows,
+    )
+    return [Section(title="Restarts", blocks=[table])]
 
 
 def _bill_blocks(report: RunReport) -> list[Block]:

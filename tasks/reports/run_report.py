@@ -33,6 +33,7 @@ from tasks.reports.stage_outcomes import (
     seconds_by_stage,
     stage_outcomes,
 )
+from tasks.running.losses import Restart
 from tasks.scheduling import Searches
 
 
@@ -117,6 +118,7 @@ class RunReport(PlanReport):
 
     best_reachable: ClickQuality | None
     bills: Sequence[Bill]
+    restarts: Sequence[Restart] = ()
     id_turnover: Sequence[IdTurnover] = ()
     """By column, where ids are dynamic."""
 
@@ -182,9 +184,9 @@ class RunReport(PlanReport):
 
     @property
     def speed(self) -> RunSpeed | None:
-        """What later runs learn from; None where nothing was measured."""
+        """What later runs learn from; None where nothing was measured, or the last steps by a part of the fleet."""
         measured = self.measured_step_seconds
-        if measured is None:
+        if measured is None or any(restart.loss.is_of_other_size for restart in self.restarts):
             return None
         is_dry_run = self.provisioning.is_dry_run
         factors = {} if is_dry_run else self.learning.factors(self.problem)
@@ -272,6 +274,9 @@ class RunReport(PlanReport):
                 "measured/samples": float(samples),
                 "measured/sent_bytes_per_step": self.training.sent_bytes_per_step,
                 "measured/repeated_steps": float(self.training.num_repeated_steps),
+                "restarts/count": float(len(self.restarts)),
+                "restarts/seconds": sum(restart.seconds or 0.0 for restart in self.restarts),
+                "restarts/usd": sum(restart.usd or 0.0 for restart in self.restarts),
                 **self.plan_metrics(),
                 "learning/error_without": self.correction.error_without,
                 "learning/error_with": self.correction.error_with,

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from heterps_core.errors import TrainingError
 from heterps_core.training.node.node_life import leaving_nodes
 from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.step_metrics import read_progress
-from heterps_core.training.storage.run_directory import STOP, RunDirectory
+from heterps_core.training.storage.run_directory import STEPS, STOP, RunDirectory
+from heterps_core.units import SECONDS_PER_HOUR
 from infra.workspace import Workspace
 from tasks.clusters import local_folder
 
@@ -54,13 +56,31 @@ class Loss:
     ended_run: bool = False
     """The restarts of its hour were used up."""
 
+    usd_per_hour: float = 0.0
+    """Of the fleet that it stopped."""
+
+    decision: str = ""
+    """How the run went on, of which ways, and why; empty where it ended, or workers alone were started again."""
+
+    is_of_other_size: bool = False
+    """The run went on with machines for fewer workers, or more."""
+
+    @property
+    def what(self) -> str:
+        """What happened, in one line."""
+        return self.message.partition("; its log is")[0].splitlines()[0]
+
+    @property
+    def lost_steps(self) -> int:
+        """That are trained again."""
+        return max(self.last_step - self.checkpoint_step, 0)
+
     @property
     def summary(self) -> str:
         """What happened and what comes next, in one line."""
-        what = self.message.partition("; its log is")[0].splitlines()[0]
         return (
-            f"{what}: {max(self.last_step - self.checkpoint_step, 0):,} steps are lost, and "
-            f"the run goes on from step {self.checkpoint_step:,}"
+            f"{self.what}: {self.lost_steps:,} steps are lost, and the run goes on from step "
+            f"{self.checkpoint_step:,}"
         )
 
 
@@ -86,6 +106,7 @@ def note_loss(
     *,
     run_directory: RunDirectory,
     launch_id: str,
+    usd_per_hour: float,
     max_restarts_per_hour: int,
     now: datetime,
 ) -> Loss:
@@ -113,6 +134,7 @@ def note_loss(
         last_step=0 if progress is None else progress.step,
         checkpoint_step=checkpoint_step,
         is_noticed=lost.is_noticed,
+        usd_per_hour=usd_per_hour,
     )
     earlier = read_losses(workspace, run_id)
     recent = [each for each in (*earlier, loss) if now - datetime.fromisoformat(each.at) < BUDGET_PERIOD]
@@ -135,6 +157,50 @@ def note_loss(
 def read_losses(workspace: Workspace, run_id: str) -> list[Loss]:
     """Return what a run has lost, oldest first."""
     return [Loss(**each) for each in local_folder(workspace, run_id).read_json(LOSSES_FILE) or []]
+
+
+def losses_document(workspace: Workspace, run_id: str) -> dict[str, Any]:
+    """Return what a run has lost, for its record."""
+    return {"losses": [asdict(each) for each in read_losses(workspace, run_id)]}
+
+
+def note_decision(workspace: Workspace, run_id: str, decision: str, *, is_of_other_size: bool) -> None:
+    """Write down how a run goes on after its last loss, in its folder."""
+    *earlier, last = read_losses(workspace, run_id)
+    losses = [*earlier, replace(last, decision=decision, is_of_other_size=is_of_other_size)]
+    local_folder(workspace, run_id).write_json(LOSSES_FILE, [asdict(each) for each in losses])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restart:
+    """A loss, and what it cost."""
+
+    loss: Loss
+    seconds: float | None
+    """From the last step that is known to be trained until the same step is trained again; None where it was not."""
+
+    @property
+    def usd(self) -> float | None:
+        """The fleet's price for this time."""
+        return None if self.seconds is None else self.loss.usd_per_hour * self.seconds / SECONDS_PER_HOUR
+
+
+def restarts_of(workspace: Workspace, run_id: str, run_directory: RunDirectory) -> tuple[Restart, ...]:
+    """Return what a run has lost and what that cost, oldest first, by when its steps were written down."""
+    # Files of steps are named attempt-step, by the first step that they hold.
+    written = sorted(
+        (stamp / 1e9, int(name.rpartition("-")[2].partition(".")[0]))
+        for name, stamp in run_directory.stamps(STEPS).items()
+    )
+    restarts = []
+    for loss in read_losses(workspace, run_id):
+        at_s = datetime.fromisoformat(loss.at).timestamp()
+        before_s = max((stamp_s for stamp_s, _ in written if stamp_s <= at_s), default=at_s)
+        again_s = min(
+            (stamp_s for stamp_s, step in written if stamp_s > at_s and step >= loss.last_step), default=None
+        )
+        restarts.append(Restart(loss=loss, seconds=None if again_s is None else again_s - before_s))
+    return tuple(restarts)
 
 
 def restarts_text(workspace: Workspace, run_id: str) -> str | None:

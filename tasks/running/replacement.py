@@ -1,4 +1,4 @@
-"""Machines in the places of lost ones: the others of the fleet stay, and only the difference is bought."""
+"""A fleet without its lost machines: the others stay, and only the difference is bought, or nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ProvisioningError
+from heterps_core.hardware import Market
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.training.node.node_life import HEARTBEAT, LEAVING, node_key
 from heterps_core.training.outcome import MachinesLost
@@ -15,7 +16,7 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from infra.billing.caps import Caps
 from infra.ledger.ledger import EndReason, Ledger
 from infra.machines.failover import first_running_cluster
-from infra.providers import Provider, provider_of
+from infra.providers import provider_of
 from infra.workspace import Workspace
 from tasks.clusters import ledger_entries, next_launch_id, node_bootstrap, spent_before_launch
 from tasks.provisioning import Provisioning
@@ -45,18 +46,12 @@ def replaced_machines(
     kept = [node for node in cluster.nodes if node.node_id not in lost.node_ids]
     if not kept:
         raise ProvisioningError("no machine of the fleet is left to be kept")
-    bought = (provisioning.launch_plan, *provisioning.fallback_plans)
-    plans = [plan.only(lost.node_ids) for plan in bought if _is_plan_of(plan, cluster.nodes)]
-    if not plans:
-        raise ProvisioningError("the fleet must be of a known plan, so that a part of it can be bought again")
+    plans = [plan.only(lost.node_ids) for plan in plans_of_fleet(provisioning, cluster)]
     provider = provider_of(workspace, cluster.provider)
     ledger = Ledger(workspace.ledger_path)
-    ended = [node for node in cluster.nodes if node not in kept]
     if not lost.is_noticed:
-        _end(provider, ledger, workspace, run_id, ended)
-    for node_id in lost.node_ids:
-        for name in (HEARTBEAT, LEAVING):
-            run_directory.delete_file(node_key(node_id, name))
+        end_lost(workspace, cluster, lost, run_id=run_id)
+    forget_lost(run_directory, lost)
     if caps.max_usd_per_hour is not None:
         kept_usd_per_hour = sum(node.price_usd_per_hour + node.disk_usd_per_hour for node in kept)
         caps = replace(caps, max_usd_per_hour=max(caps.max_usd_per_hour - kept_usd_per_hour, 0.0))
@@ -72,8 +67,54 @@ def replaced_machines(
         spent=lambda: spent_before_launch(provider, ledger, run_id),
     ) as launched:
         if lost.is_noticed:
-            _end(provider, ledger, workspace, run_id, ended)
+            end_lost(workspace, cluster, lost, run_id=run_id)
         yield cluster.next_generation({node.node_id: node for node in launched.nodes})
+
+
+def smaller(provisioning: Provisioning, cluster: Cluster, lost_ids: Collection[str]) -> Provisioning:
+    """Return what a fleet is without lost machines.
+
+    Raises:
+        ProvisioningError: It cannot train: a stage would have no machine, or workers would meet at one on spot, whose
+            loss ends a run.
+    """
+    kept = [node for node in cluster.nodes if node.node_id not in lost_ids]
+    left = {node.stage for node in kept}
+    empty = [index for index in range(len(provisioning.launch_stages)) if index not in left]
+    if empty:
+        raise ProvisioningError(
+            f"each of {len(provisioning.launch_stages)} stages needs a machine, but stage {empty[0]} would have none"
+        )
+    if all(node.market is Market.SPOT for node in kept):
+        raise ProvisioningError("workers must meet at a machine on-demand, but all that stay are on spot")
+    plan = plans_of_fleet(provisioning, cluster)[0].only([node.node_id for node in kept])
+    stages = zip(provisioning.launch_stages, plan.replicas, strict=True)
+    return replace(
+        provisioning,
+        launch_plan=plan,
+        fallback_plans=(),
+        launch_stages=tuple(replace(stage, num_replicas=count) for stage, count in stages),
+    )
+
+
+def plans_of_fleet(provisioning: Provisioning, cluster: Cluster) -> list[ProvisioningPlan]:
+    """Return the purchases by which the machines of a cluster may have been launched, at least one.
+
+    Raises:
+        ProvisioningError: There is none.
+    """
+    bought = (provisioning.launch_plan, *provisioning.fallback_plans)
+    plans = [plan for plan in bought if _is_plan_of(plan, cluster.nodes)]
+    if not plans:
+        raise ProvisioningError("the fleet must be of a known plan, so that a part of it can be bought again")
+    return plans
+
+
+def forget_lost(run_directory: RunDirectory, lost: MachinesLost) -> None:
+    """Delete the signs of life and notices of lost machines; others may take their places under the same names."""
+    for node_id in lost.node_ids:
+        for name in (HEARTBEAT, LEAVING):
+            run_directory.delete_file(node_key(node_id, name))
 
 
 def _is_plan_of(plan: ProvisioningPlan, nodes: Sequence[Node]) -> bool:
@@ -90,11 +131,14 @@ def _is_plan_of(plan: ProvisioningPlan, nodes: Sequence[Node]) -> bool:
     )
 
 
-def _end(
-    provider: Provider, ledger: Ledger, workspace: Workspace, run_id: str, nodes: Collection[Node]
-) -> None:
-    """End lost machines, as far as they are there, and close them in the books."""
-    ids = {node.provider_instance_id for node in nodes}
+def end_lost(workspace: Workspace, cluster: Cluster, lost: MachinesLost, *, run_id: str) -> None:
+    """End lost machines, as far as they are there, and close them in the books.
+
+    Raises:
+        ProvisioningError: One could not be ended.
+    """
+    provider, ledger = provider_of(workspace, cluster.provider), Ledger(workspace.ledger_path)
+    ids = {node.provider_instance_id for node in cluster.nodes if node.node_id in lost.node_ids}
     entries = [entry for entry in ledger_entries(workspace, run_id) if entry.provider_instance_id in ids]
     for launch_id in sorted({entry.run_id for entry in entries}):
         for instance in provider.list_instances(launch_id):

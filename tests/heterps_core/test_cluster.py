@@ -62,3 +62,15 @@ def test_refuses_two_nodes_of_one_name():
 def test_refuses_no_nodes():
     with pytest.raises(ConfigurationError, match="at least one node"):
         cluster()
+
+
+def test_the_next_generation_may_be_smaller_and_the_others_keep_their_order():
+    following = cluster(
+        node("a", stage=0, num_workers=2),
+        node("b", stage=0, num_workers=1),
+        node("c", stage=1, num_workers=4),
+    ).next_generation(without=["a"])
+
+    assert [each.node_id for each in following.nodes] == ["b", "c"]
+    assert following.replicas_of(following.nodes[0]) == range(1)
+    assert following.generation == 2

@@ -132,6 +132,7 @@ def make_run_report(
     predicted_step_seconds=0.020,
     baseline=NO_BASELINE,
     id_turnover=(),
+    restarts=(),
 ):
     planned = planned or make_plan_report()
     return RunReport.of(
@@ -148,6 +149,7 @@ def make_run_report(
         best_reachable=ClickQuality(auc=0.7500, log_loss=0.4900, num_rows=500),
         bills=(make_bill(run_id=planned.run_id),),
         id_turnover=id_turnover,
+        restarts=restarts,
     )
 
 

@@ -10,6 +10,7 @@ from tasks.learning import Learning
 from tasks.reports.document import Facts, Links, html_page, markdown, terminal_text
 from tasks.reports.run_document import plan_document, run_document
 from tasks.reports.run_report import training_summary
+from tasks.running.losses import Loss, Restart
 from tasks.scheduling import Searches
 from tests.tasks.builders import make_problem, make_result
 from tests.tasks.report_builders import (
@@ -132,6 +133,40 @@ def test_what_workers_sent_one_another_in_a_step_is_told_with_its_format():
         assert dict(facts.pairs).get("sent") == (
             "1.50 MiB a step between workers, in float32" if is_told else None
         )
+
+
+def test_each_restart_has_a_line_with_what_was_lost_why_it_went_on_so_and_what_that_cost():
+    loss = Loss(
+        launch_id="r1",
+        at="2026-11-23T02:10:05.123456+00:00",
+        message="stage0-node1 fell silent; its log is x\nmore",
+        signature=None,
+        last_step=30,
+        checkpoint_step=20,
+        usd_per_hour=3.6,
+        decision="shrink, of shrink 1 USD and 2.0 min",
+        is_of_other_size=True,
+    )
+    report = make_run_report(restarts=[Restart(loss=loss, seconds=12.0)])
+    page = run_document(report, decision=None, links=LINKS)
+
+    [section] = [each for each in page.sections if each.title == "Restarts"]
+    [table] = section.blocks
+    assert list(table.rows) == [
+        [
+            "2026-11-23T02:10:05",
+            "stage0-node1 fell silent",
+            10,
+            "shrink, of shrink 1 USD and 2.0 min",
+            12.0,
+            pytest.approx(0.012),
+        ]
+    ]
+    assert report.metrics()["restarts/usd"] == pytest.approx(0.012)
+    # Its last steps were trained by another fleet than the plan's: they teach nothing of the plan.
+    assert report.speed is None
+    assert make_run_report().speed is not None
+    assert "Restarts" not in [each.title for each in page_of().sections]
 
 
 def test_what_was_learnt_is_told_with_its_error_on_unseen_nights():

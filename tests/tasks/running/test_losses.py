@@ -1,6 +1,8 @@
 """How often a run that loses its machines goes on by itself."""
 
+import os
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +10,7 @@ from heterps_core.errors import TrainingError
 from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.workspace import Workspace
-from tasks.running.losses import note_loss, read_losses, restarts_text
+from tasks.running.losses import note_decision, note_loss, read_losses, restarts_of, restarts_text
 
 NOW = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
 
@@ -36,6 +38,7 @@ def lose(workspace, run, number, *, minutes=0, signature=None, is_noticed=False)
         MachinesLost(message=f"loss {number}", signature=signature, is_noticed=is_noticed),
         run_directory=run,
         launch_id=launch_id,
+        usd_per_hour=1.8,
         max_restarts_per_hour=2,
         now=NOW + timedelta(minutes=minutes),
     )
@@ -46,6 +49,48 @@ def test_a_loss_says_how_many_steps_it_costs_and_from_where_the_run_goes_on(work
 
     assert loss.summary == "loss 1: 50 steps are lost, and the run goes on from step 200"
     assert read_losses(workspace, "r1") == [loss]
+
+
+def test_how_the_run_goes_on_stands_beside_its_last_loss(workspace, run):
+    lose(workspace, run, 1)
+    lose(workspace, run, 2)
+
+    note_decision(workspace, "r1", "shrink, of shrink 1 USD", is_of_other_size=True)
+
+    first, second = read_losses(workspace, "r1")
+    assert (first.decision, first.is_of_other_size) == ("", False)
+    assert (second.decision, second.is_of_other_size) == ("shrink, of shrink 1 USD", True)
+
+
+def write_steps(run, attempt, step, *, seconds_behind_loss):
+    """Write the file of a step as its worker does, so many seconds behind the loss."""
+    name = f"steps/{attempt:03d}-{step:08d}.json"
+    run.write_json(name, [])
+    at_s = NOW.timestamp() + seconds_behind_loss
+    os.utime(Path(run.location) / name, (at_s, at_s))
+
+
+def test_a_loss_costs_the_fleets_price_until_its_last_step_is_trained_again(workspace, run):
+    lose(workspace, run, 1)
+    write_steps(run, 0, 249, seconds_behind_loss=-3.0)
+    write_steps(run, 1, 201, seconds_behind_loss=5.0)
+    write_steps(run, 1, 230, seconds_behind_loss=6.0)
+    write_steps(run, 1, 250, seconds_behind_loss=7.0)
+    write_steps(run, 1, 280, seconds_behind_loss=8.0)
+
+    [restart] = restarts_of(workspace, "r1", run)
+
+    assert restart.seconds == pytest.approx(10.0)
+    assert restart.usd == pytest.approx(1.8 * 10 / 3_600)
+
+
+def test_what_is_not_trained_again_has_no_cost_yet(workspace, run):
+    lose(workspace, run, 1)
+    write_steps(run, 0, 249, seconds_behind_loss=-3.0)
+
+    [restart] = restarts_of(workspace, "r1", run)
+
+    assert (restart.seconds, restart.usd) == (None, None)
 
 
 def test_the_loss_behind_the_last_restart_of_an_hour_ends_the_run_and_is_told(workspace, run):

@@ -18,7 +18,7 @@ from infra.providers import provider_of
 from infra.workspace import Workspace
 from tasks.provisioning import Provisioning
 from tasks.running import replacement
-from tasks.running.replacement import replaced_machines
+from tasks.running.replacement import end_lost, replaced_machines, smaller
 from tests.heterps_core.plans.test_provisioning_plan import group
 from tests.infra.builders import bootstrap
 
@@ -69,12 +69,12 @@ def fleet(workspace, provider, ledger, monkeypatch):
         yield cluster
 
 
-def replace_lost(workspace, cluster, *node_ids, is_noticed=False, **caps):
+def replace_lost(workspace, cluster, *node_ids, is_noticed=False, bought=BOUGHT, **caps):
     return replaced_machines(
         workspace,
         cluster,
         MachinesLost(message="lost", node_ids=node_ids, is_noticed=is_noticed),
-        BOUGHT,
+        bought,
         run_id="r1",
         run_directory=RunDirectory(str(workspace.run_directory("r1"))),
         model="ctrdnn",
@@ -156,3 +156,19 @@ def test_a_cap_by_the_hour_counts_the_machines_that_stay(workspace, provider, fl
         replace_lost(workspace, fleet, "stage0-node1", max_usd_per_hour=2.5).__enter__()
 
     assert {key[0] for key in pids_by_machine(provider)} == {"r1"}
+
+
+def test_a_fleet_that_shrank_can_lose_and_replace_another_machine(workspace, provider, ledger, fleet):
+    lost = MachinesLost(message="lost", node_ids=("stage0-node0",))
+    bought = smaller(BOUGHT, fleet, lost.node_ids)
+    end_lost(workspace, fleet, lost, run_id="r1")
+    cluster = fleet.next_generation(without=lost.node_ids)
+
+    assert [stage.num_replicas for stage in bought.launch_stages] == [1, 1]
+    assert set(pids_by_machine(provider)) == {("r1", "stage0-node1"), ("r1", "stage1-node0")}
+    [closed] = [entry for entry in ledger.entries() if entry.ended_at is not None]
+    assert (closed.node_id, closed.reason) == ("stage0-node0", EndReason.GONE)
+    with replace_lost(workspace, cluster, "stage0-node1", bought=bought) as following:
+        assert [node.node_id for node in following.nodes] == ["stage0-node1", "stage1-node0"]
+        assert following.generation == 3
+        assert set(pids_by_machine(provider)) == {("r1.2", "stage0-node1"), ("r1", "stage1-node0")}

@@ -1,0 +1,202 @@
+"""The machines of a night while it trains: which it goes on with where some are lost or cannot be had."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from flows.night.plan import NightPlan, OpenedRun
+from heterps_core.cluster import Cluster
+from heterps_core.device_types import get_device_type
+from heterps_core.errors import BudgetExceededError, ProvisioningError
+from heterps_core.hardware import Market
+from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.training.outcome import MachinesLost
+from heterps_core.training.step_metrics import read_progress
+from infra.billing.caps import Caps
+from infra.providers.base import InsufficientCapacityError
+from tasks.prices import recheck_prices
+from tasks.provisioning import Provisioning
+from tasks.records.mlflow_store import client_of
+from tasks.records.runs import utc_now
+from tasks.running.budget import spending_of, spent_this_month_usd
+from tasks.running.fleet_decision import Rest, Way, decide_on_loss
+from tasks.running.losses import LOSSES_FILE, Loss, losses_document, note_decision, note_loss, restart_budget
+from tasks.running.progress import log_step
+from tasks.running.replacement import end_lost, forget_lost, replaced_machines, smaller
+from tasks.training import write_job
+
+LEAST_MEASURED_S = 30.0
+"""Of training, before its speed says more than its plan."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replan:
+    """The fleet is ended, and the rest of the night is to be planned again."""
+
+    without: frozenset[str] = frozenset()
+    """Device types that could not be had."""
+
+
+def plan_without(plan: NightPlan, problem: InsufficientCapacityError) -> Replan:
+    """Return what to plan without where a launch could not have its machines, in no zone and no market.
+
+    Raises:
+        InsufficientCapacityError: No other device types are left.
+    """
+    tried = {get_device_type(stage.device_type) for stage in plan.report.provisioning.launch_stages}
+    without = frozenset(hardware.in_market(market).name for hardware in tried for market in Market)
+    if not set(plan.report.problem.device_types) - without:
+        raise problem
+    log_step("replan", f"without {', '.join(sorted(without))}: {problem}")
+    return Replan(without=without)
+
+
+def fleet_after_loss(
+    fleet: ExitStack,
+    run: OpenedRun,
+    plan: NightPlan,
+    provisioning: Provisioning,
+    cluster: Cluster,
+    lost: MachinesLost,
+) -> tuple[Cluster, Provisioning] | Replan:
+    """Note a loss, decide how the run goes on, and return the cluster that does, with what it was bought by.
+
+    Args:
+        fleet: Ends what is launched.
+        provisioning: What the cluster was bought by.
+
+    Raises:
+        TrainingError: The run may not restart again.
+    """
+    loss = note_loss(
+        run.workspace,
+        run.run_id,
+        lost,
+        run_directory=run.directory,
+        launch_id=cluster.run_id,
+        usd_per_hour=cluster.price_usd_per_hour,
+        max_restarts_per_hour=restart_budget(
+            run.asked.max_restarts_per_hour,
+            interruptions_per_hour=provisioning.launch_plan.interruptions_per_hour,
+        ),
+        now=utc_now(),
+    )
+    log_step("preempted" if loss.is_noticed else "lost", loss.summary)
+    if not lost.node_ids:
+        return cluster.next_generation(), provisioning
+    rest = _rest_of(run, plan, provisioning, loss)
+    refused: dict[Way, str] = {}
+    without: frozenset[str] = frozenset()
+    try:
+        bought = at_prices_of_now(run, provisioning)
+    except BudgetExceededError as problem:
+        bought, refused[Way.REPLACE] = provisioning, str(problem)
+    while True:
+        decision = decide_on_loss(rest, bought, cluster, lost.node_ids, refused=refused, without=without)
+        following: tuple[Cluster, Provisioning] | Replan = Replan(without=without)
+        chosen = decision.chosen
+        try:
+            if chosen is not None and chosen.way is Way.REPLACE:
+                replaced = replaced_machines(
+                    run.workspace,
+                    cluster,
+                    lost,
+                    bought,
+                    run_id=run.run_id,
+                    run_directory=run.directory,
+                    model=run.asked.sized_model,
+                    caps=run.asked.caps,
+                )
+                following = fleet.enter_context(replaced), bought
+            elif chosen is not None and chosen.way is Way.SHRINK:
+                following = _shrunk(run, plan, bought, cluster, lost)
+            break
+        except (ProvisioningError, BudgetExceededError) as problem:
+            assert chosen is not None
+            refused[chosen.way] = str(problem)
+            if isinstance(problem, InsufficientCapacityError):
+                without |= {node.device_type for node in cluster.nodes if node.node_id in lost.node_ids}
+    log_step("decided", decision.reason)
+    is_smaller = chosen is not None and chosen.way is Way.SHRINK
+    note_decision(run.workspace, run.run_id, decision.reason, is_of_other_size=is_smaller)
+    client_of(run.workspace).log_dict(
+        run.tracked.mlflow_run_id, losses_document(run.workspace, run.run_id), LOSSES_FILE
+    )
+    if not isinstance(following, Replan):
+        log_step("fleet", f"{', '.join(lost.node_ids)} lost; {len(following[0].nodes)} machines go on")
+    return following
+
+
+def _shrunk(
+    run: OpenedRun, plan: NightPlan, provisioning: Provisioning, cluster: Cluster, lost: MachinesLost
+) -> tuple[Cluster, Provisioning]:
+    found = smaller(provisioning, cluster, lost.node_ids)
+    end_lost(run.workspace, cluster, lost, run_id=run.run_id)
+    forget_lost(run.directory, lost)
+    write_job_of(run, plan, found, is_under_way=True)
+    return cluster.next_generation(without=lost.node_ids), found
+
+
+def _rest_of(run: OpenedRun, plan: NightPlan, provisioning: Provisioning, loss: Loss) -> Rest:
+    """Return what is left behind the newest checkpoint, at the speed that the run was measured at.
+
+    A dry run decides for the night that it stands for: of that neither speed nor spending is measured.
+    """
+    problem, caps = plan.report.problem, run.asked.caps
+    num_steps = run.dataset.num_batches(run.batch_size) * run.asked.epochs
+    slowness, usd_left = 1.0, math.inf
+    if not run.is_dry_run:
+        progress = read_progress(run.directory)
+        if progress is not None and progress.elapsed_s >= LEAST_MEASURED_S:
+            planned = evaluate(problem, provisioning.launch_stages).throughput_samples_per_s
+            slowness = planned * progress.elapsed_s / progress.num_samples
+        if caps.max_usd_per_run is not None:
+            spent = spending_of(run.workspace, run.asked.provider, run.run_id, now=utc_now())
+            usd_left = caps.max_usd_per_run - spent.run_usd
+    return Rest.of(
+        problem,
+        share_left=max(num_steps - loss.checkpoint_step, 1) / num_steps,
+        slowness=slowness,
+        seconds_left=math.inf if plan.deadline is None else plan.deadline.seconds_left(utc_now()),
+        usd_left=usd_left,
+    )
+
+
+def write_job_of(
+    run: OpenedRun, plan: NightPlan, provisioning: Provisioning, *, is_under_way: bool = False
+) -> None:
+    """Write the job of a night for the machines of a purchase; see `tasks.training.write_job`."""
+    write_job(
+        run.directory,
+        run_id=run.run_id,
+        model=run.asked.sized_model,
+        dataset=run.dataset,
+        provisioning=provisioning,
+        config=plan.config,
+        start=run.start,
+        is_under_way=is_under_way,
+    )
+
+
+def at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisioning:
+    """Return a purchase at the prices of now; those of a dry run stay.
+
+    Raises:
+        BudgetExceededError: It exceeds a cap.
+    """
+    if run.is_dry_run:
+        return provisioning
+    rechecked = recheck_prices(
+        provisioning,
+        provider=run.asked.provider,
+        caps=run.asked.caps,
+        spent_this_month_usd=spent_this_month_usd(run.workspace, run.asked.provider),
+    )
+    log_step("prices", rechecked.summary)
+    if run.asked.caps == Caps():
+        log_step(
+            "caps", "none is set: only the plan's own price limits this run; max_usd_per_run and _month would"
+        )
+    return rechecked

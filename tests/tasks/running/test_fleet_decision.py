@@ -1,0 +1,198 @@
+"""How a fleet goes on that lost a machine, by hand: four machines at 1 USD an hour, each trains a sample a second.
+
+Four hours of work are left for one machine. With four it takes 3,600 s and 120 s for the new one to start; three need
+4,800 s and 10 s; 30 s pass at the end of either. Other plans wait for 60 s more, and start all of their machines.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from heterps_core.cluster import Cluster, Node
+from heterps_core.hardware import Market
+from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
+from heterps_core.plans.scheduling_plan import Stage
+from tasks.provisioning import Provisioning
+from tasks.running.fleet_decision import Rest, Way, decide_on_loss
+from tests.infra.builders import offer
+from tests.tasks.builders import make_spot_problem, without_spot
+
+TYPES = ("cpu-c7i", "cpu-c7i-spot")
+STEADY = without_spot(make_spot_problem(hours=8))
+
+
+def bought(*counts, markets=(Market.ON_DEMAND,), price_usd_per_hour=1.0):
+    """A machine for each replica; the first of a stage in the first market, the others in the last."""
+    groups = []
+    for stage, count in enumerate(counts):
+        for market, number in {markets[0]: 1, markets[-1]: count - (len(markets) > 1)}.items():
+            machine = offer(price_usd_per_hour=price_usd_per_hour, market=market)
+            groups.append(
+                InstanceGroup(
+                    stage=stage, device_type=TYPES[stage], offer=machine, count=number, units_per_instance=1
+                )
+            )
+    plan = ProvisioningPlan(
+        replicas=counts, groups=tuple(groups), planned_price_usd_per_hour=sum(counts) * price_usd_per_hour
+    )
+    stages = tuple(Stage(index, index, TYPES[index], count) for index, count in enumerate(counts))
+    return Provisioning(
+        cloud_plan=plan, launch_plan=plan, launch_stages=stages, predicted_cost_usd=1.0, is_dry_run=False
+    )
+
+
+def cluster_of(provisioning):
+    nodes = tuple(
+        Node(
+            node_id=request.node_id,
+            address="127.0.0.1",
+            device_type=request.device_type,
+            instance_type=request.offer.instance_type.name,
+            market=request.offer.market,
+            stage=request.stage,
+            num_workers=request.num_workers,
+            price_usd_per_hour=1.0,
+            provider_instance_id=request.node_id,
+        )
+        for request in provisioning.launch_plan.node_requests()
+    )
+    return Cluster(
+        run_id="r1", provider="local", nodes=nodes, rendezvous="127.0.0.1:1", created_at="2026-11-23T00:00:00"
+    )
+
+
+FLEET = bought(4)
+
+
+def decided(
+    *lost_ids, fleet=FLEET, at_prices_of_now=None, problem=STEADY, refused=None, without=(), **limits
+):
+    return decide_on_loss(
+        Rest.of(problem, share_left=0.5, **limits),
+        at_prices_of_now or fleet,
+        cluster_of(fleet),
+        lost_ids or ("stage0-node3",),
+        refused=refused or {},
+        without=without,
+    )
+
+
+def option(decision, way):
+    [found] = [each for each in decision.options if each.way is way]
+    return found
+
+
+def test_without_hurry_the_others_go_on_alone_as_that_is_cheapest():
+    decision = decided()
+
+    assert decision.chosen.way is Way.SHRINK
+    assert decision.chosen.seconds == pytest.approx(4_810)
+    assert decision.chosen.usd == pytest.approx(3 * 4_840 / 3_600)
+    replaced = option(decision, Way.REPLACE)
+    assert (replaced.seconds, replaced.usd) == pytest.approx((3_720, 4 * 3_750 / 3_600))
+    # One machine for four hours, which starts once more.
+    planned = option(decision, Way.REPLAN)
+    assert (planned.seconds, planned.usd) == pytest.approx((14_580, 14_520 / 3_600))
+    assert decision.reason == (
+        "shrink, of shrink 4.033 USD and 80.2 min, replace 4.167 USD and 62.0 min, re-plan 4.033 USD and 243.0 min"
+    )
+
+
+def test_what_would_be_late_is_not_taken_however_cheap():
+    decision = decided(seconds_left=4_000)
+
+    assert decision.chosen.way is Way.REPLACE
+    assert option(decision, Way.SHRINK).seconds > 4_000
+
+
+def test_without_capacity_the_fleet_shrinks_or_is_planned_again_where_that_would_be_late():
+    refused = {Way.REPLACE: "none can be had"}
+
+    assert decided(refused=refused).chosen.way is Way.SHRINK
+    in_time = decided(refused=refused, seconds_left=4_000)
+    assert in_time.chosen.way is Way.REPLAN
+    # Four machines again, as 4,000 s leave 3,820 s to train.
+    assert (in_time.chosen.seconds, in_time.chosen.usd) == pytest.approx((3_780, 4 * 3_720 / 3_600))
+    assert in_time.reason.endswith("replace: none can be had")
+
+
+def test_where_all_would_be_late_the_first_to_be_done_goes_on():
+    decision = decided(seconds_left=1_000)
+
+    assert decision.chosen.way is Way.REPLACE
+    assert "throughput floor" in option(decision, Way.REPLAN).refusal
+
+
+def test_a_cap_is_kept_before_the_deadline_is_asked():
+    decision = decided(seconds_left=4_000, usd_left=4.1)
+
+    # Nothing is both: what is done first stops at the cap, with a checkpoint.
+    assert decision.chosen.way is Way.REPLACE
+    assert decided(usd_left=4.1).chosen.way is Way.SHRINK
+
+
+def test_a_price_that_rose_since_the_launch_counts_for_what_is_bought_alone():
+    rose = bought(4, price_usd_per_hour=2.0)
+
+    assert option(decided(at_prices_of_now=rose), Way.REPLACE).usd == pytest.approx(5 * 3_750 / 3_600)
+
+
+def test_a_run_that_is_slower_than_its_plan_is_rated_by_its_own_speed():
+    assert option(decided(slowness=2.0), Way.SHRINK).seconds == pytest.approx(9_610)
+
+
+def test_another_plan_is_taken_where_it_saves_more_than_moving_may_cost():
+    # A tenth of the price, on machines that were not sold when the fleet was launched.
+    problem = make_spot_problem(hours=8, spot_price_share=0.1, interruptions_per_hour=0.0)
+
+    assert decided(problem=problem).chosen.way is Way.REPLAN
+    assert decided(problem=problem, without=["cpu-c7i-spot"]).chosen.way is Way.SHRINK
+
+
+def test_without_any_device_type_that_can_be_had_nothing_is_planned_again():
+    assert "no device type is left" in option(decided(without=["cpu-c7i"]), Way.REPLAN).refusal
+
+
+def test_a_stage_whose_only_machine_is_lost_is_not_left_empty():
+    problem = make_spot_problem(hours=8)
+    two_layers = replace(problem, layers=(problem.layers[0], replace(problem.layers[0], name="second")))
+
+    decision = decided("stage1-node0", fleet=bought(2, 1), problem=two_layers, without=TYPES)
+
+    assert option(decision, Way.SHRINK).refusal == (
+        "each of 2 stages needs a machine, but stage 1 would have none"
+    )
+    assert decision.chosen.way is Way.REPLACE
+
+
+def test_a_fleet_whose_workers_would_meet_on_spot_is_refused():
+    mixed = bought(4, markets=(Market.ON_DEMAND, Market.SPOT))
+
+    assert (
+        "workers must meet at a machine on-demand"
+        in option(decided("stage0-node0", fleet=mixed), Way.SHRINK).refusal
+    )
+    assert not option(decided("stage0-node3", fleet=mixed), Way.SHRINK).refusal
+
+
+def test_interruptions_that_are_expected_lengthen_the_rest():
+    on_spot = bought(4, markets=(Market.ON_DEMAND, Market.SPOT))
+    hourly = replace(offer(market=Market.SPOT, price_usd_per_hour=1.0), interruptions_per_hour=0.5)
+    groups = tuple(
+        replace(group, offer=hourly) if group.offer.market is Market.SPOT else group
+        for group in on_spot.launch_plan.groups
+    )
+    on_spot = replace(on_spot, launch_plan=replace(on_spot.launch_plan, groups=groups))
+
+    # Two of the three that stay: one interruption an hour, 1 + sqrt(2 * 5 s / 1 h) + 130 s / 1 h.
+    stretch = 1 + (10 / 3_600) ** 0.5 + 130 / 3_600
+    assert option(decided(fleet=on_spot), Way.SHRINK).seconds == pytest.approx(10 + 4_800 * stretch)
+
+
+def test_memory_that_the_rest_of_the_fleet_lacks_refuses_it():
+    layer = replace(STEADY.layers[0], is_sharded=True, state_bytes=3.9e9)
+
+    decision = decided(problem=replace(STEADY, layers=(layer,)))
+
+    assert "memory" in option(decision, Way.SHRINK).refusal
+    assert decision.chosen.way is Way.REPLACE
