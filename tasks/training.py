@@ -6,6 +6,7 @@ import logging
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -154,11 +155,16 @@ def write_job(
 
 
 @task(name="train", cache_policy=NO_CACHE)
-def train(run: RunDirectory, cluster: Cluster) -> TrainingOutcome:
-    """Tell the nodes who takes part, and follow them to the end."""
+def train(run: RunDirectory, cluster: Cluster, *, on_progress: Callable[[], None]) -> TrainingOutcome:
+    """Tell the nodes who takes part, and follow them to the end; `on_progress` is called behind steps."""
     publish_cluster(run, cluster)
     with _ProgressBar(cluster) as bar:
-        return follow_training(run, cluster, on_progress=bar.show)
+
+        def show(progress: Progress) -> None:
+            bar.show(progress)
+            on_progress()
+
+        return follow_training(run, cluster, on_progress=show)
 
 
 class _ProgressBar:

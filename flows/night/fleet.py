@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from flows.night.plan import NightPlan, OpenedRun
@@ -21,8 +22,9 @@ from tasks.provisioning import Provisioning
 from tasks.records.mlflow_store import client_of
 from tasks.records.runs import utc_now
 from tasks.running.budget import spending_of, spent_this_month_usd
-from tasks.running.fleet_decision import Rest, Way, decide_on_loss
-from tasks.running.losses import LOSSES_FILE, Loss, losses_document, note_decision, note_loss, restart_budget
+from tasks.running.fleet_decision import Decision, Rest, Way, decide_on_growth, decide_on_loss
+from tasks.running.growth import Growth, with_missing
+from tasks.running.losses import LOSSES_FILE, losses_document, note_decision, note_loss, restart_budget
 from tasks.running.progress import log_step
 from tasks.running.replacement import end_lost, forget_lost, replaced_machines, smaller
 from tasks.training import write_job
@@ -86,31 +88,21 @@ def fleet_after_loss(
     log_step("preempted" if loss.is_noticed else "lost", loss.summary)
     if not lost.node_ids:
         return cluster.next_generation(), provisioning
-    rest = _rest_of(run, plan, provisioning, loss)
+    rest = _rest_of(run, plan, provisioning, step=loss.checkpoint_step)
     refused: dict[Way, str] = {}
     without: frozenset[str] = frozenset()
     try:
         bought = at_prices_of_now(run, provisioning)
     except BudgetExceededError as problem:
-        bought, refused[Way.REPLACE] = provisioning, str(problem)
+        bought, refused = provisioning, dict.fromkeys((Way.REPLACE, Way.GROW), str(problem))
     while True:
         decision = decide_on_loss(rest, bought, cluster, lost.node_ids, refused=refused, without=without)
         following: tuple[Cluster, Provisioning] | Replan = Replan(without=without)
         chosen = decision.chosen
         try:
             if chosen is not None and chosen.way is Way.REPLACE:
-                replaced = replaced_machines(
-                    run.workspace,
-                    cluster,
-                    lost,
-                    bought,
-                    run_id=run.run_id,
-                    run_directory=run.directory,
-                    model=run.asked.sized_model,
-                    caps=run.asked.caps,
-                )
-                following = fleet.enter_context(replaced), bought
-            elif chosen is not None and chosen.way is Way.SHRINK:
+                following = fleet.enter_context(_in_places_of(run, cluster, lost, bought)), bought
+            elif chosen is not None and chosen.way in (Way.SHRINK, Way.GROW):
                 following = _shrunk(run, plan, bought, cluster, lost)
             break
         except (ProvisioningError, BudgetExceededError) as problem:
@@ -119,7 +111,7 @@ def fleet_after_loss(
             if isinstance(problem, InsufficientCapacityError):
                 without |= {node.device_type for node in cluster.nodes if node.node_id in lost.node_ids}
     log_step("decided", decision.reason)
-    is_smaller = chosen is not None and chosen.way is Way.SHRINK
+    is_smaller = chosen is not None and chosen.way in (Way.SHRINK, Way.GROW)
     note_decision(run.workspace, run.run_id, decision.reason, is_of_other_size=is_smaller)
     client_of(run.workspace).log_dict(
         run.tracked.mlflow_run_id, losses_document(run.workspace, run.run_id), LOSSES_FILE
@@ -139,8 +131,60 @@ def _shrunk(
     return cluster.next_generation(without=lost.node_ids), found
 
 
-def _rest_of(run: OpenedRun, plan: NightPlan, provisioning: Provisioning, loss: Loss) -> Rest:
-    """Return what is left behind the newest checkpoint, at the speed that the run was measured at.
+def growth_of(
+    fleet: ExitStack,
+    run: OpenedRun,
+    plan: NightPlan,
+    present: tuple[Provisioning, Cluster],
+    launched: tuple[Provisioning, Cluster],
+) -> Growth:
+    """Return what looks whether a fleet that shrank should grow to its former size.
+
+    Args:
+        fleet: Ends what is launched.
+        present: The fleet as it is, and what it was bought by.
+        launched: The same as it was launched at first.
+    """
+    (now, cluster), (planned, first) = present, launched
+    whole = with_missing(cluster, first)
+    missing = [node for node in whole.nodes if node not in cluster.nodes]
+
+    def decide(refused: Mapping[Way, str]) -> Decision:
+        progress = read_progress(run.directory)
+        return decide_on_growth(
+            _rest_of(run, plan, now, step=0 if progress is None else progress.step),
+            now=now,
+            cluster=cluster,
+            planned=planned,
+            whole=whole,
+            refused=refused,
+            without={node.device_type for node in missing} if refused else (),
+        )
+
+    def launch() -> Cluster:
+        absent = MachinesLost(message="", node_ids=tuple(node.node_id for node in missing))
+        return fleet.enter_context(_in_places_of(run, whole, absent, at_prices_of_now(run, planned)))
+
+    return Growth(run.directory, is_smaller=bool(missing), decide=decide, launch=launch)
+
+
+def _in_places_of(
+    run: OpenedRun, cluster: Cluster, lost: MachinesLost, provisioning: Provisioning
+) -> AbstractContextManager[Cluster]:
+    return replaced_machines(
+        run.workspace,
+        cluster,
+        lost,
+        provisioning,
+        run_id=run.run_id,
+        run_directory=run.directory,
+        model=run.asked.sized_model,
+        caps=run.asked.caps,
+    )
+
+
+def _rest_of(run: OpenedRun, plan: NightPlan, provisioning: Provisioning, *, step: int) -> Rest:
+    """Return what is left behind a step, at the speed that the run was measured at.
 
     A dry run decides for the night that it stands for: of that neither speed nor spending is measured.
     """
@@ -157,7 +201,7 @@ def _rest_of(run: OpenedRun, plan: NightPlan, provisioning: Provisioning, loss: 
             usd_left = caps.max_usd_per_run - spent.run_usd
     return Rest.of(
         problem,
-        share_left=max(num_steps - loss.checkpoint_step, 1) / num_steps,
+        share_left=max(num_steps - step, 1) / num_steps,
         slowness=slowness,
         seconds_left=math.inf if plan.deadline is None else plan.deadline.seconds_left(utc_now()),
         usd_left=usd_left,

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from flows.night.fleet import Replan, at_prices_of_now, fleet_after_loss, plan_without, write_job_of
+from flows.night.fleet import (
+    Replan,
+    at_prices_of_now,
+    fleet_after_loss,
+    growth_of,
+    plan_without,
+    write_job_of,
+)
 from flows.night.plan import NightPlan, OpenedRun, compared
 from heterps_core.data.distinct_values import turnover_summary
 from heterps_core.planning.provisioning.node_order import plan_traffic
@@ -78,15 +85,25 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         )
         if not run.is_dry_run:
             charge_measurements(run.workspace, plan.profiled, run_id=run.run_id)
-        outcome = train(run_directory, cluster)
-        launched = cluster
-        while isinstance(outcome, MachinesLost):
+        launched, bought, replan = cluster, provisioning, Replan()
+        while True:
+            growth = growth_of(fleet, run, plan, (provisioning, cluster), (bought, launched))
+            outcome = train(run_directory, cluster, on_progress=growth.look)
+            if not isinstance(outcome, Stopped | MachinesLost):
+                break
             check_not_stopped(watch, outcome, run_id=run.run_id)
+            if growth.grown is not None:
+                cluster, provisioning = growth.grown, bought
+                write_job_of(run, plan, provisioning, is_under_way=True)
+            if isinstance(outcome, Stopped):
+                if growth.grown is not None:
+                    continue
+                break
             following = fleet_after_loss(fleet, run, plan, provisioning, cluster, outcome)
             if isinstance(following, Replan):
+                replan = following
                 break
             cluster, provisioning = following
-            outcome = train(run_directory, cluster)
         of_nodes = outcome.training.storage if isinstance(outcome, Complete | Stopped) else StorageUsage()
         keep_storage_usage(run.workspace, run.run_id, run_directory, launched, of_nodes)
         check_not_stopped(watch, outcome, run_id=run.run_id)
@@ -94,12 +111,11 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         case Complete(training):
             log_step("trained", training_summary(training))
             return training
-        case Stopped():
+        case Stopped() if not growth.wants_replan:
             raise stopped_error(outcome, run_id=run.run_id)
         case Failed(error):
             raise error
-    assert isinstance(following, Replan)
-    return following
+    return replan
 
 
 def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> None:

@@ -9,7 +9,7 @@ by the exact solver, warm with the present one. What is late or beyond a cap is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -138,52 +138,101 @@ def decide_on_loss(
     refused: Mapping[Way, str],
     without: Collection[str] = (),
 ) -> Decision:
-    """Decide how a fleet goes on that has lost machines: with others in their places, smaller, or planned again.
+    """Decide how a fleet goes on that has lost machines.
+
+    Where those that are left can train, they do so until others are up, or to the end; else they wait for them.
 
     Args:
         provisioning: What was bought, at the prices of now; what stays is paid at those of its launch.
         refused: Ways that were tried, and why they failed.
         without: Device types that cannot be had.
     """
-    stages = provisioning.launch_stages
     options = [Option(way=way, refusal=why) for way, why in refused.items()]
-    kept = [node for node in cluster.nodes if node.node_id not in lost_ids]
-    kept_usd_per_hour = sum(node.price_usd_per_hour + node.disk_usd_per_hour for node in kept)
-
-    def rated(way: Way, fleet: Callable[[], tuple[Provisioning, float, float]]) -> None:
-        if way in refused:
-            return
-        try:
-            found, start_seconds, price_usd_per_hour = fleet()
-        except ProvisioningError as problem:
-            options.append(Option(way=way, refusal=str(problem)))
-            return
+    options.append(with_plan(rest, provisioning.launch_stages, without=without))
+    kept_usd_per_hour = sum(
+        node.price_usd_per_hour + node.disk_usd_per_hour
+        for node in cluster.nodes
+        if node.node_id not in lost_ids
+    )
+    try:
+        left = smaller(provisioning, cluster, lost_ids)
+    except ProvisioningError as problem:
+        options.append(Option(way=Way.SHRINK, refusal=str(problem)))
+        way, start_seconds = Way.REPLACE, STARTUP_SECONDS
+    else:
         options.append(
-            with_fleet(
-                rest,
-                found.launch_stages,
-                way=way,
-                start_seconds=start_seconds,
-                price_usd_per_hour=price_usd_per_hour,
-                interruptions_per_hour=found.launch_plan.interruptions_per_hour,
-                present=stages,
-            )
+            _with_purchase(rest, left, Way.SHRINK, RESUME_SECONDS, kept_usd_per_hour, provisioning)
         )
-
-    def replaced() -> tuple[Provisioning, float, float]:
-        if not kept:
-            raise ProvisioningError("no machine of the fleet is left")
-        plan = plans_of_fleet(provisioning, cluster)[0].only(lost_ids)
-        bought_usd_per_hour = plan.price_usd_per_hour + len(lost_ids) * plan.disk_usd_per_hour
-        return provisioning, STARTUP_SECONDS, kept_usd_per_hour + bought_usd_per_hour
-
-    def shrunk() -> tuple[Provisioning, float, float]:
-        return smaller(provisioning, cluster, lost_ids), RESUME_SECONDS, kept_usd_per_hour
-
-    rated(Way.REPLACE, replaced)
-    rated(Way.SHRINK, shrunk)
-    options.append(with_plan(rest, stages, without=without))
+        way, start_seconds = Way.GROW, RESUME_SECONDS + seconds_to_grow(rest, left, provisioning)
+    if kept_usd_per_hour == 0:
+        options.append(Option(way=way, refusal="no machine of the fleet is left"))
+    elif way not in refused:
+        bought = plans_of_fleet(provisioning, cluster)[0].only(lost_ids)
+        usd_per_hour = (
+            kept_usd_per_hour + bought.price_usd_per_hour + len(lost_ids) * bought.disk_usd_per_hour
+        )
+        options.append(_with_purchase(rest, provisioning, way, start_seconds, usd_per_hour, provisioning))
     return decide(options, rest)
+
+
+def decide_on_growth(
+    rest: Rest,
+    *,
+    now: Provisioning,
+    cluster: Cluster,
+    planned: Provisioning,
+    whole: Cluster,
+    refused: Mapping[Way, str],
+    without: Collection[str] = (),
+) -> Decision:
+    """Decide whether a fleet that shrank stays as it is.
+
+    Args:
+        now: What the cluster was bought by.
+        planned: What was bought before it shrank.
+        whole: The cluster as it is with the machines that it lacks in their places.
+        refused: As in `decide_on_loss`, like `without`.
+    """
+    present = {node.node_id for node in cluster.nodes}
+    missing = [node.node_id for node in whole.nodes if node.node_id not in present]
+    usd_per_hour = cluster.price_usd_per_hour
+    options = [
+        _with_purchase(rest, now, Way.STAY, 0.0, usd_per_hour, now),
+        with_plan(rest, now.launch_stages, without=without),
+        *(Option(way=way, refusal=why) for way, why in refused.items()),
+    ]
+    if Way.GROW not in refused:
+        usd_per_hour += plans_of_fleet(planned, whole)[0].only(missing).price_usd_per_hour
+        start_seconds = seconds_to_grow(rest, now, planned)
+        options.append(_with_purchase(rest, planned, Way.GROW, start_seconds, usd_per_hour, now))
+    return decide(options, rest)
+
+
+def seconds_to_grow(rest: Rest, present: Provisioning, grown: Provisioning) -> float:
+    """Return the seconds of the grown fleet's work that are lost until it is there, as the present one trains."""
+    speeds = [
+        evaluate(rest.problem, fleet.launch_stages).throughput_samples_per_s for fleet in (present, grown)
+    ]
+    return RESUME_SECONDS + STARTUP_SECONDS * max(1 - speeds[0] / speeds[1], 0.0)
+
+
+def _with_purchase(
+    rest: Rest,
+    bought: Provisioning,
+    way: Way,
+    start_seconds: float,
+    price_usd_per_hour: float,
+    present: Provisioning,
+) -> Option:
+    return with_fleet(
+        rest,
+        bought.launch_stages,
+        way=way,
+        start_seconds=start_seconds,
+        price_usd_per_hour=price_usd_per_hour,
+        interruptions_per_hour=bought.launch_plan.interruptions_per_hour,
+        present=present.launch_stages,
+    )
 
 
 def with_fleet(

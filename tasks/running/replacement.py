@@ -139,7 +139,8 @@ def end_lost(workspace: Workspace, cluster: Cluster, lost: MachinesLost, *, run_
     """
     provider, ledger = provider_of(workspace, cluster.provider), Ledger(workspace.ledger_path)
     ids = {node.provider_instance_id for node in cluster.nodes if node.node_id in lost.node_ids}
-    entries = [entry for entry in ledger_entries(workspace, run_id) if entry.provider_instance_id in ids]
+    of_run = ledger_entries(workspace, run_id)
+    entries = [entry for entry in of_run if entry.ended_at is None and entry.provider_instance_id in ids]
     for launch_id in sorted({entry.run_id for entry in entries}):
         for instance in provider.list_instances(launch_id):
             if instance.provider_instance_id in ids:

@@ -1,7 +1,8 @@
 """How a fleet goes on that lost a machine, by hand: four machines at 1 USD an hour, each trains a sample a second.
 
-Four hours of work are left for one machine. With four it takes 3,600 s and 120 s for the new one to start; three need
-4,800 s and 10 s; 30 s pass at the end of either. Other plans wait for 60 s more, and start all of their machines.
+Four hours of work are left for one machine. Three need 4,800 s and 10 s to go on; four 3,600 s, twice 10 s, and a
+quarter of the 120 s in which the new one starts; 30 s pass at the end of either. Who waits for a new machine waits
+for 120 s; another plan is made in 60 s more, and starts all of its machines.
 """
 
 from dataclasses import replace
@@ -13,7 +14,8 @@ from heterps_core.hardware import Market
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 from tasks.provisioning import Provisioning
-from tasks.running.fleet_decision import Rest, Way, decide_on_loss
+from tasks.running.fleet_decision import Rest, Way, decide_on_growth, decide_on_loss
+from tasks.running.replacement import smaller
 from tests.infra.builders import offer
 from tests.tasks.builders import make_spot_problem, without_spot
 
@@ -88,53 +90,51 @@ def test_without_hurry_the_others_go_on_alone_as_that_is_cheapest():
     assert decision.chosen.way is Way.SHRINK
     assert decision.chosen.seconds == pytest.approx(4_810)
     assert decision.chosen.usd == pytest.approx(3 * 4_840 / 3_600)
-    replaced = option(decision, Way.REPLACE)
-    assert (replaced.seconds, replaced.usd) == pytest.approx((3_720, 4 * 3_750 / 3_600))
+    grown = option(decision, Way.GROW)
+    assert (grown.seconds, grown.usd) == pytest.approx((3_650, 4 * 3_680 / 3_600))
     # One machine for four hours, which starts once more.
     planned = option(decision, Way.REPLAN)
     assert (planned.seconds, planned.usd) == pytest.approx((14_580, 14_520 / 3_600))
     assert decision.reason == (
-        "shrink, of shrink 4.033 USD and 80.2 min, replace 4.167 USD and 62.0 min, re-plan 4.033 USD and 243.0 min"
+        "shrink, of shrink 4.033 USD and 80.2 min, grow 4.089 USD and 60.8 min, re-plan 4.033 USD and 243.0 min"
     )
 
 
 def test_what_would_be_late_is_not_taken_however_cheap():
     decision = decided(seconds_left=4_000)
 
-    assert decision.chosen.way is Way.REPLACE
+    assert decision.chosen.way is Way.GROW
     assert option(decision, Way.SHRINK).seconds > 4_000
 
 
-def test_without_capacity_the_fleet_shrinks_or_is_planned_again_where_that_would_be_late():
-    refused = {Way.REPLACE: "none can be had"}
+def test_where_what_is_lost_cannot_be_had_another_plan_is_in_time():
+    decision = decided(refused={Way.GROW: "none can be had"}, seconds_left=4_000)
 
-    assert decided(refused=refused).chosen.way is Way.SHRINK
-    in_time = decided(refused=refused, seconds_left=4_000)
-    assert in_time.chosen.way is Way.REPLAN
+    assert decision.chosen.way is Way.REPLAN
     # Four machines again, as 4,000 s leave 3,820 s to train.
-    assert (in_time.chosen.seconds, in_time.chosen.usd) == pytest.approx((3_780, 4 * 3_720 / 3_600))
-    assert in_time.reason.endswith("replace: none can be had")
+    assert (decision.chosen.seconds, decision.chosen.usd) == pytest.approx((3_780, 4 * 3_720 / 3_600))
+    assert decision.reason.endswith("grow: none can be had")
 
 
 def test_where_all_would_be_late_the_first_to_be_done_goes_on():
     decision = decided(seconds_left=1_000)
 
-    assert decision.chosen.way is Way.REPLACE
+    assert decision.chosen.way is Way.GROW
     assert "throughput floor" in option(decision, Way.REPLAN).refusal
 
 
 def test_a_cap_is_kept_before_the_deadline_is_asked():
-    decision = decided(seconds_left=4_000, usd_left=4.1)
+    decision = decided(seconds_left=4_000, usd_left=4.05)
 
     # Nothing is both: what is done first stops at the cap, with a checkpoint.
-    assert decision.chosen.way is Way.REPLACE
-    assert decided(usd_left=4.1).chosen.way is Way.SHRINK
+    assert decision.chosen.way is Way.GROW
+    assert decided(usd_left=4.05).chosen.way is Way.SHRINK
 
 
 def test_a_price_that_rose_since_the_launch_counts_for_what_is_bought_alone():
     rose = bought(4, price_usd_per_hour=2.0)
 
-    assert option(decided(at_prices_of_now=rose), Way.REPLACE).usd == pytest.approx(5 * 3_750 / 3_600)
+    assert option(decided(at_prices_of_now=rose), Way.GROW).usd == pytest.approx(5 * 3_680 / 3_600)
 
 
 def test_a_run_that_is_slower_than_its_plan_is_rated_by_its_own_speed():
@@ -195,4 +195,34 @@ def test_memory_that_the_rest_of_the_fleet_lacks_refuses_it():
     decision = decided(problem=replace(STEADY, layers=(layer,)))
 
     assert "memory" in option(decision, Way.SHRINK).refusal
-    assert decision.chosen.way is Way.REPLACE
+    assert decision.chosen.way is Way.GROW
+
+
+def grows(*, refused=None, without=(), **limits):
+    """Whether three machines of four, each of which trains a sample a second, get the fourth again."""
+    whole = cluster_of(FLEET)
+    return decide_on_growth(
+        Rest.of(STEADY, share_left=0.5, **limits),
+        now=smaller(FLEET, whole, ["stage0-node3"]),
+        cluster=whole.next_generation(without=["stage0-node3"]),
+        planned=FLEET,
+        whole=whole,
+        refused=refused or {},
+        without=without,
+    )
+
+
+def test_a_fleet_that_shrank_grows_where_it_would_be_late_and_not_where_that_only_costs():
+    assert grows().chosen.way is Way.STAY
+    assert option(grows(), Way.STAY).seconds == pytest.approx(4_800)
+    late = grows(seconds_left=4_000)
+    assert late.chosen.way is Way.GROW
+    # 10 s to take it in, and a quarter of 120 s.
+    assert late.chosen.seconds == pytest.approx(3_640)
+
+
+def test_a_fleet_that_cannot_grow_and_would_be_late_is_planned_again():
+    refused = {Way.GROW: "none can be had"}
+
+    assert grows(seconds_left=4_000, refused=refused).chosen.way is Way.REPLAN
+    assert grows(seconds_left=4_000, refused=refused, without=["cpu-c7i"]).chosen.way is Way.STAY

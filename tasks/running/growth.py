@@ -1,0 +1,72 @@
+"""A fleet that shrank gets its machines again while it trains, where that pays or the night would be late without.
+
+They are launched beside the training; once they are up, it stops at a step boundary behind a checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from heterps_core.cluster import Cluster
+from heterps_core.errors import BudgetExceededError, ProvisioningError
+from heterps_core.training.storage.run_directory import RunDirectory
+from infra.machines.failover import SPOT_RETRY_S
+from tasks.running.fleet_decision import Decision, Way
+from tasks.running.progress import log_step
+
+
+def with_missing(cluster: Cluster, whole: Cluster) -> Cluster:
+    """Return a fleet as it is now with the machines that it lacks in their places."""
+    present = {node.node_id: node for node in cluster.nodes}
+    return replace(cluster, nodes=tuple(present.get(node.node_id, node) for node in whole.nodes))
+
+
+class Growth:
+    """Looks now and then whether a fleet should grow, from when it shrank until it has grown, or is planned again.
+
+    Args:
+        run: Whose training is asked to stop then.
+        is_smaller: Whether there is anything to look for.
+        decide: Says what is wanted; told which ways failed, and why.
+        launch: Launches what the fleet lacks; returns the cluster that goes on.
+        interval_s: Between two looks; the first is at once.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        is_smaller: bool,
+        decide: Callable[[Mapping[Way, str]], Decision],
+        launch: Callable[[], Cluster],
+        interval_s: float = SPOT_RETRY_S,
+    ) -> None:
+        self._run, self._decide, self._launch, self._interval_s = run, decide, launch, interval_s
+        self._next_look_s = time.monotonic() if is_smaller else math.inf
+        self.grown: Cluster | None = None
+        """The cluster that goes on; None until its machines are up."""
+
+        self.wants_replan = False
+
+    def look(self) -> None:
+        """Look, where it is time to; the training goes on meanwhile, and is not followed while machines start."""
+        if self.grown is not None or self.wants_replan or time.monotonic() < self._next_look_s:
+            return
+        decision = self._decide({})
+        if _way_of(decision) is Way.GROW:
+            try:
+                self.grown = self._launch()
+            except (ProvisioningError, BudgetExceededError) as problem:
+                decision = self._decide({Way.GROW: str(problem)})
+        self.wants_replan = _way_of(decision) is Way.REPLAN
+        log_step("growth", decision.reason)
+        if self.grown is not None or self.wants_replan:
+            self._run.request_stop()
+        self._next_look_s = time.monotonic() + self._interval_s
+
+
+def _way_of(decision: Decision) -> Way | None:
+    return None if decision.chosen is None else decision.chosen.way
