@@ -5,10 +5,11 @@ Checks that need files, prices or more than one parameter are in `flows/paramete
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from flows.parameter_model import FlowParameters, OneOf
 from heterps_core.hardware import Market
@@ -20,9 +21,7 @@ from heterps_core.training.job import (
     CHAMPION,
     DENSE_OPTIMIZERS,
     EMBEDDING_OPTIMIZERS,
-    NIGHT_SAMPLES,
     PRECISIONS,
-    PRODUCTION_ROWS_PER_SLOT,
     SCRATCH,
     TELL,
     TRAIN,
@@ -49,10 +48,21 @@ def of_unit(unit: str, **bounds: float) -> Any:
     return Field(json_schema_extra={"unit": unit}, allow_inf_nan=False, **limits)
 
 
+def plain_number(value: Any) -> Any:
+    """Return a whole number that was written as 1e9; any other value as it is."""
+    if (
+        isinstance(value, str)
+        and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", value)
+        and float(value).is_integer()
+    ):
+        return int(float(value))
+    return value
+
+
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Samples = Annotated[int, of_unit("samples", ge=1)]
+Samples = Annotated[int, of_unit("samples", ge=1), BeforeValidator(plain_number)]
 Rows = Annotated[int, of_unit("rows", ge=2)]
 BatchSize = Annotated[int, of_unit("samples", ge=4)]
 """A batch below 4 cannot be profiled at half its size in two micro-batches."""
@@ -169,11 +179,12 @@ class PlannedParameters(ModelParameters):
     throughput_floor_samples_per_s: Throughput = 0.0
     """Least throughput of a plan in samples/s; 0 for none."""
 
-    planned_samples: Samples | None = NIGHT_SAMPLES
-    """Samples of the night that a dry run is planned for; empty for those of the data."""
+    planned_samples: Samples | None = None
+    """Samples of a larger night that a dry run is planned for, such as 1e9; empty for the rows that are trained."""
 
-    planned_rows_per_slot: Rows | None = PRODUCTION_ROWS_PER_SLOT
-    """Rows of each table that a dry run is planned for; empty for those of the data."""
+    planned_rows_per_slot: Rows | None = None
+    """Rows of each table that a dry run is planned for; empty for those of the data, or with planned_samples for the
+    300,000,000 of a production model."""
 
     max_usd_per_hour: UsdPerHour | None = None
     """Refuse a plan that costs more in USD/hour; empty for no cap."""

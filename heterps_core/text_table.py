@@ -69,23 +69,23 @@ def table_text(table: Table) -> str:
     return "\n".join([table.caption, *table.lines()])
 
 
-def labelled_lines(pairs: Iterable[tuple[str, str]], *, indent: str = "  ") -> list[str]:
-    """Return texts beside their labels, wrapped at `WIDTH` columns.
+def labelled_lines(pairs: Iterable[tuple[str, str]], *, indent: str = "  ", width: int = WIDTH) -> list[str]:
+    """Return texts beside their labels, wrapped at so many columns.
 
     Example:
         >>> labelled_lines([("price", "0.5 USD/hour")])
         ['  price       0.5 USD/hour']
     """
     pairs = list(pairs)
-    width = max([LABEL_WIDTH, *(len(label) + 2 for label, _ in pairs)])
+    of_labels = max([LABEL_WIDTH, *(len(label) + 2 for label, _ in pairs)])
     return [
         line
         for label, text in pairs
         for line in textwrap.wrap(
             text,
-            WIDTH,
-            initial_indent=f"{indent}{label:<{width}}",
-            subsequent_indent=indent + " " * width,
+            width,
+            initial_indent=f"{indent}{label:<{of_labels}}",
+            subsequent_indent=indent + " " * of_labels,
             break_on_hyphens=False,
             break_long_words=False,
         )

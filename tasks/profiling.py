@@ -25,7 +25,7 @@ from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCa
 from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profile_cache import profile_model
-from heterps_core.training.job import default_batch_size, default_microbatches
+from heterps_core.training.job import PRODUCTION_ROWS_PER_SLOT, default_batch_size, default_microbatches
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
 from tasks.running.progress import log_step
@@ -35,8 +35,8 @@ from tasks.running.progress import log_step
 class PlannedJob:
     """What a plan is made for.
 
-    Rented machines train on the data as it is. A dry run stands for a job that this machine could not hold: the
-    samples of a night, and tables as large as production has them. It trains the same model on the rows at hand.
+    That is the rows that are trained, unless a dry run is asked to stand for a job that this machine could not hold:
+    the samples of a larger night, and tables as large as production has them.
     """
 
     num_samples: int
@@ -59,9 +59,11 @@ def planned_job(
     planned_samples: int | None,
     planned_rows_per_slot: int | None,
 ) -> PlannedJob:
-    """Return the job that a plan is made for; `None` stands for what the data has."""
+    """Return the job that a plan is made for; `None` stands for what the data has, or for a larger night's tables."""
     num_samples = planned_samples if is_dry_run and planned_samples else dataset.num_train_rows
     features = dataset.features
+    if planned_rows_per_slot is None and planned_samples is not None:
+        planned_rows_per_slot = PRODUCTION_ROWS_PER_SLOT
     if is_dry_run and planned_rows_per_slot:
         features = dataset.manifest.schema.features((planned_rows_per_slot,) * features.num_slots)
     return PlannedJob(

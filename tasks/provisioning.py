@@ -65,17 +65,23 @@ class Provisioning:
         return age_text(offers, now=datetime.now(UTC))
 
     @property
-    def summary(self) -> str:
-        """What is bought and launched, in one line."""
-        bought = " + ".join(
+    def machines(self) -> str:
+        """What is bought, such as "2 x c7i.large + 1 x g4dn.xlarge on spot"."""
+        return " + ".join(
             f"{group.count} x {group.offer.instance_type.name}{' on spot' * (group.offer.market is Market.SPOT)}"
             for group in self.cloud_plan.groups
         )
+
+    @property
+    def summary(self) -> str:
+        """What is bought and launched, in one line."""
         bucket = f", and {self.bucket_usd:.2g} USD for its bucket" if self.bucket_usd else ""
-        price = f"{bought} would cost" if self.is_dry_run else f"{bought} cost"
+        price = f"{self.machines} {'would cost' if self.is_dry_run else 'cost'}"
         launched = sum(stage.num_replicas for stage in self.launch_stages)
         trained_here = (
-            f"; trained in a dry run by {launched} processes on this machine" if self.is_dry_run else ""
+            f"; trained in a dry run by {launched} process{'es' * (launched > 1)} on this machine"
+            if self.is_dry_run
+            else ""
         )
         return (
             f"{price} {self.cloud_plan.price_usd_per_hour:.4f} USD/hour ({self.price_age}{self._spot_text})"

@@ -16,9 +16,11 @@ from tasks.learning import readable_past
 from tasks.records.mlflow_store import client_of
 from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL, compare_address, nights_address
 from tasks.records.past_runs import PastRun
+from tasks.records.runs import keep_report
 from tasks.records.tracking import TrackedRun, record_metrics
 from tasks.reports.decision_document import decision_metrics
 from tasks.reports.document import Document, Links, html_page, markdown, terminal_text
+from tasks.reports.first_screen import plan_screen, run_screen
 from tasks.reports.nights_document import MOST_NIGHTS, nights_document
 from tasks.reports.run_document import plan_document, run_document
 from tasks.reports.run_report import PlanReport, RunReport
@@ -28,10 +30,11 @@ PREFECT_FLOW_RUN = "runs/flow-run"
 
 @task(name="publish plan", cache_policy=NO_CACHE, **REPEATABLE)
 def publish_plan(workspace: Workspace, report: PlanReport) -> str:
-    """Show the plan and why it was chosen, where nothing comes after it; return it for a terminal."""
+    """Show the plan and why it was chosen, where nothing comes after it; return its first screen."""
     document = plan_document(report, links=links_of(workspace, report))
     _publish(workspace, report, document, name="report", description="The plan and what it promises")
-    return terminal_text(document)
+    keep_report(workspace, report.run_id, terminal_text(document))
+    return plan_screen(report)
 
 
 @task(name="publish report", cache_policy=NO_CACHE, **REPEATABLE)
@@ -41,7 +44,7 @@ def publish_report(
     """Show what came of the run, and the last nights beside it; the run must have been recorded.
 
     Returns:
-        The report for a terminal.
+        Its first screen.
     """
     nights = readable_past(workspace, most=MOST_NIGHTS)
     links = links_of(workspace, report, nights=nights)
@@ -49,13 +52,14 @@ def publish_report(
     what = "What the run cost, how fast and how good it was"
     _publish(workspace, report, document, name="report", description=what)
     text = terminal_text(document)
+    keep_report(workspace, report.run_id, text)
     client_of(workspace).log_text(report.tracked.mlflow_run_id, text, "report.txt")
     if nights:
         compared = nights_document(
             nights, current_run_id=report.run_id, correction=report.correction, links=links
         )
         _publish(workspace, report, compared, name="nights", description="The last nights beside one another")
-    return text
+    return run_screen(report, decision)
 
 
 @task(name="publish decision", cache_policy=NO_CACHE)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from flows.commands import RUN_HELP
 from infra.workspace import Workspace
 
 HELP = """\
-Show why a run's plan was chosen: reasons, the next best plan, at which prices the choice flips, and what more
-throughput would have cost; and which columns have how many values in how large a table. Nothing is computed again:
-these are the words and figures of the time.
+Show all that is known of a run: its plan, stages, bill, quality and gates; then why its plan was chosen: reasons, the
+next best plan, at which prices the choice flips, and what more throughput would have cost; and which columns have how
+many values in how large a table. Nothing is computed again: these are the words and figures of the time.
 
 examples:
   heterps explain latest
@@ -30,14 +31,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the explanation."""
-    from tasks.records.runs import find_run, known_runs, read_explanation
+    from tasks.records.runs import find_run, known_runs, read_explanation, read_report
 
     workspace = Workspace.locate()
-    document = read_explanation(workspace, find_run(options.run_id, known_runs(workspace)))
+    run_id = find_run(options.run_id, known_runs(workspace))
+    document = read_explanation(workspace, run_id)
     if options.json:
         print(json.dumps(document, indent=1))
         return
+    if report := read_report(workspace, run_id):
+        print("\n".join([report.lstrip(), "", document["text"], *tables_of(document)]))
+        return
     model = f": {document['model']} on {document['data']}" if "model" in document else ""
     summary = [document["summary"], ""] if "summary" in document else [""]
-    tables = ["", document["tables"]] if "tables" in document else []
-    print("\n".join([f"Run {document['run_id']}{model}", *summary, document["text"], *tables]))
+    print("\n".join([f"Run {document['run_id']}{model}", *summary, document["text"], *tables_of(document)]))
+
+
+def tables_of(document: dict[str, Any]) -> list[str]:
+    """Return the lines about tables; none of a run that was kept without them."""
+    return ["", document["tables"]] if "tables" in document else []

@@ -38,10 +38,10 @@ TELL, TRAIN = "tell", "train"
 """What is done with rows that come for a day that was trained on before."""
 
 NIGHT_SAMPLES = 1_000_000_000
-"""Of a night by default; Criteo's terabyte click logs hold 4.4 billion in 24 days, a fifth of this a day."""
+"""Of a large night; Criteo's terabyte click logs hold 4.4 billion in 24 days, a fifth of this a day."""
 
 PRODUCTION_ROWS_PER_SLOT = 300_000_000
-"""Of a production model by default. With 26 slots of 16 floats 530 GB: the tables of MLPerf's DLRM take about 100 GB,
+"""Of a production model. With 26 slots of 16 floats 530 GB: the tables of MLPerf's DLRM take about 100 GB,
 those that HeterPS was made for 10 TB."""
 
 STEPS_PER_EPOCH = 256

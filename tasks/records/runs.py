@@ -42,6 +42,7 @@ SHOWN = 5
 """Ids that an error names, the newest."""
 
 EXPLANATION_FILE = "explanation.json"
+REPORT_FILE = "report.txt"
 
 
 def new_run_id(flow_run_id: str | None, *, now: datetime) -> str:
@@ -212,6 +213,19 @@ def keep_explanation(workspace: Workspace, report: PlanReport) -> None:
         "explanation": report.explanation.to_json(),
     }
     replace_json(workspace.run_directory(report.run_id) / EXPLANATION_FILE, document)
+
+
+def keep_report(workspace: Workspace, run_id: str, text: str) -> None:
+    """Write down all that is told of a run, beside it."""
+    folder = workspace.run_directory(run_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / REPORT_FILE).write_text(text)
+
+
+def read_report(workspace: Workspace, run_id: str) -> str:
+    """Return what was told of a run when it had ended; nothing where it has not, or came to no good end."""
+    path = workspace.run_directory(run_id) / REPORT_FILE
+    return path.read_text() if path.exists() else ""
 
 
 def read_explanation(workspace: Workspace, run_id: str) -> dict[str, Any]:

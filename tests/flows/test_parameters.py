@@ -3,8 +3,10 @@
 import pytest
 from prefect.utilities.callables import parameter_schema
 
+from flows.parameters import TrainParameters
 from flows.train_ctr import train_ctr
 from heterps_core.data.schema import DataSchema
+from heterps_core.errors import ConfigurationError
 from heterps_core.judging.quality import WHERE_DIVERGED
 from heterps_core.planning.search.schedulers import SCHEDULERS
 from infra.providers import PROVIDERS
@@ -56,6 +58,7 @@ def test_several_names_are_chosen_from_a_list(form, name, choices):
     [
         ("epochs", {"minimum": 1}),
         ("batch_size", {"minimum": 4}),
+        ("planned_samples", {"minimum": 1}),
         ("planned_rows_per_slot", {"minimum": 2}),
         ("seed", {"minimum": 0, "maximum": 4_294_967_295}),
         ("throughput_floor_samples_per_s", {"minimum": 0}),
@@ -66,6 +69,19 @@ def test_numbers_have_their_bounds(form, name, bound):
     field = part(form["properties"][name])
 
     assert {key: field.get(key) for key in bound} == bound
+
+
+@pytest.mark.parametrize(("given", "number"), [("1e9", 10**9), ("2.5E+3", 2_500), ("1000", 1_000)])
+def test_many_samples_may_be_written_in_short(given, number):
+    assert TrainParameters.of({"planned_samples": given}).planned_samples == number
+
+
+@pytest.mark.parametrize("given", ["1e-3", "2.5e0", "1e", "many", 0])
+def test_what_is_no_number_of_samples_is_refused(given):
+    with pytest.raises(
+        ConfigurationError, match="planned_samples must be a whole number of samples, at least 1"
+    ):
+        TrainParameters.of({"planned_samples": given})
 
 
 def test_what_is_advised_where_a_training_diverges_can_be_given(form):

@@ -29,6 +29,7 @@ LIMIT_S = 180.0
 SETTINGS = [
     *("--epochs", "1000", "--batch-size", "128", "--scheduler", "reinforce", "--budget-evaluations", "256"),
     *("--device-types", "cpu-c7i", "gpu-t4"),
+    *("--planned-samples", "1e9"),  # whose plan has two stages
 ]
 DAY = "2026-11-01"
 

@@ -23,6 +23,19 @@ def test_a_dry_run_plans_the_tables_of_production_but_keeps_rows_that_the_schema
     assert planned.num_samples == 10**9
 
 
+def test_a_plan_is_for_the_rows_that_are_trained_unless_a_larger_night_is_asked_for(tmp_path):
+    dataset = prepare(write_parquet(tmp_path / "rows.parquet", 100), tmp_path / "out")
+    nothing = {"batch_size": None, "planned_samples": None, "planned_rows_per_slot": None}
+
+    own = planned_job(dataset, is_dry_run=True, **nothing)
+    night = planned_job(dataset, is_dry_run=True, **nothing | {"planned_samples": 10**9})
+    rented = planned_job(dataset, is_dry_run=False, **nothing | {"planned_samples": 10**9})
+
+    assert (own.num_samples, own.features) == (dataset.num_train_rows, dataset.features)
+    assert (night.num_samples, set(night.features.slot_rows)) == (10**9, {300_000_000})
+    assert rented == own
+
+
 def test_batch_normalization_is_said_to_follow_the_plan(caplog):
     with caplog.at_level("INFO"):
         check_model(WITH_DROPOUT, CRITEO_SCHEMA)

@@ -1,0 +1,106 @@
+"""What a person sees first of a plan or a run: its machines, one cost, one speed, one proof; of 80 columns."""
+
+from __future__ import annotations
+
+from heterps_core.text_table import NOT_KNOWN, labelled_lines
+from heterps_core.units import SECONDS_PER_HOUR
+from tasks.judging.baseline import Baseline
+from tasks.judging.promotion_gates import PromotionDecision
+from tasks.reports.document import RULE
+from tasks.reports.run_report import PlanReport, RunReport, gap_text, speed_text
+
+COLUMNS = 80
+"""Of the narrowest terminal that is usual."""
+
+_SECONDS_PER_MINUTE = 60.0
+
+
+def plan_screen(report: PlanReport) -> str:
+    """Return what would be bought, for how much and how long."""
+    facts = [_rows(report), *_plan_facts(report), ("launched", "nothing")]
+    return _screen(f"Plan {report.run_id}: {report.model}", facts, report)
+
+
+def run_screen(report: RunReport, decision: PromotionDecision | None) -> str:
+    """Return what a finished run cost, how fast and how good it was, and what its model became."""
+    error, auc = report.prediction_error, report.quality.auc
+    baseline = report.baseline.quality.auc if isinstance(report.baseline, Baseline) else None
+    charged = " at list prices; a dry run, nothing is charged" if report.provisioning.is_dry_run else ""
+    speed = f"{speed_text(report.training.undisturbed_throughput_samples_per_s)} samples/s"
+    facts = [
+        _rows(report),
+        *_plan_facts(report),
+        ("cost", f"{usd_text(report.billed_usd)}{charged}"),
+        ("speed", speed if error is None else f"{speed}, {_against(error)}"),
+        (
+            "quality",
+            f"AUC {NOT_KNOWN if auc is None else f'{auc:.4f}'}"
+            + (f"; a logistic regression has {baseline:.4f}" if baseline is not None else ""),
+        ),
+    ]
+    if decision is not None:
+        facts.append(("champion", _champion(decision)))
+    return _screen(f"Run {report.run_id}: {report.model}", facts, report)
+
+
+def _champion(decision: PromotionDecision) -> str:
+    if decision.is_promoted:
+        return f"yes: version {decision.version} serves from now on"
+    if decision.champion_version is None:
+        return f"no: version {decision.version} did not pass every gate"
+    return f"no: version {decision.champion_version} stays; version {decision.version} is not proven better"
+
+
+def usd_text(usd: float) -> str:
+    """Return an amount with the digits that matter.
+
+    Example:
+        >>> usd_text(1.5565), usd_text(0.00391), usd_text(0.00001)
+        ('1.56 USD', '0.0039 USD', 'less than 0.0001 USD')
+    """
+    if 0 < usd < 0.0001:
+        return "less than 0.0001 USD"
+    return f"{usd:.2f} USD" if usd >= 1 else f"{usd:.4f} USD"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a length of time in the unit that suits it.
+
+    Example:
+        >>> duration_text(41.2), duration_text(158.0), duration_text(9_000.0)
+        ('41 seconds', '3 minutes', '2.5 hours')
+    """
+    if seconds < _SECONDS_PER_MINUTE:
+        return f"{seconds:.0f} seconds"
+    if seconds < 2 * SECONDS_PER_HOUR:
+        return f"{seconds / _SECONDS_PER_MINUTE:.0f} minutes"
+    return f"{seconds / SECONDS_PER_HOUR:.1f} hours"
+
+
+def _rows(report: PlanReport) -> tuple[str, str]:
+    held_out = f"the latest {report.num_eval_rows:,} are held out"
+    return "rows", f"{report.data}: {report.num_train_rows:,} to train on, {held_out}"
+
+
+def _plan_facts(report: PlanReport) -> list[tuple[str, str]]:
+    bought, plan, num_planned = report.provisioning, report.chosen.plan, report.problem.num_samples
+    machines = bought.machines
+    if machines.startswith("1 x ") and "+" not in machines:
+        machines = f"fits on one {machines.removeprefix('1 x ')}"
+    seconds = plan.cost_usd / plan.price_usd_per_hour * SECONDS_PER_HOUR
+    text = f"{machines}: {usd_text(bought.predicted_cost_usd)}, {duration_text(seconds)} from start to end"
+    if num_planned != report.num_train_rows:
+        text = (
+            f"of a night of {num_planned:,.0f} samples (planned_samples): {text}; your rows are trained with "
+            f"its stages, {sum(stage.num_replicas for stage in bought.launch_stages)} processes here"
+        )
+    return [("plan", text), ("proof", gap_text(plan))]
+
+
+def _against(error: float) -> str:
+    return f"{abs(error):.1%} {'above' if error > 0 else 'below'} the prediction for this machine"
+
+
+def _screen(title: str, facts: list[tuple[str, str]], report: PlanReport) -> str:
+    more = f"  stages, bill, gates, why this plan:  heterps explain {report.run_id}"
+    return "\n".join(["", RULE, title, RULE, "", *labelled_lines(facts, width=COLUMNS), "", more])
