@@ -92,6 +92,11 @@ def labelled_lines(pairs: Iterable[tuple[str, str]], *, indent: str = "  ", widt
     ]
 
 
+def usd_text(usd: float) -> str:
+    """Return an amount with cents, or where it is small, with three digits that count, as in 0.0123 USD."""
+    return f"{usd:,.2f} USD" if abs(usd) >= 1 or usd == 0 else f"{usd:.3g} USD"
+
+
 def _shown(value: Value, form: str) -> str:
     if value is None:
         return NOT_KNOWN

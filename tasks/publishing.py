@@ -24,6 +24,7 @@ from tasks.reports.first_screen import plan_screen, run_screen
 from tasks.reports.nights_document import MOST_NIGHTS, nights_document
 from tasks.reports.run_document import plan_document, run_document
 from tasks.reports.run_report import PlanReport, RunReport
+from tasks.reports.verdicts import night_before
 
 PREFECT_FLOW_RUN = "runs/flow-run"
 
@@ -38,17 +39,19 @@ def publish_plan(workspace: Workspace, report: PlanReport) -> str:
 
 
 @task(name="publish report", cache_policy=NO_CACHE, **REPEATABLE)
-def publish_report(
-    workspace: Workspace, report: RunReport, *, decision: PromotionDecision | None = None
-) -> str:
+def publish_report(workspace: Workspace, report: RunReport, *, decision: PromotionDecision | str) -> str:
     """Show what came of the run, and the last nights beside it; the run must have been recorded.
+
+    Args:
+        decision: Or why its model was not judged.
 
     Returns:
         Its first screen.
     """
     nights = readable_past(workspace, most=MOST_NIGHTS)
     links = links_of(workspace, report, nights=nights)
-    document = run_document(report, decision=decision, links=links)
+    last = night_before(nights, report.run_id)
+    document = run_document(report, decision=decision, last=last, links=links)
     what = "What the run cost, how fast and how good it was"
     _publish(workspace, report, document, name="report", description=what)
     text = terminal_text(document)

@@ -155,8 +155,8 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
     log_block(text)
 
 
-def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecision | None:
-    """Decide what the registered model becomes; None where it is not judged."""
+def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecision | str:
+    """Decide what the registered model becomes; return that, or why it is not judged."""
     decision = promote_if_better(
         run.workspace,
         run_id=run.run_id,
@@ -171,7 +171,7 @@ def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecisio
     )
     if isinstance(decision, str):
         log_step("champion", f"version {version} is not judged: {decision}")
-        return None
+        return decision
     log_step("champion", decision.why)
     publish_decision(run.workspace, run.tracked, decision)
     return decision

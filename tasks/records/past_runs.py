@@ -60,6 +60,11 @@ class PastRun:
         return self.day or f"{self.started_at:%Y-%m-%d}"
 
     @property
+    def by_day(self) -> tuple[str, datetime]:
+        """What nights are put into order by: a day that is back-filled stands where it belongs."""
+        return self.night, self.started_at
+
+    @property
     def model(self) -> str:
         """Its name; parameters come with the plan, and the run's own name begins with it."""
         return self.parameters.get("model") or self.tags.get(MODEL_TAG) or self.name.partition(" ")[0]

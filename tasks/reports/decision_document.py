@@ -66,10 +66,5 @@ def decision_metrics(decision: PromotionDecision) -> dict[str, float | None]:
     }
 
 
-def sentence(text: str) -> str:
-    """Return a text with a capital at its beginning."""
-    return f"{text[:1].upper()}{text[1:]}"
-
-
 def _shown(figure: float | str | None) -> str | None:
     return f"{figure:.5g}" if isinstance(figure, float | int) else figure

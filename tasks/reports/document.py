@@ -1,7 +1,7 @@
-"""What a report says: sections of paragraphs, facts, tables and links, built once from what it is about.
+"""What a report says: a picture, answers, and sections of paragraphs, facts, tables and links.
 
 It is written for a terminal, as an HTML page of one file without scripts, which can be read from an artifact store,
-on a phone and by a screen reader, and as Markdown.
+on a phone, in the dark and by a screen reader, and as Markdown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jinja2
 
@@ -32,13 +32,26 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lines:
-    """Many lines that are aligned by blanks; a terminal leaves them out, as a command of its own prints them."""
+class Picture:
+    """Layers over machines, side by side."""
 
-    label: str
-    """For those who do not see them."""
+    table: Table
+    """Says the same in words: layers, the machines below them, then their figures."""
 
-    text: str
+    widths: Sequence[int]
+    """Number of layers of each row: squares above a machine."""
+
+    filled: Sequence[float]
+    """Share in [0, 1] of each row's bar."""
+
+
+class Answer(NamedTuple):
+    """What is asked first."""
+
+    question: str
+    value: str
+    remark: str = ""
+    """How it has changed, and a verdict in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +61,7 @@ class Links:
     pairs: Sequence[tuple[str, str]]
 
 
-Block: TypeAlias = str | Facts | Table | Lines | Links
+Block: TypeAlias = str | Facts | Table | Links
 """A text is a paragraph."""
 
 
@@ -66,19 +79,32 @@ class Document:
 
     title: str
     summary: str
-    facts: Sequence[tuple[str, str]] = ()
-    """What is asked first, each with its answer."""
-
+    picture: Picture | None = None
+    answers: Sequence[Answer] = ()
     sections: Sequence[Section]
+    links: Links = Links(pairs=())
+
+    @property
+    def opening(self) -> Sequence[Block]:
+        """What comes before the sections where a page cannot be laid out: text by text."""
+        told = [
+            (question, f"{value}; {remark}" if remark else value) for question, value, remark in self.answers
+        ]
+        return [
+            self.summary,
+            *([] if self.picture is None else [self.picture.table]),
+            *([Facts(pairs=told)] if told else []),
+        ]
 
 
 def terminal_text(document: Document) -> str:
     """Return a document for a terminal of 100 columns; only a wide table or an address takes more."""
     parts = [
         ["", RULE, document.title, RULE],
-        terminal_lines([document.summary, Facts(pairs=document.facts)]),
+        terminal_lines(document.opening),
     ]
     parts += [[section.title, *terminal_lines(section.blocks)] for section in document.sections]
+    parts += [["Links", *links] for links in [terminal_lines([document.links])] if links]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -99,16 +125,18 @@ def html_page(document: Document) -> str:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters["kind"] = lambda block: type(block).__name__
+    environment.filters |= {"kind": lambda block: type(block).__name__, "zip": zip}
     return environment.get_template("page.html").render(document=document)
 
 
 def markdown(document: Document) -> str:
     """Return a document as Markdown."""
-    parts = [f"# {document.title}", document.summary, _block_markdown(Facts(pairs=document.facts))]
+    parts = [f"# {document.title}", *map(_block_markdown, document.opening)]
     for section in document.sections:
         parts += [f"## {section.title}", *map(_block_markdown, section.blocks)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    if document.links.pairs:
+        parts += ["## Links", _block_markdown(document.links)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _block_lines(block: Block) -> list[str]:
@@ -121,8 +149,6 @@ def _block_lines(block: Block) -> list[str]:
             return [f"  {block.caption}", *block.lines()]
         case Links():
             return labelled_lines(pair for pair in block.pairs if len(pair[1]) <= MOST_OF_ADDRESS)
-        case Lines():
-            return []
 
 
 def _block_markdown(block: Block) -> str:
@@ -133,7 +159,5 @@ def _block_markdown(block: Block) -> str:
             return "\n".join(f"- **{name.removesuffix('?')}**: {text}" for name, text in block.pairs)
         case Table():
             return "\n".join([f"**{block.caption}**", "", *block.markdown()])
-        case Lines():
-            return f"```\n{block.text}\n```"
         case Links():
             return "\n".join(f"- [{text}]({address})" for text, address in block.pairs)

@@ -6,16 +6,18 @@ from heterps_core.data.distinct_values import turnover_summary, turnover_table
 from heterps_core.judging.quality import ClickQuality
 from heterps_core.planning.calibration.correction import as_share
 from heterps_core.planning.cost_model.evaluation import StageEvaluation
-from heterps_core.planning.explain.text import essential_facts, explanation_text
+from heterps_core.planning.explain.text import essential_facts
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
-from heterps_core.text_table import NOT_KNOWN, Table, Value, table_text
+from heterps_core.text_table import Table, Value, usd_text
 from heterps_core.units import BYTES_PER_MIB, MS_PER_S
 from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import PromotionDecision
+from tasks.records.past_runs import PastRun
 from tasks.reports.bills import bill_blocks, waste_block
-from tasks.reports.decision_document import decision_tables, sentence
-from tasks.reports.document import Block, Document, Facts, Lines, Links, Section
+from tasks.reports.decision_document import decision_tables
+from tasks.reports.document import Answer, Block, Document, Facts, Links, Picture, Section
 from tasks.reports.run_report import PlanReport, RunReport, gap_text, speed_text, taken_text
+from tasks.reports.verdicts import answers_of
 
 PURCHASE_COLUMNS = {
     "stage": "d",
@@ -26,14 +28,6 @@ PURCHASE_COLUMNS = {
     "USD/hour each": ".4f",
     "USD/hour": ".4f",
     "price of": "s",
-}
-STAGE_COLUMNS = {
-    "stage": "d",
-    "layers": "",
-    "device type": "",
-    "replicas": "d",
-    "ms/batch": ".2f",
-    "USD/hour": ".4f",
 }
 SPEED_COLUMNS = {
     "stage": "d",
@@ -85,48 +79,97 @@ def plan_document(report: PlanReport, *, links: Links) -> Document:
         ],
     )
     return Document(
-        title=f"Plan {report.run_id}: {report.model}",
-        summary=f"{report.model} on {report.data}. Nothing was launched.",
-        facts=[
-            ("Planned cost", f"{plan.cost_usd:.6f} USD"),
-            ("Planned price", f"{plan.price_usd_per_hour:.4f} USD/hour"),
-            ("Planned speed", f"{plan.throughput_samples_per_s:,.0f} samples/s"),
-            ("Proof", f"gap {plan.optimality_gap:.2%}"),
+        title=f"{report.name}: the plan",
+        summary=f"Run {report.run_id} on {report.data}. Nothing was launched.",
+        picture=plan_picture(report),
+        answers=[
+            Answer("What would it cost?", usd_text(plan.cost_usd), f"{plan.price_usd_per_hour:.4f} USD/hour"),
+            Answer("How fast would it be?", f"{plan.throughput_samples_per_s:,.0f} samples/s"),
+            Answer("Is there a cheaper plan?", *_proof(plan.optimality_gap)),
         ],
         sections=[
             _plan_section(report, purchase),
-            _why_section(report),
-            _tables_section(report),
+            Section(title="Why this plan", blocks=_why_blocks(report)),
             _search_section(report),
-            Section(title="Links", blocks=[links]),
         ],
+        links=links,
     )
 
 
 def run_document(
-    report: RunReport,
-    *,
-    decision: PromotionDecision | None,
-    links: Links,
+    report: RunReport, *, decision: PromotionDecision | str, last: PastRun | None, links: Links
 ) -> Document:
-    """Return the report of a finished run."""
+    """Return the report of a finished run.
+
+    Args:
+        decision: Whether its model became champion, or why it was not judged.
+        last: The night that it is compared with; None where there is none.
+    """
     return Document(
-        title=f"Run {report.run_id}: {report.model}",
-        summary=f"{report.model} on {report.data}, {report.num_train_rows:,} rows to train on and the latest "
+        title=report.name,
+        summary=f"Run {report.run_id} on {report.data}, {report.num_train_rows:,} rows to train on and the latest "
         f"{report.num_eval_rows:,} held out.",
-        facts=_run_facts(report),
+        picture=plan_picture(report),
+        answers=answers_of(report, decision, last),
         sections=[
             _plan_section(report),
-            _why_section(report),
-            _tables_section(report),
+            Section(title="Why this plan", blocks=_why_blocks(report)),
             Section(title="Stages", blocks=_stage_blocks(report)),
             *_restarts_section(report),
             Section(title="Bill", blocks=_bill_blocks(report)),
             Section(title="Prediction error", blocks=_error_blocks(report)),
             Section(title="Quality", blocks=_quality_blocks(report, decision)),
             _search_section(report),
-            Section(title="Links", blocks=[links]),
         ],
+        links=links,
+    )
+
+
+def plan_picture(report: PlanReport) -> Picture:
+    """Return the layers of a plan over its machines: what each stage costs, how long it works and how long it waits.
+
+    Times are the plan's. Where a run has told how long its workers waited, idle is that, else the plan's.
+    """
+    problem, plan, evaluation = report.problem, report.chosen.plan, report.chosen.evaluation
+    step_seconds = problem.batch_size / plan.throughput_samples_per_s
+    idle = [max(0.0, 1 - part.seconds / step_seconds) for part in evaluation.stages]
+    waits = "idle, planned"
+    if isinstance(report, RunReport) and len(report.training.idle_shares) == len(idle):
+        idle = [report.training.idle_shares[index] for index in range(len(idle))]
+        waits = "idle, measured"
+    groups = report.provisioning.cloud_plan.groups
+    machines = [
+        " + ".join(
+            f"{group.count} x {group.offer.instance_type.name}" for group in groups if group.stage == index
+        )
+        for index in range(len(idle))
+    ]
+    return Picture(
+        table=Table(
+            caption=f"The plan of {plan.scheduler}{taken_text(report.searches, report.scheduler)}: "
+            f"{problem.num_samples * problem.num_epochs:,.0f} samples in batches of {problem.batch_size:,} for "
+            f"{usd_text(plan.cost_usd)}, at {plan.throughput_samples_per_s:,.0f} samples/s and "
+            f"{plan.price_usd_per_hour:.4f} USD/hour",
+            columns={
+                "layers": "",
+                "machines": "",
+                "USD/hour": ".4f",
+                "ms/batch, planned": ".2f",
+                waits: ".0%",
+            },
+            rows=[
+                (
+                    _layers_of(problem, part),
+                    f"{machines[index]} ({part.stage.num_replicas} x {part.stage.device_type})",
+                    part.price_usd_per_hour,
+                    part.seconds * MS_PER_S,
+                    idle[index],
+                )
+                for index, part in enumerate(evaluation.stages)
+            ],
+        ),
+        widths=[part.stage.last_layer - part.stage.first_layer + 1 for part in evaluation.stages],
+        filled=[1 - share for share in idle],
     )
 
 
@@ -144,16 +187,8 @@ def baseline_lines(report: RunReport) -> list[str]:
     return []
 
 
-def _run_facts(report: RunReport) -> list[tuple[str, str]]:
-    auc, error = report.quality.auc, report.prediction_error
-    charged = "list prices, nothing is charged" if report.provisioning.is_dry_run else "charged"
-    return [
-        ("What did it cost?", f"{report.billed_usd:.6f} USD ({charged})"),
-        ("How fast was it?", f"{speed_text(report.training.undisturbed_throughput_samples_per_s)} samples/s"),
-        *([] if error is None else [("Against the prediction", f"{error:+.1%}")]),
-        ("How good is it?", f"AUC {NOT_KNOWN}" if auc is None else f"AUC {auc:.4f}"),
-        ("The plan's cost is at most", f"{report.chosen.plan.optimality_gap:.2%} above the optimum"),
-    ]
+def _proof(gap: float) -> tuple[str, str]:
+    return ("no", "proven") if gap == 0 else ("perhaps", f"by {gap:.2%} at most")
 
 
 def _plan_section(report: PlanReport, *more: Block) -> Section:
@@ -162,21 +197,6 @@ def _plan_section(report: PlanReport, *more: Block) -> Section:
     reached = simulation.run.throughput_samples_per_s
     floor = problem.throughput_floor_samples_per_s
     asked = f"at least {floor:,.0f} were asked for" if floor > 0 else "no floor was set"
-    stages = Table(
-        caption=f"Stages of the plan by {plan.scheduler}{taken_text(report.searches, report.scheduler)}",
-        columns=STAGE_COLUMNS,
-        rows=[
-            (
-                index,
-                _layers_of(problem, part),
-                part.stage.device_type,
-                part.stage.num_replicas,
-                part.seconds * MS_PER_S,
-                part.price_usd_per_hour,
-            )
-            for index, part in enumerate(report.chosen.evaluation.stages)
-        ],
-    )
     facts = [
         (
             "job",
@@ -199,7 +219,7 @@ def _plan_section(report: PlanReport, *more: Block) -> Section:
         facts.append(
             ("note", "times of device types that are not at hand are estimates from published figures")
         )
-    return Section(title="Plan", blocks=[stages, Facts(pairs=facts), *more])
+    return Section(title="Plan", blocks=[Facts(pairs=facts), *more])
 
 
 def _simulated(report: PlanReport, reached: float) -> list[tuple[str, str]]:
@@ -217,26 +237,22 @@ def _simulated(report: PlanReport, reached: float) -> list[tuple[str, str]]:
     ]
 
 
-def _why_section(report: PlanReport) -> Section:
-    text = explanation_text(report.explanation)
-    blocks: list[Block] = [
-        Facts(pairs=essential_facts(report.explanation)),
-        Lines(label="Why this plan", text=text),
-    ]
-    return Section(title="Why this plan", blocks=blocks)
-
-
-def _tables_section(report: PlanReport) -> Section:
+def _why_blocks(report: PlanReport) -> list[Block]:
+    """Return the reasons, and what became of the ids of the tables."""
     if isinstance(report, RunReport) and report.id_turnover:
-        summary = f"Behind this night {turnover_summary(report.id_turnover)}."
-        table = table_text(turnover_table(report.id_turnover))
-        return Section(title="Tables", blocks=[summary, Lines(label="Ids", text=table)])
-    most = max(report.tables.rows, key=lambda row: (row[-1] or 0.0, row[1] or 0))
-    summary = (
-        f"Of the {len(report.tables.rows)} columns {most[0]} has most collisions: {most[-1]:.0%} of its {most[1]:,} "
-        f"values share one of {most[3]:,} rows with another. heterps explain {report.run_id} shows all."
-    )
-    return Section(title="Tables", blocks=[summary, Lines(label="Tables", text=table_text(report.tables))])
+        told = turnover_summary(report.id_turnover)
+        tables: list[Block] = [f"Behind this night {told}.", turnover_table(report.id_turnover)]
+    else:
+        most = max(report.tables.rows, key=lambda row: (row[-1] or 0.0, row[1] or 0))
+        tables = [
+            f"Of the {len(report.tables.rows)} columns {most[0]} has most collisions: {most[-1]:.0%} of its "
+            f"{most[1]:,} values share one of {most[3]:,} rows with another."
+        ]
+    return [
+        Facts(pairs=essential_facts(report.explanation)),
+        *tables,
+        f"heterps explain {report.run_id} and explanation.md, beside this page, show all reasons and columns.",
+    ]
 
 
 def _search_section(report: PlanReport) -> Section:
@@ -318,13 +334,7 @@ def _restarts_section(report: RunReport) -> list[Section]:
 
 
 def _bill_blocks(report: RunReport) -> list[Block]:
-    provisioning = report.provisioning
-    return [
-        *(block for bill in report.bills for block in bill_blocks(bill)),
-        waste_block(report.waste),
-        f"The whole plan in instances of a cloud: {provisioning.cloud_plan.price_usd_per_hour:.4f} USD/hour, "
-        f"{provisioning.predicted_cost_usd:.6f} USD for the run.",
-    ]
+    return [*(block for bill in report.bills for block in bill_blocks(bill)), waste_block(report.waste)]
 
 
 def _error_blocks(report: RunReport) -> list[Block]:
@@ -378,11 +388,11 @@ def _error_blocks(report: RunReport) -> list[Block]:
                 ],
             )
         )
-    return [*blocks, "`nights.html`, beside this page, shows the error night by night."]
+    return blocks
 
 
-def _quality_blocks(report: RunReport, decision: PromotionDecision | None) -> list[Block]:
-    """Return the model beside its baselines and, where somebody decided, beside the champion with all gates."""
+def _quality_blocks(report: RunReport, decision: PromotionDecision | str) -> list[Block]:
+    """Return the model beside its baselines and, where it was judged, beside the champion with all gates."""
     models: dict[str, ClickQuality | None] = {
         report.model: report.quality,
         **{
@@ -400,10 +410,9 @@ def _quality_blocks(report: RunReport, decision: PromotionDecision | None) -> li
         ),
         *baseline_lines(report),
     ]
-    if decision is None:
-        return blocks
-    outcome = "yes" if decision.is_promoted else "no"
-    return [*blocks, f"Became champion: {outcome}. {sentence(decision.why)}", *decision_tables(decision)]
+    if isinstance(decision, str):
+        return [*blocks, f"The model was not judged: {decision}."]
+    return [*blocks, *decision_tables(decision)]
 
 
 def _layers_of(problem: SchedulingProblem, part: StageEvaluation) -> str:

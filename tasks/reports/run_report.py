@@ -74,6 +74,11 @@ class PlanReport:
         return self.day or f"{self.run_id[:4]}-{self.run_id[4:6]}-{self.run_id[6:8]}"
 
     @property
+    def name(self) -> str:
+        """Day, model and scheduler, such as "2026-11-20 ctrdnn exact"."""
+        return f"{self.night} {self.model} {self.scheduler}"
+
+    @property
     def chosen(self) -> SearchResult:
         """The plan that was taken, with its search."""
         return self.searches.chosen

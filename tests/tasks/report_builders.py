@@ -189,7 +189,12 @@ def make_night(index, *, speed=None, **changes):
             PROMOTED_TAG: str(index % 2 == 0).lower(),
             SPEED_TAG: json.dumps((speed or make_speed(run_id)).to_json()),
         },
-        "parameters": {"model": "ctrdnn"},
+        "parameters": {
+            "model": "ctrdnn",
+            "method": "exact",
+            "device_types": "cpu-c7i | gpu-t4",
+            "replicas": "4 | 1",
+        },
         "metrics": {
             "cost/billed_usd": 0.01 + 0.0001 * index,
             "cost/billed_usd_per_million_samples": 2.5 - 0.01 * index,

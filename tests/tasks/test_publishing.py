@@ -34,7 +34,7 @@ def recorded(tmp_path_factory):
         )
         record_plan.fn(workspace, planned)
         record_run.fn(workspace, report)
-        publish_report.fn(workspace, report)
+        publish_report.fn(workspace, report, decision="it is a test")
         run_lifecycle.close_run(workspace, tracked, status="FINISHED", reason="completed")
         of_run = dict(artifacts)
         planned_only = run_lifecycle.open_run(workspace, run_id="plan-only", run_name="plan-only", tags={})

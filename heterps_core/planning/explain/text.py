@@ -19,7 +19,7 @@ from heterps_core.planning.explain.explanation import Detail, PlanExplanation
 from heterps_core.planning.explain.placement import layers_text, moves_text, plan_text
 from heterps_core.planning.explain.reasons import RunnerUp, TypeRole
 from heterps_core.planning.explain.variants import SAME_COST
-from heterps_core.text_table import WIDTH, labelled_lines
+from heterps_core.text_table import WIDTH, labelled_lines, usd_text
 
 LEAST_SPEED_RATIO = 1.5
 """Of two units; less is no reason for a choice."""
@@ -35,7 +35,7 @@ def explanation_text(explanation: PlanExplanation) -> str:
     """Return the whole explanation for a terminal of 100 columns."""
     blocks = [
         [
-            f"Why this plan (+USD: what the whole run would cost more than {_usd_text(explanation.cost_usd)})",
+            f"Why this plan (+USD: what the whole run would cost more than {usd_text(explanation.cost_usd)})",
             *labelled_lines(_reason_lines(explanation)),
         ],
         ["What would change it", *labelled_lines(_change_lines(explanation))],
@@ -85,7 +85,7 @@ def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
         yield "next best", _runner_up_text(explanation, explanation.runner_up)
     gap = explanation.cost_usd / explanation.cost_lower_bound_usd - 1
     proof = "no plan is cheaper" if gap == 0 else f"no plan is more than {gap:.2%} cheaper"
-    yield "price", f"{_usd_text(explanation.usd_per_million_samples)} for a million samples; proven: {proof}"
+    yield "price", f"{usd_text(explanation.usd_per_million_samples)} for a million samples; proven: {proof}"
 
 
 def _change_lines(explanation: PlanExplanation) -> Iterator[_Line]:
@@ -156,7 +156,7 @@ def _flip_text(flip: PriceFlip) -> str:
 
 def _floor_text(floor: FloorPrice, explanation: PlanExplanation) -> str:
     return (
-        f"without the floor of {floor.floor_samples_per_s:,.0f} samples/s -{_usd_text(floor.saving_usd)} "
+        f"without the floor of {floor.floor_samples_per_s:,.0f} samples/s -{usd_text(floor.saving_usd)} "
         f"({_percent_text(-floor.saving_usd / explanation.cost_usd)}): {plan_text(floor.stages)}"
     )
 
@@ -169,7 +169,7 @@ def _throughput_text(explanation: PlanExplanation, price: PriceOfThroughput) -> 
 
 
 def _range_text(explanation: PlanExplanation, cost: CostRange) -> str:
-    text = f"{_usd_text(cost.low_usd)} to {_usd_text(cost.high_usd)} within the spread of all times"
+    text = f"{usd_text(cost.low_usd)} to {usd_text(cost.high_usd)} within the spread of all times"
     if cost.misses_floor:
         text += (
             f"; at its slow end only {cost.lowest_throughput_samples_per_s:,.0f} samples/s, below the floor"
@@ -183,7 +183,7 @@ def _measurement_lines(explanation: PlanExplanation) -> Iterator[_Line]:
         return
     first, *rest = explanation.measurements
     what = f"{first.estimate} (±{first.largest_spread:.0%})"
-    saving = f"saves at most {_usd_text(first.most_usd)} a run, {_usd_text(first.expected_usd)} expected"
+    saving = f"saves at most {usd_text(first.most_usd)} a run, {usd_text(first.expected_usd)} expected"
     end = f"at its {'slow' if first.is_slow_end else 'fast'} end"
     other = moves_text(first.moves) if first.moves else "other replica counts"
     if first.may_break:
@@ -192,7 +192,7 @@ def _measurement_lines(explanation: PlanExplanation) -> Iterator[_Line]:
     else:
         text = f"{what} could change the plan: measuring it {saving}; {end} {other} would be cheaper"
     others = [
-        f"{each.estimate}, {'a limit' if each.may_break else _usd_text(each.most_usd)}"
+        f"{each.estimate}, {'a limit' if each.may_break else usd_text(each.most_usd)}"
         for each in rest[:MAX_OTHER_ESTIMATES]
     ]
     yield "measure", "; then ".join([text, *others])
@@ -201,12 +201,7 @@ def _measurement_lines(explanation: PlanExplanation) -> Iterator[_Line]:
 def _extra_text(explanation: PlanExplanation, extra_usd: float) -> str:
     if extra_usd <= explanation.cost_usd * SAME_COST:
         return "costs the same"
-    return f"+{_usd_text(extra_usd)} ({_percent_text(extra_usd / explanation.cost_usd)})"
-
-
-def _usd_text(usd: float) -> str:
-    """Return an amount with cents, or where it is small, with three digits that count, as in 0.0123 USD."""
-    return f"{usd:,.2f} USD" if abs(usd) >= 1 or usd == 0 else f"{usd:.3g} USD"
+    return f"+{usd_text(extra_usd)} ({_percent_text(extra_usd / explanation.cost_usd)})"
 
 
 def _percent_text(share: float) -> str:

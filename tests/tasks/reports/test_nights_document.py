@@ -2,6 +2,7 @@ import pytest
 
 from heterps_core.planning.calibration.correction import NO_CORRECTION
 from heterps_core.text_table import Table
+from tasks.records.mlflow_names import DAY_TAG
 from tasks.reports.document import Links
 from tasks.reports.nights_document import nights_document
 from tests.tasks.report_builders import make_night, make_speed
@@ -26,14 +27,14 @@ def test_a_row_says_what_a_night_cost_how_fast_and_how_good_it_was():
     assert first == {
         "night": "2026-10-01",
         "model": "ctrdnn",
+        "scheduler": "exact",
+        "plan": "4 x cpu-c7i + 1 x gpu-t4",
         "USD": "0.010000",
         "USD per million": "2.5000",
         "samples/s": "4,000",
         "off by": "-20.0%",
         "AUC": "0.7400",
-        "to best": "0.0100",
-        "plan gap": "0.00%",
-        "champion": "yes",
+        "champion": "★ yes",
         "ended": "finished",
         "run": "20261001-0230-00000000",
     }
@@ -49,10 +50,20 @@ def test_a_night_that_failed_has_a_row_without_figures():
 
 @pytest.mark.parametrize(("failed", "named"), [({}, True), (FAILED, False)])
 def test_the_best_and_the_cheapest_are_those_that_have_figures(failed, named):
-    facts = dict(page_of([make_night(0, **failed)]).facts)
+    answers = {name: told for name, *told in page_of([make_night(0, **failed)]).answers}
 
-    assert facts.get("Best AUC") == ("0.7400, 2026-10-01" if named else None)
-    assert facts.get("Cheapest") == ("2.5000 USD per million, 2026-10-01" if named else None)
+    assert answers.get("Best AUC") == (["0.7400", "2026-10-01"] if named else None)
+    assert answers.get("Cheapest") == (["2.5000 USD per million", "2026-10-01"] if named else None)
+
+
+def test_nights_stand_in_the_order_of_their_days_and_the_newest_champion_is_marked():
+    late = make_night(9)
+    back_filled = make_night(9, tags={**late.tags, DAY_TAG: "2026-10-02"})
+
+    rows = rows_of(page_of([make_night(0), make_night(2), make_night(3), back_filled]))
+
+    assert [row["night"] for row in rows] == ["2026-10-01", "2026-10-02", "2026-10-03", "2026-10-04"]
+    assert [row["champion"] for row in rows] == ["★ yes", "no", "★ newest", "no"]
 
 
 def test_the_error_is_that_of_what_was_expected():
