@@ -152,6 +152,10 @@ def make_loop(
     )
 
 
+class EndedError(Exception):
+    """A process ended by itself, or the kernel ended it."""
+
+
 class Trainer:
     """A process that trains a case under a limit, and stands still but in `run_for`."""
 
@@ -175,7 +179,7 @@ class Trainer:
         started_s = time.monotonic()
         while self._counts[5] < 16 if self.case.kind == "swept" else self._steps.value < 10:
             if not self._process.is_alive():
-                raise RuntimeError(f"the process of {self.case} ended with {self._process.exitcode}")
+                raise EndedError(f"the process of {self.case} ended with {self._process.exitcode}")
             # What fills a store has no limit.
             is_filled = self.case.kind not in STORES or self._steps.value > 0
             if time.monotonic() - started_s > (limit_s if is_filled else timeout_s):
@@ -195,7 +199,7 @@ class Trainer:
         os.kill(self._process.pid, signal.SIGSTOP)
         elapsed_s = time.perf_counter() - started_s
         if not self._process.is_alive():
-            raise RuntimeError(f"the process of {self.case} ended with {self._process.exitcode}")
+            raise EndedError(f"the process of {self.case} ended with {self._process.exitcode}")
         return (self._steps.value - num_steps) / elapsed_s
 
     @property
