@@ -33,6 +33,7 @@ from infra.billing.caps import Caps
 from infra.providers import PROVIDERS
 from infra.providers.base import REGION
 from tasks.judging.promotion_gates import PromotionGates
+from tasks.records.mlflow_names import night_name
 
 LARGEST_SEED = 2**32 - 1
 """NumPy's and Optuna's generators take no larger one."""
@@ -280,6 +281,10 @@ class TrainParameters(PlannedParameters, TrainedParameters):
         from flows.parameter_checks import check_run
 
         check_run(self)
+
+    def name_of(self, run_id: str) -> str:
+        """Return what a person calls a run by, such as "2026-11-20 ctrdnn exact"."""
+        return night_name(self.day, run_id, model=self.sized_model, scheduler=self.scheduler)
 
 
 class ProfileParameters(PlannedParameters):

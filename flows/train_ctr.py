@@ -17,19 +17,21 @@ if __name__ == "__main__":
 
     sys.exit(main("flows.train_ctr", TrainParameters))
 
-from prefect import flow
+from prefect import State, flow
 from prefect.runtime import flow_run as current_flow_run
+from prefect.states import Completed
 
 from flows.night.fleet import Replan
 from flows.night.plan import begin_run, end_with_plan, plan_night
 from flows.night.training import judge_and_record, train_night
 from flows.parameter_model import takes
+from flows.service.prefect_connection import name_flow_run
 from flows.service.recovery import clean_up_after
 from flows.service.schedule import TRAIN_CTR
 from infra.workspace import Workspace
 from tasks.data import find_night_of, source_name
 from tasks.recording import record_overhead
-from tasks.records.runs import finished_run, new_run_id, utc_now
+from tasks.records.runs import finished_run, new_run_id, note_skipped, utc_now
 from tasks.running.live_fleet import only_fleet
 from tasks.running.progress import log_step
 
@@ -43,11 +45,11 @@ from tasks.running.progress import log_step
     on_crashed=[clean_up_after("KILLED")],
 )
 @takes(TrainParameters)
-def train_ctr(asked: TrainParameters) -> str:
+def train_ctr(asked: TrainParameters) -> str | State[str]:
     """Train a click model on machines that a proven plan chose, and record what it cost.
 
     Returns:
-        The run's id; where the day is done already, that of the run that did it.
+        The run's id; where the day is done already, the state Skipped with that of the run that did it.
     """
     started_at = utc_now()
     workspace = Workspace.locate().create()
@@ -68,12 +70,11 @@ def train_ctr(asked: TrainParameters) -> str:
             source = source_name(asked.data, asked.schema_file, asked.prepare_sql)
             earlier = finished_run(workspace, day=str(night.day), data=source, model=asked.sized_model)
             if earlier is not None:
-                log_step(
-                    "done",
-                    f"run {earlier} has trained {asked.sized_model} on {night.day} of {asked.data}; again=True "
-                    f"trains once more",
-                )
-                return earlier
+                name_flow_run(asked.name_of(run_id))
+                note_skipped(workspace, earlier, at=started_at)
+                told = f"run {earlier} has trained {asked.sized_model} on {night.day} of {asked.data}"
+                log_step("skipped", f"{told}; again=True trains once more")
+                return Completed(name="Skipped", message=told, data=earlier)
         run = begin()
         plan = plan_night(run)
         without: frozenset[str] = frozenset()

@@ -34,7 +34,7 @@ MOST_READ = 1_000
 """Runs that filters look at, the newest."""
 
 COLUMNS = {
-    **dict.fromkeys(("run", "day", "model", "plan", "status"), ""),
+    **dict.fromkeys(("run", "day", "model", "scheduler", "plan", "status"), ""),
     "USD": ".6f",
     "samples/s": ",.0f",
     "AUC": ".4f",
@@ -90,6 +90,7 @@ def _table(lines: list[PastRun]) -> list[str]:
             line.run_id,
             line.day,
             line.model,
+            line.parameters.get("method"),
             line.plan or None,
             line.status.lower(),
             line.usd,

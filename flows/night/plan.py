@@ -11,6 +11,7 @@ from prefect.runtime import flow_run as current_flow_run
 
 from flows.parameter_checks import resumed_parameters
 from flows.parameters import TrainedParameters, TrainParameters
+from flows.service.prefect_connection import name_flow_run
 from flows.service.schedule import nightly_timezone
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.distinct_values import tables_table
@@ -118,10 +119,11 @@ def begin_run(
     else:
         save_parameters(workspace, run_id, asked.values_for(TrainedParameters))
     log_step("run", run_id)
+    name_flow_run(asked.name_of(run_id))
     tracked = open_run(
         workspace,
         run_id=run_id,
-        run_name=f"{asked.sized_model} {asked.scheduler} {run_id}",
+        run_name=asked.name_of(run_id),
         tags={
             "heterps.provider": asked.provider,
             "prefect.flow_run_id": current_flow_run.id or "",

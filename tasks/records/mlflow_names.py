@@ -20,6 +20,9 @@ MADE_UP_DATA = "synthetic click stream"
 """Value of that tag where no data was given."""
 
 MODEL_TAG = "heterps.model"
+SKIPPED_TAG = "heterps.skipped"
+"""When a later run last found this one's day done, and did nothing."""
+
 START_TAG = "heterps.start_version"
 """Version of the registered model whose weights training began with; missing where it began with new ones."""
 
@@ -46,3 +49,13 @@ KIND_PROFILING = "profiling"
 
 NOTE_TAG = "mlflow.note.content"
 """Markdown that MLflow shows above a run or an experiment."""
+
+
+def night_name(day: str | None, run_id: str, *, model: str, scheduler: str) -> str:
+    """Return what a person calls a run by: the day of its data, else that of its start, model and scheduler.
+
+    Example:
+        >>> night_name(None, "20261121-0430-567890ab", model="ctrdnn", scheduler="exact")
+        '2026-11-21 ctrdnn exact'
+    """
+    return f"{day or f'{run_id[:4]}-{run_id[4:6]}-{run_id[6:8]}'} {model} {scheduler}"

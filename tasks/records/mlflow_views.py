@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from urllib.parse import quote, urlencode
 
 from tasks.records.mlflow_names import KIND_TAG, KIND_TRAINING, NOTE_TAG
-from tasks.records.tracking import TrackedRun
+from tasks.records.tracking import TRAINING_VIEW, TrackedRun
 from tasks.reports.run_report import PlanReport
 
 DEFAULT_MLFLOW_URL = "http://127.0.0.1:5000"
@@ -73,25 +73,21 @@ def experiment_tags() -> dict[str, str]:
 
 def nights_address(run: TrackedRun, mlflow_url: str) -> str:
     """Return the page of all nights: a table with the columns that count, newest first."""
-    parameters = {
-        VIEW_PARAMETER: NIGHTS_VIEW,
-        "compareRunsMode": "TABLE",
-        "workflowType": "machine_learning",
-    }
-    return f"{mlflow_url}/#/experiments/{run.experiment_id}/runs?{urlencode(parameters)}"
+    parameters = urlencode({VIEW_PARAMETER: NIGHTS_VIEW, "compareRunsMode": "TABLE"})
+    return f"{mlflow_url}/#/experiments/{run.experiment_id}/runs?{parameters}&{TRAINING_VIEW}"
 
 
 def compare_address(runs: Sequence[TrackedRun], mlflow_url: str) -> str:
     """Return the page that compares runs of one experiment in charts and tables."""
     ids = quote(json.dumps([run.mlflow_run_id for run in runs]))
     experiments = quote(json.dumps([runs[0].experiment_id]))
-    return f"{mlflow_url}/#/compare-runs?runs={ids}&experiments={experiments}"
+    return f"{mlflow_url}/#/compare-runs?runs={ids}&experiments={experiments}&{TRAINING_VIEW}"
 
 
 def run_name(report: PlanReport) -> str:
-    """Return a name that a column of names can be read by: day, model and plan.
+    """Return a name that a column of names can be read by: day, model, scheduler and plan.
 
-    Example: "2026-11-20 ctrdnn 4 x cpu-c7i + 1 x gpu-t4".
+    Example: "2026-11-20 ctrdnn exact 4 x cpu-c7i + 1 x gpu-t4".
     """
     stages = " + ".join(f"{stage.num_replicas} x {stage.device_type}" for stage in report.chosen.plan.stages)
-    return f"{report.night} {report.model} {stages}"
+    return f"{report.name} {stages}"

@@ -16,7 +16,7 @@ from heterps_core.planning.explain.text import explanation_text
 from heterps_core.text_table import table_text
 from infra.workspace import Workspace
 from tasks.clusters import cost_metrics, end_machines_of, providers_of_run
-from tasks.records.mlflow_names import DATA_TAG, END_REASON_TAG, KIND_TRAINING, MODEL_TAG
+from tasks.records.mlflow_names import DATA_TAG, END_REASON_TAG, KIND_TRAINING, MODEL_TAG, SKIPPED_TAG
 from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.records.past_runs import past_trainings
 from tasks.records.tracking import EndStatus
@@ -122,6 +122,13 @@ def finished_run(workspace: Workspace, *, day: str, data: str, model: str) -> st
         if is_same and is_done:
             return past.run_id
     return None
+
+
+def note_skipped(workspace: Workspace, run_id: str, *, at: datetime) -> None:
+    """Write at a finished run when a later one found nothing left to do."""
+    client = client_of(workspace)
+    for record in runs_of(client, run_id, KIND_TRAINING):
+        client.set_tag(record.info.run_id, SKIPPED_TAG, at.isoformat(timespec="seconds"))
 
 
 def clean_up_run(

@@ -25,6 +25,9 @@ from tasks.records.mlflow_store import client_of
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
+TRAINING_VIEW = "workflowType=machine_learning"
+"""Of an address; without it MLflow opens its view of language models."""
+
 METRICS_PER_REQUEST = 1_000
 """MLflow's limit of one log_batch."""
 
@@ -50,8 +53,8 @@ class TrackedRun:
         return cls(mlflow_run_id=run.info.run_id, experiment_id=run.info.experiment_id, run_id=run_id)
 
     def address(self, mlflow_url: str) -> str:
-        """Return the page of this run in an MLflow UI at `mlflow_url`."""
-        return f"{mlflow_url}/#/experiments/{self.experiment_id}/runs/{self.mlflow_run_id}"
+        """Return the page of this run in an MLflow UI at `mlflow_url`, in its view of model training."""
+        return f"{mlflow_url}/#/experiments/{self.experiment_id}/runs/{self.mlflow_run_id}?{TRAINING_VIEW}"
 
 
 def run_settings(

@@ -26,6 +26,7 @@ from infra.billing.bill import Bill, WasteLine, waste_lines
 from tasks.judging.baseline import Baseline
 from tasks.learning import Learning
 from tasks.provisioning import Provisioning
+from tasks.records.mlflow_names import night_name
 from tasks.records.tracking import TrackedRun
 from tasks.reports.stage_outcomes import (
     StageOutcome,
@@ -69,14 +70,9 @@ class PlanReport:
     """Of the data that is trained on, YYYY-MM-DD; None where it has no days."""
 
     @property
-    def night(self) -> str:
-        """What the run is called by: the day of its data, else that of its start, with which its id begins."""
-        return self.day or f"{self.run_id[:4]}-{self.run_id[4:6]}-{self.run_id[6:8]}"
-
-    @property
     def name(self) -> str:
         """Day, model and scheduler, such as "2026-11-20 ctrdnn exact"."""
-        return f"{self.night} {self.model} {self.scheduler}"
+        return night_name(self.day, self.run_id, model=self.model, scheduler=self.scheduler)
 
     @property
     def chosen(self) -> SearchResult:

@@ -40,6 +40,7 @@ BENCHMARKS = {
     "planner_speed": "tests.benchmarks.planner_speed:run",
     "prediction_error": "tests.benchmarks.prediction_error:run",
     "prediction_learning": "tests.benchmarks.prediction_learning:run",
+    "serving": "tests.benchmarks.serving:run",
     "simulator": "tests.benchmarks.simulator:run",
     "spot_nights": "tests.benchmarks.spot_nights:run",
     "tiered_table": "tests.benchmarks.tiered_table:run",

@@ -112,7 +112,7 @@ def start(night: int, workspace: Workspace, module: str, *arguments: str) -> End
         day=str(day_of(night)),
         exit_status=ended.returncode,
         seconds=time.perf_counter() - started_s,
-        words=next((line for line in reversed(said) if line.startswith(("error:", "done"))), ""),
+        words=next((line for line in reversed(said) if line.startswith(("error:", "skipped"))), ""),
     )
     print(
         f"night {night:>2}, {module.rpartition('.')[2]:<12} {ending.day}: status {ending.exit_status}, "
@@ -132,7 +132,7 @@ def unexpected(endings: Sequence[Ending]) -> list[Ending]:
         is_as_documented = {
             Documented.TRAINED: ending.exit_status == 0 and not ending.words,
             Documented.REFUSED: ending.exit_status != 0 and "day=" in ending.words,
-            Documented.NOTHING_NEW: ending.exit_status == 0 and ending.words.startswith("done"),
+            Documented.NOTHING_NEW: ending.exit_status == 0 and ending.words.startswith("skipped"),
         }
         if not is_as_documented[documented]:
             found.append(ending)

@@ -3,9 +3,11 @@
 import gzip
 import json
 from datetime import date
+from uuid import UUID
 
 import pytest
 from mlflow import MlflowClient
+from prefect.client.orchestration import get_client
 
 from flows.backfill_ctr import backfill_ctr
 from flows.train_ctr import train_ctr
@@ -105,6 +107,22 @@ def test_a_night_that_is_done_does_nothing_and_names_the_run_that_did_it(
     assert again == first_night
     assert f"run {first_night} has trained ctrdnn on 2026-11-01" in caplog.text
     assert set(records(workspace)) == {first_night}
+
+
+def test_a_night_that_does_nothing_is_called_skipped_in_both_records(workspace, days, first_night):
+    state = train_ctr(data=str(days), day="2026-11-01", **SETTINGS, return_state=True)
+
+    assert (state.type.value, state.name, state.result()) == ("COMPLETED", "Skipped", first_night)
+    assert "heterps.skipped" in records(workspace)[first_night].data.tags
+
+
+def test_a_night_has_one_name_in_prefect_and_mlflow(workspace, first_night):
+    record = records(workspace)[first_night]
+
+    with get_client(sync_client=True) as client:
+        flow_run = client.read_flow_run(UUID(record.data.tags["prefect.flow_run_id"]))
+    assert flow_run.name == "2026-11-01 ctrdnn exact"
+    assert record.info.run_name.startswith(f"{flow_run.name} ")
 
 
 def test_a_night_is_planned_for_the_rows_that_a_query_makes_of_its_day(workspace, days, tmp_path, caplog):

@@ -68,7 +68,7 @@ def test_the_run_is_named_and_its_figures_have_stable_names(recorded, client):
 
     run = client.get_run(report.tracked.mlflow_run_id)
 
-    assert run.info.run_name == "2026-11-20 ctrdnn 4 x cpu-c7i + 1 x gpu-t4"
+    assert run.info.run_name == "2026-11-20 ctrdnn exact 4 x cpu-c7i + 1 x gpu-t4"
     assert run.data.metrics["measured/prediction_error"] == pytest.approx(-0.2)
     stages = client.get_metric_history(run.info.run_id, "stage/measured_step_seconds")
     assert {point.step: point.value for point in stages} == pytest.approx({0: 0.020, 1: 0.010})
@@ -106,7 +106,7 @@ def test_the_experiment_says_what_it_is_and_has_its_view(recorded, client):
 def test_the_artifact_links_to_the_run_and_to_the_nights(recorded):
     _, report, artifacts = recorded
 
-    assert f"/runs/{report.tracked.mlflow_run_id})" in artifacts["report"]
+    assert f"/runs/{report.tracked.mlflow_run_id}?workflowType=machine_learning)" in artifacts["report"]
     assert "viewStateShareKey=heterps-nights" in artifacts["nights"]
 
 

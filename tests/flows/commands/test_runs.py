@@ -61,11 +61,12 @@ def test_each_run_is_a_line_with_its_figures(heterps):
 
     assert status == 0
     header, good, killed, lost = printed.out.splitlines()
-    assert header.split()[:4] == ["run", "day", "model", "plan"]
+    assert header.split()[:5] == ["run", "day", "model", "scheduler", "plan"]
     assert " ".join(good.split()) == (
-        "20261120-0430-aaaaaaaa 2026-11-19 ctrdnn 4 x cpu-c7i + 1 x gpu-t4 finished 0.125000 12,346 0.7812 completed"
+        "20261120-0430-aaaaaaaa 2026-11-19 ctrdnn exact 4 x cpu-c7i + 1 x gpu-t4 "
+        "finished 0.125000 12,346 0.7812 completed"
     )
-    assert killed.split()[:5] == ["20261121-0430-bbbbbbbb", "-", "ctrdnn", "-", "killed"]
+    assert killed.split()[:6] == ["20261121-0430-bbbbbbbb", "-", "ctrdnn", "-", "-", "killed"]
     assert "process is gone" in lost
 
 

@@ -46,4 +46,4 @@ def test_links_open_the_view_and_the_comparison():
 
 
 def test_a_name_says_day_model_and_plan():
-    assert run_name(make_plan_report()) == "2026-11-20 ctrdnn 4 x cpu-c7i + 1 x gpu-t4"
+    assert run_name(make_plan_report()) == "2026-11-20 ctrdnn exact 4 x cpu-c7i + 1 x gpu-t4"
