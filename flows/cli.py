@@ -55,6 +55,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "sweep": ("end orphaned machines; for cron", "flows.commands.sweep"),
     "tidy": ("delete files of old runs and models that nothing needs; for cron", "flows.commands.tidy"),
     "profile": ("time each layer of a model here, and estimate other device types", "flows.commands.profile"),
+    "tune": ("search the parameters of a training, into a file for heterps train", "flows.commands.tune"),
     "plan": ("search the cheapest plan for a problem.json", "flows.commands.plan"),
     "simulate": ("run a plan's pipeline in simulation, with stragglers if asked", "flows.commands.simulate"),
     "init": ("write a schema file for a table, from what its first rows show", "flows.commands.data.init"),

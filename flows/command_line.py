@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import PydanticUndefined
@@ -18,6 +19,7 @@ from flows import INTERRUPTED
 from flows.parameter_model import FlowParameters
 from flows.service.prefect_connection import connect
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
+from heterps_core.json_file import read_json
 from infra.workspace import Workspace
 from tasks.running.progress import show_on_terminal
 
@@ -25,6 +27,8 @@ ENDED_HINT = (
     "interrupted; what was running is ended. "
     "To go on from the newest checkpoint: --resume-run-id with the id above"
 )
+FILE_OPTION = "parameters"
+
 FULL_BYTES = 65_536
 """With less than this free no database takes another write: SQLite's pages have 4 KiB, and a write needs several."""
 
@@ -46,7 +50,11 @@ def main(
     """
     parameters = vars(parser_for(model, program=program or f"python -m {module}").parse_args(arguments))
     try:
-        asked = model.of(parameters)
+        file = parameters.pop(FILE_OPTION, None)
+        of_file = {} if file is None else read_parameters(Path(file))
+        if file is not None:
+            model.of(of_file, place=f" in {file}")
+        asked = model.of(of_file | parameters)
         asked.check()
         workspace = Workspace.locate().create()
         # Errors are told here in one line; Prefect would print each with its traceback, some of them twice.
@@ -120,12 +128,25 @@ def parser_for(model: type[FlowParameters], *, program: str) -> argparse.Argumen
         description=model.__doc__,
         argument_default=argparse.SUPPRESS,
     )
+    parser.add_argument(
+        f"--{FILE_OPTION.replace('_', '-')}",
+        metavar="FILE",
+        help="JSON file with parameters by name, as heterps tune writes it; options win",
+    )
+    add_options(parser, model)
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser, model: type[FlowParameters]) -> None:
+    """Add an option for each parameter; what is parsed has those that are given, as text or lists of text."""
     for name, form in model.form().items():
         kind, field = form["type"], model.model_fields[name]
         options: dict[str, Any] = {
             # argparse reads % as the start of a format.
             "help": f"{field.description}{_default(field.default)}".replace("%", "%%"),
             "required": field.is_required(),
+            # Of a subcommand, too, whose parser has no such default.
+            "default": argparse.SUPPRESS,
         }
         if kind == "boolean":
             options["action"] = argparse.BooleanOptionalAction
@@ -136,7 +157,20 @@ def parser_for(model: type[FlowParameters], *, program: str) -> argparse.Argumen
         if kind == "object":
             options["type"] = json.loads
         parser.add_argument(f"--{name.replace('_', '-')}", **options)
-    return parser
+
+
+def read_parameters(path: Path) -> dict[str, Any]:
+    """Return the parameters of a JSON file by their names.
+
+    Raises:
+        ConfigurationError: It cannot be read, is no JSON, or holds anything but an object.
+    """
+    found = read_json(path, what="parameters")
+    if not isinstance(found, dict):
+        raise ConfigurationError(
+            f"{path} must hold a JSON object of parameters by name, got {type(found).__name__}"
+        )
+    return found
 
 
 def _default(default: Any) -> str:

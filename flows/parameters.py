@@ -89,7 +89,8 @@ class ModelParameters(FlowParameters):
     is the day. Empty to train on the data as it lies."""
 
     model: str = "ctrdnn"
-    """Name of a model (ctrdnn, ctrdnn-16, 2emb, matchnet, nce), or your own as package.module:function."""
+    """Name of a model (lr, wide-deep, deepfm, dlrm, dcnv2, xdeepfm, finalmlp, autoint, din, mmoe; of the papers
+    ctrdnn, ctrdnn-16, 2emb, matchnet, nce), or your own as package.module:function."""
 
     epochs: Count = 1
     """Passes over the training rows."""
@@ -102,6 +103,9 @@ class ModelParameters(FlowParameters):
 
     embedding_dim: Count | None = None
     """Values of an embedding vector; empty for the model's own."""
+
+    model_settings: dict[str, bool | int | float | list[int]] = Field({})
+    """Other parameters of the function that builds the model, such as {"dropout": 0.2, "cross_layers": 2}."""
 
     dense_optimizer: Annotated[str, OneOf("dense optimizer", DENSE_OPTIMIZERS)] = ENGINE["dense_optimizer"]
     """Optimizer of the dense layers: adam or sgd."""
@@ -126,7 +130,8 @@ class ModelParameters(FlowParameters):
     @property
     def sized_model(self) -> str:
         """The model's name, with the sizes that are not its own."""
-        return sized_model(self.model, hidden_widths=self.hidden_widths, embedding_dim=self.embedding_dim)
+        sizes = {"hidden_widths": self.hidden_widths, "embedding_dim": self.embedding_dim}
+        return sized_model(self.model, **sizes | self.model_settings)
 
     @property
     def trained_with(self) -> dict[str, Any]:
@@ -156,6 +161,12 @@ class TrainedParameters(ModelParameters):
 
     embedding_learning_rate: Positive = ENGINE["embedding_learning_rate"]
     """Of the embedding rows; falls like the dense one."""
+
+    dense_l2: Annotated[float, Field(ge=0, allow_inf_nan=False)] = ENGINE["dense_l2"]
+    """Strength of the penalty on the weights of dense layers: half the sum of their squares; biases have none."""
+
+    embedding_l2: Annotated[float, Field(ge=0, allow_inf_nan=False)] = ENGINE["embedding_l2"]
+    """The same of embedding rows, each in the steps that update it."""
 
     embedding_memory_bytes: Annotated[int, of_unit("bytes", ge=1)] | None = ENGINE["embedding_memory_bytes"]
     """Memory of a worker for rows of embedding tables with their optimizer state; the others are on its disk, and

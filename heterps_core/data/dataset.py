@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +60,7 @@ class PreparedDataset:
         self._targets = RowBuffer(
             starts, lambda group: _present(*self._groups.read_targets(group)), num_threads=threads
         )
-        last = self._groups.between(0, self.num_train_rows).stop
-        self._train_starts = np.minimum(starts[: last + 1], self.num_train_rows)
+        self._train_starts = self._starts_of_train_rows()
         self.largest_group_rows = self._groups.largest_group_rows
         self._max_lanes = min(MAX_LANES, BUFFER_BYTES // (int(np.diff(starts).max()) * manifest.row_bytes))
         self._order_key: tuple[int, int, int] | None = None
@@ -83,6 +84,21 @@ class PreparedDataset:
                 f"{FORMAT_VERSION}; prepare it again",
             )
         return cls(directory, manifest, folder=folder)
+
+    def until(self, num_train_rows: int) -> PreparedDataset:
+        """Return the same rows with fewer to train on: the first so many, at least 1; those behind are held out.
+
+        Row groups that are in memory are shared with it.
+        """
+        view = copy.copy(self)
+        view.manifest = replace(
+            self.manifest,
+            num_train_rows=num_train_rows,
+            num_eval_rows=self.manifest.num_rows - num_train_rows,
+        )
+        view._train_starts = view._starts_of_train_rows()
+        view._order_key = None
+        return view
 
     @property
     def features(self) -> FeatureSpec:
@@ -233,6 +249,10 @@ class PreparedDataset:
         return EpochOrder(
             np.array([0, max(num_rows, 1)]), batch_size=batch_size, seed=None, max_lanes=self._max_lanes
         )
+
+    def _starts_of_train_rows(self) -> Int64Array:
+        last = self._groups.between(0, self.num_train_rows).stop
+        return np.minimum(self._groups.starts[: last + 1], self.num_train_rows)
 
     def _arrays(self, group: int) -> tuple[npt.NDArray[Any], ...]:
         rows = rows_as_arrays(self._groups.read(group), self.features, self.manifest.numeric_transform)

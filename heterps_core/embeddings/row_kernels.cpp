@@ -66,6 +66,7 @@ struct Table {
   int64_t num_rows;
   int64_t width;
   uint8_t* changed;  // One byte for each row, set to 1 where an update changes it; may be null.
+  float l2;          // By which an updated row is multiplied and added to its gradient.
 };
 
 // Which rows of a larger table these are: an update passes over all others. Without it none may lie outside.
@@ -320,7 +321,11 @@ int64_t update_from(const Table& table, const Shard& shard, const Part* parts, i
       for (n = chains.next(n); n >= 0; n = chains.next(n)) {
         for (int64_t d = 0; d < width; ++d) sum[d] += to_float(own[n][d]);
       }
-      rule.apply(table.weight + chains.row(u) * width, sum.data(), chains.row(u), width);
+      float* const weight = table.weight + chains.row(u) * width;
+      if (table.l2 != 0.0f) {
+        for (int64_t d = 0; d < width; ++d) sum[d] += table.l2 * weight[d];
+      }
+      rule.apply(weight, sum.data(), chains.row(u), width);
       if (table.changed) table.changed[chains.row(u)] = 1;
     }
   }

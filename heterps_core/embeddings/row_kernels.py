@@ -37,7 +37,13 @@ BUILD_TIMEOUT_S = 120
 
 
 class _Table(ctypes.Structure):
-    _fields_ = (("weight", c_void_p), ("num_rows", c_int64), ("width", c_int64), ("changed", c_void_p))
+    _fields_ = (
+        ("weight", c_void_p),
+        ("num_rows", c_int64),
+        ("width", c_int64),
+        ("changed", c_void_p),
+        ("l2", c_float),
+    )
 
 
 class _Shard(ctypes.Structure):
@@ -119,6 +125,7 @@ class RowKernels:
         parts: Sequence[tuple[Tensor, Tensor]],
         *,
         learning_rate: float,
+        l2: float = 0.0,
         constants: Sequence[float] = (),
         shard: RowRange | None = None,
         bags: Bags | None = None,
@@ -126,8 +133,8 @@ class RowKernels:
     ) -> None:
         """Sum the gradients of repeated rows and update each row once, in place.
 
-        Parts, and marks of changed rows, are as `RowOptimizer.update_repeated` takes them; states and constants are
-        in the order of the rule.
+        Parts, marks of changed rows and `l2` are those of `RowOptimizer.update_repeated`; states and constants are in
+        the order of the rule.
 
         Raises:
             IndexError: A row is not in the table, and there is no larger one; nothing is updated then.
@@ -141,7 +148,7 @@ class RowKernels:
             )
         )
         bad = self._updates[rule](
-            byref(_table(weight_RD, changed_R)),
+            byref(_table(weight_RD, changed_R, l2)),
             byref(_Shard(shard is not None, 0 if shard is None else shard.first)),
             described,
             len(parts),
@@ -250,8 +257,9 @@ def _typed(function: Any, *, num_states: int, num_constants: int) -> Any:
     return function
 
 
-def _table(weight_RD: Tensor, changed_R: Tensor | None = None) -> _Table:
-    return _Table(weight_RD.data_ptr(), *weight_RD.shape, 0 if changed_R is None else changed_R.data_ptr())
+def _table(weight_RD: Tensor, changed_R: Tensor | None = None, l2: float = 0.0) -> _Table:
+    changed = 0 if changed_R is None else changed_R.data_ptr()
+    return _Table(weight_RD.data_ptr(), *weight_RD.shape, changed, l2)
 
 
 def _bags(bags: Bags | None) -> _Bags:

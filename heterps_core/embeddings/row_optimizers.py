@@ -41,7 +41,15 @@ def sum_repeated_rows(rows_N: Tensor, gradients_ND: Tensor) -> tuple[Tensor, Ten
 
 
 class RowOptimizer(ABC):
-    """Updates rows in place; its state has one entry per row, so it is sharded like the table."""
+    """Updates rows in place; its state has one entry per row, so it is sharded like the table.
+
+    Args:
+        l2: Strength of a penalty on the rows that a step updates: `l2` times a row is added to its summed gradient,
+            once a step, so that no number of replicas or micro-batches changes it.
+    """
+
+    def __init__(self, *, l2: float = 0.0) -> None:
+        self.l2 = l2
 
     KERNEL_RULE: ClassVar[str | None] = None
     """The rule of `RowKernels.update` that does the same; None for an optimizer that is written in torch alone."""
@@ -106,6 +114,7 @@ class RowOptimizer(ABC):
                 list(state.values()),
                 parts,
                 learning_rate=learning_rate,
+                l2=self.l2,
                 constants=self.KERNEL_CONSTANTS,
                 shard=shard,
                 bags=bags,
@@ -121,6 +130,8 @@ class RowOptimizer(ABC):
             rows_N, gradients_ND = rows_N[is_inside_N] - shard.first, gradients_ND[is_inside_N]
         rows_U, gradients_UD = sum_repeated_rows(rows_N, gradients_ND.float())
         if rows_U.numel():
+            if self.l2:
+                gradients_UD = gradients_UD + self.l2 * weight_RD.index_select(0, rows_U)
             self.update(weight_RD, state, rows_U, gradients_UD, learning_rate=learning_rate)
             if changed_R is not None:
                 changed_R[rows_U] = True

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TypeAlias
+
+from heterps_core.errors import ConfigurationError
 
 CTR_MODELS: dict[str, str] = {
     "ctrdnn": "heterps_core.models.architectures.ctr_dnn:build",
@@ -27,32 +30,48 @@ CTR_MODELS: dict[str, str] = {
 PAPER_MODELS = ("ctrdnn", "ctrdnn-16", "matchnet", "2emb", "nce")
 """Those of the HeterPS paper and of PaddlePaddle's examples, on which search methods are compared."""
 
-_SIZED = re.compile(
-    r"([^()]+)\((?:hidden_widths=(\d+(?:-\d+)*))?(?:, )?(?:embedding_dim=(\d+))?\)",
-)
+Setting: TypeAlias = bool | int | float | Sequence[int]
+"""Of a model: a number, or widths of layers, whose names end with "widths"."""
+
+_SIZED = re.compile(r"([^()]+)\((\w+=[^,()=]+(?:, \w+=[^,()=]+)*)\)")
 
 
-def sized_model(model: str, *, hidden_widths: Sequence[int] | None, embedding_dim: int | None) -> str:
-    """Return the name of a model that is built with other sizes than its own; None leaves a size as it is.
+def sized_model(model: str, /, **settings: Setting | None) -> str:
+    """Return the name of a model that is built with other settings than its own; None leaves one as it is.
+
+    Raises:
+        ConfigurationError: A name is none of Python's; or one that ends with "widths" has no list, or another has.
 
     Example:
         >>> sized_model("ctrdnn", hidden_widths=[64, 32], embedding_dim=8)
         'ctrdnn(hidden_widths=64-32, embedding_dim=8)'
     """
-    sizes = [f"hidden_widths={'-'.join(map(str, hidden_widths))}"] if hidden_widths else []
-    sizes += [f"embedding_dim={embedding_dim}"] if embedding_dim else []
-    return f"{model}({', '.join(sizes)})" if sizes else model
+    shown = [f"{name}={_text(name, value)}" for name, value in settings.items() if value is not None]
+    return f"{model}({', '.join(shown)})" if shown else model
 
 
-def sizes_of(model: str) -> tuple[str, dict[str, int | tuple[int, ...]]]:
-    """Return the name without sizes, and the sizes by which `sized_model` changed it."""
+def sizes_of(model: str) -> tuple[str, dict[str, Setting]]:
+    """Return the name without settings, and the settings that `sized_model` gave it."""
     match = _SIZED.fullmatch(model)
     if match is None:
         return model, {}
-    name, widths, dimension = match.groups()
-    sizes: dict[str, int | tuple[int, ...]] = {}
-    if widths:
-        sizes["hidden_widths"] = tuple(map(int, widths.split("-")))
-    if dimension:
-        sizes["embedding_dim"] = int(dimension)
-    return name, sizes
+    name, settings = match.groups()
+    named = (setting.split("=") for setting in settings.split(", "))
+    return name, {each: _value(each, text) for each, text in named}
+
+
+def _text(name: str, value: Setting) -> str:
+    if not name.isidentifier():
+        raise ConfigurationError(f"a model setting must be named as a parameter in Python is, got {name!r}")
+    if name.endswith("widths") != isinstance(value, Sequence):
+        kind = "a list of whole numbers" if name.endswith("widths") else "a number"
+        raise ConfigurationError(f"the model setting {name} must be {kind}, got {value!r}")
+    return "-".join(map(str, value)) if isinstance(value, Sequence) else repr(value)
+
+
+def _value(name: str, text: str) -> Setting:
+    if name.endswith("widths"):
+        return tuple(map(int, text.split("-")))
+    if text in ("True", "False"):
+        return text == "True"
+    return int(text) if text.lstrip("-").isdigit() else float(text)

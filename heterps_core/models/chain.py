@@ -21,6 +21,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.models import CTR_MODELS, sizes_of
 from heterps_core.models.module_line import chain_of
+from heterps_core.models.row_dropout import with_row_dropout
 from heterps_core.models.slot_embedding import SlotEmbedding
 
 ModelBuilder: TypeAlias = Callable[[FeatureSpec], nn.Module]
@@ -70,10 +71,9 @@ def build_chain(model: str, features: FeatureSpec, *, seed: int) -> nn.Sequentia
                 f"the model {model!r} must be built by calling its function with the features, but that raised "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if isinstance(module, nn.Module) and not isinstance(module, nn.Sequential):
-            chain: object = chain_of(model, module)
-        else:
-            chain = module
+        chain = with_row_dropout(module) if isinstance(module, nn.Module) else module
+        if isinstance(chain, nn.Module) and not isinstance(chain, nn.Sequential):
+            chain = chain_of(model, chain)
     return checked_chain(model, chain, features)
 
 
@@ -97,10 +97,12 @@ def load_builder(model: str) -> ModelBuilder:
         ) from error
     if not callable(builder):
         raise ConfigurationError(f"the model {model!r} must name a function, got {type(builder).__name__}")
+    known = list(inspect.signature(builder).parameters)[1:]
     for size in sizes:
-        if size not in inspect.signature(builder).parameters:
+        if size not in known:
             raise ConfigurationError(
-                f"{size} must be a parameter of the function that builds {name!r}, but is none; leave {size} out"
+                f"{size} must be a parameter of the function that builds {name!r}, but is none; leave {size} out, or "
+                f"take one of: {', '.join(known) or 'none'}"
             )
     return partial(builder, **sizes)
 

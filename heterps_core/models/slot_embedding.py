@@ -237,11 +237,18 @@ class SlotEmbedding(nn.Module):
 
 
 def add_tower(
-    layers: MutableMapping[str, nn.Module], width: int, hidden_widths: Sequence[int], *, prefix: str = ""
+    layers: MutableMapping[str, nn.Module],
+    width: int,
+    hidden_widths: Sequence[int],
+    *,
+    prefix: str = "",
+    dropout: float = 0.0,
 ) -> int:
-    """Add pairs of a fully connected layer and ReLU to a chain; returns the width that leaves the last."""
+    """Add fully connected layers, a ReLU and dropout behind each, to a chain; returns the width that leaves."""
     for number, hidden in enumerate(hidden_widths, start=1):
         layers[f"{prefix}fc{number}"] = nn.Linear(width, hidden)
         layers[f"{prefix}relu{number}"] = nn.ReLU()
+        if dropout:
+            layers[f"{prefix}dropout{number}"] = nn.Dropout(dropout)
         width = hidden
     return width

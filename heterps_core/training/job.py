@@ -138,6 +138,12 @@ class TrainingConfig:
     embedding_learning_rate: float = 0.05
     """Falls like the dense one."""
 
+    dense_l2: float = 0.0
+    """Strength of the penalty on the weights of dense layers, half their sum of squares; biases have none."""
+
+    embedding_l2: float = 0.0
+    """The same of the rows that a step updates."""
+
     checkpoint_interval_steps: int = 200
     """Steps between two checkpoints; one more is written at the end."""
 
@@ -177,6 +183,9 @@ class TrainingConfig:
         for name in ("dense_learning_rate", "embedding_learning_rate"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("dense_l2", "embedding_l2"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigurationError(f"{name} must be a number, at least 0, got {getattr(self, name)}")
         if self.precision not in PRECISIONS:
             raise UnknownNameError("precision", self.precision, PRECISIONS)
         if self.wire_dtype not in WIRE_DTYPES:

@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
@@ -21,6 +22,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
 from heterps_core.embeddings.shared_memory_table import SharedMemoryTable
 from heterps_core.embeddings.swept_table import SweptTable
+from heterps_core.models.row_dropout import keys_of_rows
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.checkpoint import TrainingCursor
@@ -69,11 +71,12 @@ def spread(
 
 
 def noise_seed(seed: int, *, step: int, stage: int, replica: int) -> int:
-    """Return the seed of what a replica's layers draw in a step (from 0), such as dropout's masks, in 0..2**64 - 1.
+    """Return the seed of what a replica's layers draw in a step (from 0) beside dropout, in 0..2**64 - 1.
 
     Each step begins with a seed of its own, so that a run that is resumed draws what it would have drawn without the
     break. Within a step a stage runs the forward passes of its micro-batches in order and never one twice, so the
-    seed fixes all masks. Replicas draw different masks, as they see different rows; so does a plan with another cut.
+    seed fixes all draws. Replicas draw differently, as they see different rows; so does a plan with another cut.
+    Masks of `RowDropout` depend on neither.
     """
     sequence = np.random.SeedSequence([seed, step, stage, replica])
     return int(sequence.generate_state(1, np.uint64)[0])
@@ -207,7 +210,8 @@ class TrainingLoop:
             seed=self.config.seed,
             positions=spread(batch_size, num_microbatches, slices),
         )
-        return self._microbatches(rows, slices)
+        keys = keys_of_rows(rows, seed=self.config.seed, epoch=cursor.epoch).to(self.model.device)
+        return self._microbatches(rows, slices, keys)
 
     def _held_out_batch(self, index: int) -> list[MicroBatch]:
         """Read this replica's rows of a held-out batch, as `training_batch` does of one that is trained."""
@@ -219,12 +223,20 @@ class TrainingLoop:
         return self._microbatches(rows, slices)
 
     def _microbatches(
-        self, rows: npt.NDArray[np.int64], slices: Sequence[tuple[int, RowSlice]]
+        self,
+        rows: npt.NDArray[np.int64],
+        slices: Sequence[tuple[int, RowSlice]],
+        keys: Tensor | None = None,
     ) -> list[MicroBatch]:
         parts = self._batches(rows, slices)
+        keys_of_parts: Sequence[Tensor | None] = [None] * len(slices)
+        if keys is not None:
+            keys_of_parts = torch.split(keys, [mine.num_rows for _, mine in slices])
         return [
-            MicroBatch(size, part, exchanges)
-            for (size, _), part, exchanges in zip(slices, parts, self._exchanges(parts), strict=True)
+            MicroBatch(size, part, exchanges, own_keys)
+            for (size, _), part, exchanges, own_keys in zip(
+                slices, parts, self._exchanges(parts), keys_of_parts, strict=True
+            )
         ]
 
     def _swept(self, batches: Iterable[list[MicroBatch]], *, writes: bool) -> SweptBatches:

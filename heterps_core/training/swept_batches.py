@@ -204,7 +204,7 @@ class _Window:
         os.posix_fadvise(self._file.fileno(), 0, self._file.tell(), os.POSIX_FADV_DONTNEED)
         return batch
 
-    def _unpacked(self, num_rows: int, columns: Any, exchanges: Any) -> MicroBatch:
+    def _unpacked(self, num_rows: int, columns: Any, exchanges: Any, keys: Any) -> MicroBatch:
         windows = iter(self.rows)
         found: list[tuple[ShardedTable, RowExchange]] = []
         for table, (inverse_BS, num_distinct, sent, received, local_rows) in zip(
@@ -214,10 +214,11 @@ class _Window:
             if isinstance(table, SweptTable):
                 exchange = table.with_slots(exchange, next(windows))
             found.append((table, exchange))
-        return MicroBatch(num_rows, ClickBatch.from_numpy(*columns), found)
+        row_keys = None if keys is None else torch.from_numpy(keys)
+        return MicroBatch(num_rows, ClickBatch.from_numpy(*columns), found, row_keys)
 
 
-def _packed(part: MicroBatch) -> tuple[int, list[Any], list[Any]]:
+def _packed(part: MicroBatch) -> tuple[int, list[Any], list[Any], Any]:
     """Return what stands in the file for a micro-batch."""
     batch = part.batch
     weights = None if batch.weights is None else batch.weights.numpy()
@@ -234,6 +235,7 @@ def _packed(part: MicroBatch) -> tuple[int, list[Any], list[Any]]:
             )
             for _, own in part.exchanges
         ],
+        None if part.row_keys is None else part.row_keys.numpy(),
     )
 
 

@@ -46,6 +46,7 @@ KIND_TRAINING = "training"
 KIND_SEARCH = "search"
 KIND_COMPARISON = "comparison"
 KIND_PROFILING = "profiling"
+KIND_TUNING = "tuning"
 
 NOTE_TAG = "mlflow.note.content"
 """Markdown that MLflow shows above a run or an experiment."""

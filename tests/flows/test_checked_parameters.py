@@ -135,6 +135,23 @@ TRAINING = [
         "hidden_widths must be a list, length at least 1, each a whole number, at least 1",
     ),
     ({"hidden_widths": [8], "model": "nce"}, "hidden_widths must be a parameter .* builds 'nce'"),
+    (
+        {"model_settings": {"dropout": 0.1}, "model": "nce"},
+        "dropout must be a parameter .* take one of: embed",
+    ),
+    (
+        {"model_settings": {"dropout": 1.5}, "model": "deepfm"},
+        "dropout probability has to be between 0 and 1",
+    ),
+    (
+        {"model_settings": {"cross_widths": 3}, "model": "xdeepfm"},
+        "cross_widths must be a list of whole numbers",
+    ),
+    ({"model_settings": {"dropout": [1, 2]}, "model": "deepfm"}, "dropout must be a number, got"),
+    ({"model_settings": {"a b": 1}}, "a model setting must be named as a parameter in Python is, got 'a b'"),
+    ({"model_settings": {"dropout": "much"}}, "model_settings must be a JSON object"),
+    ({"dense_l2": -1.0}, "dense_l2 must be a number, at least 0"),
+    ({"embedding_l2": NAN}, "embedding_l2 must be a number, at least 0"),
     ({"embedding_dim": 0}, "embedding_dim must be a whole number, at least 1, or left out, got 0"),
     ({"dense_optimizer": "adan"}, "Did you mean 'adam'"),
     ({"embedding_optimizer": "adam"}, "not a known embedding optimizer; known are: rowwise-adagrad"),

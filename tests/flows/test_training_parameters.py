@@ -21,8 +21,10 @@ ENGINE = {
     "embedding_optimizer": "sgd",
     "embedding_learning_rate": 0.7,
     "num_threads": 2,
+    "dense_l2": 0.02,
+    "embedding_l2": 0.01,
 }
-SIZES = {"hidden_widths": [24, 12], "embedding_dim": 4}
+SIZES = {"hidden_widths": [24, 12], "embedding_dim": 4, "model_settings": {"dropout": 0.0}}
 
 
 def test_the_defaults_are_those_of_the_engine():
@@ -61,7 +63,7 @@ def test_a_run_is_profiled_and_trained_with_what_was_asked_for(tmp_path, monkeyp
     assert {
         f"training.{name}": str(value) for name, value in ENGINE.items()
     }.items() <= recorded.parameters.items()
-    assert job.model == "ctrdnn(hidden_widths=24-12, embedding_dim=4)"
+    assert job.model == "ctrdnn(hidden_widths=24-12, embedding_dim=4, dropout=0.0)"
     trained, plain = read_training_run(directory), run_plainly(job)
     assert [step.loss for step in trained.steps] == pytest.approx(plain.losses, abs=2e-6)
     assert trained.quality.auc == pytest.approx(plain.quality.auc, abs=1e-5)

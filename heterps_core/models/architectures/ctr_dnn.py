@@ -28,6 +28,7 @@ def build(
     *,
     hidden_widths: Sequence[int] = HIDDEN_WIDTHS,
     embedding_dim: int = EMBEDDING_DIMENSION,
+    dropout: float = 0.0,
 ) -> nn.Sequential:
     """Build the chain for the given slots and dense features: 8 layers by default.
 
@@ -35,7 +36,7 @@ def build(
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     width = add_embeddings(layers, features, dimension=embedding_dim)
-    width = add_tower(layers, width, hidden_widths)
+    width = add_tower(layers, width, hidden_widths, dropout=dropout)
     layers["output"] = nn.Linear(width, features.num_labels)
     return nn.Sequential(layers)
 

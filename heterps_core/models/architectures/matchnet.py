@@ -30,7 +30,9 @@ INITIAL_SCALE, INITIAL_SHIFT = 10.0, -5.0
 class MatchNet(nn.Module):
     """The scaled and shifted cosine of the vectors that two towers give."""
 
-    def __init__(self, features: FeatureSpec, *, hidden_widths: Sequence[int], embedding_dim: int) -> None:
+    def __init__(
+        self, features: FeatureSpec, *, hidden_widths: Sequence[int], embedding_dim: int, dropout: float
+    ) -> None:
         super().__init__()
         num_user_slots = max(1, round(USER_SLOT_SHARE * features.num_slots))
         self.user = Embeddings(
@@ -40,9 +42,9 @@ class MatchNet(nn.Module):
             features, dimension=embedding_dim, slots=range(num_user_slots, features.num_slots)
         )
         self._user_tower: dict[str, nn.Module] = {}
-        add_tower(self._user_tower, self.user.width, hidden_widths, prefix="user_")
+        add_tower(self._user_tower, self.user.width, hidden_widths, prefix="user_", dropout=dropout)
         self._item_tower: dict[str, nn.Module] = {}
-        add_tower(self._item_tower, self.item.width, hidden_widths, prefix="item_")
+        add_tower(self._item_tower, self.item.width, hidden_widths, prefix="item_", dropout=dropout)
         # Beside the embeddings, under the names that checkpoints of before know.
         for name, layer in self._user_tower.items():
             self.add_module(name, layer)
@@ -71,6 +73,7 @@ def build(
     *,
     hidden_widths: Sequence[int] = TOWER_WIDTHS,
     embedding_dim: int = EMBEDDING_DIMENSION,
+    dropout: float = 0.0,
 ) -> MatchNet:
     """Build the model for the given slots and dense features.
 
@@ -81,4 +84,4 @@ def build(
         raise ConfigurationError(
             f"matchnet needs at least 2 slots, one for each tower, got {features.num_slots}; take ctrdnn"
         )
-    return MatchNet(features, hidden_widths=hidden_widths, embedding_dim=embedding_dim)
+    return MatchNet(features, hidden_widths=hidden_widths, embedding_dim=embedding_dim, dropout=dropout)

@@ -26,11 +26,13 @@ SECOND_WIDTH = 128
 class TwoEmb(nn.Module):
     """The main tower beside what the second table gives."""
 
-    def __init__(self, features: FeatureSpec, *, hidden_widths: Sequence[int], embedding_dim: int) -> None:
+    def __init__(
+        self, features: FeatureSpec, *, hidden_widths: Sequence[int], embedding_dim: int, dropout: float
+    ) -> None:
         super().__init__()
         self.main = Embeddings(features, dimension=embedding_dim)
         self._tower: dict[str, nn.Module] = {}
-        width = add_tower(self._tower, self.main.width, hidden_widths)
+        width = add_tower(self._tower, self.main.width, hidden_widths, dropout=dropout)
         # Beside the embeddings, under the names that checkpoints of before know.
         for name, layer in self._tower.items():
             self.add_module(name, layer)
@@ -60,6 +62,7 @@ def build(
     *,
     hidden_widths: Sequence[int] = MAIN_WIDTHS,
     embedding_dim: int = EMBEDDING_DIMENSION,
+    dropout: float = 0.0,
 ) -> TwoEmb:
     """Build the model for the given slots and dense features."""
-    return TwoEmb(features, hidden_widths=hidden_widths, embedding_dim=embedding_dim)
+    return TwoEmb(features, hidden_widths=hidden_widths, embedding_dim=embedding_dim, dropout=dropout)

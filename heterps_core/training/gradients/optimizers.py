@@ -27,9 +27,23 @@ class DenseOptimizer:
         """Float32 values kept for each parameter."""
         return len(self.state_names)
 
-    def new(self, parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-        """Make the optimizer; `fused` does one pass over memory instead of several."""
-        optimizer = self.optimizer_class(parameters, lr=learning_rate, fused=True)  # type: ignore[call-arg]
+    def new(
+        self, parameters: Iterable[nn.Parameter], learning_rate: float, *, l2: float = 0.0
+    ) -> torch.optim.Optimizer:
+        """Make the optimizer; `fused` does one pass over memory instead of several.
+
+        Args:
+            l2: By which parameters of two or more dimensions are multiplied and added to their gradients; biases and
+                factors of columns are not.
+        """
+        groups: dict[bool, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            groups.setdefault(parameter.ndim > 1, []).append(parameter)
+        optimizer = self.optimizer_class(
+            [{"params": group, "weight_decay": l2 * is_wide} for is_wide, group in groups.items()],
+            lr=learning_rate,
+            fused=True,
+        )  # type: ignore[call-arg]
         # State exists from the start, so that a checkpoint has the same tensors before and after step one.
         for group in optimizer.param_groups:
             for parameter in group["params"]:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from heterps_core.data.batch import ClickBatch
+from heterps_core.models.row_dropout import RowDropout
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.gradients.weight_gradients import WeightGradients
 from heterps_core.training.pipeline.stage_graph import joined
@@ -73,6 +74,8 @@ class StageLayers:
     ) -> None:
         self.weight_gradients = WeightGradients(is_put_off=puts_off)
         self._dtype = DTYPES[precision]
+        parts = [part for layer in layers for part in layer.modules()]
+        self._dropouts = [part for part in parts if isinstance(part, RowDropout)]
         root, graph = joined(layers)
         for node in list(graph.nodes):
             linear = _linear_of(root, node)
@@ -88,8 +91,12 @@ class StageLayers:
                 node.kwargs = {"dtype": self._dtype if has_products else torch.float32}
         self._run = fx.GraphModule(root, graph).forward
 
-    def __call__(self, batch: ClickBatch, activation_BW: Tensor | None) -> Tensor:
-        """Run the layers; takes what `run_layers` takes and returns its result in float32."""
+    def __call__(
+        self, batch: ClickBatch, activation_BW: Tensor | None, row_keys: Tensor | None = None
+    ) -> Tensor:
+        """Run the layers; takes what `run_layers` takes, and keys for dropout, and returns its result in float32."""
+        for dropout in self._dropouts:
+            dropout.row_keys = row_keys
         device_type = "cpu" if activation_BW is None else activation_BW.device.type
         with torch.autocast(device_type, self._dtype, enabled=self._dtype is not torch.float32):
             leaving: Tensor = self._run(batch, activation_BW)

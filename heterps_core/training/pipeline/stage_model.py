@@ -130,7 +130,7 @@ def build_stage_model(
         if isinstance(layer, SlotEmbedding):
             tables[name] = layer.new_table(
                 name,
-                row_optimizer(),
+                row_optimizer(l2=config.embedding_l2),
                 seed=config.seed,
                 group=group,
                 link=link,
@@ -149,7 +149,9 @@ def build_stage_model(
     return StageModel(
         layers=dict(named),
         tables=tables,
-        dense_optimizer=dense_optimizer.new(parameters, config.dense_learning_rate) if parameters else None,
+        dense_optimizer=dense_optimizer.new(parameters, config.dense_learning_rate, l2=config.dense_l2)
+        if parameters
+        else None,
         input_width=input_bytes // BYTES_PER_FLOAT32,
         output_width=graph.layers[stage.last_layer].output_bytes_per_sample // BYTES_PER_FLOAT32,
         device=device,

@@ -72,6 +72,9 @@ class MicroBatch:
     exchanges: Sequence[tuple[ShardedTable, RowExchange]] = ()
     """Of tables whose owners know already what this slice will look up in them, what each is to expect."""
 
+    row_keys: Tensor | None = None
+    """Of the slice's rows, for dropout; see `RowDropout`."""
+
 
 class _LivePass(NamedTuple):
     """A forward pass whose backward pass is still to come."""
@@ -292,7 +295,7 @@ class StageRunner:
             entering = self._wait_for(self._arriving.popleft(), weight_gradients).requires_grad_()
         for table, exchange in microbatch.exchanges:
             table.expect(exchange)
-        leaving = run_layers(microbatch.batch, entering)
+        leaving = run_layers(microbatch.batch, entering, microbatch.row_keys)
         if self._after is not None:
             self._after.send(leaving.detach(), microbatch.num_rows)
             self._returning.append(self._after.receive(microbatch.num_rows))

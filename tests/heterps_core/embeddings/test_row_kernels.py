@@ -34,11 +34,12 @@ def make_part(seed: int, num_samples: int, num_slots: int, width: int, dtype: to
     return rows, wide[:, 2 : 2 + num_slots * width]
 
 
+@pytest.mark.parametrize("l2", [0.0, 0.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [5, 16])
 @pytest.mark.parametrize("name", ROW_OPTIMIZERS)
-def test_an_update_is_the_one_that_torch_makes(kernels, monkeypatch, name, width, dtype):
-    optimizer = get_row_optimizer(name)()
+def test_an_update_is_the_one_that_torch_makes(kernels, monkeypatch, name, width, dtype, l2):
+    optimizer = get_row_optimizer(name)(l2=l2)
     start = torch.randn(NUM_ROWS, width)
     tables = {"kernel": start.clone(), "torch": start.clone()}
     states = {which: optimizer.new_state(NUM_ROWS, width) for which in tables}

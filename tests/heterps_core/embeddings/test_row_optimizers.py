@@ -107,6 +107,18 @@ def test_sgd_subtracts_the_gradient_times_the_learning_rate():
     assert weight.tolist() == [[1, 1], [1, 1], [0.5, -1]]
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_penalty_pulls_a_row_once_a_step_however_often_it_occurs(parts):
+    weight = torch.tensor([[2.0, -4.0], [2.0, -4.0], [2.0, -4.0]])
+    part = (torch.tensor([[1], [1]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+
+    RowWiseSGD(l2=0.1).update_repeated(weight, {}, [part] * parts, learning_rate=0.5)
+
+    # By hand: the gradients of occurrences add up, a tenth of the row comes once; others stay.
+    pulled = [2 - 0.5 * (parts + 0.2), -4 - 0.5 * (parts - 0.4)]
+    torch.testing.assert_close(weight, torch.tensor([[2.0, -4.0], pulled, [2.0, -4.0]]))
+
+
 def test_an_unknown_optimizer_names_the_known_ones():
     with pytest.raises(UnknownNameError, match="rowwise-adagrad, rowwise-adam, sgd"):
         get_row_optimizer("adagrad")

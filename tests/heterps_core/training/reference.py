@@ -129,8 +129,13 @@ def train_plainly(
     dense_learning_rate: float,
     embedding_learning_rate: float,
     last_share: float = 1.0,
+    dense_l2: float = 0.0,
+    embedding_l2: float = 0.0,
 ) -> list[float]:
-    """Train with SGD, with learning rates that fall in a straight line to a share; returns the loss of each step."""
+    """Train with SGD, with learning rates that fall in a straight line to a share; returns the loss of each step.
+
+    Penalties are terms of the loss: half the squares of weights, and of the rows that the batch looks up.
+    """
     tables = [layer.weight for layer in model.modules() if isinstance(layer, PlainEmbedding)]
     dense = [parameter for parameter in model.parameters() if all(parameter is not table for table in tables)]
     optimizer = torch.optim.SGD(
@@ -143,8 +148,13 @@ def train_plainly(
             group["lr"] = rate * share
         weights = None if batch.weights is None else batch.weights.view(-1, *[1] * (batch.labels.ndim - 1))
         loss = F.binary_cross_entropy_with_logits(model(batch), batch.labels, weights)
+        penalty = sum(dense_l2 / 2 * each.square().sum() for each in dense if each.ndim > 1)
+        for layer in model.modules():
+            if isinstance(layer, PlainEmbedding) and embedding_l2:
+                rows = layer.layer.row_numbers(batch).unique()
+                penalty = penalty + embedding_l2 / 2 * layer.weight[rows[rows >= 0]].square().sum()
         optimizer.zero_grad()
-        loss.backward()
+        (loss + penalty).backward()
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -241,6 +251,8 @@ def run_plainly(job: TrainingJob) -> PlainRun:
         dense_learning_rate=config.dense_learning_rate,
         embedding_learning_rate=config.embedding_learning_rate,
         last_share=1 / len(batches),
+        dense_l2=config.dense_l2,
+        embedding_l2=config.embedding_l2,
     )
     with torch.no_grad():
         logits = model(dataset.batch(held_out(dataset)))

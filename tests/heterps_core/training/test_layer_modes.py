@@ -21,6 +21,7 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.judging.held_out import HeldOutJudgement, judge_held_out
+from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import (
     ClickPredictor,
@@ -81,6 +82,7 @@ def make_job(
     start_model: StartModel | None = None,
     num_microbatches: int = 2,
     update_mode: str = "sync",
+    l2: float = 0.0,
 ) -> TrainingJob:
     return TrainingJob(
         run_id="r",
@@ -98,6 +100,8 @@ def make_job(
             embedding_learning_rate=1.0,
             checkpoint_interval_steps=CHECKPOINT_INTERVAL_STEPS,
             update_mode=update_mode,
+            dense_l2=l2,
+            embedding_l2=l2,
         ),
         start_model=start_model,
     )
@@ -253,6 +257,29 @@ def test_the_next_run_begins_with_the_running_statistics_of_the_last(trained, da
     for part in parts[1:]:
         assert part["buffers_at_start"] == last.parts[1]["buffers"]
         assert part["buffers"]["num_batches_tracked"] == 2 * last.parts[1]["buffers"]["num_batches_tracked"]
+
+
+def test_dropout_and_penalties_teach_any_cut_what_they_teach_one_process(dataset, tmp_path):
+    model = "deepfm(hidden_widths=32-16, embedding_dim=4, dropout=0.5)"
+    last = len(build_chain(model, dataset.features, seed=0)) - 1
+    cuts = {
+        "alone": (Stage(0, last, "cpu", 1),),
+        "cut": (Stage(0, 1, "cpu", 2), Stage(2, 4, "cpu", 1), Stage(5, last, "cpu", 2)),
+    }
+    logits = {}
+    for name, stages in cuts.items():
+        job = make_job(dataset, model, stages, num_microbatches=4, l2=0.05)
+        logits[name] = logits_of(train_and_export(dataset, tmp_path / name, job))
+    weaker = make_job(dataset, model.replace("0.5", "0.2"), cuts["alone"], num_microbatches=4, l2=0.05)
+    unpenalised = make_job(dataset, model, cuts["alone"], num_microbatches=4)
+    others = [
+        logits_of(train_and_export(dataset, tmp_path / f"other{number}", job))
+        for number, job in enumerate((weaker, unpenalised))
+    ]
+
+    np.testing.assert_allclose(logits["alone"], logits["cut"], atol=2e-6)
+    for other in others:
+        assert np.abs(logits["alone"] - other).max() > 1e-3
 
 
 def test_batch_normalization_in_one_process_learns_and_predicts_what_plain_torch_does(dataset, tmp_path):

@@ -1,0 +1,98 @@
+"""A training in this process alone, judged while it runs: what searches of parameters and benchmarks of quality take.
+
+Layers, tables, optimizers and the order of rows are those of a worker; nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.judging.quality import ClickQuality, measure_quality
+from heterps_core.models.chain import build_chain
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.checkpoint import TrainingCursor
+from heterps_core.training.gradients.finite_gradients import check_losses
+from heterps_core.training.job import TrainingConfig
+from heterps_core.training.loop import TrainingLoop, remaining_share
+from heterps_core.training.pipeline.stage_model import build_stage_model
+from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.transport.rank_layout import RankLayout
+
+ROWS_PER_PREDICTION = 4096
+
+
+def train_in_turns(
+    dataset: PreparedDataset,
+    model: str,
+    config: TrainingConfig,
+    *,
+    rated: tuple[int, int],
+    num_turns: int,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Iterator[ClickQuality]:
+    """Train a model on the training rows, and yield its quality by the first label behind each turn.
+
+    Args:
+        model: Registry name or import path.
+        config: Updates come behind each batch, in whichever mode; its micro-batches are one.
+        rated: First and stop of the rows that it is judged on.
+        num_turns: Parts of about equal length that the training has, at least 1; no more than it has steps.
+        is_over: Asked before each step; where it says so, the iterator ends.
+
+    Raises:
+        ConfigurationError: The model cannot be built.
+        TrainingError: A loss or a prediction is no finite number.
+    """
+    num_layers = len(build_chain(model, dataset.features, seed=config.seed))
+    part = build_stage_model(
+        model, dataset.features, config, [Stage(0, num_layers - 1, "cpu", 1)], 0, group=None
+    )
+    runner = StageRunner(
+        list(part.layers.values()),
+        layout=RankLayout(((0,),)),
+        stage=0,
+        replica=0,
+        input_width=part.input_width,
+        output_width=part.output_width,
+        group=None,
+        precision=config.precision,
+    )
+    loop = TrainingLoop(
+        runner=runner,
+        model=part,
+        dataset=dataset,
+        config=config,
+        run=RunDirectory(""),
+        group=None,
+        ids_group=None,
+        checkpoints=None,
+        metrics=None,
+        on_step=lambda step: None,
+    )
+    batches_per_epoch = dataset.num_batches(config.batch_size)
+    num_steps = config.num_epochs * batches_per_epoch
+    ends = {num_steps * turn // num_turns for turn in range(1, num_turns + 1)}
+    cursor = TrainingCursor()
+    while cursor.step < num_steps and not is_over():
+        share = remaining_share(cursor.step, num_steps)
+        for losses in runner.train_step(loop.training_batch(cursor)):
+            check_losses(losses, step=cursor.step + 1, config=config)
+            part.update_dense(config.dense_learning_rate * share)
+        part.update_rows(config.embedding_learning_rate * share)
+        cursor = cursor.after_batch(batches_per_epoch)
+        if cursor.step in ends:
+            yield _quality(runner, dataset, *rated)
+
+
+def _quality(runner: StageRunner, dataset: PreparedDataset, first: int, stop: int) -> ClickQuality:
+    logits = []
+    for start in range(first, stop, ROWS_PER_PREDICTION):
+        rows = np.arange(start, min(start + ROWS_PER_PREDICTION, stop))
+        found = runner.predict([MicroBatch(len(rows), dataset.batch(rows))])
+        logits.append(found.reshape(len(rows), -1)[:, 0].numpy())
+    labels, weights = dataset.targets(first, stop)
+    return measure_quality(labels, np.concatenate(logits), weights)

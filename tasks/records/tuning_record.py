@@ -1,0 +1,57 @@
+"""A search of parameters as one run in MLflow: what it found, and its trials as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from infra.workspace import Workspace
+from tasks.records.mlflow_names import DATA_TAG, KIND_TUNING, MODEL_TAG
+from tasks.records.mlflow_store import client_of
+from tasks.records.runs import COMPLETED, new_run_id, utc_now
+from tasks.records.tracking import record_metrics, record_series, record_settings
+from tasks.running.run_lifecycle import close_run, open_run
+
+if TYPE_CHECKING:
+    from heterps_core.training.tuning import Tuning
+
+
+def record_tuning(workspace: Workspace, tuning: Tuning, found: Mapping[str, Any], *, data: str) -> None:
+    """Write a finished search.
+
+    Args:
+        found: The parameters of its best trial, as train-ctr takes them.
+
+    Raises:
+        ConfigurationError: The store does not answer.
+    """
+    best = tuning.best
+    run = open_run(
+        workspace,
+        run_id=new_run_id(None, now=utc_now()),
+        run_name=f"tune {best.model}",
+        tags={MODEL_TAG: best.model, DATA_TAG: data},
+        kind=KIND_TUNING,
+    )
+    assert best.quality is not None
+    record_settings(workspace, run, {name: str(value) for name, value in found.items()})
+    record_metrics(
+        workspace,
+        run,
+        {
+            "tuning/log_loss": best.quality.log_loss,
+            "tuning/auc": best.quality.auc,
+            "tuning/num_trials": float(len(tuning.trials)),
+            "tuning/seconds": tuning.seconds,
+        },
+    )
+    reached = [
+        (number, trial.quality.log_loss)
+        for number, trial in enumerate(tuning.trials)
+        if trial.is_complete and trial.quality is not None
+    ]
+    record_series(workspace, run, {"tuning/trial_log_loss": reached})
+    client = client_of(workspace)
+    client.log_dict(run.mlflow_run_id, dict(found), "parameters.json")
+    client.log_text(run.mlflow_run_id, "\n".join(tuning.table().markdown()) + "\n", "trials.md")
+    close_run(workspace, run, status="FINISHED", reason=COMPLETED)
