@@ -21,8 +21,13 @@ def plan_screen(report: PlanReport) -> str:
     return _screen(f"Plan {report.run_id}: {report.model}", facts, report)
 
 
-def run_screen(report: RunReport, decision: PromotionDecision | None) -> str:
-    """Return what a finished run cost, how fast and how good it was, and what its model became."""
+def run_screen(report: RunReport, decision: PromotionDecision | str) -> str:
+    """Return what a finished run cost, how fast and how good it was, and what its model became.
+
+    Args:
+        report: Of the run.
+        decision: Or why its model was not judged.
+    """
     error, auc = report.prediction_error, report.quality.auc
     baseline = report.baseline.quality.auc if isinstance(report.baseline, Baseline) else None
     charged = " at list prices; a dry run, nothing is charged" if report.provisioning.is_dry_run else ""
@@ -38,9 +43,8 @@ def run_screen(report: RunReport, decision: PromotionDecision | None) -> str:
             + (f"; a logistic regression has {baseline:.4f}" if baseline is not None else ""),
         ),
     ]
-    if decision is not None:
-        facts.append(("champion", _champion(decision)))
-    return _screen(f"Run {report.run_id}: {report.model}", facts, report)
+    champion = f"not judged: {decision}" if isinstance(decision, str) else _champion(decision)
+    return _screen(f"Run {report.run_id}: {report.model}", [*facts, ("champion", champion)], report)
 
 
 def _champion(decision: PromotionDecision) -> str:

@@ -53,7 +53,7 @@ def test_a_run_has_one_cost_one_speed_and_one_proof_in_80_columns():
     quality = ClickQuality(auc=0.71, log_loss=0.51, num_rows=500)
     baseline = Baseline(quality=quality, num_train_rows=4_000, logits=np.zeros(500), rated_runs=())
 
-    screen = run_screen(make_run_report(planned=own_rows(), baseline=baseline), None)
+    screen = run_screen(make_run_report(planned=own_rows(), baseline=baseline), "no rows were held out")
 
     assert all(len(line) <= 80 for line in screen.splitlines())
     assert len(screen.splitlines()) <= 24
