@@ -38,6 +38,10 @@ def run_screen(report: RunReport, decision: PromotionDecision | None) -> str:
             + (f"; a logistic regression has {baseline:.4f}" if baseline is not None else ""),
         ),
     ]
+    training = report.training
+    if training.num_attempts > 1:
+        again = f"{training.num_repeated_steps:,} steps done again"
+        facts.append(("restarted", f"{training.num_attempts - 1} times; {again}"))
     if decision is not None:
         facts.append(("champion", _champion(decision)))
     return _screen(f"Run {report.run_id}: {report.model}", facts, report)
