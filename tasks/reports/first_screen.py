@@ -43,6 +43,10 @@ def run_screen(report: RunReport, decision: PromotionDecision | str) -> str:
             + (f"; a logistic regression has {baseline:.4f}" if baseline is not None else ""),
         ),
     ]
+    training = report.training
+    if training.num_attempts > 1:
+        again = f"{training.num_repeated_steps:,} steps done again"
+        facts.append(("restarted", f"{training.num_attempts - 1} times; {again}"))
     champion = f"not judged: {decision}" if isinstance(decision, str) else _champion(decision)
     return _screen(f"Run {report.run_id}: {report.model}", [*facts, ("champion", champion)], report)
 

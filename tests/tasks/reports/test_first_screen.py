@@ -12,7 +12,7 @@ from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.provisioning import find_offers
 from tasks.reports.first_screen import plan_screen, run_screen
-from tests.tasks.report_builders import RUN_ID, make_plan_report, make_run_report
+from tests.tasks.report_builders import RUN_ID, make_plan_report, make_run_report, make_training
 
 
 def facts_of(screen):
@@ -107,3 +107,11 @@ def test_what_became_of_the_model_is_one_line(is_promoted, champion_version, sai
     )
 
     assert facts_of(screen)["champion"] == said
+
+
+def test_steps_that_were_trained_twice_are_told():
+    lost = replace(make_training(), num_attempts=3, num_repeated_steps=1_200)
+
+    assert "restarted" not in facts_of(run_screen(make_run_report(), "no rows were held out"))
+    told = facts_of(run_screen(make_run_report(training=lost), "no rows were held out"))["restarted"]
+    assert told == "2 times; 1,200 steps done again"
