@@ -92,6 +92,8 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
             if not isinstance(outcome, Stopped | MachinesLost):
                 break
             check_not_stopped(watch, outcome, run_id=run.run_id)
+            if isinstance(outcome, Stopped) and growth.is_end_asked_for():
+                break
             if growth.grown is not None:
                 cluster, provisioning = growth.grown, bought
                 write_job_of(run, plan, provisioning, is_under_way=True)
@@ -111,7 +113,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         case Complete(training):
             log_step("trained", training_summary(training))
             return training
-        case Stopped() if not growth.wants_replan:
+        case Stopped() if not growth.wants_replan or growth.is_end_asked_for():
             raise stopped_error(outcome, run_id=run.run_id)
         case Failed(error):
             raise error

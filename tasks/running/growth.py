@@ -17,6 +17,9 @@ from infra.machines.failover import SPOT_RETRY_S
 from tasks.running.fleet_decision import Decision, Way
 from tasks.running.progress import log_step
 
+STOP_REASON = "growth"
+"""In the mark of a stop behind which the run goes on."""
+
 
 def with_missing(cluster: Cluster, whole: Cluster) -> Cluster:
     """Return a fleet as it is now with the machines that it lacks in their places."""
@@ -63,9 +66,13 @@ class Growth:
                 decision = self._decide({Way.GROW: str(problem)})
         self.wants_replan = _way_of(decision) is Way.REPLAN
         log_step("growth", decision.reason)
-        if self.grown is not None or self.wants_replan:
-            self._run.request_stop()
+        if (self.grown is not None or self.wants_replan) and self._run.stop_reason() is None:
+            self._run.request_stop(STOP_REASON)
         self._next_look_s = time.monotonic() + self._interval_s
+
+    def is_end_asked_for(self) -> bool:
+        """Return whether the run is to end, as far as its mark of a stop says, which a later one overwrites."""
+        return self._run.stop_reason() not in (None, STOP_REASON)
 
 
 def _way_of(decision: Decision) -> Way | None:

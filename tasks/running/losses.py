@@ -15,7 +15,7 @@ from heterps_core.errors import TrainingError
 from heterps_core.training.node.node_life import leaving_nodes
 from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.step_metrics import read_progress
-from heterps_core.training.storage.run_directory import STEPS, STOP, RunDirectory
+from heterps_core.training.storage.run_directory import STEPS, RunDirectory
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.workspace import Workspace
 from tasks.clusters import local_folder
@@ -121,7 +121,7 @@ def note_loss(
     progress = read_progress(run_directory)
     complete = complete_checkpoints(run_directory)
     checkpoint_step = int(complete[-1]) if complete else 0
-    if run_directory.exists(STOP) and not leaving_nodes(run_directory):
+    if run_directory.stop_reason() == "" and not leaving_nodes(run_directory):
         raise TrainingError(
             f"run {run_id} was asked to stop, and ended before it wrote another checkpoint; set "
             f"resume_run_id={run_id} to go on from step {checkpoint_step:,}: {lost.message}"

@@ -258,9 +258,18 @@ class RunDirectory:
             raise ConfigurationError(f"{key} must stand in the run directory {self.location}, but does not")
         return document
 
-    def request_stop(self) -> None:
-        """Ask the workers to write a checkpoint and end."""
-        self.write_bytes(STOP, b"")
+    def request_stop(self, reason: str = "") -> None:
+        """Ask the workers to write a checkpoint and end.
+
+        Args:
+            reason: Of a flow that goes on afterwards; empty where the run is to end.
+        """
+        self.write_bytes(STOP, reason.encode())
+
+    def stop_reason(self) -> str | None:
+        """Return why a stop was asked for last, None where it was not."""
+        reason = self.read_bytes(STOP)
+        return None if reason is None else reason.decode()
 
     def exists(self, key: str) -> bool:
         """Return whether there is such a file or folder."""

@@ -99,3 +99,19 @@ def test_machines_that_were_replaced_meanwhile_stay_where_others_come_back():
 
     assert whole.nodes == (other, first.nodes[1], first.nodes[2])
     assert whole.generation == smaller.generation
+
+
+@pytest.mark.parametrize("is_asked_before", [True, False])
+def test_a_run_that_is_asked_to_end_does_not_go_on_because_it_grew(run, is_asked_before):
+    def launch():
+        if is_asked_before:
+            run.request_stop()
+        return "grown"
+
+    found = growth(run, Way.GROW, Way.STAY, launch=launch)
+    found.look()
+    if not is_asked_before:
+        assert not found.is_end_asked_for()
+        run.request_stop()
+
+    assert found.is_end_asked_for()
