@@ -12,9 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import boto3
-from botocore.config import Config
-
 from heterps_core.errors import UnknownNameError
 from heterps_core.hardware import AWS, InstanceType, Market
 from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
@@ -32,12 +29,12 @@ if TYPE_CHECKING:
 PRICING_REGION = "us-east-1"
 """The Pricing API answers in few regions, for all of them."""
 
-RETRIES = Config(
-    retries={"mode": "adaptive", "max_attempts": 8},
-    connect_timeout=10,
-    read_timeout=30,
-    user_agent_extra="heterps",
-)
+CLIENT_OPTIONS: dict[str, Any] = {
+    "retries": {"mode": "adaptive", "max_attempts": 8},
+    "connect_timeout": 10,
+    "read_timeout": 30,
+    "user_agent_extra": "heterps",
+}
 
 PRODUCT_FILTERS = {
     "operatingSystem": "Linux",
@@ -71,13 +68,19 @@ class AwsPrices(LivePrices):
     @classmethod
     def with_own_clients(cls) -> AwsPrices:
         """Return one with boto3's own search for credentials."""
+        import boto3
+        from botocore.config import Config
+
+        options = Config(**CLIENT_OPTIONS)
         with explained("prepare to ask for prices"):
-            pricing = boto3.client("pricing", region_name=PRICING_REGION, config=RETRIES)
-        return cls(pricing, lambda region: boto3.client("ec2", region_name=region, config=RETRIES))
+            pricing = boto3.client("pricing", region_name=PRICING_REGION, config=options)
+        return cls(pricing, lambda region: boto3.client("ec2", region_name=region, config=options))
 
     @staticmethod
     def check_regions(names: Sequence[str]) -> None:
         """Check that boto3 knows of these regions."""
+        import boto3
+
         known = boto3.session.Session().get_available_regions("ec2")
         for name in names:
             if name not in known:

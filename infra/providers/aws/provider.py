@@ -12,9 +12,6 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import boto3
-from botocore.config import Config
-
 from heterps_core.cluster import Cluster
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import AWS, Market
@@ -100,6 +97,9 @@ class AwsEc2Provider(Provider):
     @classmethod
     def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
         """Make the provider by HETERPS_AWS_*, with boto3's own search for credentials; see `Provider`."""
+        import boto3  # an eighth of a second, for those who ask AWS
+        from botocore.config import Config
+
         retries = Config(retries={"mode": "standard", "max_attempts": 5})
         with explained("set up its client"):
             client = boto3.client("ec2", region_name=region, config=retries)

@@ -3,7 +3,7 @@ from datetime import timedelta
 import pytest
 
 from heterps_core.errors import ProvisioningError
-from infra.providers.aws.prices import RETRIES
+from infra.providers.aws.prices import AwsPrices
 from tests.infra.prices.aws_answers import (
     NOW,
     change,
@@ -90,4 +90,4 @@ def test_a_refusal_is_one_line_with_what_was_asked_and_a_way_out():
 
 
 def test_calls_slow_down_where_aws_throttles():
-    assert RETRIES.retries["mode"] == "adaptive"
+    assert AwsPrices.with_own_clients().pricing.meta.config.retries["mode"] == "adaptive"
