@@ -10,6 +10,16 @@ status = main(sys.argv[1:])
 print(status, sorted({'torch', 'optuna', 'scipy'} & set(sys.modules)))
 """
 
+HELPS = """
+import sys
+from flows.cli import COMMANDS, FLOWS, main
+for name in (*COMMANDS, *FLOWS):
+    try:
+        main([name, '--help'])
+    except SystemExit as ended:
+        print(ended.code, sorted({'boto3', 'mlflow', 'optuna', 'prefect', 'scipy', 'torch'} & set(sys.modules)))
+"""
+
 
 def check_starts_light(*arguments: str) -> None:
     """Check that a command ends well and has loaded none of the libraries that take a second."""
@@ -17,3 +27,9 @@ def check_starts_light(*arguments: str) -> None:
         [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "0 []"
+
+
+def ends_of_helps() -> list[str]:
+    """Return status and slow libraries behind the help of each command, asked for in one process."""
+    done = subprocess.run([sys.executable, "-c", HELPS], capture_output=True, text=True, check=True)
+    return [line for line in done.stdout.splitlines() if line.startswith(("0 [", "1 [", "2 ["))]

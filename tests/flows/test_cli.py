@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from flows.cli import main
+from flows.cli import COMMANDS, FLOWS, main
 from flows.commands import plan as plan_command
-from tests.flows.new_process import check_starts_light
+from tests.flows.new_process import check_starts_light, ends_of_helps
 from tests.paths import TESTS
 
 FIVE_LAYERS = str(TESTS / "golden" / "problems" / "five_layers_1.json")
@@ -30,6 +30,10 @@ def test_help_is_given(capsys, arguments):
 
     assert ended.value.code == 0
     assert "heterps plan" in capsys.readouterr().out or arguments == ["--help"]
+
+
+def test_the_help_of_no_command_loads_a_library_that_takes_long():
+    assert ends_of_helps() == ["0 []"] * (len(COMMANDS) + len(FLOWS))
 
 
 def test_exact_starts_without_torch_and_optuna():
