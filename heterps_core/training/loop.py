@@ -145,6 +145,9 @@ class TrainingLoop:
                     self.checkpoints.check()
                     if is_saved:
                         take_buffers_of_first_replica(self.model.layers.values(), group=self.group)
+                        if self.metrics is not None:
+                            # Steps behind a checkpoint may be trained again, those before it are not.
+                            self.metrics.flush("training")
                         self.checkpoints.save(cursor, is_last=is_last)
                 if is_stopping:
                     break

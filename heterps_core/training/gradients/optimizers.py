@@ -36,11 +36,12 @@ class DenseOptimizer:
             l2: By which parameters of two or more dimensions are multiplied and added to their gradients; biases and
                 factors of columns are not.
         """
+        # One group where nothing is penalised: each is updated by operations of its own.
         groups: dict[bool, list[nn.Parameter]] = {}
         for parameter in parameters:
-            groups.setdefault(parameter.ndim > 1, []).append(parameter)
+            groups.setdefault(l2 > 0 and parameter.ndim > 1, []).append(parameter)
         optimizer = self.optimizer_class(
-            [{"params": group, "weight_decay": l2 * is_wide} for is_wide, group in groups.items()],
+            [{"params": group, "weight_decay": l2 * is_penalised} for is_penalised, group in groups.items()],
             lr=learning_rate,
             fused=True,
         )  # type: ignore[call-arg]
