@@ -41,7 +41,7 @@ CORE_FOLDERS = (
 ONLY_IMPORTERS = {
     "optuna": {
         "heterps_core/planning/search/schedulers/bayesian.py",
-        "heterps_core/training/tuning.py",
+        "heterps_core/training/tuning/search.py",
     },
     "mlflow": {
         "tasks/records/mlflow_store.py",

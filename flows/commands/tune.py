@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> None:
     asked = TuneParameters.of(given)
     asked.check()
     from heterps_core.training.job import default_batch_size
-    from heterps_core.training.tuning import Trial, tune
+    from heterps_core.training.tuning.search import Trial, tune
     from tasks.data import find_night_of, prepare_data, source_name
     from tasks.records.tuning_record import record_tuning
 

@@ -13,7 +13,7 @@ from tasks.records.tracking import record_metrics, record_series, record_setting
 from tasks.running.run_lifecycle import close_run, open_run
 
 if TYPE_CHECKING:
-    from heterps_core.training.tuning import Tuning
+    from heterps_core.training.tuning.search import Tuning
 
 
 def record_tuning(workspace: Workspace, tuning: Tuning, found: Mapping[str, Any], *, data: str) -> None:

@@ -15,9 +15,9 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError
 from heterps_core.models import sized_model
-from heterps_core.training.in_one_process import train_in_turns
 from heterps_core.training.job import TrainingConfig
-from heterps_core.training.tuning import tune
+from heterps_core.training.tuning.in_one_process import train_in_turns
+from heterps_core.training.tuning.search import tune
 from infra.workspace import HOME_VARIABLE
 
 BATCH_SIZE = 64
@@ -143,7 +143,9 @@ def test_a_wrong_argument_of_the_command_is_told_in_a_line(
     status = main(["tune", "--output", str(tmp_path / "tuned.json"), *given])
 
     assert status == 2
-    [line] = capsys.readouterr().err.strip().splitlines()
+    # Log lines stand beside it where another test has set logging up.
+    lines = capsys.readouterr().err.strip().splitlines()
+    [line] = [line for line in lines if line.startswith("heterps")]
     assert message in line
     assert not (tmp_path / "tuned.json").exists()
 

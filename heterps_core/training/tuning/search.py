@@ -21,8 +21,8 @@ from heterps_core.judging.quality import ClickQuality
 from heterps_core.models import sized_model
 from heterps_core.models.chain import load_builder
 from heterps_core.text_table import Table
-from heterps_core.training.in_one_process import train_in_turns
 from heterps_core.training.job import TrainingConfig
+from heterps_core.training.tuning.in_one_process import train_in_turns
 
 VALIDATION_SHARE = 0.2
 """Of the training rows, the latest ones."""

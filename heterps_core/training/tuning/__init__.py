@@ -1,0 +1,1 @@
+"""A search of training parameters, by trainings in one process."""
