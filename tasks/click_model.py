@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heterps_core.data.schema import DataSchema
+from heterps_core.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,11 +42,16 @@ class ClickModel:
                 with missing ones among them floating.
 
         Raises:
-            DataError: A column is missing, or a numeric one holds what is no number.
+            MlflowException: A column is missing, or a numeric one holds what is no number; MLflow's server answers
+                with its line and no stack trace.
         """
-        return self._predictor.predict(
-            {str(name): model_input[name].tolist() for name in model_input.columns}
-        )
+        columns = {str(name): model_input[name].tolist() for name in model_input.columns}
+        try:
+            return self._predictor.predict(columns)
+        except DataError as error:
+            from mlflow.exceptions import MlflowException
+
+            raise MlflowException.invalid_parameter_value(str(error)) from error
 
 
 def example_rows(schema: DataSchema) -> pd.DataFrame:
@@ -55,6 +61,16 @@ def example_rows(schema: DataSchema) -> pd.DataFrame:
     columns: dict[str, Any] = {name: [1.0, float("nan")] for name in schema.numeric_columns}
     columns |= {name: pd.Series(["a1b2c3d4", None], dtype=object) for name in schema.slot_columns}
     return pd.DataFrame(columns)
+
+
+def columns_taken(schema: DataSchema) -> list[dict[str, str]]:
+    """Return the columns that a model takes and what each should hold, for people."""
+    holds = (
+        dict.fromkeys(schema.numeric_columns, "number or missing")
+        | dict.fromkeys(schema.slot_columns, "text or number, or missing")
+        | dict.fromkeys(schema.list_columns, "list of texts, or one text with separators")
+    )
+    return [{"name": name, "holds": kind} for name, kind in holds.items()]
 
 
 def _load_pyfunc(data_path: str) -> ClickModel:

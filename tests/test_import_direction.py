@@ -44,6 +44,7 @@ ONLY_IMPORTERS = {
         "heterps_core/training/tuning/search.py",
     },
     "mlflow": {
+        "tasks/click_model.py",
         "tasks/records/mlflow_store.py",
         "tasks/records/model_registry.py",
         "tasks/records/buffered_client.py",
