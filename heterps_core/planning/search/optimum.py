@@ -40,8 +40,8 @@ from heterps_core.planning.search.capped.feasibility import FeasibilitySearch, s
 from heterps_core.planning.search.chain_solver import ChainSolver, ReplicatedRows
 from heterps_core.plans.scheduling_plan import Stage
 
-_POINTS_PER_ROUND = 32
-"""Stage times per round of the branch and bound."""
+_FEWEST_POINTS, _MOST_POINTS, _ENTRIES_PER_ROUND = 4, 32, 400_000
+"""Stage times of a round of the branch and bound, and entries of all their stage tables where these are large."""
 
 _MOST_FLOORS = 4
 """Floors that are asked for one after the other where plans miss the problem's own when simulated."""
@@ -174,6 +174,7 @@ def _cheapest_without_caps(
     solver = ChainSolver(segment_table(problem), objective_of(problem))
     low_seconds, high_seconds = stage_time_range(problem, solver.table)
     caps = solver.table.max_units
+    num_points = _ENTRIES_PER_ROUND // solver.table.compute_seconds.size
 
     def keeps_caps(plan: ReplicatedRows) -> bool:
         return bool(
@@ -184,7 +185,7 @@ def _cheapest_without_caps(
         solver,
         low_seconds=low_seconds,
         high_seconds=min(high_seconds, problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE)),
-        batch_size=_POINTS_PER_ROUND,
+        batch_size=min(max(num_points, _FEWEST_POINTS), _MOST_POINTS),
         is_over=lambda best: time.perf_counter() >= deadline or (best is not None and not keeps_caps(best)),
     )
     if found.plan is None or not keeps_caps(found.plan):

@@ -65,7 +65,7 @@ _FIRST_REACH = 0.01
 _FAR = 0.03
 """Relative distance of the best plan from a bound from which on a better plan is wanted first."""
 
-_STEPS_WITHOUT_PLAN = 64
+_STEPS_WITHOUT_PLAN = 32
 """After which it is asked whether any plan keeps the caps at all."""
 
 _SAME_PRODUCT = 1.002
@@ -122,6 +122,7 @@ class CappedSearch:
         self.bounds = IntervalBounds(problem, groups, self.best)
         self._heap: list[_Interval] = []
         self._given_up = np.inf
+        self._unreachable_seconds = 0.0
         self._num_pushed = self._num_evaluated = self._num_dives = self._num_steps = 0
         self._random = np.random.default_rng(0)
         if known:
@@ -165,8 +166,10 @@ class CappedSearch:
         """Return a plan that keeps the caps at the longest stage time; empty where there is none, None where open."""
         half = (time.perf_counter() + self.deadline) / 2
         is_open = False
-        for index, group in enumerate(self.groups):
-            search = FeasibilitySearch(self.bounds.table(index), most_stages=group.most_stages, deadline=half)
+        first_group = min(((each.known or each).plans.group for each in self._heap), default=0)
+        for index in range(first_group, len(self.groups)):
+            table, most_stages = self.bounds.table(index), self.groups[index].most_stages
+            search = FeasibilitySearch(table, most_stages=most_stages, deadline=half)
             rows, _ = search.plan_within(seconds)
             if rows is not None and rows.size:
                 return rows[np.argsort(rows // len(self.problem.device_types))]
@@ -228,9 +231,15 @@ class CappedSearch:
 
     def _evaluate(self, interval: _Interval) -> None:
         """Bound the plans of an interval by prices on scarce units."""
+        if interval.plans.high <= self._unreachable_seconds:
+            return
         self._num_evaluated += 1
-        known = self.bounds.bound(interval.plans)
+        plans = self.bounds.without_short_plans(interval.plans)
+        known = None if plans is None else self.bounds.bound(plans)
         if known is None:
+            if math.isinf(self.best.product) and interval.order <= _NUM_FIRST_INTERVALS:
+                # No plan at all keeps the caps here, and shorter stage times take no fewer units.
+                self._unreachable_seconds = max(self._unreachable_seconds, interval.plans.high)
             return
         interval.known = known
         interval.lower_bound = max(interval.lower_bound, known.lower_bound)

@@ -29,6 +29,9 @@ from heterps_core.planning.search.capped.scarcity_prices import ascend
 _MANY_CANDIDATES = 20_000
 """From which on hopeless ones are struck out before the ascent as well."""
 
+_ROUNDING = 1e-6
+"""Of a bound on a number of stages."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plans:
@@ -87,6 +90,8 @@ class IntervalBounds:
         self.problem, self.groups, self.best = problem, groups, best
         self.objective = objective_of(problem)
         self._tables: dict[int, StageTable] = {}
+        self._replicas: dict[int, Floats] = {}
+        self._replicas_of: tuple[float, Ints] = 0.0, np.empty(0, dtype=np.int64)
 
     def table(self, group: int) -> StageTable:
         """Return the candidate stages of a group."""
@@ -111,6 +116,29 @@ class IntervalBounds:
         ).least_usd_seconds(np.ones_like(table.compute_seconds), 0.0)[layers * (layers + 3) // 2]
         work = float(alone.min(axis=1).sum())
         return work + (low + self.objective.extra_seconds) * self.objective.extra_usd_per_hour
+
+    def without_short_plans(self, plans: Plans) -> Plans | None:
+        """Return the plans of groups whose plans have enough stages to keep the caps, None where there are none."""
+        most_stages = [group.most_stages or self.problem.num_layers for group in self.groups]
+        while plans.is_rest:
+            units = self._fewest_units(plans)
+            is_possible = np.isfinite(units)
+            chain = CappedChain(
+                plans.rows[is_possible],
+                prices=np.ones(np.count_nonzero(is_possible)),
+                units=units[is_possible],
+                caps=self.table(plans.group).max_units,
+                num_layers=self.problem.num_layers,
+            )
+            fewest_stages = ascend(chain, target=most_stages[-1] + 1.0).lower_bound - _ROUNDING
+            if most_stages[plans.group] >= fewest_stages:
+                break
+            group = int(np.searchsorted(most_stages, fewest_stages))
+            if group == len(self.groups):
+                return None
+            # More stages have more micro-batches, which may want more units and so more stages.
+            plans = replace(plans, group=group, is_rest=group + 1 < len(self.groups))
+        return plans
 
     def bound(self, plans: Plans) -> IntervalBound | None:
         """Return what can be shown of these plans, None where none of them is better than the best one."""
@@ -164,18 +192,34 @@ class IntervalBounds:
         part = self.table(plans.group).take(rows)
         return float(part.seconds(part.least_replicas(np.array([plans.high]))[0]).max())
 
+    def _part(self, group: int, plans: Plans) -> StageTable:
+        table = self.table(group)
+        # All of them need no copy.
+        return table.take(plans.rows) if plans.rows.size < table.compute_seconds.size else table
+
+    def _groups(self, plans: Plans) -> range:
+        return range(plans.group, len(self.groups) if plans.is_rest else plans.group + 1)
+
+    def _least_replicas(self, group: int, plans: Plans) -> Floats:
+        """Return the fewest replicas of each stage in a group, kept while the same stages and times are asked for."""
+        high, rows = self._replicas_of
+        if high != plans.high or rows is not plans.rows:
+            self._replicas_of, self._replicas = (plans.high, plans.rows), {}
+        if group not in self._replicas:
+            self._replicas[group] = self._part(group, plans).least_replicas(np.array([plans.high]))[0]
+        return self._replicas[group]
+
+    def _fewest_units(self, plans: Plans) -> Floats:
+        """Return the fewest units that any of these plans gives each stage, shape (n,)."""
+        units = [self._least_replicas(group, plans).reshape(-1) for group in self._groups(plans)]
+        return np.asarray(np.minimum.reduce(units))
+
     def _candidates(self, plans: Plans) -> _Candidates:
         """Return the stages that these plans may have, with the fewest replicas of each."""
-        groups = range(plans.group, len(self.groups) if plans.is_rest else plans.group + 1)
-        high = np.array([plans.high])
-        units, usd_seconds = np.full((2, plans.rows.size), np.inf)
-        for group in groups:
-            table = self.table(group)
-            # All of them need no copy.
-            part = table.take(plans.rows) if plans.rows.size < table.compute_seconds.size else table
-            replicas = part.least_replicas(high)[0]
-            least = part.least_usd_seconds(replicas, plans.low)
-            np.minimum(units, replicas.reshape(-1), out=units)
+        units, usd_seconds = self._fewest_units(plans), np.full(plans.rows.size, np.inf)
+        for group in self._groups(plans):
+            part = self._part(group, plans)
+            least = part.least_usd_seconds(self._least_replicas(group, plans), plans.low)
             np.minimum(usd_seconds, least.reshape(-1), out=usd_seconds)
         hourly = part.usd_per_hour(units.reshape(part.compute_seconds.shape)).reshape(-1)
         num_types = len(self.problem.device_types)
