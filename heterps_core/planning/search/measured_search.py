@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -80,11 +81,8 @@ class MeasuredSearch:
     def fastest(self, count: int) -> list[MeasuredPlan]:
         """Return the fastest plans that ran, best first, so that they can be measured again: the best of many
         noisy measurements is too good to be true."""
-        return sorted((plan for plan in self.plans if not plan.has_failed), key=_step_seconds)[:count]
-
-
-def _step_seconds(plan: MeasuredPlan) -> float:
-    return plan.step_seconds
+        ran = [plan for plan in self.plans if not plan.has_failed]
+        return sorted(ran, key=attrgetter("step_seconds"))[:count]
 
 
 def search_by_measuring(
