@@ -182,8 +182,7 @@ _DOWN_REVISION = re.compile(r"^down_revision(?:: [^=]+)? = [\"'](\w+)[\"']", re.
 def database_checks(workspace: Workspace, *, is_thorough: bool = True) -> Iterator[Check]:
     """Look at the ledger and at the databases of MLflow and Prefect, where they are in this workspace.
 
-    Args:
-        is_thorough: Read them whole, to see damage; takes seconds where there are gigabytes.
+    A thorough look reads them whole, to see damage; it takes seconds where there are gigabytes.
     """
     yield _check(
         "ledger",

@@ -80,8 +80,7 @@ def recover(*, is_alone: bool) -> None:
     - Running without a process: crashed. The automations miss those of whom nothing was heard before the server was
       killed too. The sweeper ends their machines and closes their records.
 
-    Args:
-        is_alone: Whether all runs are started by this process; else only the first is done.
+    Only the first is done where not all runs are started by this process.
     """
     living = _runs_with_process()
     now = datetime.now(UTC).isoformat()

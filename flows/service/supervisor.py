@@ -182,8 +182,7 @@ class Supervisor:
 def end_leftovers(services: Sequence[Service], *, environment: Mapping[str, str]) -> int:
     """End what a supervisor that was killed has left of these services, in reverse order; return how many sessions.
 
-    Args:
-        environment: Variables by which processes of this workspace are told from those of another.
+    By the variables of `environment` processes of this workspace are told from those of another.
     """
     num_ended = 0
     for service in reversed(services):
@@ -206,9 +205,7 @@ def end_session(leader: int, *, patience_s: float) -> None:
     In this order, as a serving process that is told to end kills its flow runs at once (asyncio does, when its loop
     closes), and they could neither end their machines nor tell the server.
 
-    Args:
-        leader: Process that leads the session; it may have ended.
-        patience_s: Time to end well, after which all are killed: a run in mid-training ends its machines first.
+    The leader may have ended. After `patience_s` all are killed: a run in mid-training ends its machines first.
     """
     below: list[psutil.Process] = []
     with suppress(psutil.Error):

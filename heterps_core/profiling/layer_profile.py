@@ -253,10 +253,7 @@ def parallel_fraction(unit_seconds: float, shared_seconds: float, *, num_replica
     With :math:`\rho = T(k) / T(1)` the share is :math:`(1 - \rho) / (1 - 1 / k)`, cut to [0, 1].
     Where there is no work at all it is 1: nothing stands in the way of replicas.
 
-    Args:
-        unit_seconds: T(1), not negative; any unit of time.
-        shared_seconds: T(k), in the same unit.
-        num_replicas: k, above 1.
+    T(1) is not negative, T(k) of the same unit, and k above 1.
 
     Example:
         >>> parallel_fraction(10.0, 6.0, num_replicas=2)

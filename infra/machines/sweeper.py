@@ -146,8 +146,7 @@ def sweep(provider: Provider, *, now: datetime, ledger: Ledger | None) -> list[S
     the ledger does not know gets an entry from its tags, and one that it holds for ended is launched again. All
     that must end is ended first, each in an attempt of its own; only then is anything written down.
 
-    Args:
-        ledger: Is brought up to date; None where there is none that can be used.
+    Without a ledger that can be used nothing is written down.
 
     Raises:
         ProvisioningError: The provider does not answer.

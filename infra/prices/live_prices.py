@@ -102,8 +102,7 @@ def refresh(
 ) -> Refresh:
     """Ask for all prices of some regions.
 
-    Args:
-        known: From earlier refreshes; their sizes are used where those cannot be asked for.
+    Of offers that are `known` from earlier refreshes the sizes are used where those cannot be asked for.
     """
     families = set(families)
     renewed: set[tuple[str, Market]] = set()

@@ -170,11 +170,8 @@ class Provider(ABC):
         """Start every machine of a plan, or none.
 
         Args:
-            plan: What to start.
             run_id: At most 64 letters, digits, '.', '_' and '-'; one id stands for one plan.
             lease_until: With a time zone; after it the sweeper ends the machines.
-            bootstrap: What the nodes are told.
-            ledger: Written before and after each start.
 
         Raises:
             ProvisioningError: A machine could not be had; those that were are ended.
@@ -225,8 +222,7 @@ class Provider(ABC):
     def remembered_instances(self, provider_instance_ids: Collection[str]) -> tuple[Instance, ...]:
         """Return all machines that the provider still knows of, ended ones with the time of their end too.
 
-        Args:
-            provider_instance_ids: Machines to look for by id, in case they have lost their tags.
+        They are looked for by id too, in case they have lost their tags.
         """
         return self.list_instances()
 

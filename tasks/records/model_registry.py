@@ -108,10 +108,6 @@ def register_model(
 
     The folder is read back first, so that what is registered is known to load.
 
-    Args:
-        data: Name of the source of its rows, as in the record.
-        day: That it was trained on; None where the data is not cut into days.
-
     Raises:
         CheckpointError: The folder does not hold a whole model.
         ConfigurationError: MLflow's store does not answer.

@@ -24,9 +24,7 @@ def plan_screen(report: PlanReport) -> str:
 def run_screen(report: RunReport, decision: PromotionDecision | str) -> str:
     """Return what a finished run cost, how fast and how good it was, and what its model became.
 
-    Args:
-        report: Of the run.
-        decision: Or why its model was not judged.
+    In place of a decision it may be told why the model was not judged.
     """
     error, auc = report.prediction_error, report.quality.auc
     baseline = report.baseline.quality.auc if isinstance(report.baseline, Baseline) else None

@@ -96,8 +96,6 @@ class GridRater:
     """Rates plans on a fixed grid of stage times.
 
     Args:
-        table: All runs of layers on all types, shape (G, T).
-        objective: Of the same problem.
         low_seconds: No plan's longest stage is shorter; positive.
         limit_seconds: The longest stage time that is allowed, finite.
         high_seconds: With more time than this nothing becomes feasible any more.

@@ -218,11 +218,6 @@ def evaluate_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches
     OCT, ODT are the sums of the layers' compute and communication seconds; ODT also holds the time of
     both boundaries. Where a single replica does not communicate, ODT of k = 1 is the time of the boundaries alone.
 
-    Args:
-        problem: The planning problem.
-        stage: Of a plan for it.
-        num_microbatches: Of the trainer's step.
-
     Raises:
         ConfigurationError: The problem has no such device type.
     """

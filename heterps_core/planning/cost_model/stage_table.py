@@ -139,10 +139,6 @@ class StageTable:
 
         Without sweeps k ET(k) never falls where k rises: more replicas save less time than they take together. So it
         is at least price(k) x, and that k ET(k) times the least price per unit of k or more.
-
-        Args:
-            num_replicas: k, infinite where there is none.
-            least_seconds: x.
         """
         pacing = num_replicas
         if self.trainer is not None:

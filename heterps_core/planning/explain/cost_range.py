@@ -117,11 +117,7 @@ def worth_of_measuring(
     :math:`f = 1 + u s` with :math:`u \in \{-1, -1/2, 0, 1/2, 1\}` errs on the high side. At most one search for each
     u but 0; none where only a type that the plan does not use becomes slower.
 
-    Args:
-        problem: With the spread s of each time.
-        stages: The plan at hand, cheapest at the estimated times.
-        estimate: What is asked about.
-        least_usd: Regret at an end of the spread that is worth looking at.
+    The plan at hand is cheapest at the estimated times; regrets below `least_usd` at an end are not looked at.
     """
     spread = estimates_of(problem).get(estimate, 0.0)
     found: dict[float, tuple[float, tuple[Stage, ...]]] = {}

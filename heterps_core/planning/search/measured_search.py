@@ -99,13 +99,10 @@ def search_by_measuring(
     """Let a scheduler propose plans and learn from how long their steps take.
 
     Args:
-        scheduler: Proposes plans; never sees the times of the problem's cost model.
         problem: Layers and device types; every unit of every type is one device here.
-        measure: Called once for each plan, repeated ones are remembered.
         budget_measurements: Most plans to measure, first and failed ones included; at least 1.
         penalty_seconds: Stands for the step time of a plan that fails or is refused; above that of any plan worth
             having.
-        seed: Of the scheduler's choices.
         runs_as: Which plans are the same, and which are refused; every plan is itself by default.
         first_plans: Measured before the scheduler is asked, as they need no search; it is not told of them.
 

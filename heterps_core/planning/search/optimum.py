@@ -72,9 +72,7 @@ def find_optimum(
     """Return the cheapest plan and the proven lower bound on the cost of any plan.
 
     Args:
-        problem: The problem.
         seconds: After about so many seconds of wall time the best plan and bound so far are returned.
-        known: A plan to begin with, where one is known.
 
     By the trainer's step plans are proven by its formula, and the one that is found is simulated: it costs what its
     simulation says, and keeps the floor there.

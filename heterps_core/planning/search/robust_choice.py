@@ -120,12 +120,7 @@ def robust_result(problem: SchedulingProblem, result: SearchResult) -> tuple[Sea
 
 
 def choose_robust(problem: SchedulingProblem, stages: Sequence[Stage]) -> RobustChoice:
-    """Return the plan of least worst regret, the one at hand where none has less; one search for each case.
-
-    Args:
-        problem: With the spread of each time.
-        stages: The plan at hand, which keeps all constraints.
-    """
+    """Return the plan of least worst regret, the one at hand where none has less; one search for each case."""
     estimates = tuple(estimates_of(problem))
     problems: dict[Case, SchedulingProblem] = {}
     plans: dict[Plan, None] = {tuple(stages): None}

@@ -46,10 +46,6 @@ def simulate_workers(
 ) -> float:
     """Return the seconds of a training step.
 
-    Args:
-        costs: Of the workers of this job, measured on this machine.
-        num_cores: That all workers share, at least 1.
-
     Raises:
         ConfigurationError: The costs are those of another number of stages, or there is no core.
     """

@@ -100,7 +100,6 @@ def simulate(
     Work grows with steps, micro-batches and stages as calls of NumPy, each over the replicas of a stage.
 
     Args:
-        num_steps: At least 1.
         slow_factors: Stage and replica of stragglers -> how many times as long their passes take, positive.
     """
     return _Simulation(load, num_steps, slow_factors).run()

@@ -47,7 +47,6 @@ class SharedCores:
     """A machine, and the time on it.
 
     Args:
-        num_cores: At least 1.
         wake_seconds: From an event until a thread that waited for it works.
         balance_seconds: For which a core rests before it takes a thread from another; threads that wake come to it
             at once.

@@ -77,10 +77,7 @@ class IntervalBound:
 class IntervalBounds:
     """Bounds the plans of one problem.
 
-    Args:
-        problem: The problem.
-        groups: Of `step_groups`.
-        best: Takes the plans that are met; what is no better is left out.
+    What is no better than `best`, which takes the plans that are met, is left out.
     """
 
     def __init__(self, problem: SchedulingProblem, groups: Sequence[StepGroup], best: BestPlan) -> None:

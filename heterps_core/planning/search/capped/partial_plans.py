@@ -57,9 +57,7 @@ def cheapest_below(
     partial plan stands for many; where the cheapest partition takes too much of one, it is counted as well.
 
     Args:
-        chain: The candidates.
         scarcity: Prices of resources whose bound is strong.
-        target: Finite or infinite; only cheaper partitions are looked for.
         most_partial_plans: That are kept of the same end.
         is_over: Asked now and then; the search ends early where it is.
     """

@@ -60,7 +60,6 @@ def ascend(
     the programme's precision.
 
     Args:
-        chain: The candidates.
         target: A bound above needs not be raised; finite.
         scarcity: q to begin with; zeros by default.
         known: Positions of the stages of partitions whose planes are worth while from the start.

@@ -60,7 +60,6 @@ class ReinforceScheduler(ProposingScheduler):
     A plan that was rated once is not rated again, so the budget counts distinct plans.
 
     Args:
-        settings: See `ReinforceSettings`.
         first_logits: What the search starts from for a problem, shape (L, T + 1, T); by default the shipped policy.
     """
 
