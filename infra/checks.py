@@ -29,7 +29,6 @@ from infra.workspace import HOME_VARIABLE, Workspace
 GIB = 2**30
 TESTED_PYTHON = (3, 11)
 MOST_NAMES = 4
-"""Of packages in one line."""
 
 LEAST_MEMORY_GIB = 4.0
 LEAST_DISK_GIB = 5.0
@@ -49,8 +48,6 @@ class CheckState(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """Works without it, slower or less."""
-
     MISSING = "missing"
 
 
@@ -62,7 +59,6 @@ class Check:
     state: CheckState
     found: str
     fix: str | None = None
-    """A command or a step, where something is to be fixed."""
 
 
 def machine_checks(workspace: Workspace) -> Iterator[Check]:

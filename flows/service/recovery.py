@@ -36,7 +36,6 @@ _ENDED = [f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Canc
 _HEARTBEAT, _RUNNING, _PENDING = (f"prefect.flow-run.{name}" for name in ("heartbeat", "Running", "Pending"))
 
 _ENGINE = ["-m", "prefect.engine"]
-"""How Prefect starts the process of a flow run."""
 
 logger = logging.getLogger(__name__)
 

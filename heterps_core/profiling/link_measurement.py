@@ -43,7 +43,6 @@ BUSY_ROWS, BUSY_WIDTH, BUSY_PRODUCTS = 256, 400, 5
 """Computing between two messages: 4 ms on one core, like a layer or two of a model."""
 
 TIMEOUT = timedelta(seconds=60)
-"""Longest wait for the other process; it loads torch first."""
 
 _SECOND_PROCESS_EXIT_S = 10.0
 

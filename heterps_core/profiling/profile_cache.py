@@ -49,8 +49,6 @@ class ProfileKey:
     num_threads: int
     ids_source: str
     optimizers: tuple[str, str]
-    """Of dense layers and of embeddings."""
-
     precision: str
 
     @classmethod

@@ -25,8 +25,6 @@ class Spent:
     """USD before a launch, by machines that have ended."""
 
     failed_launches_usd: float = 0.0
-    """By launches of the same run that failed."""
-
     month_usd: float = 0.0
     """By all runs of the calendar month, those launches included."""
 

@@ -62,8 +62,6 @@ class Provider(ABC):
     cloud (`heterps_core/instance_metadata.py`) for their names and for notices."""
 
     node_python: ClassVar[str] = "/opt/heterps/bin/python"
-    """On the nodes; by default on their machine image."""
-
     region: ClassVar[str] = REGION
     """That machines are rented in, unless another one is asked for."""
 
@@ -83,8 +81,6 @@ class Provider(ABC):
     """
 
     minimum_billed_s: ClassVar[float]
-    """Shortest time that an instance is charged for."""
-
     tags_grace_s: ClassVar[float] = 0.0
     """How old a machine may be before what it carries can be read; 0 where it is there from the first moment."""
 

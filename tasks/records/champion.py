@@ -35,8 +35,6 @@ class Champion:
 
     version: str
     run_id: str
-    """Of the flow run that trained it."""
-
     folder: Path
     """Its exported model, whose files are those that were registered."""
 

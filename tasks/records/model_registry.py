@@ -54,7 +54,6 @@ SHA256_TAG = "heterps.model_sha256"
 
 _ARTIFACT_FOLDER = "model"
 _NEWEST = 5
-"""Versions that an error names."""
 
 
 class DataKind(IntEnum):
@@ -71,15 +70,9 @@ class RegisteredVersion:
 
     version: str
     run_id: str
-    """Of the flow run that trained it."""
-
     mlflow_run_id: str
     model: str
-    """Name in the registry of models, or an import path."""
-
     day: str | None
-    """That it was trained on, where the data is cut into days."""
-
     sha256: str
     """Of its files, as `exported_sha256` has it."""
 

@@ -10,7 +10,6 @@ from tasks.reports.document import RULE
 from tasks.reports.run_report import PlanReport, RunReport, gap_text, speed_text
 
 COLUMNS = 80
-"""Of the narrowest terminal that is usual."""
 
 _SECONDS_PER_MINUTE = 60.0
 

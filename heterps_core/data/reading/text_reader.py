@@ -33,11 +33,8 @@ class TextLayout:
 
     delimiter: str
     columns: tuple[str, ...]
-    """All columns, in file order."""
-
     num_lines_before_rows: int
     is_padded: bool
-    """Whether blanks around fields are dropped."""
 
     @property
     def quote(self) -> str | None:

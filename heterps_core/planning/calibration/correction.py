@@ -36,8 +36,6 @@ class Correction:
     """How many names of the path it was learned for; 0 for none."""
 
     num_answers: int
-    """Of past predictions of the same general kind."""
-
     error_without: float | None
     """Mean |log(measured / predicted)| of these, uncorrected; None where there is none."""
 

@@ -26,7 +26,6 @@ _EXTRA_POINTS = 16
 """Grid points beyond the limit, to tell how far a plan misses it."""
 
 _TABLE_BYTES = 100_000_000
-"""All tables together, in single precision."""
 
 _ROWS_PER_PASS = 2_000
 """Rows that are looked up in one pass; more would leave the cache."""

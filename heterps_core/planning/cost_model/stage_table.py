@@ -33,8 +33,6 @@ class StageTable:
     """In the trainer's step, that across the stage's boundaries alone."""
 
     trainer: TrainerTerms | None = None
-    """None in the papers' model."""
-
     memory_replicas: Floats
     """Least replicas whose memory holds the stage; infinite where none does."""
 
@@ -44,8 +42,6 @@ class StageTable:
     compute_parallel_fraction: Floats
     communication_parallel_fraction: Floats
     price_usd_per_hour: Floats
-    """Of one unit."""
-
     max_units: Floats
     interruptions_per_hour: Floats
     """Of one unit; 0 where interruptions cost nothing."""

@@ -35,10 +35,9 @@ class CostRange:
     low_usd: float
     high_usd: float
     misses_floor: bool
-    """At the slow end the plan is slower than the throughput floor."""
+    """At the slow end, like the next one."""
 
     lowest_throughput_samples_per_s: float
-    """At the slow end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +47,7 @@ class MeasurementWorth:
     device_type: str
     quantity: Quantity
     largest_spread: float
-    """Of its times; 0 where all are known."""
-
     expected_usd: float
-    """Mean saving."""
-
     most_usd: float
     """Where it is largest, of `POSITIONS` at which the plan at hand keeps all constraints."""
 

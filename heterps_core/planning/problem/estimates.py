@@ -18,7 +18,6 @@ LEAST_FACTOR = 0.1
 """On a time at the fast end of a spread that is wider than the time itself."""
 
 Factor = Callable[[LayerCosts, str], float]
-"""Takes a layer and a device type."""
 
 
 class Quantity(StrEnum):

@@ -37,7 +37,6 @@ class RateSolutions(Generic[PlanT_co]):
     """(y + z) * rate of a feasible plan that was met, infinite where none was; shape (X,)."""
 
     plan_at: Callable[[int], PlanT_co]
-    """The plan behind products[i]."""
 
 
 class RateSolver(Protocol[PlanT_co]):

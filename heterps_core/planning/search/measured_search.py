@@ -58,8 +58,6 @@ class MeasuredPlan(NamedTuple):
 
     assignment: Assignment
     step_seconds: float
-    """As measured, or the penalty."""
-
     has_failed: bool
 
 
@@ -68,8 +66,6 @@ class MeasuredSearch:
     """What a search by measurements tried, in that order."""
 
     plans: tuple[MeasuredPlan, ...]
-    """Each once."""
-
     num_proposed: int
     """Plans that the scheduler drew, repeated and refused ones included."""
 

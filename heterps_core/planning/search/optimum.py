@@ -41,7 +41,6 @@ from heterps_core.planning.search.chain_solver import ChainSolver, ReplicatedRow
 from heterps_core.plans.scheduling_plan import Stage
 
 _POINTS_PER_ROUND = 32
-"""Stage times per round of the branch and bound."""
 
 _MOST_FLOORS = 4
 """Floors that are asked for one after the other where plans miss the problem's own when simulated."""
@@ -53,7 +52,6 @@ MAX_SECONDS = 60.0
 """After which a search ends with a gap where no other limit is given; scarce units may keep it busy for hours."""
 
 _UNLIMITED = 1e12
-"""Factor on the caps that stands for no caps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,7 +63,6 @@ class SharedCores:
         self._wake_seconds = wake_seconds
         self._balance_seconds = balance_seconds
         self._rest_since: list[float | None] = [0.0] * num_cores
-        """None for a core that works."""
 
         self._waking: list[tuple[float, int, Thread]] = []
         self._num_woken = 0

@@ -48,7 +48,6 @@ class NodeRole:
     run_id: str
     made_at: datetime
     is_in_profile: bool
-    """The profile is there and holds the role."""
 
 
 def check_boundary(boundary: str | None) -> str:

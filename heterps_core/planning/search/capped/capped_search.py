@@ -80,19 +80,13 @@ class _Interval:
     """Plans of a longest stage time in some interval."""
 
     lower_bound: float
-    """Of their products."""
-
     order: int
-    """Decides where bounds are equal."""
-
     plans: Plans = field(compare=False)
     known: IntervalBound | None = field(compare=False, default=None)
     """None where the bound comes from the interval that it is part of."""
 
     num_partial_searches: int = field(compare=False, default=0)
     num_programmes: int = field(compare=False, default=0)
-    """Which did not settle it."""
-
     reach: float = field(compare=False, default=_FIRST_REACH)
     """How far above the bound its partial plans are searched next, relatively."""
 

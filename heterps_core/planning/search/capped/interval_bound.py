@@ -40,8 +40,6 @@ class Plans:
 
     group: int
     is_rest: bool
-    """Whether plans of all further groups are meant too."""
-
     interruptions: tuple[float, float] = (0.0, math.inf)
     """Per hour."""
 
@@ -63,11 +61,7 @@ class IntervalBound:
     """What is known of some plans."""
 
     plans: Plans
-    """With stages, prices and partitions as they are now known."""
-
     lower_bound: float
-    """Of their products."""
-
     linear: LinearProduct
     chain: CappedChain
     nearest: Ints
@@ -256,11 +250,7 @@ class _Candidates:
     units: Floats
     usd_per_hour: Floats
     usd_seconds: Floats
-    """Of `StageTable.least_usd_seconds`."""
-
     interruptions: Floats
-    """Per hour."""
-
     has_interruptions: bool
     caps: Floats
     num_layers: int

@@ -33,7 +33,6 @@ class Proof:
     def __init__(self, problem: SchedulingProblem, known_usd: float | None, max_seconds: float) -> None:
         self.problem, self.max_seconds = problem, max_seconds
         self.seconds = 0.0
-        """That the proof took."""
 
         self._usd = known_usd
 
@@ -57,8 +56,6 @@ class FoundPlan:
     stages: tuple[Stage, ...]
     num_evaluations: int
     history: Sequence[HistoryPoint] = ()
-    """Empty where the plan is the first that was rated."""
-
     proven_usd: float | None = None
     """A cost that no plan undercuts, where the method proves one itself."""
 
@@ -72,8 +69,6 @@ class Scheduler(ABC):
     """
 
     name: ClassVar[str]
-    """As listed in `SCHEDULERS`."""
-
     default_budget_evaluations: ClassVar[int]
     """What a user gets who names no budget: enough for this method to do well on 16 layers x 4 types."""
 

@@ -23,8 +23,6 @@ class GeneticSettings:
     """Settings of the search; the defaults were tried on random problems of 16 x 4 and 32 x 4."""
 
     num_parents: int = 256
-    """Best plans that live on and have children."""
-
     children_per_generation: int = 256
 
 
@@ -32,7 +30,6 @@ _CROSSOVER_SHARE = 0.5
 """Share of the children with two parents: the second gives one stretch of layers, the first the rest."""
 
 _NEWCOMER_SHARE = 0.05
-"""Share of each generation that is drawn afresh instead."""
 
 _PATIENCE_GENERATIONS = 20
 """Generations without a gain of its best after which a population is replaced by a fresh one."""

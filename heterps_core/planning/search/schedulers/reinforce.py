@@ -39,8 +39,6 @@ class ReinforceSettings:
     """Share of a round's plans that carry gradient, counted as distinct plans."""
 
     learning_rate: float = 0.15
-    """Of Adam, on logits."""
-
     entropy_weight: float = 0.05
     """Reward per nat of the entropy of the whole plan."""
 
@@ -65,7 +63,6 @@ class ReinforceScheduler(ProposingScheduler):
 
     name = "reinforce"
     default_budget_evaluations = 250_000
-    """Seldom reached: the search ends after its rounds."""
 
     def __init__(
         self,
