@@ -29,7 +29,6 @@ from infra.workspace import HOME_VARIABLE, Workspace
 GIB = 2**30
 TESTED_PYTHON = (3, 11)
 MOST_NAMES = 4
-"""Of packages in one line."""
 
 LEAST_MEMORY_GIB = 4.0
 LEAST_DISK_GIB = 5.0
@@ -49,8 +48,6 @@ class CheckState(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """Works without it, slower or less."""
-
     MISSING = "missing"
 
 
@@ -62,7 +59,6 @@ class Check:
     state: CheckState
     found: str
     fix: str | None = None
-    """A command or a step, where something is to be fixed."""
 
 
 def machine_checks(workspace: Workspace) -> Iterator[Check]:
@@ -182,8 +178,7 @@ _DOWN_REVISION = re.compile(r"^down_revision(?:: [^=]+)? = [\"'](\w+)[\"']", re.
 def database_checks(workspace: Workspace, *, is_thorough: bool = True) -> Iterator[Check]:
     """Look at the ledger and at the databases of MLflow and Prefect, where they are in this workspace.
 
-    Args:
-        is_thorough: Read them whole, to see damage; takes seconds where there are gigabytes.
+    A thorough look reads them whole, to see damage; it takes seconds where there are gigabytes.
     """
     yield _check(
         "ledger",

@@ -24,19 +24,15 @@ from heterps_core.json_file import replace_json
 from heterps_core.training.storage.store import check_store_location
 
 LAUNCH_SEPARATOR = "."
-"""Between a run's id and the number of a later launch of it."""
 
 LOOPBACK = "127.0.0.1"
 """By which processes of this machine, and none beside them, reach one another."""
 
 HOME_VARIABLE = "HETERPS_HOME"
-"""Environment variable that moves the workspace elsewhere."""
 
 TRACKING_VARIABLE = "HETERPS_TRACKING_URI"
-"""Environment variable that names a team's MLflow server."""
 
 DEFAULT_FOLDER_NAME = ".heterps"
-"""Under the current directory, where the variable is not set."""
 
 SERVICE_TIMEOUT_S = 10.0
 """A server on a busy machine may take seconds to answer; where there is none, its port refuses at once."""
@@ -56,7 +52,6 @@ class ServiceAddresses:
 
     mlflow_url: str
     supervisor_pid: int
-    """Process that started the services and stops them."""
 
     @property
     def prefect_api_url(self) -> str:
@@ -82,26 +77,16 @@ class Workspace:
     """Absolute."""
 
     data_directory = _Below("data")
-    """Prepared data sets."""
-
     profiles_directory = _Below("profiles")
-    """Cached layer profiles."""
-
     runs_directory = _Below("runs")
-    """One folder for each run."""
-
     keys_directory = _Below("keys")
     """What authenticates the files of each run; readable by this user alone."""
 
     ledger_path = _Below("ledger.sqlite")
-    """Write-ahead record of every launch (SQLite)."""
-
     fleet_lock_path = _Below("fleet.lock")
     """Held by the process whose machines are alive."""
 
     leases_directory = _Below("leases")
-    """Leases of the local provider's nodes."""
-
     tracking_path = _Below("mlflow.db")
     """MLflow's database, where no other store is named. File stores are refused by MLflow 3."""
 
@@ -109,16 +94,11 @@ class Workspace:
     """Records that wait for MLflow's store to answer; made with the first."""
 
     artifacts_directory = _Below("mlartifacts")
-    """What MLflow keeps beside its store."""
-
     prefect_home = _Below("prefect")
     """PREFECT_HOME: the database of Prefect's server and its storage."""
 
     logs_directory = _Below("logs")
-    """Output of the long-running services."""
-
     services_path = _Below("services.json")
-    """Where the serving supervisor writes its addresses."""
 
     @classmethod
     def locate(

@@ -20,8 +20,6 @@ class Port(NamedTuple):
 
     purpose: str
     variable: str
-    """Chooses another one."""
-
     default: int
 
     @property

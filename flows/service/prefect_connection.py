@@ -35,7 +35,6 @@ AUTH_VARIABLES = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
 """Prefect's own: what a client sends as user:password, and what a server asks for, in whose shell it is the same."""
 
 TIMEOUT_S = 2.0
-"""For an answer of the server."""
 
 SERVER_TIMEOUT_S = 80.0
 """A server that is started at the same time writes its tables at its first start; one that died is started again."""

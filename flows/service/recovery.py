@@ -36,7 +36,6 @@ _ENDED = [f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Canc
 _HEARTBEAT, _RUNNING, _PENDING = (f"prefect.flow-run.{name}" for name in ("heartbeat", "Running", "Pending"))
 
 _ENGINE = ["-m", "prefect.engine"]
-"""How Prefect starts the process of a flow run."""
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +79,7 @@ def recover(*, is_alone: bool) -> None:
     - Running without a process: crashed. The automations miss those of whom nothing was heard before the server was
       killed too. The sweeper ends their machines and closes their records.
 
-    Args:
-        is_alone: Whether all runs are started by this process; else only the first is done.
+    Only the first is done where not all runs are started by this process.
     """
     living = _runs_with_process()
     now = datetime.now(UTC).isoformat()

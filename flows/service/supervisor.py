@@ -26,7 +26,6 @@ MAX_RESTARTS = 5
 RESTART_WINDOW_S = 600.0
 POLL_S = 0.2
 SHOWN_LINES = 12
-"""Of the log of a process that died."""
 
 SERVICE_VARIABLE = "HETERPS_SERVICE"
 """Tells a service, and what it starts, from other processes of a workspace: by this a later start finds them."""
@@ -48,22 +47,16 @@ class Service:
     name: str
     command: Sequence[str]
     is_ready: Callable[[], bool]
-    """Called until it is true after every start."""
-
     log_path: Path
     start_timeout_s: float = 90.0
     """Generous: the first start writes the database tables."""
 
     stop_timeout_s: float = 10.0
-    """Time between the request to end and the kill."""
-
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
     """All that were started, as what a dead one has started may live; the last one is the present one."""
 
     started_s: float = field(default=0.0, init=False)
     is_up: bool = field(default=False, init=False)
-    """Whether the present process has been ready."""
-
     deaths_s: list[float] = field(default_factory=list, init=False)
     """Within the last RESTART_WINDOW_S."""
 
@@ -82,8 +75,6 @@ class Supervisor:
     """
 
     environment: Mapping[str, str]
-    """Complete environment of every service."""
-
     report: Callable[[str], None]
     """Receives one line for people when something dies or is restarted."""
 
@@ -91,8 +82,6 @@ class Supervisor:
     """Whether services are asked to end when the thread that starts them is gone, all at once."""
 
     stop_requested: threading.Event = field(default_factory=threading.Event)
-    """Makes `start` and `watch` return soon."""
-
     _services: Sequence[Service] = ()
 
     def start(self, *services: Service) -> None:
@@ -182,8 +171,7 @@ class Supervisor:
 def end_leftovers(services: Sequence[Service], *, environment: Mapping[str, str]) -> int:
     """End what a supervisor that was killed has left of these services, in reverse order; return how many sessions.
 
-    Args:
-        environment: Variables by which processes of this workspace are told from those of another.
+    By the variables of `environment` processes of this workspace are told from those of another.
     """
     num_ended = 0
     for service in reversed(services):
@@ -206,9 +194,7 @@ def end_session(leader: int, *, patience_s: float) -> None:
     In this order, as a serving process that is told to end kills its flow runs at once (asyncio does, when its loop
     closes), and they could neither end their machines nor tell the server.
 
-    Args:
-        leader: Process that leads the session; it may have ended.
-        patience_s: Time to end well, after which all are killed: a run in mid-training ends its machines first.
+    The leader may have ended. After `patience_s` all are killed: a run in mid-training ends its machines first.
     """
     below: list[psutil.Process] = []
     with suppress(psutil.Error):

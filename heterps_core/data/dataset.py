@@ -145,8 +145,7 @@ class PreparedDataset:
     ) -> Iterator[RowArrays]:
         """Yield rows first..stop - 1 in order, those of one row group at a time.
 
-        Args:
-            features: Of a model whose tables have other sizes; by default as prepared, like the transform.
+        Features are those of a model whose tables have other sizes; by default as prepared, like the transform.
         """
         for group in self._groups.between(first, stop):
             start, end = self._groups.starts[group : group + 2].tolist()

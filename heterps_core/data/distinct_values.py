@@ -221,8 +221,6 @@ class IdTurnover(JsonDocument):
 
     column: str
     table_rows: int
-    """Of the exported model."""
-
     num_ids: int
     """That stay."""
 
@@ -230,8 +228,6 @@ class IdTurnover(JsonDocument):
     """Of these, seen often enough for a row of their own."""
 
     num_admitted: int
-    """That got their row this night."""
-
     num_evicted: int
 
     @property

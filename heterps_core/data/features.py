@@ -64,8 +64,6 @@ class FeatureSpec(JsonDocument):
     json_form = JsonForm(what="features", version=1)
 
     num_dense: int
-    """Numeric columns, at least 0."""
-
     slot_rows: tuple[int, ...]
     """Rows of the embedding table of each categorical slot, each at least 2."""
 
@@ -85,8 +83,6 @@ class FeatureSpec(JsonDocument):
     """Width of the vectors of each slot, at least 1; None stands for the model's own, and empty for None each."""
 
     num_labels: int = 1
-    """Labels of a row, and logits of a model."""
-
     dynamic_ids: DynamicIds | None = None
     """None hashes values to rows, so that some share one. Otherwise an id is a key, not a row: the number of its slot
     and `hash_bits` of its value's hash; a table finds the key's row, and has whole buckets of rows for each slot."""

@@ -101,8 +101,7 @@ def ids_of_lists(
 
     A text that is missing is left out; a list without any other has the id of a missing value, as one text would.
 
-    Args:
-        ids_of: Returns the ids [m] of texts [m].
+    `ids_of` returns the ids [m] of texts [m].
     """
     found, missing = ids_of(lists.flatten()), ids_of(pa.array([""]))[0]
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)

@@ -65,16 +65,12 @@ class DatasetManifest(JsonDocument):
     )
 
     fingerprint: str
-    """Equal for equal source files, schema and parameters."""
-
     schema: DataSchema
     features: FeatureSpec
     numeric_transform: NumericTransform
     """Fitted on the training rows, or of the model that goes on with them; apply it to raw numbers when serving."""
 
     eval_fraction: float
-    """Share of the rows that is held out."""
-
     num_train_rows: int
     num_eval_rows: int
     num_left_out_rows: int = 0
@@ -86,11 +82,7 @@ class DatasetManifest(JsonDocument):
 
     num_sampled_clicks: int
     columns: tuple[ColumnValues, ...]
-    """The categorical ones, in the order of slots."""
-
     file_groups: tuple[int, ...]
-    """Row groups of each Parquet file, in the order of rows."""
-
     sources: tuple[SourceFile, ...]
     bucket_files: tuple[int, ...] = ()
     """Numbers of the files that are read from their bucket as they lie; all others are in the dataset's folder."""

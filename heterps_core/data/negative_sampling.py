@@ -19,11 +19,8 @@ def rows_to_keep(
 ) -> npt.NDArray[np.bool_]:
     """Return which rows of a part of the source are kept [n]: clicks, held-out rows, and a share of the others.
 
-    Args:
-        labels: 1 for a click [n].
-        first: Place of the first row in the source, which counts from 0.
-        num_train_rows: Of the source; the rows behind them are held out.
-        negative_share: In (0, 1].
+    Labels [n] are 1 for a click; `first` is the place of the first row in the source, whose rows behind
+    `num_train_rows` are held out. The share lies in (0, 1].
 
     Example:
         >>> labels = np.zeros(10_000, dtype=np.uint8)

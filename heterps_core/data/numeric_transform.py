@@ -35,8 +35,7 @@ class NumericTransform(JsonDocument):
     def standardise(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return (value - mean) / standard deviation; a missing value (NaN) becomes 0, the mean.
 
-        Args:
-            values: [N, D], logarithms taken already.
+        Logarithms of the values [N, D] are taken already.
         """
         means = np.asarray(self.means, dtype=np.float32)
         scales = np.asarray(self.standard_deviations, dtype=np.float32)

@@ -58,7 +58,6 @@ ROWS_PER_GROUP = 16_384
 _OWN_NAMES = re.compile(
     rf"{MANIFEST_NAME}|{STARTS_NAME}|{SOURCE_STARTS_NAME}|rows-\d{{5}}\.(parquet|footer\.zst)|(dense|ids|labels)\.npy"
 )
-"""The last of format 1."""
 
 
 def prepare_dataset(
@@ -230,8 +229,6 @@ def _prepare_rows(
 
 class _TakenFile(NamedTuple):
     sizes: list[int]
-    """Rows of each row group."""
-
     columns: pa.Schema
     is_in_bucket: bool
 

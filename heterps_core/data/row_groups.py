@@ -91,9 +91,6 @@ class RowGroups:
         num_threads: So many may call `read` at the same time with gain; 1 where all files are on this machine.
         num_requests: What was asked of buckets of the source, repeats after errors not counted.
         num_bytes: That they sent.
-
-    Args:
-        where: The folder, for messages.
     """
 
     def __init__(self, folder: Folder, manifest: DatasetManifest, *, where: object) -> None:
@@ -270,10 +267,7 @@ def _check_tag(path: BucketPath, tag: str, found: str) -> None:
 class RowBuffer:
     """Row groups that batches are gathered from: those of the last batch stay, as the next one needs most of them.
 
-    Args:
-        starts: First row of each row group, then the number of rows [G + 1].
-        read: Returns arrays of the rows of a row group, each [n, ...].
-        num_threads: That read at the same time.
+    `read` returns arrays of the rows of a row group, each [n, ...].
     """
 
     def __init__(

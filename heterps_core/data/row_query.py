@@ -98,8 +98,6 @@ class RowQuery:
             files: What `rows` are; text comes with a header or as the schema's `column_names`, each column as text,
                 NULL where it is empty.
             day: In the place of $day in the query, as a text; None where the source has no days.
-            schema: That the result is read with.
-            folder: For this query; results of other content stand beside one another there.
 
         Raises:
             DataError: A file cannot be read, or the result has no row.

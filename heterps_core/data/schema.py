@@ -66,16 +66,12 @@ class DataSchema(JsonDocument):
     json_form = JsonForm(what="data schema", version=1, is_strict=True)
 
     name: str
-    """Short name of the format, for messages and records."""
-
     label_column: str = ""
 
     label_positive: tuple[str, ...] = ("1", "1.0")
     """Texts of the label that mean a click; anything that is in neither list is an error."""
 
     label_negative: tuple[str, ...] = ("0", "0.0")
-    """Texts of the label that mean no click."""
-
     label_columns: tuple[str, ...] = ()
     """In place of `label_column`, where a model learns several labels, each with a logit of its own; models are
     compared by the first."""

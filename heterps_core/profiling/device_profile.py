@@ -23,7 +23,6 @@ VALID_FOR = timedelta(days=30)
 month of nights shares the cost of a measurement, and an old figure does not stay for ever."""
 
 FOLDER = "rented"
-"""Beside the profiles that were measured on the machine itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,8 +48,6 @@ class DeviceProfile(JsonDocument):
     """That rented the machine; empty until its bill is known."""
 
     cost_usd: float = 0.0
-    """This profile's share of that run's bill."""
-
     charged_to: str | None = None
     """The run that bore `cost_usd` as its cost of search and profiling; None while none did."""
 

@@ -21,7 +21,6 @@ LOCAL_DEVICE_TYPE = "local-cpu"
 """Name of the device type whose unit is one core of the machine that runs the profiler."""
 
 LOCAL_GPU_DEVICE_TYPE = "local-gpu"
-"""The same for the machine's first CUDA device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +64,6 @@ class LayerTiming:
 
     layer: str
     kind: str
-    """Value of a `LayerKind`."""
-
     is_sharded: bool
     """An embedding: its update grows with the batch. Other layers are updated as a whole, once a step."""
 
@@ -83,7 +80,6 @@ class LayerTiming:
 
     is_estimated: bool
     source: str
-    """Where the times come from, for people."""
 
     def compute_ms(self, *, update_share: float) -> float:
         """Return forward, backward and update time.
@@ -115,8 +111,6 @@ class LayerProfile(JsonDocument):
 
     hardware_fingerprint: str
     software: Mapping[str, str]
-    """Package -> version."""
-
     batch_size: int
     """B_o."""
 
@@ -125,8 +119,6 @@ class LayerProfile(JsonDocument):
 
     num_threads: int
     ids_source: str
-    """Where the row indices came from that embeddings looked up."""
-
     timings: tuple[LayerTiming, ...]
     half_batch_timings: tuple[LayerTiming, ...]
     exchange_link: Link
@@ -136,8 +128,6 @@ class LayerProfile(JsonDocument):
     """Between replicas of a stage, for dense gradients."""
 
     boundary_link: Link
-    """Between stages."""
-
     busy_message_seconds: float
     """Mean time of a small message between two workers of this machine that compute in between."""
 
@@ -253,10 +243,7 @@ def parallel_fraction(unit_seconds: float, shared_seconds: float, *, num_replica
     With :math:`\rho = T(k) / T(1)` the share is :math:`(1 - \rho) / (1 - 1 / k)`, cut to [0, 1].
     Where there is no work at all it is 1: nothing stands in the way of replicas.
 
-    Args:
-        unit_seconds: T(1), not negative; any unit of time.
-        shared_seconds: T(k), in the same unit.
-        num_replicas: k, above 1.
+    T(1) is not negative, T(k) of the same unit, and k above 1.
 
     Example:
         >>> parallel_fraction(10.0, 6.0, num_replicas=2)

@@ -43,7 +43,6 @@ BUSY_ROWS, BUSY_WIDTH, BUSY_PRODUCTS = 256, 400, 5
 """Computing between two messages: 4 ms on one core, like a layer or two of a model."""
 
 TIMEOUT = timedelta(seconds=60)
-"""Longest wait for the other process; it loads torch first."""
 
 _SECOND_PROCESS_EXIT_S = 10.0
 
@@ -151,10 +150,7 @@ def _link(
 ) -> Link:
     """Fit time = messages * latency + bytes / bandwidth to a small and a large message.
 
-    Args:
-        operation: Called by both processes with a tensor of as many floats.
-        bytes_on_the_wire: Of each process for each float, in all messages of the operation together.
-        num_messages: That follow one another in the operation.
+    Bytes are those of each process for each float, in all messages of the operation together.
     """
     small_seconds = _undisturbed_seconds(operation, SMALL_FLOATS, SMALL_REPEATS)
     large_seconds = _undisturbed_seconds(operation, LARGE_FLOATS, LARGE_REPEATS)

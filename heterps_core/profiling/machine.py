@@ -22,8 +22,6 @@ class Machine:
 
     processor: str
     num_cores: int
-    """Cores that this process may use."""
-
     memory_bytes: int
 
     def __str__(self) -> str:

@@ -44,8 +44,6 @@ class StageCosts:
 
     update_seconds: float
     reading_seconds: float
-    """On a thread of its own."""
-
     updates_together: bool
     """Replicas wait for one another before and after the update, because they share a table."""
 
@@ -65,10 +63,8 @@ class WorkerCosts(JsonDocument):
 
 
 REQUEST_NAME, RESULT_NAME = "request.json", "result.json"
-"""Files in the folder that the two processes share."""
 
 TIMEOUT_S = 300.0
-"""Longest measurement; one that takes longer hangs."""
 
 _SHOWN_LINES = 5
 
@@ -84,8 +80,6 @@ class ProfileRequest(JsonDocument):
     """Registry name or import path of the model."""
 
     features: FeatureSpec
-    """Columns of the clicks."""
-
     batch_size: int
     """B_o, samples of one profiling batch, at least 2; best what is trained at once: a micro-batch."""
 
@@ -93,11 +87,7 @@ class ProfileRequest(JsonDocument):
     """Of a worker; one, where a unit is one core."""
 
     dense_optimizer: str = "adam"
-    """Name in `DENSE_OPTIMIZERS`."""
-
     embedding_optimizer: str = "rowwise-adagrad"
-    """Name in `ROW_OPTIMIZERS`."""
-
     precision: str = "float32"
     """In what dense layers multiply; name in `PRECISIONS`."""
 

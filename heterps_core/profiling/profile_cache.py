@@ -49,8 +49,6 @@ class ProfileKey:
     num_threads: int
     ids_source: str
     optimizers: tuple[str, str]
-    """Of dense layers and of embeddings."""
-
     precision: str
 
     @classmethod
@@ -103,9 +101,7 @@ class ProfileKey:
 class ProfileCache(Generic[Kept]):
     """A folder of profiles, one file each.
 
-    Args:
-        directory: The folder; it need not be there yet. None keeps nothing.
-        kind: Class of what is kept.
+    None as the folder keeps nothing; it need not be there yet.
     """
 
     def __init__(self, directory: Path | None, kind: type[Kept]) -> None:
@@ -155,11 +151,7 @@ def profile_model(
 ) -> dict[str, LayerProfile]:
     """Return a profile for each device type, `LOCAL_DEVICE_TYPE` always among them and first.
 
-    Args:
-        request: What to measure.
-        graph: Of the same model, as `layer_profiler.trace_model` gives it.
-        device_types: Names from `DEVICE_TYPES`, or `LOCAL_DEVICE_TYPE`.
-        cache_directory: Where measured profiles are kept; None to measure anyway and keep nothing.
+    The graph is that of `layer_profiler.trace_model`; without a cache directory nothing is kept.
 
     Raises:
         UnknownNameError: A device type is not known.

@@ -98,10 +98,7 @@ class ProfilingResults:
     """What came of each node."""
 
     measured: Mapping[str, DeviceProfile]
-    """By node id."""
-
     problems: Mapping[str, str]
-    """Why a node has none."""
 
 
 def follow_profiling(run: RunDirectory, cluster: Cluster, *, time_limit_s: float) -> ProfilingResults:

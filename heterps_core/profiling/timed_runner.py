@@ -77,7 +77,6 @@ class _TimedWeightGradients:
         self._at_end = CoreTimer(weight_gradients.finish)
         self._num_in_waits = 0
         self.num_put_off = 0
-        """In the last step."""
 
     def __len__(self) -> int:
         return len(self._weight_gradients)

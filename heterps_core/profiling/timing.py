@@ -15,7 +15,6 @@ from heterps_core.units import MS_PER_S
 
 MIN_REPEATS = 5
 NUM_WARMUP = 3
-"""Rounds that are run first and not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +53,6 @@ class Phase:
     """One thing to run in each round."""
 
     name: str | None
-    """None for preparations that are not timed."""
-
     run: Callable[[], object]
 
 

@@ -38,7 +38,6 @@ from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 STORE_NAME = "store"
-"""File in the folder by which the processes find one another."""
 
 _FAILURE = "failure-"
 """Before the rank, the name of a file in which a worker says why it failed."""
@@ -48,7 +47,6 @@ NUM_WARMUP_STEPS = 3
 MEASURED_S = 1.0
 MIN_STEPS = 8
 ENDLESS = 1_000_000
-"""Epochs."""
 
 
 class StepSeconds(NamedTuple):
@@ -71,8 +69,6 @@ class WorkerSteps(NamedTuple):
 
     stage: int
     num_weight_gradients: int
-    """Of a step."""
-
     updates_together: bool
     steps: list[StepSeconds]
 

@@ -43,8 +43,6 @@ class BillLine(Price):
     market: str
     count: int
     instance_seconds: float
-    """Charged seconds of all machines of the line together."""
-
     usd: float
     ended_because: str
     is_waste: bool
@@ -68,8 +66,6 @@ class Bill(JsonDocument):
     """Besides instances; none for a dry run, which has no disks of its own."""
 
     is_dry_run: bool
-    """List prices for processes of this machine; nothing is charged."""
-
     computed_at: str
 
     @property

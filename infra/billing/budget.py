@@ -27,7 +27,6 @@ from infra.providers.base import Provider
 logger = logging.getLogger(__name__)
 
 WARNING_SHARE = 0.8
-"""Of a cap."""
 
 RESERVE_S = 60.0
 """Of the fleet's time, for the last checkpoint and the teardown."""
@@ -46,8 +45,6 @@ class Spending:
     """USD so far."""
 
     run_usd: float
-    """By all launches of the run."""
-
     month_usd: float
     """By all runs of the calendar month, this one included."""
 
@@ -95,23 +92,13 @@ class BudgetWatch:
     """Looks at what a run spends, again and again, and acts once at each threshold."""
 
     caps: Caps
-    """A run without caps is only looked at."""
-
     spending: Callable[[], Spending]
-    """Tells what was spent until now."""
-
     price_usd_per_hour: float
     """Of all machines of the run, with their disks and addresses."""
 
     on_warning: Callable[[str], None]
-    """Told at 80 % of a cap."""
-
     on_stop: Callable[[], None]
-    """Asks the workers for a checkpoint and an end."""
-
     on_end: Callable[[], None]
-    """Ends the machines."""
-
     steady_s: Callable[[], float] = time.monotonic
     """A clock that is never set, in seconds."""
 

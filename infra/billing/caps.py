@@ -25,8 +25,6 @@ class Spent:
     """USD before a launch, by machines that have ended."""
 
     failed_launches_usd: float = 0.0
-    """By launches of the same run that failed."""
-
     month_usd: float = 0.0
     """By all runs of the calendar month, those launches included."""
 
@@ -43,12 +41,6 @@ def check_caps(
     caps: Caps,
 ) -> None:
     """Check a plan against the caps.
-
-    Args:
-        price_usd_per_hour: Of all instances that would be bought, with their disks and addresses.
-        predicted_cost_usd: Of the whole run, with the same.
-        failed_launches_usd: By launches of the run that failed; the run is added to it.
-        spent_this_month_usd: By all runs of the month so far; the run is added to it.
 
     Raises:
         BudgetExceededError: A cap is exceeded; the message says by how much.

@@ -36,14 +36,11 @@ class _Machine:
 
     launched_at: datetime
     first_seen_s: float
-    """By the steady clock."""
-
     ended_at: datetime | None = None
     is_listed: bool = False
     """By the provider, as alive: it knows better than a ledger that says that it has ended."""
 
     listed_at: datetime | None = None
-    """When it was last."""
 
 
 class SpendingMeter:

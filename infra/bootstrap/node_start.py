@@ -20,7 +20,6 @@ from heterps_core.training.storage.run_directory import RunDirectory
 WHEEL_FOLDER = "code"
 SUFFIXES = (".py", ".cpp", ".typed")
 _EARLIEST_TIME = (1980, 1, 1, 0, 0, 0)
-"""Of a zip file."""
 
 BOOTSTRAP_SCRIPT = Path(__file__).with_name("bootstrap.sh")
 
@@ -40,8 +39,6 @@ class NodeWheel:
     """
 
     key: str
-    """In the run directory."""
-
     sha256: str
     content: bytes
 
@@ -120,8 +117,6 @@ class Bootstrap:
     """Path of the interpreter on the node, with torch, numpy and pyarrow; and heterps, where there is no wheel."""
 
     arguments: tuple[str, ...] = TRAINING_NODE
-    """Arguments of Python."""
-
     lifetime_s: int = DEFAULT_LIFETIME_S
     run_key: bytes = field(default=b"", repr=False)
     """Authenticates the checkpoints of the run; empty where nodes write none."""

@@ -64,8 +64,7 @@ class Ledger:
     Every method may be called again with the same arguments: what is written already stays as it is.
     Times carry a time zone.
 
-    Args:
-        path: The file; it and its folder are made where they are missing.
+    The file and its folder are made where they are missing.
 
     Raises:
         LedgerError: From every method: the file is damaged, its disk is full, or another process holds it too long.
@@ -134,8 +133,7 @@ class Ledger:
     ) -> None:
         """Write down that the machine exists since `at`.
 
-        Args:
-            offer: The one that was had, where it may be another than the first; its price is frozen.
+        An offer is the one that was had, where it may be another than the first; its price is frozen.
         """
         had = {"instance_type": offer.instance_type.name, **offer.price} if offer is not None else {}
         self._move(

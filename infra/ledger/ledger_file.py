@@ -40,7 +40,6 @@ _FROM_VERSION_2 = "ALTER TABLE machines ADD COLUMN disk_usd_per_hour DEFAULT 0.0
 
 _DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _PRIMARY_CODE = 0xFF
-"""Mask of an extended result code of SQLite."""
 
 
 @contextmanager

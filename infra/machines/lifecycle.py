@@ -147,12 +147,6 @@ def node_lifetime_s(*, longest_s: int, planned_s: float, price_usd_per_hour: flo
     machine's own shutdown by it, and ends it sooner where its lease no longer changes.
     Twice the plan is at least what a fleet is waited for at its start, however short the plan.
 
-    Args:
-        longest_s: Whatever the plan.
-        planned_s: Of the whole run, with start and end.
-        price_usd_per_hour: Of all machines, with their disks and addresses; above 0.
-        caps: Of the run and of the month; one that is not set is no limit.
-
     Example:
         Planned for 20 minutes at 3 USD an hour under a cap of 1.5 USD: the least of 6 h, 40 min and 30 min.
     """

@@ -39,8 +39,6 @@ class SweptMachine:
     """That its run is charged for it in all; 0 where neither it nor the ledger tells a price."""
 
     problem: str | None = None
-    """Why it is still there; None where it is gone."""
-
     unbooked: str | None = None
     """Why the ledger does not say that it is gone; the next sweep writes it down. None where it does."""
 
@@ -61,10 +59,7 @@ class Sweep:
     """Of providers that did not answer, and of a ledger that could not be used."""
 
     places: tuple[str, ...] = ()
-    """Providers and regions that were looked at."""
-
     notes: tuple[str, ...] = ()
-    """What else was done: a damaged ledger set aside."""
 
     def check_clean(self) -> None:
         """Check that every provider was swept, and that all ended that should, and was written down.
@@ -146,8 +141,7 @@ def sweep(provider: Provider, *, now: datetime, ledger: Ledger | None) -> list[S
     the ledger does not know gets an entry from its tags, and one that it holds for ended is launched again. All
     that must end is ended first, each in an attempt of its own; only then is anything written down.
 
-    Args:
-        ledger: Is brought up to date; None where there is none that can be used.
+    Without a ledger that can be used nothing is written down.
 
     Raises:
         ProvisioningError: The provider does not answer.
@@ -226,10 +220,7 @@ class _Look:
     """Why it is over or must be; None where it should live."""
 
     problem: str | None
-    """Why it could not be ended."""
-
     over_at: datetime
-    """When it ended, or was seen last."""
 
 
 def _known_ids(ledger: Ledger | None, provider: Provider) -> list[str]:

@@ -30,8 +30,6 @@ class LivePrices(ABC):
 
     cloud: ClassVar[str]
     on_demand_source: ClassVar[str]
-    """Who publishes the prices on-demand, as offers carry it."""
-
     spot_source: ClassVar[str]
 
     @classmethod
@@ -84,7 +82,6 @@ class Refresh:
     """Offers whose price is of this refresh; the others are as old as they say."""
 
     problems: tuple[str, ...]
-    """One line for each question that the cloud did not answer."""
 
     @property
     def num_kept(self) -> int:
@@ -102,8 +99,7 @@ def refresh(
 ) -> Refresh:
     """Ask for all prices of some regions.
 
-    Args:
-        known: From earlier refreshes; their sizes are used where those cannot be asked for.
+    Of offers that are `known` from earlier refreshes the sizes are used where those cannot be asked for.
     """
     families = set(families)
     renewed: set[tuple[str, Market]] = set()
@@ -163,8 +159,6 @@ class Recheck:
     """Which prices were asked for again, and which could not be."""
 
     offers: Mapping[InstanceOffer, InstanceOffer]
-    """Offer as planned -> the same at its price of now."""
-
     problems: tuple[str, ...]
     """One line for each question that the cloud did not answer; those offers keep price and age."""
 

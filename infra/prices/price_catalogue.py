@@ -32,7 +32,6 @@ OLD_AFTER = timedelta(days=7)
 HOURS_PER_DAY = 24
 
 OfferKey: TypeAlias = tuple[str, str, str | None, Market, str]
-"""Cloud, region, zone, market and instance type."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +42,6 @@ class PriceFile(ABC):
 
     path: Path
     rule: ClassVar[str]
-    """What its rows must be, for messages."""
-
     way_out: ClassVar[str] = ""
 
     def offers(self) -> Iterator[InstanceOffer]:

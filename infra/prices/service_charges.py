@@ -91,7 +91,6 @@ def service_lines(
 
     Args:
         instance_seconds: Of all instances; each has one disk, and at most one public address.
-        storage: What was asked of the bucket, and what it kept for how long.
         table_disk_usd: Of the instances' room for rows of tables, at the prices of their launch.
     """
     hours = instance_seconds / SECONDS_PER_HOUR

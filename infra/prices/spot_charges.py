@@ -47,7 +47,6 @@ class SpotRecord(SpotHistory, JsonDocument):
     """The cloud ended it, neither we nor the machine itself."""
 
     ended_at: datetime | None
-    """None where the cloud does not tell."""
 
     def price_at(self, moment: datetime) -> float:
         """Return the price in effect at a time."""

@@ -62,8 +62,6 @@ class Provider(ABC):
     cloud (`heterps_core/instance_metadata.py`) for their names and for notices."""
 
     node_python: ClassVar[str] = "/opt/heterps/bin/python"
-    """On the nodes; by default on their machine image."""
-
     region: ClassVar[str] = REGION
     """That machines are rented in, unless another one is asked for."""
 
@@ -83,8 +81,6 @@ class Provider(ABC):
     """
 
     minimum_billed_s: ClassVar[float]
-    """Shortest time that an instance is charged for."""
-
     tags_grace_s: ClassVar[float] = 0.0
     """How old a machine may be before what it carries can be read; 0 where it is there from the first moment."""
 
@@ -170,11 +166,8 @@ class Provider(ABC):
         """Start every machine of a plan, or none.
 
         Args:
-            plan: What to start.
             run_id: At most 64 letters, digits, '.', '_' and '-'; one id stands for one plan.
             lease_until: With a time zone; after it the sweeper ends the machines.
-            bootstrap: What the nodes are told.
-            ledger: Written before and after each start.
 
         Raises:
             ProvisioningError: A machine could not be had; those that were are ended.
@@ -225,8 +218,7 @@ class Provider(ABC):
     def remembered_instances(self, provider_instance_ids: Collection[str]) -> tuple[Instance, ...]:
         """Return all machines that the provider still knows of, ended ones with the time of their end too.
 
-        Args:
-            provider_instance_ids: Machines to look for by id, in case they have lost their tags.
+        They are looked for by id too, in case they have lost their tags.
         """
         return self.list_instances()
 

@@ -26,7 +26,6 @@ STATE_VARIABLE = "HETERPS_STATE_DIR"
 """Tells the processes of one state directory from those of another on the same machine."""
 
 TERM_GRACE_S = 3.0
-"""Between asking processes to end and ending them."""
 
 KILL_GRACE_S = 10.0
 POLL_INTERVAL_S = 0.02
@@ -47,7 +46,6 @@ class ProcessIdentity:
 
     pid: int
     created_at_s: float
-    """Seconds since the epoch."""
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:

@@ -35,8 +35,6 @@ class Champion:
 
     version: str
     run_id: str
-    """Of the flow run that trained it."""
-
     folder: Path
     """Its exported model, whose files are those that were registered."""
 
@@ -129,8 +127,7 @@ def champions_by_day(versions: Sequence[RegisteredVersion]) -> list[RegisteredVe
     They were champion, or passed their gates in a back-fill; those that were rolled back are left out. Of one day the
     version that was registered last stands last.
 
-    Args:
-        versions: The newest first.
+    Versions come with the newest first.
     """
     known = [
         registered
@@ -212,8 +209,7 @@ def apply_decision(workspace: Workspace, decision: PromotionDecision) -> None:
 def roll_back(workspace: Workspace, *, to: str | None = None) -> RolledBack:
     """Make an earlier champion the champion again, after checking its files.
 
-    Args:
-        to: Version that was champion before; None for the one before the champion of now.
+    None stands for the one before the champion of now.
 
     Raises:
         ConfigurationError: There is no champion, none before it, or `to` is champion already.

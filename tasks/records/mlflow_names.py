@@ -14,10 +14,8 @@ DAY_TAG = "heterps.day"
 """Of the rows that were trained on, YYYY-MM-DD; missing where the data has no days."""
 
 DATA_TAG = "heterps.data"
-"""Where the rows came from."""
 
 MADE_UP_DATA = "synthetic click stream"
-"""Value of that tag where no data was given."""
 
 MODEL_TAG = "heterps.model"
 SKIPPED_TAG = "heterps.skipped"
@@ -49,7 +47,6 @@ KIND_PROFILING = "profiling"
 KIND_TUNING = "tuning"
 
 NOTE_TAG = "mlflow.note.content"
-"""Markdown that MLflow shows above a run or an experiment."""
 
 
 def night_name(day: str | None, run_id: str, *, model: str, scheduler: str) -> str:

@@ -32,7 +32,6 @@ READ_TIMEOUT_S = 2.0
 """For a database that another process has locked, where a person waits."""
 
 MOST_RUNS = 50_000
-"""MLflow's limit of one search."""
 
 _LOCAL_SCHEMES = ("", "file")
 

@@ -23,7 +23,6 @@ EXPERIMENT_KIND_TAG = "mlflow.experimentKind"
 """Named, MLflow need not guess it, and opens the table of runs."""
 
 _RUN_NAME, _CREATED = "attributes.`Run Name`", "runDateAndNestInfo"
-"""As the table calls its first two columns."""
 
 VIEW_WRITTEN_AT_MS = 1_795_219_200_000
 """2026-11-21. The same in every run, so that the tag is written once."""

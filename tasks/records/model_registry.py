@@ -54,7 +54,6 @@ SHA256_TAG = "heterps.model_sha256"
 
 _ARTIFACT_FOLDER = "model"
 _NEWEST = 5
-"""Versions that an error names."""
 
 
 class DataKind(IntEnum):
@@ -71,15 +70,9 @@ class RegisteredVersion:
 
     version: str
     run_id: str
-    """Of the flow run that trained it."""
-
     mlflow_run_id: str
     model: str
-    """Name in the registry of models, or an import path."""
-
     day: str | None
-    """That it was trained on, where the data is cut into days."""
-
     sha256: str
     """Of its files, as `exported_sha256` has it."""
 
@@ -107,10 +100,6 @@ def register_model(
     """Register an exported model as the newest challenger; return its version.
 
     The folder is read back first, so that what is registered is known to load.
-
-    Args:
-        data: Name of the source of its rows, as in the record.
-        day: That it was trained on; None where the data is not cut into days.
 
     Raises:
         CheckpointError: The folder does not hold a whole model.

@@ -46,8 +46,7 @@ def tidy_versions(workspace: Workspace, *, registered_before: datetime, is_trial
     Files go first, so that what is interrupted is found again. Files on this machine that lie outside of the
     workspace are never deleted, nor is their version: a copy of a workspace still names those of the first.
 
-    Args:
-        is_trial: Delete nothing, and return what would be.
+    A trial deletes nothing, and returns what would be.
 
     Raises:
         ConfigurationError: MLflow's store does not answer.

@@ -166,9 +166,7 @@ class PastRun:
 def past_trainings(workspace: Workspace, *, most: int, day: str | None = None) -> list[PastRun]:
     """Return the newest training runs, the newest last; none where nothing was ever recorded.
 
-    Args:
-        most: How many, at most 1,000.
-        day: Of their data, YYYY-MM-DD; None for runs of any day and of none.
+    At most 1,000; of the day YYYY-MM-DD of their data, or of any and of none.
     """
     if not has_records(workspace):
         return []

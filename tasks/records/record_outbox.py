@@ -36,8 +36,6 @@ class Write:
     """One write to MLflow, in a form that can be kept."""
 
     call: str
-    """Name of a method of `MlflowClient`."""
-
     run_id: str
     """Of MLflow, or of an experiment; of a run that waits to be created, what stands for it until then."""
 
@@ -46,7 +44,6 @@ class Write:
     """A file or folder that is handed over; one in the outbox belongs to it."""
 
     written_at: float = field(default_factory=time.time)
-    """Seconds since 1970."""
 
 
 class Outbox:

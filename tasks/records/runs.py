@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 LATEST = "latest"
 
 SHOWN = 5
-"""Ids that an error names, the newest."""
 
 EXPLANATION_FILE = "explanation.json"
 REPORT_FILE = "report.txt"

@@ -29,7 +29,6 @@ TRAINING_VIEW = "workflowType=machine_learning"
 """Of an address; without it MLflow opens its view of language models."""
 
 METRICS_PER_REQUEST = 1_000
-"""MLflow's limit of one log_batch."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +43,6 @@ class TrackedRun:
     mlflow_run_id: str
     experiment_id: str
     run_id: str
-    """Of the flow run."""
 
     @classmethod
     def of(cls, run: Run) -> TrackedRun:

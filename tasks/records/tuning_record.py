@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 def record_tuning(workspace: Workspace, tuning: Tuning, found: Mapping[str, Any], *, data: str) -> None:
     """Write a finished search.
 
-    Args:
-        found: The parameters of its best trial, as train-ctr takes them.
-
     Raises:
         ConfigurationError: The store does not answer.
     """

@@ -16,7 +16,6 @@ from tasks.comparison import AS_GIVEN, CAPPED_SHARE, FLOOR_SHARE, Comparison, Me
 from tasks.reports.document import Document, Facts, Section
 
 LSTM, RNN = "reinforce-paper", "reinforce-rnn"
-"""Two methods that differ in the recurrent cell alone."""
 
 SAME_COST = 1e-6
 """Relative difference of two costs below which they count as equal."""

@@ -39,8 +39,6 @@ class Picture:
     """Says the same in words: layers, the machines below them, then their figures."""
 
     widths: Sequence[int]
-    """Number of layers of each row: squares above a machine."""
-
     filled: Sequence[float]
     """Share in [0, 1] of each row's bar."""
 
@@ -62,7 +60,6 @@ class Links:
 
 
 Block: TypeAlias = str | Facts | Table | Links
-"""A text is a paragraph."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

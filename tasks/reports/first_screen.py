@@ -10,7 +10,6 @@ from tasks.reports.document import RULE
 from tasks.reports.run_report import PlanReport, RunReport, gap_text, speed_text
 
 COLUMNS = 80
-"""Of the narrowest terminal that is usual."""
 
 _SECONDS_PER_MINUTE = 60.0
 
@@ -24,9 +23,7 @@ def plan_screen(report: PlanReport) -> str:
 def run_screen(report: RunReport, decision: PromotionDecision | str) -> str:
     """Return what a finished run cost, how fast and how good it was, and what its model became.
 
-    Args:
-        report: Of the run.
-        decision: Or why its model was not judged.
+    In place of a decision it may be told why the model was not judged.
     """
     error, auc = report.prediction_error, report.quality.auc
     baseline = report.baseline.quality.auc if isinstance(report.baseline, Baseline) else None

@@ -101,9 +101,7 @@ def run_document(
 ) -> Document:
     """Return the report of a finished run.
 
-    Args:
-        decision: Whether its model became champion, or why it was not judged.
-        last: The night that it is compared with; None where there is none.
+    In place of a decision it may be told why the model was not judged; `last` is the night to compare with.
     """
     return Document(
         title=report.name,

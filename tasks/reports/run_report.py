@@ -108,8 +108,6 @@ class RunReport(PlanReport):
     """What trained: for a dry run this machine, else the plan's device types."""
 
     learning: Learning
-    """From the runs before this one."""
-
     correction: Correction
     """Of a dry run's prediction; rented runs are planned with corrected times instead."""
 
@@ -121,7 +119,6 @@ class RunReport(PlanReport):
     bills: Sequence[Bill]
     restarts: Sequence[Restart] = ()
     id_turnover: Sequence[IdTurnover] = ()
-    """By column, where ids are dynamic."""
 
     @classmethod
     def of(cls, planned: PlanReport, *, this_machine: str, learning: Learning, **outcome: Any) -> RunReport:

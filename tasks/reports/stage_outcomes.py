@@ -22,8 +22,6 @@ class StageOutcome:
     """Of the plan; in a dry run this machine stands in for it."""
 
     num_replicas: int
-    """That were launched."""
-
     batch_size: int
     predicted_seconds: float
     """Of the stage's work for one training batch."""
@@ -38,8 +36,6 @@ class StageOutcome:
     """Its machines' price for the trained steps at the predicted speed of the whole pipeline."""
 
     measured_usd: float
-    """The same for the time that they took."""
-
     billed_usd: float
     """With start-up, evaluation and teardown."""
 

@@ -40,9 +40,7 @@ def night_before(nights: Sequence[PastRun], run_id: str) -> PastRun | None:
 def answers_of(report: RunReport, decision: PromotionDecision | str, last: PastRun | None) -> list[Answer]:
     """Return the four answers that a page opens with.
 
-    Args:
-        decision: Or why the model was not judged.
-        last: The night that changes are told against; None where there is none.
+    In place of a decision it may be told why the model was not judged; `last` is the night to compare with.
     """
     speed, error = report.training.undisturbed_throughput_samples_per_s, report.prediction_error
     usd, auc = report.billed_usd_per_million_samples, report.quality.auc

@@ -30,8 +30,7 @@ def read_footer(
 ) -> pq.FileMetaData:
     """Return the footer of a Parquet file, whose columns fit a schema.
 
-    Args:
-        path: A name in messages where there is a `source`.
+    The path is a name in messages where there is a `source`.
 
     Raises:
         DataError: The file is damaged, lacks a column, or holds something else in one.

@@ -33,11 +33,8 @@ class TextLayout:
 
     delimiter: str
     columns: tuple[str, ...]
-    """All columns, in file order."""
-
     num_lines_before_rows: int
     is_padded: bool
-    """Whether blanks around fields are dropped."""
 
     @property
     def quote(self) -> str | None:
@@ -119,8 +116,6 @@ def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] |
     """Look at the first line to tell separator and header.
 
     Args:
-        path: Of the file.
-        schema: That the file follows.
         needed: Columns that it must have; by default all that training uses. Where the labels are not among them, a
             file without a header may lack their columns.
 

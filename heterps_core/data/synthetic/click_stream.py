@@ -45,8 +45,6 @@ class ClickStream:
     """A written click stream."""
 
     path: Path
-    """The file, to be read with `CRITEO_SCHEMA`."""
-
     probabilities_path: Path
     """.npy file with the true click probability of each row, float64 [num_rows]. Its name begins with
     "_", so a reader of the folder leaves it out."""

@@ -42,7 +42,6 @@ _INTERACTING_SLOTS = ((5, 22), (8, 13), (16, 19), (21, 22))
 """Pairs of slots with few values, so that each combination is seen often enough to be learned."""
 
 _SLOT_SHARE, _INTERACTION_SHARE, _COUNT_SHARE = 0.35, 0.35, 0.3
-"""Shares of the variance of the log-odds."""
 
 _CALIBRATION_ROWS = 65_536
 CALIBRATION_STREAM = 2**32

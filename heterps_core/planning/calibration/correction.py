@@ -36,8 +36,6 @@ class Correction:
     """How many names of the path it was learned for; 0 for none."""
 
     num_answers: int
-    """Of past predictions of the same general kind."""
-
     error_without: float | None
     """Mean |log(measured / predicted)| of these, uncorrected; None where there is none."""
 
@@ -100,8 +98,7 @@ def learn_correction(answers: Sequence[AnsweredPrediction], path: Sequence[str])
 def replay(answers: Sequence[AnsweredPrediction]) -> list[float]:
     """Return the factor that `learn_correction` would have had for each of some past predictions.
 
-    Args:
-        answers: With the same first name and equally long paths, the oldest first.
+    All answers have the same first name and equally long paths, the oldest first.
     """
     errors = _unseen_errors(answers)
     factors = []
@@ -146,8 +143,7 @@ def corrected_problem(problem: SchedulingProblem, factors: Mapping[str, float]) 
     Computing, communication in a stage and across its boundaries are stretched alike, since a run measures how long a
     stage was busy and not with what; so ET of every stage on the type is exactly `factor` times as long.
 
-    Args:
-        factors: Device type -> factor, positive; 1 for those that are not named.
+    Factors are positive; 1 for types that are not named.
     """
     used = {name: factors[name] for name in problem.device_types if factors.get(name, 1.0) != 1.0}
     if not used:

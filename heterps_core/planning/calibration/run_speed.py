@@ -68,8 +68,6 @@ class RunSpeed(JsonDocument):
     """Without any correction."""
 
     correction_factor: Positive
-    """By which the prediction was stretched before the run."""
-
     measured_step_seconds: Positive
     """Of the median step."""
 

@@ -26,7 +26,6 @@ _EXTRA_POINTS = 16
 """Grid points beyond the limit, to tell how far a plan misses it."""
 
 _TABLE_BYTES = 100_000_000
-"""All tables together, in single precision."""
 
 _ROWS_PER_PASS = 2_000
 """Rows that are looked up in one pass; more would leave the cache."""
@@ -96,8 +95,6 @@ class GridRater:
     """Rates plans on a fixed grid of stage times.
 
     Args:
-        table: All runs of layers on all types, shape (G, T).
-        objective: Of the same problem.
         low_seconds: No plan's longest stage is shorter; positive.
         limit_seconds: The longest stage time that is allowed, finite.
         high_seconds: With more time than this nothing becomes feasible any more.

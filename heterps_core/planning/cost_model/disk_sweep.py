@@ -68,11 +68,8 @@ class Sweep(NamedTuple):
     """GT: what of it a worker computes."""
 
     hot_share: float
-    """Of the rows, those that stay in memory."""
-
     steps_per_sweep: float
     disk_bytes: float
-    """The file of one replica."""
 
     def __str__(self) -> str:
         """Say what lies where, for people."""

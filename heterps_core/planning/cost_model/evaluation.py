@@ -46,8 +46,6 @@ class StageEvaluation:
     """State on one replica; with a sweep what of it memory holds, windows included."""
 
     price_usd_per_hour: float
-    """Of the instances that carry the replicas."""
-
     sweep: Sweep | None = None
     """None where memory holds all rows, or where disks do not help either."""
 
@@ -73,8 +71,6 @@ class Violation:
     """ "throughput floor", "memory" or "units cap"."""
 
     subject: str
-    """What breaks it: the pipeline, a stage or a device type."""
-
     required: float
     reached: float
     unit: str
@@ -106,7 +102,6 @@ class PlanEvaluation:
     """What the run is charged for, a line for each cost; those that are switched off are 0."""
 
     violations: tuple[Violation, ...]
-    """Empty where the plan is feasible."""
 
     @property
     def cost_usd(self) -> float:
@@ -217,11 +212,6 @@ def evaluate_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches
 
     OCT, ODT are the sums of the layers' compute and communication seconds; ODT also holds the time of
     both boundaries. Where a single replica does not communicate, ODT of k = 1 is the time of the boundaries alone.
-
-    Args:
-        problem: The planning problem.
-        stage: Of a plan for it.
-        num_microbatches: Of the trainer's step.
 
     Raises:
         ConfigurationError: The problem has no such device type.

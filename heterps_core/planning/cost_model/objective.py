@@ -56,8 +56,6 @@ class Objective:
     after]. None where nothing is charged for transfers."""
 
     most_interruptions_per_hour: float
-    """Of all units that there are."""
-
     usd_per_product: float
     fixed_usd: float
 

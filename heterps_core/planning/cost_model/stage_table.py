@@ -33,8 +33,6 @@ class StageTable:
     """In the trainer's step, that across the stage's boundaries alone."""
 
     trainer: TrainerTerms | None = None
-    """None in the papers' model."""
-
     memory_replicas: Floats
     """Least replicas whose memory holds the stage; infinite where none does."""
 
@@ -44,8 +42,6 @@ class StageTable:
     compute_parallel_fraction: Floats
     communication_parallel_fraction: Floats
     price_usd_per_hour: Floats
-    """Of one unit."""
-
     max_units: Floats
     interruptions_per_hour: Floats
     """Of one unit; 0 where interruptions cost nothing."""
@@ -139,10 +135,6 @@ class StageTable:
 
         Without sweeps k ET(k) never falls where k rises: more replicas save less time than they take together. So it
         is at least price(k) x, and that k ET(k) times the least price per unit of k or more.
-
-        Args:
-            num_replicas: k, infinite where there is none.
-            least_seconds: x.
         """
         pacing = num_replicas
         if self.trainer is not None:

@@ -157,7 +157,6 @@ class StepGroup:
 
     num_microbatches: int
     most_stages: int | None
-    """None where there is no limit."""
 
 
 def step_groups(problem: SchedulingProblem) -> list[StepGroup]:

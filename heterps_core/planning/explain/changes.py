@@ -50,7 +50,6 @@ class PriceFlip:
     """The cheapest plan just beyond the flip; empty without one."""
 
     moves: tuple[Move, ...]
-    """What is placed elsewhere in that plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,10 +58,7 @@ class FloorPrice:
 
     floor_samples_per_s: float
     saving_usd: float
-    """What the cheapest plan costs less without it."""
-
     stages: tuple[Stage, ...]
-    """The cheapest plan without it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,10 +35,9 @@ class CostRange:
     low_usd: float
     high_usd: float
     misses_floor: bool
-    """At the slow end the plan is slower than the throughput floor."""
+    """At the slow end, like the next one."""
 
     lowest_throughput_samples_per_s: float
-    """At the slow end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +47,7 @@ class MeasurementWorth:
     device_type: str
     quantity: Quantity
     largest_spread: float
-    """Of its times; 0 where all are known."""
-
     expected_usd: float
-    """Mean saving."""
-
     most_usd: float
     """Where it is largest, of `POSITIONS` at which the plan at hand keeps all constraints."""
 
@@ -117,11 +112,7 @@ def worth_of_measuring(
     :math:`f = 1 + u s` with :math:`u \in \{-1, -1/2, 0, 1/2, 1\}` errs on the high side. At most one search for each
     u but 0; none where only a type that the plan does not use becomes slower.
 
-    Args:
-        problem: With the spread s of each time.
-        stages: The plan at hand, cheapest at the estimated times.
-        estimate: What is asked about.
-        least_usd: Regret at an end of the spread that is worth looking at.
+    The plan at hand is cheapest at the estimated times; regrets below `least_usd` at an end are not looked at.
     """
     spread = estimates_of(problem).get(estimate, 0.0)
     found: dict[float, tuple[float, tuple[Stage, ...]]] = {}

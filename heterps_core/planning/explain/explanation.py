@@ -42,7 +42,6 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.units import SAMPLES_PER_MILLION
 
 MORE_THROUGHPUT = 1.1
-"""The step whose price is told: ten percent."""
 
 MAX_RUNS_FOR_FULL = 4_000
 """Runs of layers times device types up to which a plan is explained in full unasked: 32 layers x 4 types are
@@ -79,16 +78,12 @@ class PlanExplanation(JsonDocument):
     """What the chosen plan costs more; 0 where it is the cheapest."""
 
     chosen_moves: tuple[Move, ...]
-    """What the cheapest plan places elsewhere than the chosen one."""
-
     roles: tuple[TypeRole, ...]
     single_types: tuple[SingleType, ...]
     floor_price: FloorPrice | None
     """None where the floor costs nothing."""
 
     ten_percent_more: PriceOfThroughput
-    """Over the plan's throughput."""
-
     cost_range: CostRange | None
     """None where no time has a spread."""
 
@@ -96,8 +91,6 @@ class PlanExplanation(JsonDocument):
     """Only in full; None where no other placement comes near."""
 
     price_flips: tuple[PriceFlip, ...]
-    """Only in full."""
-
     measurements: tuple[MeasurementWorth, ...]
     """Of the estimates that could change the plan noticeably. Only in full."""
 

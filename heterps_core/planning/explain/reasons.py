@@ -30,15 +30,9 @@ class TypeRole:
 
     device_type: str
     runs: tuple[tuple[int, int], ...]
-    """First and last layer of each stage on it."""
-
     num_units: int
     state_bytes: float
-    """Of its layers, each counted once."""
-
     price_share: float
-    """Of the plan's USD/hour."""
-
     next_type: str
     """The device type on which the same layers' work costs least otherwise; empty where there is no other."""
 
@@ -72,10 +66,7 @@ class RunnerUp:
     stages: tuple[Stage, ...]
     cost_usd: float
     extra_usd: float
-    """Over the cheapest plan."""
-
     moves: tuple[Move, ...]
-    """What is placed elsewhere than in the cheapest plan."""
 
 
 def find_roles(problem: SchedulingProblem, evaluation: PlanEvaluation) -> tuple[TypeRole, ...]:

@@ -28,7 +28,6 @@ MAX_SINGLE_TYPES = 3
 MAX_OTHER_ESTIMATES = 2
 
 _Line = tuple[str, str]
-"""A label and what stands beside it."""
 
 
 def explanation_text(explanation: PlanExplanation) -> str:

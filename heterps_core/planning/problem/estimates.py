@@ -18,7 +18,6 @@ LEAST_FACTOR = 0.1
 """On a time at the fast end of a spread that is wider than the time itself."""
 
 Factor = Callable[[LayerCosts, str], float]
-"""Takes a layer and a device type."""
 
 
 class Quantity(StrEnum):
@@ -58,8 +57,7 @@ def estimates_of(problem: SchedulingProblem) -> dict[Estimate, float]:
 def with_errors(problem: SchedulingProblem, positions: Mapping[Estimate, float]) -> SchedulingProblem:
     """Return the problem with times 1 + position * spread as long, for each estimate that is named.
 
-    Args:
-        positions: Within the spread: -1 for the fast end, 1 for the slow one.
+    Positions are within the spread: -1 for the fast end, 1 for the slow one.
     """
 
     def factor(name: str, quantity: Quantity, spread: float) -> float:
@@ -89,10 +87,8 @@ def with_scaled_times(
 ) -> SchedulingProblem:
     """Return the problem with times multiplied: of computing, of communication in a stage and across boundaries.
 
-    Args:
-        computing: Factor on each layer's `compute_seconds` on a device type, positive.
-        in_stage: The same for `communication_seconds`.
-        across: Device type -> factor on what crosses stage boundaries; 1 for those that are not named.
+    `computing` and `in_stage` are positive factors on the times of each layer on a device type; `across` has one for
+    each device type, 1 for those that are not named.
     """
 
     def scaled(layer: LayerCosts, seconds: Mapping[str, float], factor: Factor) -> dict[str, float]:

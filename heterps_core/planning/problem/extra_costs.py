@@ -85,4 +85,3 @@ class ExtraCosts(JsonDocument):
 
 
 NO_EXTRA_COSTS = ExtraCosts()
-"""The plain planning contract."""

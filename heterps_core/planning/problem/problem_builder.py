@@ -97,12 +97,6 @@ def build_problem(
     Args:
         profiles: Device type -> profile; all of the same batch size, which becomes B_o.
         device_types: By name, in the order of the problem; each needs a profile (`unit_type`).
-        batch_size: B, samples per training step, at least 1.
-        num_samples: M, samples per epoch.
-        num_epochs: E.
-        throughput_floor_samples_per_s: 0 for no floor.
-        extra_costs: What is charged besides the units' time.
-        step_model: What a step takes.
         pause_share: What pauses add to the time of all steps.
         wire_dtype: Name in `WIRE_DTYPES`: in what activations cross between stages, and rows between replicas.
 

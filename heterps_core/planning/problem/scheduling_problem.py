@@ -33,14 +33,12 @@ MAX_DEVICE_TYPES = 64
 """Most device types in one problem; a guard against files that are no problem files."""
 
 MAX_UNITS = 1_000_000
-"""Largest cap on the units of a type that is accepted."""
 
 MAX_UNITS_IN_INSTANCES = 100_000
 """Largest cap for types with `instances`: the prices of all counts up to it stand in a table."""
 
 
 MAX_HOT_SHARES = 16
-"""Each makes the planner's tables of disks larger."""
 
 
 class StepModel(StrEnum):
@@ -95,7 +93,7 @@ class UnitType(JsonDocument):
     """Of one unit at its cheapest: where `instances` are given, of the size with the least price per unit."""
 
     max_units: Annotated[int, count(MAX_UNITS)]
-    """Most units of this type in the whole plan."""
+    """In the whole plan."""
 
     memory_bytes: Positive
     bandwidth_bytes_per_s: Positive

@@ -34,11 +34,8 @@ def near_order(cluster: Cluster, network_paths: Mapping[str, Sequence[str]], tra
     Nodes of a stage with equally many workers change places, so that the sum over all pairs of bytes times hops is
     small. The rendezvous host is an on-demand node where there is one, of these the one with the fewest hops to all.
 
-    Args:
-        cluster: As it was launched.
-        network_paths: By node id the nodes of the network above a machine, from the top down; machines that share
-            more of them are nearer. One that is missing counts as far from all.
-        traffic: What `plan_traffic` returns for the plan of the cluster.
+    Paths are the nodes of the network above each machine by node id, from the top down: machines that share more of
+    them are nearer, and one that is missing is far from all. `traffic` is that of `plan_traffic` for the plan.
     """
     nodes = cluster.nodes
     hops = network_hops([network_paths.get(node.node_id, ()) for node in nodes])

@@ -264,10 +264,6 @@ def _with_one_on_demand(
 def cheapest_cover(num_units: int, options: Sequence[CoverOption]) -> list[tuple[CoverOption, int]]:
     """Return counts of options that together carry at least `num_units`, at the least price.
 
-    Args:
-        num_units: At least 1.
-        options: At least one, each with at least 1 unit.
-
     Returns:
         The options used, with their counts, the largest first.
 

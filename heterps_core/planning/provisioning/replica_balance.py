@@ -128,9 +128,7 @@ class FixedStages:
     ) -> StageTimeOptimum[Ints]:
         """Return the replica counts of least cost, shape (S,).
 
-        Args:
-            limit_seconds: Longest stage time that is allowed.
-            below_product: Product of a plan from elsewhere; only cheaper counts are looked for.
+        Stage times are at most `limit_seconds`; only counts below a product from elsewhere are looked for.
         """
         low_seconds, high_seconds = self._range(limit_seconds)
         return minimise_stage_time_rate(

@@ -37,7 +37,6 @@ class RateSolutions(Generic[PlanT_co]):
     """(y + z) * rate of a feasible plan that was met, infinite where none was; shape (X,)."""
 
     plan_at: Callable[[int], PlanT_co]
-    """The plan behind products[i]."""
 
 
 class RateSolver(Protocol[PlanT_co]):
@@ -82,9 +81,6 @@ def minimise_stage_time_rate(
     solved in the next round, `batch_size` points at a time because solvers work on arrays.
 
     Args:
-        low_seconds: No plan is faster; positive.
-        high_seconds: The longest stage time that is allowed.
-        batch_size: Stage times per call of the solver, at least 2.
         known_product: (x + z) * rate of a plan from elsewhere; only better ones are looked for.
         is_over: Asked after each round, with the best plan; where it is, the bound is what the gaps leave.
     """

@@ -50,9 +50,6 @@ def chain_entropy_gradient(log_tables: Floats) -> Floats:
     type, dH / d log P_l(t' | t) = m_l(t) P_l(t' | t) (V_{l+1}(t') - log P_l(t' | t)), up to a constant per row
     that the normalisation of the row takes away again.
 
-    Args:
-        log_tables: Shape (L, T + 1, T).
-
     Returns:
         Shape (L, T + 1, T).
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -57,8 +58,6 @@ class MeasuredPlan(NamedTuple):
 
     assignment: Assignment
     step_seconds: float
-    """As measured, or the penalty."""
-
     has_failed: bool
 
 
@@ -67,8 +66,6 @@ class MeasuredSearch:
     """What a search by measurements tried, in that order."""
 
     plans: tuple[MeasuredPlan, ...]
-    """Each once."""
-
     num_proposed: int
     """Plans that the scheduler drew, repeated and refused ones included."""
 
@@ -80,11 +77,8 @@ class MeasuredSearch:
     def fastest(self, count: int) -> list[MeasuredPlan]:
         """Return the fastest plans that ran, best first, so that they can be measured again: the best of many
         noisy measurements is too good to be true."""
-        return sorted((plan for plan in self.plans if not plan.has_failed), key=_step_seconds)[:count]
-
-
-def _step_seconds(plan: MeasuredPlan) -> float:
-    return plan.step_seconds
+        ran = [plan for plan in self.plans if not plan.has_failed]
+        return sorted(ran, key=attrgetter("step_seconds"))[:count]
 
 
 def search_by_measuring(
@@ -101,13 +95,10 @@ def search_by_measuring(
     """Let a scheduler propose plans and learn from how long their steps take.
 
     Args:
-        scheduler: Proposes plans; never sees the times of the problem's cost model.
         problem: Layers and device types; every unit of every type is one device here.
-        measure: Called once for each plan, repeated ones are remembered.
         budget_measurements: Most plans to measure, first and failed ones included; at least 1.
         penalty_seconds: Stands for the step time of a plan that fails or is refused; above that of any plan worth
             having.
-        seed: Of the scheduler's choices.
         runs_as: Which plans are the same, and which are refused; every plan is itself by default.
         first_plans: Measured before the scheduler is asked, as they need no search; it is not told of them.
 

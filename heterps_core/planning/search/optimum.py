@@ -53,7 +53,6 @@ MAX_SECONDS = 60.0
 """After which a search ends with a gap where no other limit is given; scarce units may keep it busy for hours."""
 
 _UNLIMITED = 1e12
-"""Factor on the caps that stands for no caps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,9 +71,7 @@ def find_optimum(
     """Return the cheapest plan and the proven lower bound on the cost of any plan.
 
     Args:
-        problem: The problem.
         seconds: After about so many seconds of wall time the best plan and bound so far are returned.
-        known: A plan to begin with, where one is known.
 
     By the trainer's step plans are proven by its formula, and the one that is found is simulated: it costs what its
     simulation says, and keeps the floor there.

@@ -30,7 +30,6 @@ Assignments = NDArray[np.int64]
 """Plans as a device type index per layer, shape (P, L); neighbouring equal types make one stage."""
 
 _EXACT_BATCH = 4
-"""Batches up to this size get exact replica counts throughout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

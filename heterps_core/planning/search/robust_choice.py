@@ -45,12 +45,9 @@ class WorstRegret:
     """What it costs more than the cheapest plan, over the cases in which it keeps all constraints."""
 
     slow: tuple[Estimate, ...]
-    """At the slow end in that case."""
-
     fast: tuple[Estimate, ...]
 
     num_broken: int
-    """Cases in which it breaks a constraint that another plan keeps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +69,6 @@ class RobustChoice(JsonDocument):
     """In which there is a plan at all; 1 where no time has a spread."""
 
     num_plans: int
-    """That were compared."""
-
     largest_gap: float
     """Of the cases' cheapest plans above what is proven, by which regrets may be larger; 0 where all are proven."""
 
@@ -120,12 +115,7 @@ def robust_result(problem: SchedulingProblem, result: SearchResult) -> tuple[Sea
 
 
 def choose_robust(problem: SchedulingProblem, stages: Sequence[Stage]) -> RobustChoice:
-    """Return the plan of least worst regret, the one at hand where none has less; one search for each case.
-
-    Args:
-        problem: With the spread of each time.
-        stages: The plan at hand, which keeps all constraints.
-    """
+    """Return the plan of least worst regret, the one at hand where none has less; one search for each case."""
     estimates = tuple(estimates_of(problem))
     problems: dict[Case, SchedulingProblem] = {}
     plans: dict[Plan, None] = {tuple(stages): None}

@@ -14,8 +14,6 @@ class HistoryPoint(NamedTuple):
 
     num_evaluations: int
     seconds: float
-    """Since the search began."""
-
     best_cost_usd: float
 
 
@@ -27,8 +25,6 @@ class SearchResult:
     """With `cost_lower_bound_usd` and `optimality_gap` proven by the exact bound."""
 
     evaluation: PlanEvaluation
-    """The plan's cost as a breakdown per stage."""
-
     history: tuple[HistoryPoint, ...]
     search_seconds: float
     """Wall time of the search alone; the proof of the bound is not in it."""

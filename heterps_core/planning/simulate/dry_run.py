@@ -66,10 +66,6 @@ def predict_dry_run(
     Args:
         profile: Measured on this machine, with the micro-batch as its batch where possible.
         stages: The dry-run cut and replica counts; their device types do not matter.
-        batch_size: B, samples of a step.
-        num_microbatches: m, at least 1.
-        num_cores: n, cores that the workers share, at least 1.
-        drains: The pipeline drains at the end of each step.
 
     Raises:
         ConfigurationError: The stages do not cover the chain, the profile is of another model, or a count is

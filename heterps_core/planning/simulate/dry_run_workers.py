@@ -22,7 +22,6 @@ from heterps_core.training.pipeline.pipeline_schedule import one_forward_one_bac
 from heterps_core.training.pipeline.stage_exchange import routes_to_neighbour
 
 Message = tuple[str, int]
-"""Direction and micro-batch."""
 
 NUM_WARMUP_STEPS, NUM_STEPS = 3, 6
 """Steps until the feeds and stages have fallen into their rhythm, and those whose mean is taken."""
@@ -46,10 +45,6 @@ def simulate_workers(
 ) -> float:
     """Return the seconds of a training step.
 
-    Args:
-        costs: Of the workers of this job, measured on this machine.
-        num_cores: That all workers share, at least 1.
-
     Raises:
         ConfigurationError: The costs are those of another number of stages, or there is no core.
     """
@@ -71,7 +66,6 @@ class _DryRun:
         self.step_ends: list[float] = []
         self.arrived: dict[Hashable, int] = {}
         self.trainers: dict[tuple[int, int], Thread] = {}
-        """Threads that run layers, by stage and replica."""
 
     def step_seconds(self) -> float:
         for stage, num_replicas in enumerate(self.job.replicas_per_stage):

@@ -100,7 +100,6 @@ def simulate(
     Work grows with steps, micro-batches and stages as calls of NumPy, each over the replicas of a stage.
 
     Args:
-        num_steps: At least 1.
         slow_factors: Stage and replica of stragglers -> how many times as long their passes take, positive.
     """
     return _Simulation(load, num_steps, slow_factors).run()
@@ -137,8 +136,6 @@ class _Sending:
     """A micro-batch on its way from a stage to its neighbour."""
 
     starts: Floats
-    """When each sender's lane begins with it."""
-
     pass_ends: Floats
 
 
@@ -150,7 +147,6 @@ class _StageState:
         self.lane_in_free = np.zeros(num_replicas)
         self.lane_out_free = np.zeros(num_replicas)
         self.put_off_seconds = np.zeros(num_replicas)
-        """Of weight gradients, still to be worked out."""
 
         self.updated_seconds = 0.0
         """When all replicas ended the step before; no row is read before."""

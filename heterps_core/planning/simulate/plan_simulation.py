@@ -37,10 +37,7 @@ class PlanSimulation:
     """Stage and replica of stragglers -> how many times as long their passes take."""
 
     undisturbed: SimulatedRun
-    """Without stragglers."""
-
     disturbed: SimulatedRun | None
-    """With stragglers; None where there are none."""
 
     @property
     def run(self) -> SimulatedRun:

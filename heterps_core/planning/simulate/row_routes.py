@@ -69,13 +69,6 @@ class Transfer:
     A replica sends its messages one after the other, in the order of peers; a replica receives in the order of
     senders. A message streams through: it takes the slower of the two lanes' times, begins when both lanes are
     there for it, and occupies each for that lane's own time, the receiver's at least until the last byte is sent.
-
-    Args:
-        routes: From senders (`replicas`) to receivers (`peer_replicas`).
-        num_senders: Of the stage, with those that have no rows.
-        num_receivers: The same.
-        send_seconds_per_row: On a sender's lane.
-        receive_seconds_per_row: On a receiver's lane.
     """
 
     def __init__(
@@ -123,10 +116,9 @@ class Transfer:
         return by_lane
 
     def produced(self, pass_ends: Floats) -> Floats:
-        """Return when the last of each receiver's rows existed; minus infinity for receivers without rows.
+        """Return when the last of each receiver's rows existed, shape (senders,) -> (receivers,).
 
-        Args:
-            pass_ends: When each sender's pass ended, shape (senders,).
+        It is minus infinity for receivers without rows.
         """
         latest = np.full(self._receiving_seconds.size, -np.inf)
         latest[self._receivers] = np.maximum.reduceat(pass_ends[self._senders], self._firsts)
@@ -155,9 +147,7 @@ def stage_durations(
     A pass takes the stage's mean time, times what its slice is longer or shorter than the mean as far as rows
     matter, times the replica's slow factor. Messages take their rows' share of the slice's time.
 
-    Args:
-        num_rows: Of the micro-batch.
-        slow_factors: Per stage, of shape (k,).
+    Slow factors have shape (k,) for each stage.
     """
     # Of a slice, in a micro-batch of mean size.
     mean_rows = [load.batch_size / load.num_microbatches / stage.num_replicas for stage in load.stages]

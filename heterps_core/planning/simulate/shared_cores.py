@@ -47,7 +47,6 @@ class SharedCores:
     """A machine, and the time on it.
 
     Args:
-        num_cores: At least 1.
         wake_seconds: From an event until a thread that waited for it works.
         balance_seconds: For which a core rests before it takes a thread from another; threads that wake come to it
             at once.
@@ -64,7 +63,6 @@ class SharedCores:
         self._wake_seconds = wake_seconds
         self._balance_seconds = balance_seconds
         self._rest_since: list[float | None] = [0.0] * num_cores
-        """None for a core that works."""
 
         self._waking: list[tuple[float, int, Thread]] = []
         self._num_woken = 0

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from infra.providers.aws.launch import MachineSettings
 
 _PROBE = "heterps-doctor"
-"""Run id of what is only asked for; nothing is made under it."""
 
 _ALLOWED_CODE = "DryRunOperation"
-"""Answer to a dry run of what would be done."""
 
 
 def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> Iterator[Check]:

@@ -68,7 +68,6 @@ WAYS_OUT = {
     "RequestLimitExceeded": "wait a minute and try again: the account makes too many calls",
     "Throttling": "wait a minute and try again: the account makes too many calls",
 }
-"""What a user can do about an error code of EC2 or IAM."""
 
 _UNKNOWN_PROFILE = "invalid iam instance profile"
 """In the message of an InvalidParameterValue, for some seconds after a profile was made: IAM tells EC2 late."""

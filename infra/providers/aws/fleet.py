@@ -47,8 +47,6 @@ class FleetGroup:
     """Nodes of one stage that any of the same offers can be."""
 
     index: int
-    """In the plan, counted from 0."""
-
     requests: tuple[NodeRequest, ...]
 
     @property

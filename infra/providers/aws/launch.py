@@ -65,8 +65,6 @@ class MachineSettings:
     """ARN of the permissions boundary of the nodes' roles; none is made without it."""
 
     key_name: str | None = None
-    """None puts no key on the instances."""
-
     workspace: str = "default"
     """Whose machines these are, where several share an account: at most 32 letters, digits, '.', '_' and '-'."""
 
@@ -114,23 +112,13 @@ class RunLaunch:
 
     machines: MachineSettings
     run_directory: str
-    """That nodes get rights to, where it is in S3."""
-
     data_folders: tuple[str, ...]
-    """Of other buckets, or beside it, that nodes read."""
-
     run_id: str
     lease_until: datetime
-    """What the lease tag says at birth."""
-
     first_boot: str
-    """User data."""
-
     table_disk: TableDisk | None
 
     ledger: Ledger
-    """Written before and after each fleet request."""
-
     launched_ids: list[str]
     """Grows by every instance that EC2 names, also of requests that failed."""
 

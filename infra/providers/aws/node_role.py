@@ -48,7 +48,6 @@ class NodeRole:
     run_id: str
     made_at: datetime
     is_in_profile: bool
-    """The profile is there and holds the role."""
 
 
 def check_boundary(boundary: str | None) -> str:
@@ -74,9 +73,8 @@ def is_in_s3(run_directory: str) -> bool:
 def node_policy(run_directory: str, data_folders: Collection[str] = ()) -> dict[str, Any]:
     """Return what the nodes of one run may do.
 
-    Args:
-        run_directory: For instance s3://bucket/heterps/night-1?region=us-east-1.
-        data_folders: Whose objects they read, for instance clicks/raw; the boundary must allow it, too.
+    A run directory is for instance s3://bucket/heterps/night-1?region=us-east-1; data folders, such as
+    clicks/raw, are read, which the boundary must allow, too.
 
     Raises:
         ConfigurationError: One cannot stand in a policy.

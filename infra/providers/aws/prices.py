@@ -49,7 +49,6 @@ SPOT_PRODUCT = "Linux/UNIX"
 SPOT_SOURCE = "EC2 DescribeSpotPriceHistory, Linux/UNIX"
 
 PREEMPTED_CODE = "Server.SpotInstanceTermination"
-"""StateReason of a machine that EC2 took."""
 
 MBIT_PER_GBIT = 1_000
 

@@ -27,10 +27,8 @@ LIVE_STATES = ("pending", "running", "stopping", "stopped")
 IMAGE_NAME_PATTERN = "heterps-node-*"
 
 MAX_FILTER_VALUES = 200
-"""Of one filter of EC2."""
 
 MAX_TOPOLOGY_IDS = 100
-"""Of one request for the network nodes of instances."""
 
 DESCRIBE_TIMEOUT_S = 60.0
 """EC2 may not know for some seconds an instance that it has just launched."""

@@ -30,7 +30,6 @@ PRICE_TAG_PREFIX = "heterps:price/"
 """Before the name of an instance type: a fleet request may have any of several."""
 
 MAX_OFFERS = 30
-"""Whose prices fit beside the other tags."""
 
 MAX_VALUE_CHARACTERS = 256
 ENDED_STATES = ("shutting-down", "terminated")

@@ -14,11 +14,7 @@ from heterps_core.plans.scheduling_plan import Stage
 
 
 class BestPlan:
-    """Takes partitions, gives them their best replicas within the caps and keeps the cheapest.
-
-    Args:
-        problem: Whose plans are meant.
-    """
+    """Takes partitions, gives them their best replicas within the caps and keeps the cheapest."""
 
     def __init__(self, problem: SchedulingProblem) -> None:
         self.problem, self.names = problem, problem.device_type_names

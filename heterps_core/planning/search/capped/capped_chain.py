@@ -92,8 +92,7 @@ class CappedChain:
     def completions(self, full_prices: Floats) -> Floats:
         """Return the least price of layers a.. to the end where the stage before a is on type t.
 
-        Args:
-            full_prices: Shape (Q, n).
+        Full prices have shape (Q, n).
 
         Returns:
             Shape (Q, L + 1, T); row L is 0.
@@ -129,9 +128,7 @@ class CappedChain:
     def cheapest(self, full_prices: Floats, after: Floats) -> tuple[float, Ints]:
         """Return the least price of a partition and the positions of its stages, for one price set.
 
-        Args:
-            full_prices: Shape (n,).
-            after: Their completions, shape (L + 1, T).
+        Their completions have shape (L + 1, T).
         """
         ordered, flat = full_prices[self._by_first], after.reshape(-1)
         stages: list[int] = []
@@ -197,12 +194,7 @@ class CappedChain:
         return highest * (1 + 1e-9)
 
     def without_hopeless(self, scarcity: Floats, target: float) -> CappedChain:
-        """Return the chain without stages that no partition below the target has.
-
-        Args:
-            scarcity: Prices of scarce units, shape (R,).
-            target: Finite.
-        """
+        """Return the chain without stages that no partition below the target has, at prices of shape (R,)."""
         full = self.full_prices(scarcity)
         after = self.completions(full[None])[0]
         bounds = (

@@ -80,19 +80,13 @@ class _Interval:
     """Plans of a longest stage time in some interval."""
 
     lower_bound: float
-    """Of their products."""
-
     order: int
-    """Decides where bounds are equal."""
-
     plans: Plans = field(compare=False)
     known: IntervalBound | None = field(compare=False, default=None)
     """None where the bound comes from the interval that it is part of."""
 
     num_partial_searches: int = field(compare=False, default=0)
     num_programmes: int = field(compare=False, default=0)
-    """Which did not settle it."""
-
     reach: float = field(compare=False, default=_FIRST_REACH)
     """How far above the bound its partial plans are searched next, relatively."""
 
@@ -101,8 +95,6 @@ class CappedSearch:
     """Finds the cheapest plan of a problem.
 
     Args:
-        problem: The problem.
-        groups: Of `step_groups`, those whose plans are meant.
         known: A plan to begin with, if it keeps all constraints.
         deadline: Of `time.perf_counter`, at which the search ends; infinite for none.
         most_steps: Intervals that are looked at before the search ends.
@@ -263,13 +255,7 @@ class CappedSearch:
             self.best.offer_rows(chain.rows[stages])
 
     def _split_interruptions(self, interval: _Interval, known: IntervalBound, ratio: float) -> bool:
-        """Divide an interval by interruptions where those keep the bound lower than its stage times do.
-
-        Args:
-            interval: The interval.
-            known: What is known of it.
-            ratio: Longest over shortest stage time.
-        """
+        """Divide an interval by interruptions where those keep the bound lower than its stage times do."""
         if known.linear.most_over_linear(interval.lower_bound) <= max(math.sqrt(ratio), _SAME_PRODUCT):
             return False
         least, most = known.plans.interruptions

@@ -22,8 +22,6 @@ class FeasibilitySearch:
     """Tells whether some plan keeps memory and caps at given stage times; a `RateSolver` whose plans cost nothing.
 
     Args:
-        table: All runs of layers on all types, shape (G, T).
-        most_stages: Of a plan; None without a limit.
         deadline: Of `time.perf_counter`, from which on no plan is met; infinite for none.
     """
 

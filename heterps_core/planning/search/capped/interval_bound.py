@@ -43,8 +43,6 @@ class Plans:
 
     group: int
     is_rest: bool
-    """Whether plans of all further groups are meant too."""
-
     interruptions: tuple[float, float] = (0.0, math.inf)
     """Per hour."""
 
@@ -66,11 +64,7 @@ class IntervalBound:
     """What is known of some plans."""
 
     plans: Plans
-    """With stages, prices and partitions as they are now known."""
-
     lower_bound: float
-    """Of their products."""
-
     linear: LinearProduct
     chain: CappedChain
     nearest: Ints
@@ -80,10 +74,7 @@ class IntervalBound:
 class IntervalBounds:
     """Bounds the plans of one problem.
 
-    Args:
-        problem: The problem.
-        groups: Of `step_groups`.
-        best: Takes the plans that are met; what is no better is left out.
+    What is no better than `best`, which takes the plans that are met, is left out.
     """
 
     def __init__(self, problem: SchedulingProblem, groups: Sequence[StepGroup], best: BestPlan) -> None:
@@ -303,11 +294,7 @@ class _Candidates:
     units: Floats
     usd_per_hour: Floats
     usd_seconds: Floats
-    """Of `StageTable.least_usd_seconds`."""
-
     interruptions: Floats
-    """Per hour."""
-
     has_interruptions: bool
     caps: Floats
     num_layers: int

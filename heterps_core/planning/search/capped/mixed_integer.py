@@ -31,8 +31,6 @@ def cheapest_by_programme(
     """Return the cheapest partition below the target, or a bound.
 
     Args:
-        chain: The candidates.
-        target: Positive and finite; only cheaper partitions are looked for.
         seconds: After which the best bound so far is returned.
         gap: Between a partition and the bound, relatively, from which on they are good enough.
     """

@@ -18,7 +18,6 @@ from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.search.capped.capped_chain import ROUNDING, CappedChain
 
 MAX_PARTIAL_PLANS = 16_384
-"""Partial plans of the same end that are kept at most."""
 
 _DOMINANCE_BLOCK = 128
 """Cheapest partial plans, which are compared with all others; the rest is only checked against these."""
@@ -35,8 +34,6 @@ class CappedPartition:
     """Flat indices run * T + type, last stage first; None where no partition below the cutoff was met."""
 
     lower_bound: float
-    """Proven: no partition within the caps is cheaper."""
-
     is_settled: bool
     """Whether `rows` is the optimum, or none below the cutoff exists."""
 
@@ -57,9 +54,7 @@ def cheapest_below(
     partial plan stands for many; where the cheapest partition takes too much of one, it is counted as well.
 
     Args:
-        chain: The candidates.
         scarcity: Prices of resources whose bound is strong.
-        target: Finite or infinite; only cheaper partitions are looked for.
         most_partial_plans: That are kept of the same end.
         is_over: Asked now and then; the search ends early where it is.
     """

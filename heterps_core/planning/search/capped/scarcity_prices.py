@@ -14,7 +14,6 @@ from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.search.capped.capped_chain import CappedChain
 
 _MAX_PRICE_STEPS = 60
-"""Rounds of the ascent on unit prices."""
 
 _PRECISE, _WORTH_WHILE = 3e-4, 0.03
 """An ascent ends where it could be raised by less: relatively to the bound, and to its distance from the target."""
@@ -23,7 +22,6 @@ _PART_OF_THE_WAY = 0.3
 """To the highest point below all planes; 1 would be Kelley's method."""
 
 _MOST_PLANES = 40
-"""That are handed on to the next ascent."""
 
 _FEWEST = 1e-3
 """Stands for a cap of nothing where a first price is looked for."""
@@ -60,7 +58,6 @@ def ascend(
     the programme's precision.
 
     Args:
-        chain: The candidates.
         target: A bound above needs not be raised; finite.
         scarcity: q to begin with; zeros by default.
         known: Positions of the stages of partitions whose planes are worth while from the start.

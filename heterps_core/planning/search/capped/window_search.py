@@ -29,12 +29,7 @@ _Plan = list[tuple[int, int, int]]
 
 
 class WindowSearch:
-    """Walks over the partitions of one chain.
-
-    Args:
-        chain: The candidates; others are not looked at.
-        random: Of the order of windows and of the weights.
-    """
+    """Walks over the partitions of one chain."""
 
     def __init__(self, chain: CappedChain, random: np.random.Generator) -> None:
         self.chain, self.random = chain, random
@@ -50,10 +45,8 @@ class WindowSearch:
     def partitions(self, stages: Ints, scarcity: Floats, num_sweeps: int) -> Iterator[Ints]:
         """Yield partitions within the caps, each cheaper than the one before, as positions in the chain.
 
-        Args:
-            stages: Positions of a partition to begin with, first stage first, which may break caps.
-            scarcity: Prices of scarce units, shape (R,).
-            num_sweeps: After which the search ends.
+        It begins with the stages at some positions, first stage first, which may break caps, and with prices of
+        scarce units of shape (R,).
         """
         chain, num_types = self.chain, self.chain.num_types
         index = (places[stages].tolist() for places in self.index)

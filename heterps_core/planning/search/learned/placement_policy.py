@@ -110,12 +110,7 @@ def _log(values: Floats | float) -> Floats:
 
 
 class PlacementPolicy(nn.Module):
-    """Two bidirectional LSTMs over the layers, each type a sequence that sees mean and maximum of all types.
-
-    Args:
-        num_features: F.
-        num_hidden: H, of each direction.
-    """
+    """Two bidirectional LSTMs of H units each over the layers; each type sees mean and maximum of all types."""
 
     def __init__(self, num_features: int, num_hidden: int) -> None:
         super().__init__()

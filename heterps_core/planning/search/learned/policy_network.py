@@ -52,14 +52,7 @@ _TICKS_PER_S = 1e6
 
 
 class AutoregressivePolicy(nn.Module):
-    """One recurrent cell per layer, fed the layer's features and the previous choice.
-
-    Args:
-        num_features: F.
-        num_types: T.
-        num_hidden: H.
-        cell_class: The cell of the recurrence.
-    """
+    """One recurrent cell per layer, fed the layer's features and the previous choice."""
 
     def __init__(
         self,

@@ -30,6 +30,12 @@ SUCCESSOR_WIDTH = 4
 LAYER_WIDTH = WORD_WIDTH + METRIC_WIDTH + SUCCESSOR_WIDTH
 NO_SUCCESSOR = -0.1
 
+NUM_HIDDEN = 64
+"""H of all networks. The ancestor's 512 take some 50 times the arithmetic, for chains of dozens of layers."""
+
+TANH_CONSTANT = 1.0
+"""C. Bounds how sure the allocation network can be: with 1 no type among four gets more than 71 %."""
+
 _MICROSECONDS_PER_S = 1e6
 
 
@@ -99,17 +105,12 @@ def successor_entries(num_layers: int) -> Floats:
 
 
 class PartitionNetwork(nn.Module):
-    """Feed-forward: 32 numbers of a layer -> logits over the groups.
+    """Feed-forward: 32 numbers of a layer -> logits over the G groups."""
 
-    Args:
-        num_groups: G.
-        num_hidden: H.
-    """
-
-    def __init__(self, num_groups: int, *, num_hidden: int) -> None:
+    def __init__(self, num_groups: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(LAYER_WIDTH, num_hidden), nn.ReLU(), nn.Linear(num_hidden, num_groups)
+            nn.Linear(LAYER_WIDTH, NUM_HIDDEN), nn.ReLU(), nn.Linear(NUM_HIDDEN, num_groups)
         )
 
     def forward(self, layers: Tensor) -> Tensor:
@@ -132,14 +133,8 @@ def neighbour_logits(num_layers: int, num_groups: int, *, bias: float) -> Tensor
 def group_vectors(word_vectors: Tensor, metrics: Tensor, groups: Tensor, num_groups: int) -> Tensor:
     """Return what the allocation network sees of each group, shape (M, G, 28 + G).
 
-    The means of the members' word vectors and metrics, then one number per group: 1 where a member feeds a layer of
-    that group. A group without members is all zeros.
-
-    Args:
-        word_vectors: Shape (L, 16).
-        metrics: Shape (L, 12).
-        groups: Group of each layer, shape (M, L).
-        num_groups: G.
+    The means of the members' word vectors (L, 16) and metrics (L, 12), then one number per group: 1 where a member
+    feeds a layer of that group. A group without members is all zeros. `groups` are those of the layers, shape (M, L).
     """
     members = nn.functional.one_hot(groups, num_groups).float()  # (M, L, G)
     sums = members.transpose(1, 2) @ torch.cat([word_vectors, metrics], dim=1)  # (M, G, 28)
@@ -156,35 +151,23 @@ class AllocationNetwork(nn.Module):
 
         e_ij = v . tanh(W2 h_i + W1 m_j),   c_i = sum over j of softmax_j(e_ij) * W1 m_j,
         logits_i = C * tanh(Wd [h_i ; c_i]).
-
-    Args:
-        num_groups: G.
-        num_types: T.
-        num_hidden: H, of the decoder and of each direction of the encoder.
-        tanh_constant: C. Bounds how sure the network can be: with 1 no type among four gets more than 71 %.
     """
 
-    def __init__(self, num_groups: int, num_types: int, *, num_hidden: int, tanh_constant: float) -> None:
+    def __init__(self, num_groups: int, num_types: int) -> None:
         super().__init__()
-        self.tanh_constant = tanh_constant
         group_width = WORD_WIDTH + METRIC_WIDTH + num_groups
-        self.encoder = nn.LSTM(group_width, num_hidden, batch_first=True, bidirectional=True)
-        self.decoder = nn.LSTMCell(num_hidden, num_hidden)
-        self.previous_type = nn.Embedding(num_types + 1, num_hidden)
-        self.memory_weight = nn.Linear(2 * num_hidden, num_hidden, bias=False)  # W1
-        self.state_weight = nn.Linear(num_hidden, num_hidden, bias=False)  # W2
-        self.score_weight = nn.Linear(num_hidden, 1, bias=False)  # v
-        self.output_weight = nn.Linear(2 * num_hidden, num_types, bias=False)  # Wd
+        self.encoder = nn.LSTM(group_width, NUM_HIDDEN, batch_first=True, bidirectional=True)
+        self.decoder = nn.LSTMCell(NUM_HIDDEN, NUM_HIDDEN)
+        self.previous_type = nn.Embedding(num_types + 1, NUM_HIDDEN)
+        self.memory_weight = nn.Linear(2 * NUM_HIDDEN, NUM_HIDDEN, bias=False)  # W1
+        self.state_weight = nn.Linear(NUM_HIDDEN, NUM_HIDDEN, bias=False)  # W2
+        self.score_weight = nn.Linear(NUM_HIDDEN, 1, bias=False)  # v
+        self.output_weight = nn.Linear(2 * NUM_HIDDEN, num_types, bias=False)  # Wd
 
     def sample(
         self, vectors: Tensor, num_placements: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Draw placements of the groups.
-
-        Args:
-            vectors: As from `group_vectors`, shape (M, G, 28 + G).
-            num_placements: K.
-            generator: Of the draws.
+        """Draw K placements of the groups, vectors of shape (M, G, 28 + G) as from `group_vectors`.
 
         Returns:
             The type of each group, shape (M, K, G), and log P of it, of the same shape.
@@ -210,15 +193,10 @@ class AllocationNetwork(nn.Module):
         return torch.stack(types, dim=1).view(shape), torch.stack(log_probabilities, dim=1).view(shape)
 
     def logits(self, state: Tensor, memory: Tensor) -> Tensor:
-        """Return the logits of the types for one group, shapes (P, H) and (P, G, H) -> (P, T).
-
-        Args:
-            state: h_i.
-            memory: W1 m_j for all groups j.
-        """
+        """Return the logits of the types for one group from h_i and all W1 m_j, (P, H) and (P, G, H) -> (P, T)."""
         scores = self.score_weight(torch.tanh(self.state_weight(state)[:, None] + memory))  # (P, G, 1)
         context = (torch.softmax(scores, dim=1) * memory).sum(dim=1)
-        return self.tanh_constant * torch.tanh(self.output_weight(torch.cat([state, context], dim=1)))
+        return TANH_CONSTANT * torch.tanh(self.output_weight(torch.cat([state, context], dim=1)))
 
 
 class TappSample(NamedTuple):
@@ -234,36 +212,19 @@ class TappSample(NamedTuple):
 class TappPolicy(nn.Module):
     """Both networks and the word vectors that they share; samples plans for one problem.
 
-    Args:
-        inputs: Of the problem's layers.
-        num_types: T.
-        num_groups: G.
-        num_partition_hidden: Hidden units of the partition network.
-        num_allocation_hidden: Hidden units of the allocation network.
-        tanh_constant: See `AllocationNetwork`.
-        neighbour_bias: See `neighbour_logits`; not learned.
+    The bias of `neighbour_logits` is not learned.
     """
 
     def __init__(
-        self,
-        inputs: LayerInputs,
-        num_types: int,
-        *,
-        num_groups: int,
-        num_partition_hidden: int,
-        num_allocation_hidden: int,
-        tanh_constant: float,
-        neighbour_bias: float = 0.0,
+        self, inputs: LayerInputs, num_types: int, *, num_groups: int, neighbour_bias: float = 0.0
     ) -> None:
         super().__init__()
         self.inputs = inputs
         self.num_groups = num_groups
         self.word_vectors = nn.Embedding(int(inputs.words.max()) + 1, WORD_WIDTH)
         self.neighbour_logits = neighbour_logits(len(inputs.words), num_groups, bias=neighbour_bias)
-        self.partition = PartitionNetwork(num_groups, num_hidden=num_partition_hidden)
-        self.allocation = AllocationNetwork(
-            num_groups, num_types, num_hidden=num_allocation_hidden, tanh_constant=tanh_constant
-        )
+        self.partition = PartitionNetwork(num_groups)
+        self.allocation = AllocationNetwork(num_groups, num_types)
 
     def sample(self, num_groupings: int, num_placements: int, generator: torch.Generator) -> TappSample:
         """Draw groupings, and placements of each.

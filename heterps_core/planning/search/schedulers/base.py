@@ -28,18 +28,11 @@ _SUMMATION_TOLERANCE = 1e-9
 
 
 class Proof:
-    """The cost that no plan undercuts: known already, or proven when it is asked for.
-
-    Args:
-        problem: Whose plans are meant.
-        known_usd: The cost, where it is proven already.
-        max_seconds: After which a proof ends with a lower bound.
-    """
+    """The cost that no plan undercuts: known already, or proven when it is asked for."""
 
     def __init__(self, problem: SchedulingProblem, known_usd: float | None, max_seconds: float) -> None:
         self.problem, self.max_seconds = problem, max_seconds
         self.seconds = 0.0
-        """That the proof took."""
 
         self._usd = known_usd
 
@@ -63,8 +56,6 @@ class FoundPlan:
     stages: tuple[Stage, ...]
     num_evaluations: int
     history: Sequence[HistoryPoint] = ()
-    """Empty where the plan is the first that was rated."""
-
     proven_usd: float | None = None
     """A cost that no plan undercuts, where the method proves one itself."""
 
@@ -78,8 +69,6 @@ class Scheduler(ABC):
     """
 
     name: ClassVar[str]
-    """As listed in `SCHEDULERS`."""
-
     default_budget_evaluations: ClassVar[int]
     """What a user gets who names no budget: enough for this method to do well on 16 layers x 4 types."""
 
@@ -95,9 +84,6 @@ class Scheduler(ABC):
         """Return the best plan that was found, with its proof.
 
         Args:
-            problem: What to plan.
-            budget_evaluations: Most plans that may be rated, at least 1.
-            seed: Of all random choices.
             proven_usd: A cost that no plan undercuts, where one is proven already; else it is proven here.
             max_seconds: After which the proof ends with a gap; `exact` then returns its best plan.
 
@@ -130,9 +116,6 @@ class Scheduler(ABC):
         """Return the best plan of this method.
 
         Args:
-            problem: What to plan.
-            budget_evaluations: Most plans that may be rated, at least 1.
-            seed: Of all random choices.
             proof: Asked where no plan is found: its error says better than the method why there is none.
 
         Raises:

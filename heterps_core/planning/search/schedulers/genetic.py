@@ -23,20 +23,19 @@ class GeneticSettings:
     """Settings of the search; the defaults were tried on random problems of 16 x 4 and 32 x 4."""
 
     num_parents: int = 256
-    """Best plans that live on and have children."""
-
     children_per_generation: int = 256
-    crossover_share: float = 0.5
-    """Share of the children with two parents: the second gives one stretch of layers, the first the rest."""
 
-    newcomer_share: float = 0.05
-    """Share of each generation that is drawn afresh instead."""
 
-    patience_generations: int = 20
-    """Generations without a gain of its best after which a population is replaced by a fresh one."""
+_CROSSOVER_SHARE = 0.5
+"""Share of the children with two parents: the second gives one stretch of layers, the first the rest."""
 
-    most_first_runs: int = 6
-    """Runs of a plan that is drawn afresh, at most, in the mean."""
+_NEWCOMER_SHARE = 0.05
+
+_PATIENCE_GENERATIONS = 20
+"""Generations without a gain of its best after which a population is replaced by a fresh one."""
+
+_MOST_FIRST_RUNS = 6
+"""Runs of a plan that is drawn afresh, at most, in the mean."""
 
 
 class GeneticScheduler(ProposingScheduler):
@@ -45,9 +44,6 @@ class GeneticScheduler(ProposingScheduler):
     A plan that an earlier population rated keeps its reward and is not rated again. The search ends before its budget
     when a whole population brings fewer new plans than one generation has children: on problems so small that
     fresh populations meet the old plans.
-
-    Args:
-        settings: See `GeneticSettings`.
     """
 
     name = "genetic"
@@ -71,7 +67,7 @@ class GeneticScheduler(ProposingScheduler):
         num_known = -num_newcomers
         while len(known) - num_known >= num_newcomers:
             num_known = len(known)
-            newcomers = self._newcomers(num_newcomers, num_layers, num_types, random)
+            newcomers = random_run_plans(num_newcomers, num_layers, num_types, random)
             yield from self._evolve(np.concatenate([*first_plans, newcomers]), num_types, known, random)
             first_plans = []
 
@@ -87,7 +83,7 @@ class GeneticScheduler(ProposingScheduler):
         seen: set[bytes] = set()
         parents, rewards = children[:0], np.empty(0)
         num_stale = 0
-        while num_stale < settings.patience_generations:
+        while num_stale < _PATIENCE_GENERATIONS:
             best = rewards.max(initial=-np.inf)
             children = unseen(children, seen)
             found = yield from _rewards_of(children, known)
@@ -102,23 +98,16 @@ class GeneticScheduler(ProposingScheduler):
     ) -> Assignments:
         """Return children of two parents, half of them mutated, mutated copies of one parent, and newcomers."""
         settings = self.settings
-        num_newcomers = round(settings.newcomer_share * settings.children_per_generation)
+        num_newcomers = round(_NEWCOMER_SHARE * settings.children_per_generation)
         num_children = settings.children_per_generation - num_newcomers
-        num_crossed = round(settings.crossover_share * num_children)
+        num_crossed = round(_CROSSOVER_SHARE * num_children)
         children = parents[_places(len(parents), num_children, random)]
         partners = parents[_places(len(parents), num_crossed, random)]
         children[:num_crossed] = crossed(children[:num_crossed], partners, random)
         num_kept = num_crossed // 2
         children[num_kept:] = mutated(children[num_kept:], num_types, random)
-        newcomers = self._newcomers(num_newcomers, parents.shape[1], num_types, random)
+        newcomers = random_run_plans(num_newcomers, parents.shape[1], num_types, random)
         return np.concatenate([children, newcomers])
-
-    def _newcomers(
-        self, num_plans: int, num_layers: int, num_types: int, random: np.random.Generator
-    ) -> Assignments:
-        return random_run_plans(
-            num_plans, num_layers, num_types, most_runs=self.settings.most_first_runs, random=random
-        )
 
 
 def _rewards_of(plans: Assignments, known: dict[bytes, float]) -> Generator[Assignments, Ratings, Floats]:
@@ -153,10 +142,10 @@ def two_run_plans(num_layers: int, num_types: int, most: int, random: np.random.
 
 
 def random_run_plans(
-    num_plans: int, num_layers: int, num_types: int, *, most_runs: int, random: np.random.Generator
+    num_plans: int, num_layers: int, num_types: int, random: np.random.Generator
 ) -> Assignments:
-    """Return random plans, shape (P, L), which have one to `most_runs` runs in the mean."""
-    num_runs = random.integers(1, most_runs + 1, size=num_plans)
+    """Return random plans, shape (P, L), which have one to six runs in the mean."""
+    num_runs = random.integers(1, _MOST_FIRST_RUNS + 1, size=num_plans)
     borders = random.random((num_plans, num_layers)) < ((num_runs - 1) / max(num_layers - 1, 1))[:, None]
     borders[:, 0] = False
     types = random.integers(num_types, size=(num_plans, num_layers))

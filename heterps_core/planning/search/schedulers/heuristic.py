@@ -21,7 +21,6 @@ class HeuristicScheduler(ProposingScheduler):
 
     name = "heuristic"
     default_budget_evaluations = 1_024
-    """All pairs of 64 device types, the planner's limit."""
 
     def propose(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> Proposals:
         """Yield the rule's plan for every pair of types."""

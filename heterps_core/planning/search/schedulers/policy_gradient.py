@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.schedulers.base import ProposingScheduler
 from heterps_core.planning.search.search_result import SearchResult
@@ -29,13 +31,33 @@ class PolicyGradientScheduler(ProposingScheduler):
             return super().search(problem, **terms)
 
 
-def descend(optimizer: torch.optim.Optimizer, loss: Tensor, *, gradient_norm: float | None = None) -> None:
-    """Make one optimizer step down the loss, with the gradient clipped to a norm if one is given."""
+class MovingBaseline:
+    """The moving average of rewards that is taken off each; it begins with the first round's mean.
+
+    Beginning with 0, or with the reward of a plan that fails, would give the first rounds a huge common gradient.
+    """
+
+    _RATE = 0.1
+    """Share of a round's mean reward that enters."""
+
+    def __init__(self) -> None:
+        self._baseline: float | None = None
+
+    def gain(self, log_probabilities: Tensor, rewards: Floats) -> Tensor:
+        """Return what the policy gradient ascends, from P plans and their rewards, fewer where the budget ended."""
+        mean_reward = float(rewards.mean())
+        baseline = mean_reward if self._baseline is None else self._baseline
+        self._baseline = baseline + self._RATE * (mean_reward - baseline)
+        advantages = torch.from_numpy((rewards - baseline).astype(np.float32))
+        return (log_probabilities[: rewards.size] * advantages).mean()
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Make one optimizer step down the loss, with the gradient clipped to a norm of 1."""
     optimizer.zero_grad()
     torch.autograd.backward(loss)
-    if gradient_norm is not None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        torch.nn.utils.clip_grad_norm_(parameters, gradient_norm)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
     optimizer.step()
 
 

@@ -39,8 +39,6 @@ class ReinforceSettings:
     """Share of a round's plans that carry gradient, counted as distinct plans."""
 
     learning_rate: float = 0.15
-    """Of Adam, on logits."""
-
     entropy_weight: float = 0.05
     """Reward per nat of the entropy of the whole plan."""
 
@@ -60,13 +58,11 @@ class ReinforceScheduler(ProposingScheduler):
     A plan that was rated once is not rated again, so the budget counts distinct plans.
 
     Args:
-        settings: See `ReinforceSettings`.
         first_logits: What the search starts from for a problem, shape (L, T + 1, T); by default the shipped policy.
     """
 
     name = "reinforce"
     default_budget_evaluations = 250_000
-    """Seldom reached: the search ends after its rounds."""
 
     def __init__(
         self,

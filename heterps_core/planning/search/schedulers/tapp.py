@@ -18,6 +18,7 @@ from heterps_core.planning.search.learned.tapp_network import TappPolicy, layer_
 from heterps_core.planning.search.plan_rater import Ratings, log_cost_rewards
 from heterps_core.planning.search.schedulers.base import Proposals
 from heterps_core.planning.search.schedulers.policy_gradient import (
+    MovingBaseline,
     PolicyGradientScheduler,
     descend,
     seeded_torch,
@@ -40,21 +41,8 @@ class TappSettings:
     placements_per_grouping: int = 4
     """k."""
 
-    num_partition_hidden: int = 64
-    num_allocation_hidden: int = 64
-    """The ancestor's 512 take some 50 times the arithmetic, for groups of a chain of dozens of layers."""
-
-    tanh_constant: float = 1.0
-    """Bound of the logits over the device types."""
-
     learning_rate: float = 1e-2
     """Of Adam. The ancestor's is 0.1."""
-
-    baseline_rate: float = 0.1
-    """Share of a round's mean reward that enters the moving average."""
-
-    gradient_norm: float = 1.0
-    """Largest norm of a step's gradient."""
 
 
 def root_cost_rewards(ratings: Ratings) -> Floats:
@@ -75,10 +63,6 @@ class TappScheduler(PolicyGradientScheduler):
 
     Not taken over from the ancestor: the end of sampling and the noise on its logits, which serve a training that is
     to end in one greedy plan; here the best sample is kept.
-
-    Args:
-        settings: See `TappSettings`.
-        rewards: What a plan's rating is worth to the networks.
     """
 
     name = "tapp"
@@ -101,22 +85,12 @@ class TappScheduler(PolicyGradientScheduler):
                 layer_inputs(problem),
                 len(problem.device_types),
                 num_groups=min(settings.most_groups, problem.num_layers),
-                num_partition_hidden=settings.num_partition_hidden,
-                num_allocation_hidden=settings.num_allocation_hidden,
-                tanh_constant=settings.tanh_constant,
                 neighbour_bias=settings.neighbour_bias,
             )
         generator = torch.Generator().manual_seed(seed)
         optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate)
-        baseline: float | None = None
+        baseline = MovingBaseline()
         while True:
             sample = policy.sample(settings.groupings_per_round, settings.placements_per_grouping, generator)
             rewards = self.rewards((yield sample.plans.numpy()))
-            mean_reward = float(rewards.mean())
-            # The ancestor starts from the reward of a failed plan; the first mean spares a huge common gradient.
-            baseline = mean_reward if baseline is None else baseline
-            advantages = torch.from_numpy((rewards - baseline).astype(np.float32))
-            # The last round may have been cut to the budget.
-            gain = (sample.log_probabilities[: rewards.size] * advantages).mean()
-            descend(optimizer, -gain, gradient_norm=settings.gradient_norm)
-            baseline += settings.baseline_rate * (mean_reward - baseline)
+            descend(optimizer, -baseline.gain(sample.log_probabilities, rewards))

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 import torch
 
+from heterps_core.planning.search.learned import tapp_network
 from heterps_core.planning.search.learned.tapp_network import (
+    NUM_HIDDEN,
     AllocationNetwork,
     LayerInputs,
     PartitionNetwork,
@@ -18,7 +20,7 @@ from heterps_core.planning.search.learned.tapp_network import (
 )
 from tests.builders import make_problem
 
-NUM_GROUPS, NUM_TYPES, NUM_HIDDEN = 3, 2, 5
+NUM_GROUPS, NUM_TYPES = 3, 2
 
 
 def make_policy(inputs, *, num_groups=NUM_GROUPS, num_types=NUM_TYPES, neighbour_bias=0.0, seed=0):
@@ -27,9 +29,6 @@ def make_policy(inputs, *, num_groups=NUM_GROUPS, num_types=NUM_TYPES, neighbour
         inputs,
         num_types,
         num_groups=num_groups,
-        num_partition_hidden=8,
-        num_allocation_hidden=NUM_HIDDEN,
-        tanh_constant=1.0,
         neighbour_bias=neighbour_bias,
     )
 
@@ -46,7 +45,7 @@ def test_a_layer_enters_with_32_numbers_and_a_group_with_28_and_one_per_group():
     assert inputs.metrics.shape == (6, 12)
     assert inputs.successors.shape == (6, 4)
     assert layers.shape == (6, 32)
-    assert PartitionNetwork(NUM_GROUPS, num_hidden=8)(layers).shape == (6, NUM_GROUPS)
+    assert PartitionNetwork(NUM_GROUPS)(layers).shape == (6, NUM_GROUPS)
     vectors = group_vectors(word_vectors, inputs.metrics, groups, NUM_GROUPS)
     assert vectors.shape == (4, NUM_GROUPS, 28 + NUM_GROUPS)
     assert policy.allocation.encoder.input_size == 28 + NUM_GROUPS
@@ -122,9 +121,10 @@ def test_a_group_is_the_mean_of_its_members_and_the_groups_that_they_feed():
     assert vectors[1].tolist() == [0.0] * 31
 
 
-def test_attention_follows_its_formula():
+def test_attention_follows_its_formula(monkeypatch):
+    monkeypatch.setattr(tapp_network, "TANH_CONSTANT", 2.0)
     torch.manual_seed(0)
-    network = AllocationNetwork(NUM_GROUPS, NUM_TYPES, num_hidden=NUM_HIDDEN, tanh_constant=2.0)
+    network = AllocationNetwork(NUM_GROUPS, NUM_TYPES)
     outputs, state = torch.randn(1, NUM_GROUPS, 2 * NUM_HIDDEN), torch.randn(1, NUM_HIDDEN)
 
     logits = network.logits(state, network.memory_weight(outputs)).detach().numpy()
@@ -142,7 +142,7 @@ def test_attention_follows_its_formula():
 def test_the_decoder_starts_where_the_encoder_ends_and_is_fed_the_type_before():
     """Two groups decoded again, step by step, from the network's own cells."""
     torch.manual_seed(0)
-    network = AllocationNetwork(2, NUM_TYPES, num_hidden=NUM_HIDDEN, tanh_constant=1.0)
+    network = AllocationNetwork(2, NUM_TYPES)
     vectors = torch.randn(1, 2, 30)
 
     types, log_probabilities = network.sample(vectors, 6, torch.Generator().manual_seed(0))

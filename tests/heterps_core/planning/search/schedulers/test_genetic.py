@@ -78,7 +78,7 @@ def test_first_plans_are_all_those_of_one_run_and_of_two():
 
 def test_a_mutation_paints_one_stretch_with_one_type():
     random = np.random.default_rng(0)
-    plans = random_run_plans(2_000, 12, 4, most_runs=6, random=random)
+    plans = random_run_plans(2_000, 12, 4, random)
 
     changed = plans != mutated(plans, 4, np.random.default_rng(1))
     after = mutated(plans, 4, np.random.default_rng(1))
