@@ -28,7 +28,7 @@ train-ctr: $(STAMP)
 		$(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 serve: $(STAMP)
-	@$(BIN)/python -m flows.service.serve
+	@$(BIN)/heterps serve
 
 # Two processes take whole files in turn, as the tests of a file share what they start.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -44,6 +44,8 @@ FLOWS: Mapping[str, tuple[str, str, str]] = {
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "status": ("what runs now, what it has cost, and what comes next", "flows.commands.status"),
+    "logs": ("what a run and its nodes have said, with -f as they say it", "flows.commands.logs"),
+    "serve": ("Prefect, MLflow and the nightly schedule, until Ctrl-C", "flows.service.serve"),
     "runs": ("the last runs side by side: plan, end, cost, throughput, AUC", "flows.commands.runs"),
     "cost": ("what runs cost: bills, and the sum of the month", "flows.commands.cost"),
     "explain": ("why a run had its plan", "flows.commands.explain"),

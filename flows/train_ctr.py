@@ -21,6 +21,7 @@ from prefect import State, flow
 from prefect.runtime import flow_run as current_flow_run
 from prefect.states import Completed
 
+from flows import PROJECT_LOGGERS
 from flows.night.fleet import Replan
 from flows.night.plan import begin_run, end_with_plan, plan_night
 from flows.night.training import judge_and_record, train_night
@@ -34,6 +35,7 @@ from tasks.recording import record_overhead
 from tasks.records.runs import finished_run, new_run_id, note_skipped, utc_now
 from tasks.running.live_fleet import only_fleet
 from tasks.running.progress import log_step
+from tasks.running.run_log import kept_log
 
 
 @flow(
@@ -60,8 +62,9 @@ def train_ctr(asked: TrainParameters) -> str | State[str]:
         asked = asked.model_copy(update={"day": str(night.day)})
     begin = partial(begin_run, workspace, asked, night, run_id=run_id, is_resumed=is_resumed)
     if asked.plan_only:
-        run = begin()
-        end_with_plan(run, plan_night(run))
+        with kept_log(workspace, run_id, loggers=PROJECT_LOGGERS):
+            run = begin()
+            end_with_plan(run, plan_night(run))
         return run_id
 
     max_wait_s = asked.max_wait_minutes * 60
@@ -75,14 +78,15 @@ def train_ctr(asked: TrainParameters) -> str | State[str]:
                 told = f"run {earlier} has trained {asked.sized_model} on {night.day} of {asked.data}"
                 log_step("skipped", f"{told}; again=True trains once more")
                 return Completed(name="Skipped", message=told, data=earlier)
-        run = begin()
-        plan = plan_night(run)
-        without: frozenset[str] = frozenset()
-        while isinstance(training := train_night(run, plan), Replan):
-            # Machines were lost or not to be had; what can be had and what it costs may have changed.
-            without |= training.without
-            run = begin(is_resumed=True)
-            plan = plan_night(run, without=without)
-        record_overhead(workspace, run.tracked, run.directory, started_at=started_at)
-        judge_and_record(run, plan, training)
+        with kept_log(workspace, run_id, loggers=PROJECT_LOGGERS):
+            run = begin()
+            plan = plan_night(run)
+            without: frozenset[str] = frozenset()
+            while isinstance(training := train_night(run, plan), Replan):
+                # Machines were lost or not to be had; what can be had and what it costs may have changed.
+                without |= training.without
+                run = begin(is_resumed=True)
+                plan = plan_night(run, without=without)
+            record_overhead(workspace, run.tracked, run.directory, started_at=started_at)
+            judge_and_record(run, plan, training)
         return run_id

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from heterps_core.cluster import Cluster
 from heterps_core.data.manifest import read_manifest
@@ -30,7 +31,9 @@ from infra.machines.sweeper import providers_in_use, usable_ledger
 from infra.prices.spot_charges import SpotRecord
 from infra.providers import PROVIDERS, Provider, get_provider, provider_of
 from infra.workspace import LAUNCH_SEPARATOR, Workspace, run_of_launch
-from tasks.provisioning import Provisioning
+
+if TYPE_CHECKING:
+    from tasks.provisioning import Provisioning
 
 STORAGE_FILE = "storage.json"
 """In a run's folder of the workspace."""
@@ -330,6 +333,18 @@ def bills_of_run(workspace: Workspace, provider: str, run_id: str) -> tuple[Bill
 def local_folder(workspace: Workspace, run_id: str) -> RunDirectory:
     """Return a run's folder on this machine, wherever its nodes write."""
     return RunDirectory(str(workspace.run_directory(run_id)))
+
+
+def nodes_folder(workspace: Workspace, run_id: str) -> RunDirectory:
+    """Return where the nodes of a run write, to read; that of a run that had no machine is its own folder.
+
+    Raises:
+        ConfigurationError: See `Provider.run_location`.
+    """
+    provider = providers_of_run(workspace).get(run_id)
+    if provider is None:
+        return local_folder(workspace, run_id)
+    return RunDirectory(get_provider(provider).run_location(workspace, run_id))
 
 
 def _storage_of(workspace: Workspace, run_id: str) -> StorageUsage:

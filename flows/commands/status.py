@@ -5,29 +5,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from flows.commands import whole_number
 from flows.service.prefect_connection import TIMEOUT_S, ask
 from flows.service.schedule import NIGHTLY_TIME, TRAIN_CTR, nightly_timezone
 from heterps_core.errors import ConfigurationError
 from heterps_core.text_table import Table
-from infra.workspace import Workspace, answers
+from infra.workspace import Workspace, answers, run_of_launch
 
 if TYPE_CHECKING:
     from infra.ledger.ledger import LedgerEntry
+    from tasks.records.past_runs import PastRun
 
 HELP = """\
-Show what runs now: services, flow runs, machines with their age and cost, caps and the month's spending, the
-champion, the next night, and records that still wait for MLflow.
+Show what runs now: services, runs with their phase, step, speed, cost and time left, machines with their age and
+cost, caps and the month's spending, the champion, the next night, and records that still wait for MLflow.
 
 Machines, spending and records are read from this workspace, so that they show also where the Prefect server is down.
 
 examples:
   heterps status
   heterps status --json | jq '.machines | length'
-  watch -n 10 heterps status
+  heterps status --watch
 
 exit status: 0, whatever runs and whatever is down; 2 where the workspace cannot be read.
 """
@@ -36,6 +43,11 @@ CAPS = ("max_usd_per_hour", "max_usd_per_run", "max_usd_per_month")
 LIVE_STATES = ("PENDING", "RUNNING", "PAUSED", "CANCELLING")
 POLLED_WITHIN_S = 120.0
 """A process that serves deployments says so every few seconds; Prefect notes it less often."""
+
+HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+"""To a terminal: go to the upper left, clear the rest of the line, and all below (ECMA-48)."""
+
+LONGEST_INTERVAL_S = 3_600
 
 MACHINE_COLUMNS = {
     **dict.fromkeys(("run", "machine", "provider", "instance", "market"), ""),
@@ -46,13 +58,47 @@ MACHINE_COLUMNS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument(
+        "--watch",
+        nargs="?",
+        type=whole_number(LONGEST_INTERVAL_S),
+        const=2,
+        metavar="SECONDS",
+        help="show it again every so many seconds until Ctrl-C (default: 2)",
+    )
 
 
 def run(options: argparse.Namespace, *, now: datetime | None = None) -> None:
-    """Print what runs at a time, by default now."""
-    status = gather(Workspace.locate(), now=now or datetime.now(UTC))
+    """Print what runs at a time, by default now, or again and again."""
+    workspace = Workspace.locate()
+    if options.watch is not None:
+        _watch(workspace, interval_s=options.watch)
+        return
+    status = gather(workspace, now=now or datetime.now(UTC))
     print(json.dumps(status, indent=1) if options.json else as_text(status))
+
+
+def _watch(workspace: Workspace, *, interval_s: int) -> None:
+    """Show the status until Ctrl-C, on a terminal in the same place."""
+    is_terminal = sys.stdout.isatty()
+    with suppress(KeyboardInterrupt):
+        while True:
+            lines = as_text(gather(workspace, now=datetime.now(UTC))).splitlines()
+            if is_terminal:
+                shown = lines[: shutil.get_terminal_size().lines - 1]
+                print(
+                    HOME,
+                    *(f"{line}{CLEAR_LINE}\n" for line in shown),
+                    CLEAR_BELOW,
+                    sep="",
+                    end="",
+                    flush=True,
+                )
+            else:
+                print(*lines, "", sep="\n", flush=True)
+            time.sleep(interval_s)
 
 
 def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
@@ -68,7 +114,7 @@ def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
         "workspace": str(workspace.root),
         "services": _services(workspace, api_url, deployment, now=now),
         "flow_runs": api_url and _flow_runs(api_url),
-        "open_records": _open_records(workspace),
+        "open_records": _open_records(workspace, entries, now=now),
         "machines": [
             {
                 "run_id": entry.run_id,
@@ -155,17 +201,38 @@ def _flow_runs(api_url: str) -> list[dict[str, Any]] | None:
     ]
 
 
-def _open_records(workspace: Workspace) -> list[dict[str, Any]] | None:
+def _open_records(
+    workspace: Workspace, entries: Sequence[LedgerEntry], *, now: datetime
+) -> list[dict[str, Any]] | None:
     from tasks.records.past_runs import running_trainings
 
     try:
-        return [run.summary() for run in running_trainings(workspace)]
+        running = running_trainings(workspace)
     except ConfigurationError:
         return None
+    return [
+        run.summary()
+        | _state(workspace, run)
+        | {"usd": _usd([each for each in entries if run_of_launch(each.run_id) == run.run_id], now=now)}
+        for run in running
+    ]
+
+
+def _state(workspace: Workspace, run: PastRun) -> dict[str, Any]:
+    """Return where a run stands; what cannot be read now is left out."""
+    from tasks.clusters import nodes_folder
+    from tasks.running.run_log import state_of
+
+    try:
+        return asdict(state_of(workspace, run.run_id, nodes_folder(workspace, run.run_id)))
+    except (ConfigurationError, OSError, ValueError):
+        return {"phase": "not known"}
 
 
 def _usd(entries: Sequence[LedgerEntry], *, now: datetime, is_of_month: bool = False) -> float:
     """Return what machines of one provider have cost; loads the providers, which an idle workspace does without."""
+    if not entries:
+        return 0.0
     from infra.billing.budget import spent_usd, start_of_month
     from infra.providers import get_provider
 
@@ -210,6 +277,7 @@ def _flow_run_lines(status: dict[str, Any]) -> list[str]:
     ]
     for record in status["open_records"] or []:
         lines.append(f"  {record['run_id']:<28}{record['model']}, since {record['started_at'][:19]}")
+        lines.append(f"  {'':<28}{_state_text(record)}")
         if record["end_reason"]:
             lines.append(f"  {'':<28}{record['end_reason']}")
     if status["flow_runs"] is None:
@@ -217,6 +285,20 @@ def _flow_run_lines(status: dict[str, Any]) -> list[str]:
     if status["open_records"] is None:
         lines.append("  not known from MLflow, whose store does not answer")
     return lines or ["  none"]
+
+
+def _state_text(record: dict[str, Any]) -> str:
+    """Return the phase of a run and what is known of it, in one line."""
+    parts = [record["phase"]]
+    if record.get("step") is not None:
+        done = record["step"] / record["num_steps"]
+        parts[0] += f": step {record['step']:,} of {record['num_steps']:,} ({done:.0%})"
+    if record.get("samples_per_s") is not None:
+        parts.append(f"{record['samples_per_s']:,.0f} samples/s")
+    parts.append(f"{record['usd']:.6f} USD so far")
+    if record.get("seconds_left") is not None:
+        parts.append(f"{_age(record['seconds_left'])} of training left")
+    return ", ".join(parts)
 
 
 def _machine_lines(machines: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`make serve`: Prefect's server, the MLflow UI and the process that runs the deployments, as one.
+"""`heterps serve`: Prefect's server, the MLflow UI and the process that runs the deployments, as one.
 
 Everything listens on loopback and keeps its state in the workspace, so that one command brings a
 team's nightly training up, and Ctrl-C takes all of it down again. `infra/service/` has it as a unit of systemd, and
@@ -17,12 +17,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from flows import INTERRUPTED
 from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT, choose_addresses
 from flows.service.prefect_connection import TIMEOUT_S, ask, prefect_server, project_environment
 from flows.service.schedule import NIGHTLY_TIME, SWEEP_ORPHANS, TRAIN_CTR, nightly_timezone
 from flows.service.supervisor import Service, Supervisor, end_leftovers
-from heterps_core.errors import ConfigurationError, HeterpsError
+from heterps_core.errors import ConfigurationError
 from infra.checks import database_checks, require_usable
 from infra.workspace import HOME_VARIABLE, LOOPBACK, ServiceAddresses, Workspace, answers
 
@@ -32,7 +31,9 @@ PASSWORD_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
 LOCK_FILE = "serve.lock"
 """Held while a workspace is served; the kernel lets go of it whatever kills the holder."""
 
-ENVIRONMENT_HELP = """\
+HELP = """\
+Serve Prefect, MLflow and the nightly deployment until Ctrl-C.
+
 environment:
   HETERPS_HOME          folder of all state (default: .heterps)
   HETERPS_PREFECT_PORT  port of the Prefect server (default: 4200)
@@ -47,34 +48,28 @@ exit status: 0 after a stop; 2 where something is set wrong, taken or locked; 7 
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGINT, SIGTERM or SIGHUP; return the exit status."""
-    argparse.ArgumentParser(
-        prog="python -m flows.service.serve",
-        description="Serve Prefect, MLflow and the nightly deployment until Ctrl-C.",
-        epilog=ENVIRONMENT_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    ).parse_args(arguments)
-    try:
-        workspace = Workspace.locate().create()
-        nightly_timezone()
-        with _only_server(workspace):
-            addresses = choose_addresses(workspace)
-            services = services_to_run(workspace, addresses)
-            if end_leftovers(services, environment={HOME_VARIABLE: str(workspace.root)}):
-                _say("ended the services that an earlier process, which was killed, had left")
-            PREFECT_PORT.check_is_free()
-            if workspace.has_own_tracking:
-                MLFLOW_PORT.check_is_free()
-            require_usable(database_checks(workspace, is_thorough=False))
-            return _serve(workspace, addresses, services)
-    except HeterpsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
-    except KeyboardInterrupt:
-        # Before anything was started; later a signal stops the services in order.
-        print("interrupted; nothing was started", file=sys.stderr)
-        return INTERRUPTED
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments, of which there are none."""
+
+
+def run(options: argparse.Namespace) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP.
+
+    Raises:
+        ConfigurationError, ServiceError: Something is set wrong, taken or locked; or a service does not stay up.
+    """
+    workspace = Workspace.locate().create()
+    nightly_timezone()
+    with _only_server(workspace):
+        addresses = choose_addresses(workspace)
+        services = services_to_run(workspace, addresses)
+        if end_leftovers(services, environment={HOME_VARIABLE: str(workspace.root)}):
+            _say("ended the services that an earlier process, which was killed, had left")
+        PREFECT_PORT.check_is_free()
+        if workspace.has_own_tracking:
+            MLFLOW_PORT.check_is_free()
+        require_usable(database_checks(workspace, is_thorough=False))
+        _serve(workspace, addresses, services)
 
 
 def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[Service, ...]:
@@ -160,8 +155,8 @@ def _only_server(workspace: Workspace) -> Iterator[None]:
         yield
 
 
-def _serve(workspace: Workspace, addresses: ServiceAddresses, services: Sequence[Service]) -> int:
-    """Serve until a stop is requested; return the exit status.
+def _serve(workspace: Workspace, addresses: ServiceAddresses, services: Sequence[Service]) -> None:
+    """Serve until a stop is requested.
 
     Raises:
         ConfigurationError, ServiceError: A service does not come up, or keeps dying.
@@ -185,7 +180,6 @@ def _serve(workspace: Workspace, addresses: ServiceAddresses, services: Sequence
         supervisor.stop()
         workspace.forget_services()
         _say("stopped; nothing is left running")
-    return 0
 
 
 def _say(line: str) -> None:
@@ -193,4 +187,6 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from flows.cli import main
+
+    sys.exit(main(["serve", *sys.argv[1:]]))

@@ -8,11 +8,10 @@ import uuid
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.json_file import replace_json
-from heterps_core.planning.explain.text import explanation_text
 from heterps_core.text_table import table_text
 from infra.workspace import Workspace
 from tasks.clusters import cost_metrics, end_machines_of, providers_of_run
@@ -20,9 +19,12 @@ from tasks.records.mlflow_names import DATA_TAG, END_REASON_TAG, KIND_TRAINING, 
 from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.records.past_runs import past_trainings
 from tasks.records.tracking import EndStatus
-from tasks.reports.run_report import PlanReport, plan_summary
 from tasks.running.live_fleet import FleetHolder, last_fleet
 from tasks.running.run_lifecycle import close_dead_run
+from tasks.running.run_log import FLOW_LOG
+
+if TYPE_CHECKING:
+    from tasks.reports.run_report import PlanReport
 
 PARAMETERS_FILE = "parameters.json"
 
@@ -160,8 +162,10 @@ def clean_up_run(
 def _forget_run_without_work(workspace: Workspace, run_id: str) -> None:
     """Remove the folder of a run that failed before anything was launched: there is nothing to resume."""
     folder = workspace.run_directory(run_id)
-    if [path.name for path in folder.glob("*")] == [PARAMETERS_FILE]:
-        (folder / PARAMETERS_FILE).unlink()
+    files = list(folder.glob("*"))
+    if {path.name for path in files} <= {PARAMETERS_FILE, FLOW_LOG} and folder.exists():
+        for path in files:
+            path.unlink()
         folder.rmdir()
 
 
@@ -207,6 +211,9 @@ def find_run(named: str, known: Iterable[str], *, family: str = "run") -> str:
 
 def keep_explanation(workspace: Workspace, report: PlanReport) -> None:
     """Write down why a run's plan was chosen, in words and figures."""
+    from heterps_core.planning.explain.text import explanation_text
+    from tasks.reports.run_report import plan_summary
+
     plan = report.chosen.plan
     document = {
         "run_id": report.run_id,

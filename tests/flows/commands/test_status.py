@@ -74,7 +74,7 @@ def test_machines_runs_and_waiting_records_show_while_every_server_is_down(works
     run_lifecycle.open_run(workspace, run_id="r1", run_name="ctrdnn exact r1", tags={})
     mlflow_store.outbox(workspace).keep(Write(call="set_tag", run_id="x"))
 
-    run(argparse.Namespace(json=True), now=now)
+    run(argparse.Namespace(json=True, watch=None), now=now)
 
     found = json.loads(capsys.readouterr().out)
     [machine] = found["machines"]
@@ -86,11 +86,12 @@ def test_machines_runs_and_waiting_records_show_while_every_server_is_down(works
     assert found["flow_runs"] is None
     assert found["caps"] is None
     assert found["num_waiting_records"] == 1
-    run(argparse.Namespace(json=False), now=now)
+    run(argparse.Namespace(json=False, watch=None), now=now)
     text = capsys.readouterr().out
     assert "16 min 40 s" in text
     assert "not known from Prefect, whose server does not answer" in text
     assert "1 wait for MLflow to answer" in text
+    assert "starting, 1.000000 USD so far" in text
 
 
 def test_a_store_that_does_not_answer_is_said_and_the_rest_is_shown(workspace, status, monkeypatch):
@@ -138,3 +139,19 @@ def test_a_damaged_ledger_is_one_line(workspace, status):
 
     assert code == 2
     assert printed.err.startswith("heterps: error: the ledger must be a database")
+
+
+def test_a_watch_shows_the_status_again_until_it_is_interrupted(workspace, status, monkeypatch):
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("flows.commands.status.time.sleep", wait)
+
+    code, printed = status("--watch", "5")
+
+    assert (code, waits) == (0, [5, 5])
+    assert printed.out.count(f"Workspace {workspace.root}\n") == 2

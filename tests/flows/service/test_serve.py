@@ -5,8 +5,9 @@ from contextlib import closing
 
 import pytest
 
+from flows.cli import main
 from flows.service.addresses import choose_addresses
-from flows.service.serve import LOCK_FILE, main, service_environment, services_to_run
+from flows.service.serve import LOCK_FILE, service_environment, services_to_run
 from heterps_core.errors import ConfigurationError
 from infra.workspace import ServiceAddresses, Workspace
 
@@ -40,9 +41,9 @@ def test_an_error_is_one_line_and_an_exit_status(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HETERPS_TIMEZONE", "Mars/Olympus")
 
-    assert main([]) == 2
+    assert main(["serve"]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("error: HETERPS_TIMEZONE must be a name")
+    assert captured.err.startswith("heterps: error: HETERPS_TIMEZONE must be a name")
     assert captured.out == ""
 
 
@@ -55,10 +56,12 @@ def test_a_database_that_is_locked_is_refused_before_anything_starts(tmp_path, m
         holder.execute("INSERT INTO alembic_version VALUES ('9725c1cbee35')")
         holder.commit()
         holder.execute("BEGIN EXCLUSIVE")
-        assert main([]) == 2
+        assert main(["serve"]) == 2
 
     error = capsys.readouterr().err
-    assert error.startswith(f"error: Prefect's database must be usable, but {path}: database is locked")
+    assert error.startswith(
+        f"heterps: error: Prefect's database must be usable, but {path}: database is locked"
+    )
     assert f"fuser -v {path}" in error
     assert not workspace.services_path.exists()
 
@@ -73,7 +76,7 @@ def test_a_workspace_that_is_served_is_refused_with_who_serves_it(tmp_path, monk
     )
     with (tmp_path / LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert main([]) == 2
+        assert main(["serve"]) == 2
 
     assert (
         f"is being served already by process {os.getpid()} at http://127.0.0.1:1" in capsys.readouterr().err
@@ -97,7 +100,7 @@ def test_a_teams_mlflow_is_not_started_a_second_time(tmp_path, monkeypatch):
 
 def test_help_is_shown_and_nothing_started(capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["--help"])
+        main(["serve", "--help"])
 
     assert ended.value.code == 0
     assert "HETERPS_PREFECT_PORT" in capsys.readouterr().out

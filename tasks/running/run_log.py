@@ -1,0 +1,102 @@
+"""The log of a run's flow, kept beside the run, and where the run stands by it and by its steps."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from heterps_core.training.step_metrics import read_progress
+from heterps_core.training.storage.run_directory import CLUSTER, JOB, RunDirectory
+from infra.workspace import Workspace
+from tasks.running import progress
+
+FLOW_LOG = "flow.log"
+"""In a run's folder of the workspace, whatever its machines are."""
+
+LINES = "%(asctime)s %(name)s %(levelname)s %(message)s"
+"""As the workers of a node write theirs."""
+
+LAUNCHING, JUDGING, RECORDING = "launching", "judging", "recording"
+PHASE_BEHIND = {
+    "run": "preparing data",
+    "data": "profiling",
+    "profile": "planning",
+    "machines": LAUNCHING,
+    "resume": LAUNCHING,
+    "trained": JUDGING,
+    "champion": RECORDING,
+}
+"""What a run does once it has told a step of this name."""
+
+_STEP = re.compile(rf"^\S+ \S+ {re.escape(progress.__name__)} INFO   (\S+)", re.MULTILINE)
+
+
+@contextmanager
+def kept_log(workspace: Workspace, run_id: str, *, loggers: Sequence[str]) -> Iterator[None]:
+    """Write what some loggers say while the block runs, and what ends it, behind what stands in the run's log.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    folder = workspace.run_directory(run_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / FLOW_LOG)
+    handler.setFormatter(logging.Formatter(LINES))
+    for name in loggers:
+        logging.getLogger(name).addHandler(handler)
+    try:
+        yield
+    except BaseException as error:
+        said = f"{type(error).__name__}: {error}"
+        handler.handle(logging.LogRecord(__name__, logging.ERROR, __file__, 0, said, None, None))
+        raise
+    finally:
+        for name in loggers:
+            logging.getLogger(name).removeHandler(handler)
+        handler.close()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunState:
+    """Where a run stands; figures are None before its first step."""
+
+    phase: str
+    step: int | None = None
+    num_steps: int | None = None
+    samples_per_s: float | None = None
+    """In the mean of this launch."""
+
+    seconds_left: float | None = None
+    """Of the training, at this speed."""
+
+
+def state_of(workspace: Workspace, run_id: str, directory: RunDirectory) -> RunState:
+    """Return where a run stands, from its log and from what its workers write.
+
+    Args:
+        directory: Where the flow's host and its nodes meet.
+    """
+    path = workspace.run_directory(run_id) / FLOW_LOG
+    text = path.read_text(errors="replace") if path.exists() else ""
+    told = [step for step in _STEP.findall(text) if step in PHASE_BEHIND]
+    phase = PHASE_BEHIND[told[-1]] if told else "starting"
+    # A run that is planned again has steps of the launch before, but no cluster yet.
+    has_trained = phase in (JUDGING, RECORDING) or (phase == LAUNCHING and directory.exists(CLUSTER))
+    found = read_progress(directory) if has_trained else None
+    if found is None:
+        return RunState(phase=phase)
+    speed = found.num_samples / found.elapsed_s if found.elapsed_s > 0 else None
+    left = None
+    if phase == LAUNCHING and speed:
+        batch_size = directory.require_json(JOB)["config"]["batch_size"]
+        left = (found.num_steps - found.step) * batch_size / speed
+    return RunState(
+        phase=found.phase if phase == LAUNCHING else phase,
+        step=found.step,
+        num_steps=found.num_steps,
+        samples_per_s=speed,
+        seconds_left=left,
+    )
