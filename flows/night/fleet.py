@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flows.night.plan import NightPlan, OpenedRun
 from heterps_core.cluster import Cluster
@@ -161,11 +161,16 @@ def growth_of(
             without={node.device_type for node in missing} if refused else (),
         )
 
-    def launch() -> Cluster:
-        absent = MachinesLost(message="", node_ids=tuple(node.node_id for node in missing))
-        return fleet.enter_context(_in_places_of(run, whole, absent, at_prices_of_now(run, planned)))
+    def launch(count: int) -> tuple[Cluster, Provisioning]:
+        bought = at_prices_of_now(run, planned)
+        left_out = [node.node_id for node in missing[count:]]
+        grown = replace(whole, nodes=tuple(node for node in whole.nodes if node.node_id not in left_out))
+        if left_out:
+            bought = smaller(bought, whole, left_out)
+        absent = MachinesLost(message="", node_ids=tuple(node.node_id for node in missing[:count]))
+        return fleet.enter_context(_in_places_of(run, grown, absent, bought)), bought
 
-    return Growth(run.directory, is_smaller=bool(missing), decide=decide, launch=launch)
+    return Growth(run.directory, num_missing=len(missing), decide=decide, launch=launch)
 
 
 def _in_places_of(

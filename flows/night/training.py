@@ -95,7 +95,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
             if isinstance(outcome, Stopped) and growth.is_end_asked_for():
                 break
             if growth.grown is not None:
-                cluster, provisioning = growth.grown, bought
+                cluster, provisioning = growth.grown
                 write_job_of(run, plan, provisioning, is_under_way=True)
             if isinstance(outcome, Stopped):
                 if growth.grown is not None:

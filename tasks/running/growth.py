@@ -14,6 +14,7 @@ from heterps_core.cluster import Cluster
 from heterps_core.errors import BudgetExceededError, ProvisioningError
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.machines.failover import SPOT_RETRY_S
+from tasks.provisioning import Provisioning
 from tasks.running.fleet_decision import Decision, Way
 from tasks.running.progress import log_step
 
@@ -32,9 +33,10 @@ class Growth:
 
     Args:
         run: Whose training is asked to stop then.
-        is_smaller: Whether there is anything to look for.
+        num_missing: Machines that the fleet lacks.
         decide: Says what is wanted; told which ways failed, and why.
-        launch: Launches what the fleet lacks; returns the cluster that goes on.
+        launch: Launches so many of them; returns the cluster that goes on, and what it was bought by. Where all
+            cannot be had, half of them are asked for, and so on: capacity returns piece by piece.
         interval_s: Between two looks; the first is at once.
     """
 
@@ -42,15 +44,16 @@ class Growth:
         self,
         run: RunDirectory,
         *,
-        is_smaller: bool,
+        num_missing: int,
         decide: Callable[[Mapping[Way, str]], Decision],
-        launch: Callable[[], Cluster],
+        launch: Callable[[int], tuple[Cluster, Provisioning]],
         interval_s: float = SPOT_RETRY_S,
     ) -> None:
         self._run, self._decide, self._launch, self._interval_s = run, decide, launch, interval_s
-        self._next_look_s = time.monotonic() if is_smaller else math.inf
-        self.grown: Cluster | None = None
-        """The cluster that goes on; None until its machines are up."""
+        self._num_missing = num_missing
+        self._next_look_s = time.monotonic() if num_missing else math.inf
+        self.grown: tuple[Cluster, Provisioning] | None = None
+        """The cluster that goes on, and what it was bought by; None until its machines are up."""
 
         self.wants_replan = False
 
@@ -59,11 +62,14 @@ class Growth:
         if self.grown is not None or self.wants_replan or time.monotonic() < self._next_look_s:
             return
         decision = self._decide({})
-        if _way_of(decision) is Way.GROW:
+        count = self._num_missing
+        while _way_of(decision) is Way.GROW and self.grown is None:
             try:
-                self.grown = self._launch()
+                self.grown = self._launch(count)
             except (ProvisioningError, BudgetExceededError) as problem:
-                decision = self._decide({Way.GROW: str(problem)})
+                count //= 2
+                if not count:
+                    decision = self._decide({Way.GROW: str(problem)})
         self.wants_replan = _way_of(decision) is Way.REPLAN
         log_step("growth", decision.reason)
         if (self.grown is not None or self.wants_replan) and self._run.stop_reason() is None:

@@ -87,12 +87,13 @@ def smaller(provisioning: Provisioning, cluster: Cluster, lost_ids: Collection[s
         )
     if all(node.market is Market.SPOT for node in kept):
         raise ProvisioningError("workers must meet at a machine on-demand, but all that stay are on spot")
-    plan = plans_of_fleet(provisioning, cluster)[0].only([node.node_id for node in kept])
+    kept_ids = [node.node_id for node in kept]
+    plan, *fallback_plans = [plan.only(kept_ids) for plan in plans_of_fleet(provisioning, cluster)]
     stages = zip(provisioning.launch_stages, plan.replicas, strict=True)
     return replace(
         provisioning,
         launch_plan=plan,
-        fallback_plans=(),
+        fallback_plans=tuple(fallback_plans),
         launch_stages=tuple(replace(stage, num_replicas=count) for stage, count in stages),
     )
 

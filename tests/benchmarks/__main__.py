@@ -42,6 +42,7 @@ BENCHMARKS = {
     "prediction_learning": "tests.benchmarks.prediction_learning:run",
     "serving": "tests.benchmarks.serving:run",
     "simulator": "tests.benchmarks.simulator:run",
+    "spot_fleets": "tests.benchmarks.spot_fleets:run",
     "spot_nights": "tests.benchmarks.spot_nights:run",
     "tiered_table": "tests.benchmarks.tiered_table:run",
     "training_speed": "tests.benchmarks.training_speed:run",

@@ -2,11 +2,18 @@
 
 from dataclasses import replace
 
+from heterps_core.cluster import Cluster, Node
+from heterps_core.hardware import Market
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
+from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
+from tasks.provisioning import Provisioning
+from tests.infra.builders import offer
+
+SPOT_PROBLEM_TYPES = ("cpu-c7i", "cpu-c7i-spot")
 
 
 def make_problem(*, throughput_floor_samples_per_s=1_000.0):
@@ -57,7 +64,7 @@ def make_spot_problem(
         "communication_parallel_fraction": 1.0,
         "max_units": max_units,
     }
-    names = ("cpu-c7i", "cpu-c7i-spot")
+    names = SPOT_PROBLEM_TYPES
     layer = LayerCosts(
         name="output",
         kind="fully_connected",
@@ -99,6 +106,46 @@ def without_spot(problem):
             )
             for layer in problem.layers
         ),
+    )
+
+
+def bought(*counts, markets=(Market.ON_DEMAND,), price_usd_per_hour=1.0, types=SPOT_PROBLEM_TYPES):
+    """A machine for each replica; the first of a stage in the first market, the others in the last."""
+    groups = []
+    for stage, count in enumerate(counts):
+        for market, number in {markets[0]: 1, markets[-1]: count - (len(markets) > 1)}.items():
+            machine = offer(price_usd_per_hour=price_usd_per_hour, market=market)
+            groups.append(
+                InstanceGroup(
+                    stage=stage, device_type=types[stage], offer=machine, count=number, units_per_instance=1
+                )
+            )
+    plan = ProvisioningPlan(
+        replicas=counts, groups=tuple(groups), planned_price_usd_per_hour=sum(counts) * price_usd_per_hour
+    )
+    stages = tuple(Stage(index, index, types[index], count) for index, count in enumerate(counts))
+    return Provisioning(
+        cloud_plan=plan, launch_plan=plan, launch_stages=stages, predicted_cost_usd=1.0, is_dry_run=False
+    )
+
+
+def cluster_of(provisioning):
+    nodes = tuple(
+        Node(
+            node_id=request.node_id,
+            address="127.0.0.1",
+            device_type=request.device_type,
+            instance_type=request.offer.instance_type.name,
+            market=request.offer.market,
+            stage=request.stage,
+            num_workers=request.num_workers,
+            price_usd_per_hour=request.offer.price_usd_per_hour,
+            provider_instance_id=request.node_id,
+        )
+        for request in provisioning.launch_plan.node_requests()
+    )
+    return Cluster(
+        run_id="r1", provider="local", nodes=nodes, rendezvous="127.0.0.1:1", created_at="2026-11-23T00:00:00"
     )
 
 

@@ -9,58 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.cluster import Cluster, Node
 from heterps_core.hardware import Market
-from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
-from heterps_core.plans.scheduling_plan import Stage
-from tasks.provisioning import Provisioning
 from tasks.running.fleet_decision import Rest, Way, decide_on_growth, decide_on_loss
 from tasks.running.replacement import smaller
 from tests.infra.builders import offer
-from tests.tasks.builders import make_spot_problem, without_spot
+from tests.tasks.builders import SPOT_PROBLEM_TYPES, bought, cluster_of, make_spot_problem, without_spot
 
-TYPES = ("cpu-c7i", "cpu-c7i-spot")
 STEADY = without_spot(make_spot_problem(hours=8))
-
-
-def bought(*counts, markets=(Market.ON_DEMAND,), price_usd_per_hour=1.0):
-    """A machine for each replica; the first of a stage in the first market, the others in the last."""
-    groups = []
-    for stage, count in enumerate(counts):
-        for market, number in {markets[0]: 1, markets[-1]: count - (len(markets) > 1)}.items():
-            machine = offer(price_usd_per_hour=price_usd_per_hour, market=market)
-            groups.append(
-                InstanceGroup(
-                    stage=stage, device_type=TYPES[stage], offer=machine, count=number, units_per_instance=1
-                )
-            )
-    plan = ProvisioningPlan(
-        replicas=counts, groups=tuple(groups), planned_price_usd_per_hour=sum(counts) * price_usd_per_hour
-    )
-    stages = tuple(Stage(index, index, TYPES[index], count) for index, count in enumerate(counts))
-    return Provisioning(
-        cloud_plan=plan, launch_plan=plan, launch_stages=stages, predicted_cost_usd=1.0, is_dry_run=False
-    )
-
-
-def cluster_of(provisioning):
-    nodes = tuple(
-        Node(
-            node_id=request.node_id,
-            address="127.0.0.1",
-            device_type=request.device_type,
-            instance_type=request.offer.instance_type.name,
-            market=request.offer.market,
-            stage=request.stage,
-            num_workers=request.num_workers,
-            price_usd_per_hour=1.0,
-            provider_instance_id=request.node_id,
-        )
-        for request in provisioning.launch_plan.node_requests()
-    )
-    return Cluster(
-        run_id="r1", provider="local", nodes=nodes, rendezvous="127.0.0.1:1", created_at="2026-11-23T00:00:00"
-    )
 
 
 FLEET = bought(4)
@@ -157,7 +112,7 @@ def test_a_stage_whose_only_machine_is_lost_is_not_left_empty():
     problem = make_spot_problem(hours=8)
     two_layers = replace(problem, layers=(problem.layers[0], replace(problem.layers[0], name="second")))
 
-    decision = decided("stage1-node0", fleet=bought(2, 1), problem=two_layers, without=TYPES)
+    decision = decided("stage1-node0", fleet=bought(2, 1), problem=two_layers, without=SPOT_PROBLEM_TYPES)
 
     assert option(decision, Way.SHRINK).refusal == (
         "each of 2 stages needs a machine, but stage 1 would have none"

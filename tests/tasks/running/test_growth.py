@@ -23,8 +23,8 @@ def decide(*ways):
     )
 
 
-def growth(run, *ways, launch=lambda: "grown", is_smaller=True, interval_s=0.0):
-    return Growth(run, is_smaller=is_smaller, decide=decide(*ways), launch=launch, interval_s=interval_s)
+def growth(run, *ways, launch=lambda count: "grown", num_missing=1, interval_s=0.0):
+    return Growth(run, num_missing=num_missing, decide=decide(*ways), launch=launch, interval_s=interval_s)
 
 
 def test_machines_that_are_up_ask_the_training_to_stop_at_a_step(run):
@@ -45,7 +45,7 @@ def test_a_fleet_that_had_better_stay_is_left_alone(run):
 def test_capacity_that_returns_is_taken_at_a_later_look(run):
     tries = []
 
-    def launch():
+    def launch(count):
         tries.append(1)
         if len(tries) < 3:
             raise ProvisioningError("none can be had")
@@ -58,10 +58,25 @@ def test_capacity_that_returns_is_taken_at_a_later_look(run):
     assert (found.grown, len(tries)) == ("grown", 3)
 
 
+def test_where_all_cannot_be_had_as_many_are_taken_as_halving_finds(run):
+    tries = []
+
+    def launch(count):
+        tries.append(count)
+        if count > 2:
+            raise ProvisioningError("two can be had")
+        return count
+
+    found = growth(run, Way.GROW, Way.STAY, launch=launch, num_missing=5)
+    found.look()
+
+    assert (found.grown, tries) == (2, [5, 2])
+
+
 def test_between_two_looks_nothing_is_asked(run):
     tries = []
 
-    def launch():
+    def launch(count):
         tries.append(1)
         raise ProvisioningError("none can be had")
 
@@ -73,7 +88,7 @@ def test_between_two_looks_nothing_is_asked(run):
 
 
 def test_where_growing_fails_and_staying_is_no_way_the_training_stops_to_be_planned_again(run):
-    def launch():
+    def launch(count):
         raise ProvisioningError("none can be had")
 
     found = growth(run, Way.GROW, Way.REPLAN, Way.STAY, launch=launch)
@@ -84,7 +99,7 @@ def test_where_growing_fails_and_staying_is_no_way_the_training_stops_to_be_plan
 
 
 def test_a_whole_fleet_has_nothing_to_look_for(run):
-    found = growth(run, Way.GROW, is_smaller=False)
+    found = growth(run, Way.GROW, num_missing=0)
     found.look()
 
     assert found.grown is None
@@ -103,7 +118,7 @@ def test_machines_that_were_replaced_meanwhile_stay_where_others_come_back():
 
 @pytest.mark.parametrize("is_asked_before", [True, False])
 def test_a_run_that_is_asked_to_end_does_not_go_on_because_it_grew(run, is_asked_before):
-    def launch():
+    def launch(count):
         if is_asked_before:
             run.request_stop()
         return "grown"
