@@ -172,6 +172,10 @@ class TrainedParameters(ModelParameters):
     """Memory of a worker for rows of embedding tables with their optimizer state; the others are on its disk, and
     those that the next batches look up are fetched in time. Empty to hold all in memory. For stages on CPUs."""
 
+    redo_log: bool = ENGINE["redo_log"]
+    """Keep what each step changes in the memory of two machines, so that the loss of one costs at most a step and not
+    all steps since the last checkpoint. For rows in memory; takes memory and processor time of all machines."""
+
     num_threads: Annotated[int, of_unit("threads", ge=1)] = ENGINE["num_threads"]
     """CPU threads of a worker. Plans assume one for workers on a CPU; more are for dry runs and for GPU workers."""
 

@@ -62,7 +62,7 @@ def distinct_rows(rows: Indices, *, num_rows: int, allows_none: bool = False) ->
     return found[:count], inverse
 
 
-def union_of(lists: Sequence[Rows]) -> Rows:
+def union_of(lists: Sequence[Rows] | Sequence[Indices]) -> Rows:
     """Return the distinct rows of some lists, ascending."""
     rows = np.concatenate([*lists, np.empty(0)], dtype=np.uint32, casting="unsafe")
     if len(lists) == 1 and _ascends(rows):

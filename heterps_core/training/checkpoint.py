@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from heterps_core.errors import CheckpointError, ConfigurationError
-from heterps_core.json_codec import JsonDocument
+from heterps_core.json_codec import JsonDocument, to_json
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.storage.named_tensors import (
     dense_optimizer_state,
@@ -31,7 +31,11 @@ from heterps_core.training.storage.named_tensors import (
 )
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.storage.stored_tensors import StoredLayer, TensorManifest
-from heterps_core.training.storage.verified_files import DamagedFileError, read_signed_json
+from heterps_core.training.storage.verified_files import (
+    DamagedFileError,
+    read_signed_json,
+    write_signed_json,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +168,24 @@ def read_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
         )
     except (KeyError, TypeError, ValueError, ConfigurationError) as error:
         raise DamagedFileError(f"{key} in {run.location} cannot be understood: {error!r}") from error
+
+
+def write_manifest(run: RunDirectory, cursor: TrainingCursor, layers: Mapping[str, TensorManifest]) -> None:
+    """Make a checkpoint complete of which all tensors are written.
+
+    Args:
+        cursor: The batch that comes next.
+        layers: By the name of their folder.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "cursor": cursor.to_json(),
+        "layers": [{"folder": name, "tensors": to_json(layers[name])} for name in sorted(layers)],
+    }
+    write_signed_json(run, f"{CHECKPOINTS}/{cursor.step:08d}/{MANIFEST}", document)
 
 
 def _layer(folder: str, tensors: object) -> StoredLayer:

@@ -35,21 +35,19 @@ from heterps_core.compute_device import CPU
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import CheckpointError
-from heterps_core.json_codec import to_json
 from heterps_core.training.checkpoint import (
-    MANIFEST,
-    SCHEMA_VERSION,
     WHOLE_SUFFIX,
     TrainingCursor,
     all_tensors,
     complete_checkpoints,
     read_checkpoint,
+    write_manifest,
 )
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.storage.named_tensors import rows_on_host, swept_rows, tables_by_tensor
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.storage.stored_tensors import TensorManifest, TensorRows, write_tensors
-from heterps_core.training.storage.verified_files import HASHES_SUFFIX, DamagedFileError, write_signed_json
+from heterps_core.training.storage.verified_files import HASHES_SUFFIX, DamagedFileError
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +105,10 @@ class CheckpointWriter:
     ) -> None:
         self.blocked_s = 0.0
         """For which the training stood still."""
+
+        self.complete_step: int | None = None
+        """Of the newest checkpoint of this training."""
+
         self._run, self._model, self._world = run, model, world
         self._rank = dist.get_rank()
         self._is_first = group is None or dist.get_rank(group) == 0
@@ -233,7 +235,7 @@ class CheckpointWriter:
         is_coordinator = self._rank == 0
         found: list[_Part | str | None] = [None] * dist.get_world_size(self._world)
         dist.gather_object(own, found if is_coordinator else None, group=self._world)
-        outcome: list[str | bool] = [False]
+        outcome: list[str | bool | None] = [None]
         if is_coordinator:
             problems = [part for part in found if isinstance(part, str)]
             written = [part for part in found if isinstance(part, _Part)]
@@ -241,7 +243,9 @@ class CheckpointWriter:
         dist.broadcast_object_list(outcome, group=self._world)
         if isinstance(outcome[0], str):
             raise CheckpointError(outcome[0])
-        return outcome[0]
+        if outcome[0] is not None:
+            self.complete_step = cursor.step
+        return bool(outcome[0])
 
     def _part(self, folder: str, written: TensorManifest) -> _Part:
         """Keep in mind what later checkpoints need of this one, and return what it needs itself."""
@@ -273,14 +277,14 @@ class CheckpointWriter:
 
     def _changed_rows(self) -> Iterator[tuple[str, TensorRows]]:
         for layer, table in self._tables.items():
-            for changed in table.take_changes(PIECE_BYTES):
-                yield from _listed(layer, table, *changed)
+            for rows_U, tensors in table.take_changes(PIECE_BYTES):
+                yield from listed_rows(layer, rows_U + table.rows.first, tensors, num_rows=table.num_rows)
 
     def _remaining_rows(self) -> Iterator[tuple[str, TensorRows]]:
         """Yield the changed rows of this checkpoint that are still as they were, on the thread that writes them."""
         for layer, table in self._tables.items():
-            for changed in table.remaining_changes():
-                yield from _listed(layer, table, *changed)
+            for rows_U, tensors in table.remaining_changes():
+                yield from listed_rows(layer, rows_U + table.rows.first, tensors, num_rows=table.num_rows)
 
     def _whole_rows(self) -> Iterator[tuple[str, TensorRows]]:
         for layer, table in self._tables.items():
@@ -304,16 +308,20 @@ def _shard_bytes(table: ShardedTable) -> int:
     return table.rows.num_rows * sum(tensor[:1].nbytes for tensor in table.tensors().values())
 
 
-def _listed(
-    layer: str, table: ShardedTable, rows_U: Tensor, tensors: Mapping[str, Tensor]
+def listed_rows(
+    layer: str, numbers_U: Tensor, tensors: Mapping[str, Tensor], *, num_rows: int
 ) -> Iterator[tuple[str, TensorRows]]:
-    """Yield some rows [U] of a table's shard by the names of their tensors."""
-    numbers_U = rows_U + table.rows.first
+    """Yield some rows [U] of a table of so many, at least one, by the names of their tensors.
+
+    Args:
+        numbers_U: Which of the table they are, ascending.
+        tensors: What they hold, by the names in the table.
+    """
     span = RowRange(int(numbers_U[0]), int(numbers_U[-1]) + 1)
     for key, tensor in tensors.items():
         yield (
             f"{layer}.{key}",
-            TensorRows(tensor=tensor, rows=span, num_rows=table.num_rows, numbers_U=numbers_U),
+            TensorRows(tensor=tensor, rows=span, num_rows=num_rows, numbers_U=numbers_U),
         )
 
 
@@ -336,25 +344,23 @@ def _blocks(tensor: Tensor, *, row_bytes: int) -> Iterator[Tensor]:
 
 def _complete(
     run: RunDirectory, cursor: TrainingCursor, parts: Sequence[_Part], problems: Sequence[str]
-) -> str | bool:
-    """Write the manifest of what all workers have written; returns why there is none, or whether to begin again."""
+) -> str | bool | None:
+    """Write the manifest of what all workers have written; returns why there is none, or whether to begin again.
+
+    None: there is none as long as the first whole rows are being written.
+    """
     folder = f"{cursor.step:08d}"
     problem = next(iter(problems), None)
     if problem is None and not all(part.is_whole for part in parts):
         logger.info("no checkpoint at step %d: the first whole rows are not written yet", cursor.step)
-        return False
+        return None
     layers: dict[str, TensorManifest] = {}
     for part in parts:
         for name, tensors in part.layers.items():
             layers[name] = layers.get(name, TensorManifest()) + tensors
     if problem is None:
-        document = {
-            "schema_version": SCHEMA_VERSION,
-            "cursor": cursor.to_json(),
-            "layers": [{"folder": name, "tensors": to_json(layers[name])} for name in sorted(layers)],
-        }
         try:
-            write_signed_json(run, f"{CHECKPOINTS}/{folder}/{MANIFEST}", document)
+            write_manifest(run, cursor, layers)
         except OSError as error:
             problem = str(error)
     if problem is not None:

@@ -162,6 +162,10 @@ class TrainingConfig:
     """Host memory of a worker for rows of tables and their optimizer state; the others are on its disk, from where
     the rows of the next batches are fetched in time. None holds all rows in memory."""
 
+    redo_log: bool = False
+    """What each step changes is kept in the memory of two machines, so that the loss of one costs at most a step. Not
+    for rows that are on disk, and only where the run has a key."""
+
     day_number: int = 0
     """That is trained on, in days since 0001-01-01; 0 where the data has none. Dynamic ids note it as the one
     when they were last seen."""

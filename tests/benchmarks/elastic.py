@@ -36,8 +36,10 @@ from heterps_core.training.monitor import follow_training, publish_cluster, subm
 from heterps_core.training.node.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE, RUN_KEY_VARIABLE
 from heterps_core.training.node.worker_life import Sign, read_signs
 from heterps_core.training.outcome import MachinesLost, Stopped
+from heterps_core.training.step_metrics import read_steps
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from infra.workspace import answers
+from tests.benchmarks.elastic_protection import measure_protection
 from tests.benchmarks.planner import figure, show
 from tests.heterps_core.training.node_processes import kill_machine
 from tests.moto_server import REGION
@@ -184,18 +186,18 @@ class Training:
         resumed: list[float] = []
         finished: list[float] = []
         before = self.cluster
-        self._wait_for(before, 1)
+        self.wait_for(before, 1)
         step = max(steps_of(self.hosts, before))
 
         def kill_and_watch() -> None:
-            self._wait_for(before, step + CHECKPOINT_INTERVAL_STEPS + steps_before)
+            self.wait_for(before, step + CHECKPOINT_INTERVAL_STEPS + steps_before)
             reached.append(max(steps_of(self.hosts, before)))
             killed.append(time.monotonic())
             self.host_of(lost).lose()
-            self._wait_for(following, 1)
+            self.wait_for(following, 1)
             resumed.append(time.monotonic())
             first = min(steps_of(self.hosts, following))
-            self._wait_for(following, first + 1)
+            self.wait_for(following, first + 1)
             finished.append(time.monotonic())
             reached.append(first)
 
@@ -222,18 +224,24 @@ class Training:
         self.cluster = following
         publish_cluster(self.run, following)
 
-    def stop(self) -> None:
-        """Let the workers write a checkpoint and end; their nodes stay."""
-        self._wait_for(self.cluster, 1)
+    def stop(self) -> int:
+        """Let the workers write a checkpoint and end, as for a notice; their nodes stay. Returns the last step."""
+        self.wait_for(self.cluster, 1)
         self.run.request_stop()
         outcome = follow_training(self.run, self.cluster, on_progress=lambda progress: None)
         assert isinstance(outcome, Stopped), outcome
+        return outcome.training.steps[-1].step
+
+    def slowest_step(self) -> int:
+        """Return the last step that all workers of this generation have finished."""
+        return min(steps_of(self.hosts, self.cluster))
 
     def host_of(self, node: Node) -> Host:
         """Return the host that a node is on."""
         return next(host for host in self.hosts if host.node_id == node.node_id)
 
-    def _wait_for(self, cluster: Cluster, step: int) -> None:
+    def wait_for(self, cluster: Cluster, step: int) -> None:
+        """Wait until every worker of a generation has finished a step."""
         wait_for(
             lambda: are_at(self.hosts, cluster, step),
             timeout_s=LIMIT_S,
@@ -264,11 +272,22 @@ def make_job(folder: Path) -> TrainingJob:
             num_epochs=1_000,
             seed=0,
             checkpoint_interval_steps=CHECKPOINT_INTERVAL_STEPS,
+            redo_log=True,
         ),
     )
 
 
-def measure(folder: Path, *, num_cases: int, seed: int) -> dict[str, list[Recovery]]:
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was seen of one training."""
+
+    spare: list[Recovery]
+    shrink: list[Recovery]
+    steps_redone_noticed: list[int]
+    protection: dict[str, float]
+
+
+def measure(folder: Path, *, num_cases: int, seed: int) -> Measured:
     """Lose one host after the other of one training."""
     randomly = random.Random(seed)
     make_bridge(STORE_ADDRESS)
@@ -300,6 +319,7 @@ def measure(folder: Path, *, num_cases: int, seed: int) -> dict[str, list[Recove
         for number in range(len(STAGE_OF_HOST) + 1)
     ]
     found: dict[str, list[Recovery]] = {"spare": [], "shrink": []}
+    noticed: list[int] = []
     try:
         for host in hosts:
             host.boot(run)
@@ -336,9 +356,13 @@ def measure(folder: Path, *, num_cases: int, seed: int) -> dict[str, list[Recove
             host = training.host_of(lost)
             host.boot(run)
             host.wait_until_ready()
-            training.stop()
+            stopped_at = training.stop()
             grown = replace(cluster, generation=training.cluster.generation + 1)
             training.go_on(grown, job)
+            training.wait_for(grown, 1)
+            noticed.append(stopped_at - read_steps(run)[-1][0].step + 1)
+        training.stop()
+        protection = measure_protection(training, job, num_rounds=num_cases)
     finally:
         for host in hosts:
             if host.node is not None:
@@ -346,7 +370,7 @@ def measure(folder: Path, *, num_cases: int, seed: int) -> dict[str, list[Recove
             host.network.end()
         server.kill()
         server.wait()
-    return found
+    return Measured(**found, steps_redone_noticed=noticed, protection=protection)
 
 
 def run(*, seed: int = 0) -> list[dict[str, Any]]:
@@ -355,12 +379,14 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
     if reason is not None:
         raise SystemExit(f"elastic: {reason}")
     with tempfile.TemporaryDirectory(prefix="heterps-elastic-") as folder:
-        command = ["unshare", "--net", sys.executable, "-m", __name__, folder, str(seed)]
+        command = ["unshare", "--net", sys.executable, "-m", __name__, folder, str(seed), str(CASES)]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
     found = json.loads(output.splitlines()[-1])
     figures = []
-    for kind, documents in found.items():
-        cases = [Recovery(**document) for document in documents]
+    unannounced = []
+    for kind in ("spare", "shrink"):
+        cases = [Recovery(**document) for document in found[kind]]
+        unannounced += [case.steps_redone for case in cases]
         seconds = {
             "": [case.finished_s for case in cases],
             "_until_named": [case.named_s for case in cases],
@@ -372,12 +398,15 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
         ]
         most = max(seconds[""])
         figures.append(figure(f"recovery_seconds_{kind}_most", most, "s", higher=False))
-        redone = statistics.median(case.steps_redone for case in cases)
-        figures.append(figure(f"steps_redone_{kind}", redone, "steps", higher=False))
+    for name, steps in (("unannounced", unannounced), ("noticed", found["steps_redone_noticed"])):
+        figures.append(figure(f"steps_redone_{name}", statistics.median(steps), "steps", higher=False))
+        figures.append(figure(f"steps_redone_{name}_most", max(steps), "steps", higher=False))
+    for name, ratio in found["protection"].items():
+        figures.append(figure(name, ratio, "", higher=True))
     show(figures, f"{CASES} hosts killed with a spare one at hand, {CASES} without")
     return figures
 
 
 if __name__ == "__main__":
-    recoveries = measure(Path(sys.argv[1]), num_cases=CASES, seed=int(sys.argv[2]))
-    print(json.dumps({kind: [asdict(case) for case in cases] for kind, cases in recoveries.items()}))
+    measured = measure(Path(sys.argv[1]), num_cases=int(sys.argv[3]), seed=int(sys.argv[2]))
+    print(json.dumps(asdict(measured)))
