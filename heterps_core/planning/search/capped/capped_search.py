@@ -272,14 +272,14 @@ class CappedSearch:
         by_programme = interval.num_partial_searches >= (
             _PARTIAL_SEARCHES if near else _LAST_PARTIAL_SEARCHES
         )
-        if by_programme:
-            goal = min(target * (1 + 2 * TOLERANCE), self.best.product)
-        else:
-            goal = min(target, interval.lower_bound * (1 + interval.reach))
+        is_far = interval.lower_bound * (1 + _FAR) < self.best.product
+        goal = min(target * (1 + 2 * TOLERANCE), self.best.product) if by_programme else target
+        if not by_programme or (is_far and self.best.stages is not None):
+            # Fewer stages are left than with the goal of all.
+            goal = min(goal, interval.lower_bound * (1 + interval.reach))
         price = min(goal - constant, everything)
         chain = known.chain.without_hopeless(plans.scarcity, price)
         if by_programme:
-            is_far = interval.lower_bound * (1 + _FAR) < self.best.product
             found = cheapest_by_programme(
                 chain,
                 target=price,
@@ -305,7 +305,7 @@ class CappedSearch:
             self._push(interval)
         elif found.rows is not None:
             self._split_at(interval, known, found.rows)
-        elif by_programme and near == 0.0:
+        elif by_programme and near == 0.0 and not is_far:
             # Nearer than this a programme does not tell.
             self._given_up = min(self._given_up, interval.lower_bound)
         else:
