@@ -15,9 +15,7 @@ import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.disk_sweep import SweepTerms
-from heterps_core.planning.cost_model.stage_cost import (
-    replicated_seconds,
-)
+from heterps_core.planning.cost_model.stage_cost import replicated_seconds
 from heterps_core.planning.cost_model.step_model import pacing_replicas
 from heterps_core.planning.cost_model.trainer_terms import NEAR_INTEGER, TrainerTerms
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.cost_model.batch_rating import BatchRating, GridRater, PlanStages, stages_of
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.objective import objective_of
-from heterps_core.planning.cost_model.run_tables import segment_layers, segment_table
+from heterps_core.planning.cost_model.run_tables import segment_table, stages_of_rows
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.planning.cost_model.step_model import num_microbatches_of
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
@@ -148,7 +148,7 @@ class PlanRater:
             found = fixed.cheapest_replicas(limit_seconds=limit_seconds, below_product=below_product)
             self._exactly_rated[key] = found.product
             if found.plan is not None and found.product < self._best_product:
-                met = self._as_stages(rows, found.plan)
+                met = stages_of_rows(self.problem, rows, found.plan)
                 simulated = self._simulated_product(met, found.product)
                 if math.isfinite(simulated):
                     self._best_product = found.product
@@ -164,13 +164,6 @@ class PlanRater:
         if evaluation.violations:
             return math.inf
         return max(product, self._objective.product_of(evaluation.cost_usd))
-
-    def _as_stages(self, rows: Ints, num_replicas: Ints) -> tuple[Stage, ...]:
-        names = self.problem.device_type_names
-        return tuple(
-            Stage(*segment_layers(row // self.num_types), names[row % self.num_types], int(count))
-            for row, count in zip(rows.tolist(), num_replicas, strict=True)
-        )
 
     def _remember(self, stages: tuple[Stage, ...], product: float) -> None:
         self._best_simulated, self._best_stages = product, stages
