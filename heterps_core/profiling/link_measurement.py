@@ -109,7 +109,7 @@ def measure_links(store_file: Path, *, rank: int) -> dict[str, Any]:
         HeterpsError: The other process did not come.
     """
     # Otherwise gloo binds to what the host name resolves to, which on a laptop may be nothing.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         dist.init_process_group(
             "gloo", init_method=store_file.as_uri(), rank=rank, world_size=2, timeout=TIMEOUT

@@ -80,7 +80,9 @@ class PlanRater:
         """By the formula; only plans below are simulated, where they are."""
 
         self._best_simulated = np.inf
-        self._best_stages: tuple[Stage, ...] | None = None
+        self.best_stages: tuple[Stage, ...] | None = None
+        """The cheapest feasible plan so far."""
+
         self.num_evaluations = 0
         self.history: list[HistoryPoint] = []
 
@@ -88,10 +90,6 @@ class PlanRater:
     def num_evaluations_left(self) -> int:
         """Plans that may still be rated."""
         return self._budget_evaluations - self.num_evaluations
-
-    def best_stages(self) -> tuple[Stage, ...] | None:
-        """Return the cheapest feasible plan so far, or None."""
-        return self._best_stages
 
     def rate(self, assignments: Assignments) -> Ratings:
         """Return the ratings of plans, of only the first ones where the budget ends; shape (P, L) -> (P,)."""
@@ -166,7 +164,7 @@ class PlanRater:
         return max(product, self._objective.product_of(evaluation.cost_usd))
 
     def _remember(self, stages: tuple[Stage, ...], product: float) -> None:
-        self._best_simulated, self._best_stages = product, stages
+        self._best_simulated, self.best_stages = product, stages
         self.history.append(
             HistoryPoint(
                 num_evaluations=self.num_evaluations,
