@@ -100,10 +100,7 @@ def second_process(folder: Path) -> Iterator[Path]:
 
 
 def measure_links(store_file: Path, *, rank: int) -> dict[str, Any]:
-    """Measure together with the other process, which calls this with the other rank (0 or 1).
-
-    Returns:
-        The fields of a `LayerProfile` that tell of links.
+    """Return the links of a `LayerProfile`, measured with the other process, which has the other rank (0 or 1).
 
     Raises:
         HeterpsError: The other process did not come.

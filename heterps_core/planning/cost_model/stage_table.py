@@ -152,13 +152,8 @@ class StageTable:
     def least_replicas(self, stage_seconds: Floats) -> Floats:
         """Return the least k with ET(k) <= x that memory and the type's cap allow.
 
-        From s (1 - f + f / k) <= x follows k >= s f / (x - s (1 - f)), for computation and communication.
-
-        Args:
-            stage_seconds: x, shape (X,), positive.
-
-        Returns:
-            Shape (X, *N); infinite where no k is allowed.
+        From s (1 - f + f / k) <= x follows k >= s f / (x - s (1 - f)), for computation and communication. Positive x
+        of shape (X,) give (X, *N), infinite where no k is allowed.
         """
         x = stage_seconds.reshape(-1, *(1,) * self.compute_seconds.ndim)
         if self.sweep is None:
