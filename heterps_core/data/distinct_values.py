@@ -1,10 +1,9 @@
 """How many different values each categorical column has, and how many rows its table should have for them.
 
-Values are counted over a sample of rows in bounded memory, and counters of parts can be merged. Up to `MOST_KEPT`
-values are counted one by one; then only those whose hash lies in the lower half of what was kept so far (adaptive
-sampling: Flajolet, "On adaptive sampling", Computing 43, 1990). What is kept is a random choice of values, whatever
-the order of the rows: their number times 2^level estimates that of all, 0.5 % off in the mean, and how often they
-occur is how often all do.
+Values are counted over a sample of rows in bounded memory. Up to `MOST_KEPT` values are counted one by one; then only
+those whose hash lies in the lower half of what was kept so far (adaptive sampling: Flajolet, "On adaptive sampling",
+Computing 43, 1990). What is kept is a random choice of values, whatever the order of the rows: their number times
+2^level estimates that of all, 0.5 % off in the mean, and how often they occur is how often all do.
 
 Tables are filled by a hash, so of V values in b buckets each shares its bucket with probability
 1 - (1 - 1/b)^(V - 1), and b (1 - (1 - 1/b)^V) buckets are in use; the larger V / b, the more values learn one vector.
@@ -93,14 +92,6 @@ class ValueCounter:
         self.num_missing += len(texts) - num_present
         self.num_occurrences += num_there
         self._take(hash_texts(values.dictionary.take(pa.array(used)), slot=0), counts[used])
-
-    def merge(self, other: ValueCounter) -> None:
-        """Count what another counter has counted, too."""
-        self.num_rows += other.num_rows
-        self.num_missing += other.num_missing
-        self.num_occurrences += other.num_occurrences
-        self._level = max(self._level, other._level)
-        self._take(other._hashes, other._counts)
 
     @property
     def num_values(self) -> int:

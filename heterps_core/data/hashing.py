@@ -10,7 +10,6 @@ generators", OOPSLA 2014, constants of variant 13 by D. Stafford), started at th
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -179,8 +178,6 @@ def _words_of(
     texts: pa.StringArray,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], UInt64Array]:
     """Return each text's first byte [n], its length [n] and all bytes as aligned words, two of padding."""
-    if sys.byteorder != "little":
-        raise ConfigurationError("hashing needs a little-endian machine")
     offsets = _offsets_of(texts)
     first, last = int(offsets[0]), int(offsets[-1])
     num_words = -(-(last - first) // _BYTES_PER_WORD)

@@ -138,6 +138,8 @@ class LayerProfile(JsonDocument):
     """Sum of all layers' times over the time of a whole step of the chain in the same run; None for estimates."""
 
     measured_at: str
+    """ISO 8601; empty for an imported profile, whose file does not say."""
+
     general_layers: tuple[str, ...] = ()
     """Those that train on autograd's general path; the times of others are of layers that the trainer runs fused."""
 
@@ -146,8 +148,6 @@ class LayerProfile(JsonDocument):
         """The share of the general path's layers in the time of all, of a batch that bears a whole update."""
         by_layer = {timing.layer: timing.compute_ms(update_share=1.0) for timing in self.timings}
         return sum(by_layer[name] for name in self.general_layers) / sum(by_layer.values())
-
-    """ISO 8601; empty for an imported profile, whose file does not say."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.half_batch_size < self.batch_size:

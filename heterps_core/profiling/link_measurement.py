@@ -100,16 +100,13 @@ def second_process(folder: Path) -> Iterator[Path]:
 
 
 def measure_links(store_file: Path, *, rank: int) -> dict[str, Any]:
-    """Measure together with the other process, which calls this with the other rank (0 or 1).
-
-    Returns:
-        The fields of a `LayerProfile` that tell of links.
+    """Return the links of a `LayerProfile`, measured with the other process, which has the other rank (0 or 1).
 
     Raises:
         HeterpsError: The other process did not come.
     """
     # Otherwise gloo binds to what the host name resolves to, which on a laptop may be nothing.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         dist.init_process_group(
             "gloo", init_method=store_file.as_uri(), rank=rank, world_size=2, timeout=TIMEOUT

@@ -58,19 +58,12 @@ def software_versions() -> Mapping[str, str]:
 
 def num_cores() -> int:
     """Return the cores that this process may use."""
-    # Not every system can limit a process to some of its cores.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
     first: dict[str, str] = {}
-    for line in lines:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         first.setdefault(name.strip(), value.strip())
     if "model name" not in first:

@@ -66,9 +66,6 @@ def time_phases(
     """Run all phases in turns and time each by itself; a phase may leave things behind for the next one.
 
     No new round begins after `budget_s`, once there are `MIN_REPEATS`; the warm-up is part of the budget.
-
-    Returns:
-        A timing for each named phase.
     """
     times_ms: dict[str, list[float]] = {phase.name: [] for phase in phases if phase.name is not None}
     stop_s = clock() + budget_s

@@ -129,7 +129,7 @@ class StepTimer:
 def take_part(rank: int, folder: Path, job: TrainingJob) -> None:
     """Measure as one of the processes; the first writes what all found."""
     torch.set_num_threads(job.config.num_threads)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     num_workers = sum(job.replicas_per_stage)
     store = (folder / STORE_NAME).absolute().as_uri()
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_workers, timeout=TIMEOUT)
@@ -229,7 +229,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     job = TrainingJob.from_json(json.loads((folder / REQUEST_NAME).read_text(encoding="utf-8")))
     # Forked processes have torch loaded already.
-    multiprocessing.set_start_method("fork" if sys.platform == "linux" else "spawn")
+    multiprocessing.set_start_method("fork")
     num_workers = sum(job.replicas_per_stage)
     workers = [
         multiprocessing.Process(target=_take_part_or_say, args=(rank, folder, job), daemon=True)

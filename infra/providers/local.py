@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -69,7 +69,8 @@ class LocalProvider(Provider):
             raise ConfigurationError(
                 f"the run directory of local nodes must be a local path, got {bootstrap.run_directory}"
             )
-        rendezvous = self._known_rendezvous(run_id) or f"{LOOPBACK}:{free_loopback_port()}"
+        known = next(filter(None, map(LeaseFile.read, self._lease_paths(run_id))), None)
+        rendezvous = known.rendezvous if known else f"{LOOPBACK}:{free_loopback_port()}"
         nodes: list[Node] = []
         for request in plan.node_requests():
             ledger.intend(run_id, self.name, request, at=datetime.now(UTC))
@@ -199,19 +200,12 @@ class LocalProvider(Provider):
     def _end(self, run_id: str, node_ids: Sequence[str]) -> None:
         """End the processes of nodes, then forget the nodes."""
         keys = {(run_id, node_id) for node_id in node_ids}
-        self._processes.end(keys, self._leaders(keys))
+        leases = [LeaseFile.read(self._lease_path(*key)) for key in keys]
+        self._processes.end(keys, [lease.leader for lease in leases if lease and lease.leader])
         for key in keys:
             self._lease_path(*key).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._run_folder(run_id).rmdir()
-
-    def _leaders(self, keys: Iterable[NodeKey]) -> list[ProcessIdentity]:
-        leases = [LeaseFile.read(self._lease_path(*key)) for key in keys]
-        return [lease.leader for lease in leases if lease is not None and lease.leader is not None]
-
-    def _known_rendezvous(self, run_id: str) -> str | None:
-        leases = [LeaseFile.read(path) for path in self._lease_paths(run_id)]
-        return next((lease.rendezvous for lease in leases if lease is not None), None)
 
     def _run_folder(self, run_id: str) -> Path:
         return self.state_directory / run_id

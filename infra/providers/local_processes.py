@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,7 +122,9 @@ class NodeProcesses:
             ProvisioningError: A process is there after it was killed.
         """
         deadline_s = time.monotonic() + KILL_GRACE_S
-        _signal_all(self._of(keys, leaders), is_kill=False)
+        for process in self._of(keys, leaders):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
         self._wait_for_none(keys, leaders, timeout_s=TERM_GRACE_S)
         while processes := self._of(keys, leaders):
             if time.monotonic() > deadline_s:
@@ -132,7 +134,9 @@ class NodeProcesses:
                     f"the processes {pids} of run {runs} must end when they are killed, and did not within "
                     f"{KILL_GRACE_S:.0f} s; look at them with ps, the next sweep will try again"
                 )
-            _signal_all(processes, is_kill=True)
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             self._wait_for_none(keys, leaders, timeout_s=1.0)
         for key in keys:
             if child := _CHILDREN.pop((self._state_directory, key), None):
@@ -153,12 +157,6 @@ class NodeProcesses:
             if process.pid not in found and _session_of(process.pid) in sessions:
                 found[process.pid] = process
         return [process for process in found.values() if not _is_zombie(process)]
-
-
-def _signal_all(processes: Iterable[psutil.Process], *, is_kill: bool) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill() if is_kill else process.terminate()
 
 
 def _session_of(pid: int) -> int | None:

@@ -5,6 +5,9 @@ later stands as tags on the versions, where other hosts see it too: the whole de
 made against, and since when a version is champion. An alias moves in one transaction, after the decision was written
 and before it is marked as applied. Whatever is killed in between leaves either the old champion, and the decision can
 be applied again, or the new one, and the mark is made up for.
+
+All raise ConfigurationError where MLflow's store does not answer, and CheckpointError, with nothing changed, where
+the files of a version are not those that were registered.
 """
 
 from __future__ import annotations
@@ -60,12 +63,7 @@ def decision_of(registered: RegisteredVersion) -> PromotionDecision | None:
 
 
 def champion_of(workspace: Workspace) -> Champion | None:
-    """Return the champion after checking its files, or None where there is none yet.
-
-    Raises:
-        CheckpointError: Its files are not those that were registered.
-        ConfigurationError: MLflow's store does not answer.
-    """
+    """Return the champion after checking its files, or None where there is none yet."""
     registered = model_registry.version_called(workspace, CHAMPION_ALIAS)
     return None if registered is None else _verified(workspace, registered)
 
@@ -79,10 +77,6 @@ def champion_before(workspace: Workspace, day: date) -> Champion | None:
 
     Where there is no champion yet, the newest version that only the logistic regression has kept out is gone on from,
     so that it becomes better night by night; None where there is none either.
-
-    Raises:
-        CheckpointError: The files of the version are not those that were registered.
-        ConfigurationError: MLflow's store does not answer.
     """
     current = model_registry.version_called(workspace, CHAMPION_ALIAS)
     if current is None:
@@ -108,10 +102,6 @@ def opponent_of(workspace: Workspace, challenger: RegisteredVersion) -> Champion
 
     The rows that judge are of the day after, so that neither has seen them. A back-filled version that passed its
     gates counts as a champion here. None where there is none.
-
-    Raises:
-        CheckpointError: The files of the version are not those that were registered.
-        ConfigurationError: MLflow's store does not answer.
     """
     known = [
         each
@@ -174,7 +164,6 @@ def apply_decision(workspace: Workspace, decision: PromotionDecision) -> None:
 
     Raises:
         UnknownNameError: There is no such version.
-        CheckpointError: The files of the version are not those that were registered; nothing was changed.
         ConfigurationError: Another version has become champion since the decision was made, or MLflow's store does
             not answer.
     """
@@ -214,7 +203,6 @@ def roll_back(workspace: Workspace, *, to: str | None = None) -> RolledBack:
     Raises:
         ConfigurationError: There is no champion, none before it, or `to` is champion already.
         UnknownNameError: `to` was never champion; those that were are named.
-        CheckpointError: The files of the version are not those that were registered; nothing was changed.
     """
     # Before the lock is made, which would leave a file where nothing was ever recorded.
     _require_champion(workspace)

@@ -12,20 +12,8 @@ from datetime import datetime
 
 from infra.workspace import Workspace
 from tasks.records import model_registry
-from tasks.records.champion import (
-    ROLLED_BACK_TAG,
-    SINCE_TAG,
-    champion_lock,
-    champions_by_day,
-    decision_of,
-)
-from tasks.records.mlflow_names import (
-    CHAMPION_ALIAS,
-    KIND_TAG,
-    KIND_TRAINING,
-    REGISTERED_MODEL,
-    START_TAG,
-)
+from tasks.records.champion import ROLLED_BACK_TAG, SINCE_TAG, champion_lock, champions_by_day, decision_of
+from tasks.records.mlflow_names import CHAMPION_ALIAS, KIND_TAG, KIND_TRAINING, REGISTERED_MODEL, START_TAG
 from tasks.records.mlflow_store import (
     answering_client,
     client_of,

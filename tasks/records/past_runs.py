@@ -105,18 +105,6 @@ class PastRun:
         return self.metrics.get("quality/auc")
 
     @property
-    def best_reachable_auc(self) -> float | None:
-        """Of the true click probabilities."""
-        return self.metrics.get("quality/best_reachable_auc")
-
-    @property
-    def auc_gap(self) -> float | None:
-        """What is missing to the best reachable AUC."""
-        if self.auc is None or self.best_reachable_auc is None:
-            return None
-        return self.best_reachable_auc - self.auc
-
-    @property
     def optimality_gap(self) -> float | None:
         """Cost of the plan over the proven bound, less 1."""
         return self.metrics.get("search/optimality_gap")

@@ -131,7 +131,13 @@ def _cells_compared(outcomes: Sequence[ProblemOutcome]) -> list[str]:
         return []
     num_lstm = num_rnn = num_equal = 0
     for outcome in outcomes:
-        lstm, rnn = (_usd_by_seed(outcome.summaries[methods.index(name)]) for name in (LSTM, RNN))
+        lstm, rnn = (
+            {
+                result.plan.seed: result.plan.cost_usd
+                for result in outcome.summaries[methods.index(name)].results
+            }
+            for name in (LSTM, RNN)
+        )
         for seed in range(outcome.summaries[0].num_seeds):
             usd = lstm.get(seed, math.inf), rnn.get(seed, math.inf)
             if usd[0] == usd[1] or _is_same(*usd):
@@ -161,13 +167,10 @@ def sign_test(num_better: int, num_worse: int) -> float:
         >>> sign_test(5, 0), sign_test(2, 2)
         (0.0625, 1.0)
     """
+    from scipy.stats import binomtest  # a second, for this alone
+
     total = num_better + num_worse
-    num_tails = sum(math.comb(total, count) for count in range(min(num_better, num_worse) + 1))
-    return min(1.0, num_tails / float(2 ** (total - 1))) if total else 1.0
-
-
-def _usd_by_seed(summary: MethodSummary) -> dict[int, float]:
-    return {result.plan.seed: result.plan.cost_usd for result in summary.results}
+    return float(binomtest(num_better, total).pvalue) if total else 1.0
 
 
 def _side_by_side(outcomes: Sequence[ProblemOutcome]) -> list[str | Table]:

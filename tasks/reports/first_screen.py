@@ -29,11 +29,13 @@ def run_screen(report: RunReport, decision: PromotionDecision | str) -> str:
     baseline = report.baseline.quality.auc if isinstance(report.baseline, Baseline) else None
     charged = " at list prices; a dry run, nothing is charged" if report.provisioning.is_dry_run else ""
     speed = f"{speed_text(report.training.undisturbed_throughput_samples_per_s)} samples/s"
+    if error is not None:
+        speed += f", {abs(error):.1%} {'above' if error > 0 else 'below'} the prediction for this machine"
     facts = [
         _rows(report),
         *_plan_facts(report),
         ("cost", f"{usd_text(report.billed_usd)}{charged}"),
-        ("speed", speed if error is None else f"{speed}, {_against(error)}"),
+        ("speed", speed),
         (
             "quality",
             f"AUC {NOT_KNOWN if auc is None else f'{auc:.4f}'}"
@@ -100,10 +102,6 @@ def _plan_facts(report: PlanReport) -> list[tuple[str, str]]:
             f"its stages, {sum(stage.num_replicas for stage in bought.launch_stages)} processes here"
         )
     return [("plan", text), ("proof", gap_text(plan))]
-
-
-def _against(error: float) -> str:
-    return f"{abs(error):.1%} {'above' if error > 0 else 'below'} the prediction for this machine"
 
 
 def _screen(title: str, facts: list[tuple[str, str]], report: PlanReport) -> str:

@@ -85,7 +85,9 @@ def plan_document(report: PlanReport, *, links: Links) -> Document:
         answers=[
             Answer("What would it cost?", usd_text(plan.cost_usd), f"{plan.price_usd_per_hour:.4f} USD/hour"),
             Answer("How fast would it be?", f"{plan.throughput_samples_per_s:,.0f} samples/s"),
-            Answer("Is there a cheaper plan?", *_proof(plan.optimality_gap)),
+            Answer("Is there a cheaper plan?", "no", "proven")
+            if plan.optimality_gap == 0
+            else Answer("Is there a cheaper plan?", "perhaps", f"by {plan.optimality_gap:.2%} at most"),
         ],
         sections=[
             _plan_section(report, purchase),
@@ -103,6 +105,7 @@ def run_document(
 
     In place of a decision it may be told why the model was not judged; `last` is the night to compare with.
     """
+    bills = (block for bill in report.bills for block in bill_blocks(bill))
     return Document(
         title=report.name,
         summary=f"Run {report.run_id} on {report.data}, {report.num_train_rows:,} rows to train on and the latest "
@@ -114,7 +117,7 @@ def run_document(
             Section(title="Why this plan", blocks=_why_blocks(report)),
             Section(title="Stages", blocks=_stage_blocks(report)),
             *_restarts_section(report),
-            Section(title="Bill", blocks=_bill_blocks(report)),
+            Section(title="Bill", blocks=[*bills, waste_block(report.waste)]),
             Section(title="Prediction error", blocks=_error_blocks(report)),
             Section(title="Quality", blocks=_quality_blocks(report, decision)),
             _search_section(report),
@@ -183,10 +186,6 @@ def baseline_lines(report: RunReport) -> list[str]:
             f"evenly over them, and rated on {report.baseline.quality.num_rows:,} of the others."
         ]
     return []
-
-
-def _proof(gap: float) -> tuple[str, str]:
-    return ("no", "proven") if gap == 0 else ("perhaps", f"by {gap:.2%} at most")
 
 
 def _plan_section(report: PlanReport, *more: Block) -> Section:
@@ -329,10 +328,6 @@ def _restarts_section(report: RunReport) -> list[Section]:
         rows=rows,
     )
     return [Section(title="Restarts", blocks=[table])]
-
-
-def _bill_blocks(report: RunReport) -> list[Block]:
-    return [*(block for bill in report.bills for block in bill_blocks(bill)), waste_block(report.waste)]
 
 
 def _error_blocks(report: RunReport) -> list[Block]:

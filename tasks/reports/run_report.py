@@ -28,12 +28,7 @@ from tasks.learning import Learning
 from tasks.provisioning import Provisioning
 from tasks.records.mlflow_names import night_name
 from tasks.records.tracking import TrackedRun
-from tasks.reports.stage_outcomes import (
-    StageOutcome,
-    measured_step_seconds,
-    seconds_by_stage,
-    stage_outcomes,
-)
+from tasks.reports.stage_outcomes import StageOutcome, measured_step_seconds, seconds_by_stage, stage_outcomes
 from tasks.running.losses import Restart
 from tasks.scheduling import Searches
 

@@ -7,6 +7,7 @@ running, no day may have been trained twice, and no machine may be alive. With `
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
@@ -54,7 +55,11 @@ def run(*, seed: int = 0, num_cases: int = 30, keep: Path | None = None) -> list
     alive = [machine for machine in machines if machine.state in (EntryState.INTENDED, EntryState.LAUNCHED)]
     print_nights(nights, endings)
     trained = [night.night for night in nights]
-    gaps = [night.auc_gap for night in nights if night.auc_gap is not None]
+    gaps = [
+        best - night.auc
+        for night in nights
+        if (best := best_reachable_auc(night)) is not None and night.auc is not None
+    ]
     figures = [
         figure("nights_that_ended_otherwise", len(unexpected(endings)), "nights"),
         figure("days_trained_twice", len(trained) - len(set(trained)), "days"),
@@ -139,13 +144,18 @@ def unexpected(endings: Sequence[Ending]) -> list[Ending]:
     return found
 
 
+def best_reachable_auc(night: PastRun) -> float | None:
+    """Return the AUC of the true click probabilities."""
+    return night.metrics.get("quality/best_reachable_auc")
+
+
 def print_nights(nights: Sequence[PastRun], endings: Sequence[Ending]) -> None:
     """Print a line for each trained day, and what ended otherwise than documented."""
     print(f"\n{'day':<12}{'AUC':>8}{'best':>8}{'promoted':>10}{'USD':>10}{'samples/s':>11}{'error':>8}")
     for night in nights:
         cells = (
             f"{night.auc:>8.4f}" if night.auc is not None else f"{'-':>8}",
-            f"{night.best_reachable_auc:>8.4f}" if night.best_reachable_auc is not None else f"{'-':>8}",
+            f"{best_reachable_auc(night) or math.nan:>8.4f}",
             f"{night.was_promoted!s:>10}",
             f"{night.usd:>10.5f}" if night.usd is not None else f"{'-':>10}",
             f"{night.throughput_samples_per_s:>11,.0f}" if night.throughput_samples_per_s else f"{'-':>11}",

@@ -7,7 +7,7 @@ bulk by other means (`batch_rating.py`, `segment_table.py`); what is reported al
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -16,10 +16,7 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.planning.cost_model.disk_sweep import Sweep, stage_sweep
 from heterps_core.planning.cost_model.instance_cover import InstanceCover
 from heterps_core.planning.cost_model.objective import BYTES_PER_GB
-from heterps_core.planning.cost_model.stage_cost import (
-    is_within,
-    replica_memory_bytes,
-)
+from heterps_core.planning.cost_model.stage_cost import is_within, replica_memory_bytes
 from heterps_core.planning.cost_model.step_model import num_microbatches_of, pacing_replicas, stage_seconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 from heterps_core.planning.simulate.pipeline_load import pipeline_load
@@ -63,7 +60,7 @@ class CostLine(NamedTuple):
     cost_usd: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Violation:
     """A constraint that a plan breaks, and by how far."""
 
@@ -154,12 +151,7 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
         interruptions_per_hour=(interruptions_per_hour := _interruptions_per_hour(problem, stages)),
         num_microbatches=num_microbatches,
         cost_lines=_cost_lines(problem, parts, run_seconds, interruptions_per_hour),
-        violations=(
-            *_floor_violation(problem, slowest_seconds),
-            *_memory_violations(problem, parts),
-            *_cap_violations(problem, stages),
-            *_microbatch_violations(problem, stages, num_microbatches),
-        ),
+        violations=tuple(_violations(problem, parts, slowest_seconds, num_microbatches)),
     )
 
 
@@ -245,71 +237,32 @@ def evaluate_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches
 def _price_usd_per_hour(unit: UnitType, num_replicas: int) -> float:
     if not unit.instances:
         return unit.price_usd_per_hour * num_replicas
-    cover = InstanceCover(
-        [size.units for size in unit.instances],
-        [size.price_usd_per_hour for size in unit.instances],
-        most_units=num_replicas,
-    )
-    return cover.price_usd_per_hour(num_replicas)
+    return InstanceCover.of(unit.instances, most_units=num_replicas).price_usd_per_hour(num_replicas)
 
 
-def _floor_violation(problem: SchedulingProblem, slowest_seconds: float) -> list[Violation]:
-    if is_within(slowest_seconds, problem.stage_seconds_limit):
-        return []
-    return [
-        Violation(
-            constraint="throughput floor",
-            subject="the pipeline",
-            required=problem.throughput_floor_samples_per_s,
-            reached=problem.batch_size / slowest_seconds,
-            unit="samples/s",
-        )
-    ]
-
-
-def _memory_violations(problem: SchedulingProblem, parts: Sequence[StageEvaluation]) -> list[Violation]:
-    return [
-        Violation(
-            constraint="memory",
-            subject=f"layers {part.stage.first_layer}..{part.stage.last_layer} on {part.stage.device_type}",
-            required=problem.device_types[part.stage.device_type].usable_bytes,
-            reached=part.memory_bytes,
-            unit="bytes",
-        )
-        for part in parts
-        if not is_within(part.memory_bytes, problem.device_types[part.stage.device_type].usable_bytes)
-    ]
-
-
-def _cap_violations(problem: SchedulingProblem, stages: Sequence[Stage]) -> list[Violation]:
+def _violations(
+    problem: SchedulingProblem,
+    parts: Sequence[StageEvaluation],
+    slowest_seconds: float,
+    num_microbatches: int,
+) -> Iterator[Violation]:
+    """Yield broken constraints: the floor, memory of stages, units of types, rows of micro-batches."""
+    if not is_within(slowest_seconds, problem.stage_seconds_limit):
+        floor = problem.throughput_floor_samples_per_s
+        reached = problem.batch_size / slowest_seconds
+        yield Violation("throughput floor", "the pipeline", floor, reached, "samples/s")
     used = dict.fromkeys(problem.device_types, 0)
-    for stage in stages:
+    for part in parts:
+        stage, limit = part.stage, problem.device_types[part.stage.device_type].usable_bytes
         used[stage.device_type] += stage.num_replicas
-    return [
-        Violation(
-            constraint="units cap",
-            subject=name,
-            required=problem.device_types[name].max_units,
-            reached=num_units,
-            unit="units",
-        )
-        for name, num_units in used.items()
-        if num_units > problem.device_types[name].max_units
-    ]
-
-
-def _microbatch_violations(
-    problem: SchedulingProblem, stages: Sequence[Stage], num_microbatches: int
-) -> list[Violation]:
+        if not is_within(part.memory_bytes, limit):
+            where = f"layers {stage.first_layer}..{stage.last_layer} on {stage.device_type}"
+            yield Violation("memory", where, limit, part.memory_bytes, "bytes")
+    for name, num_units in used.items():
+        if num_units > problem.device_types[name].max_units:
+            yield Violation("units cap", name, problem.device_types[name].max_units, num_units, "units")
     num_rows = problem.batch_size // num_microbatches
-    return [
-        Violation(
-            constraint="micro-batch",
-            subject=f"layers {stage.first_layer}..{stage.last_layer}, which wants a row for each replica",
-            required=num_rows,
-            reached=stage.num_replicas,
-            unit="replicas",
-        )
-        for stage in stages
-        if problem.step_model is StepModel.TRAINER and stage.num_replicas > num_rows
-    ]
+    for stage in (part.stage for part in parts if problem.step_model is StepModel.TRAINER):
+        if stage.num_replicas > num_rows:
+            what = f"layers {stage.first_layer}..{stage.last_layer}, which wants a row for each replica"
+            yield Violation("micro-batch", what, num_rows, stage.num_replicas, "replicas")

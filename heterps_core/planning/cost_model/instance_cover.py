@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.planning.problem.extra_costs import InstanceSize
 
 NANO_USD_PER_USD = 1_000_000_000
 """Prices are added up as integers, so that equal sums compare equal."""
@@ -64,6 +65,12 @@ class InstanceCover:
                     for carried, price, i in choices
                 )
             )
+
+    @classmethod
+    def of(cls, sizes: Sequence[InstanceSize], *, most_units: int) -> InstanceCover:
+        """Return the covers by sizes that are sold."""
+        prices = [size.price_usd_per_hour for size in sizes]
+        return cls([size.units for size in sizes], prices, most_units=most_units)
 
     def price_usd_per_hour(self, num_units: int) -> float:
         """Return the least price of at least so many units."""

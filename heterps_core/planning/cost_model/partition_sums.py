@@ -12,14 +12,9 @@ from heterps_core.planning.cost_model.arrays import Floats, Ints
 
 
 def sums_over_stages(values: Floats, rows: Ints) -> Floats:
-    """Return the sum of a value over the stages of each partition.
+    """Return the sum of a value over the stages of each partition, shape (G, T) and (X, L) -> (X,).
 
-    Args:
-        values: Shape (G, T), or (X, G, T) with one table per partition.
-        rows: Padded with -1, shape (X, L).
-
-    Returns:
-        Shape (X,).
+    Values of shape (X, G, T) are one table for each partition.
     """
     tables = values.reshape(*values.shape[:-2], values.shape[-2] * values.shape[-1])
     stages = np.maximum(rows, 0)
@@ -28,15 +23,7 @@ def sums_over_stages(values: Floats, rows: Ints) -> Floats:
 
 
 def sums_over_changes(change_prices: Floats, rows: Ints) -> Floats:
-    """Return the sum of the prices of all boundaries of each partition.
-
-    Args:
-        change_prices: Shape (L, T, T).
-        rows: Last stage first, padded with -1, shape (X, L).
-
-    Returns:
-        Shape (X,).
-    """
+    """Return the sum of the prices of all boundaries of each partition, (L, T, T) and (X, L) -> (X,)."""
     num_types = change_prices.shape[-1]
     after, before = np.maximum(rows[:, :-1], 0), np.maximum(rows[:, 1:], 0)
     first_layer, _ = run_layers(after // num_types)

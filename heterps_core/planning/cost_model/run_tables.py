@@ -24,6 +24,7 @@ from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.cost_model.step_model import num_microbatches_of, step_terms
 from heterps_core.planning.cost_model.trainer_terms import TrainerTerms
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
+from heterps_core.plans.scheduling_plan import Stage
 
 
 def segment_table(problem: SchedulingProblem, *, num_microbatches: int = 1) -> StageTable:
@@ -123,12 +124,7 @@ def _stage_table(
 
 
 def _cover_prices(unit: UnitType) -> Floats:
-    cover = InstanceCover(
-        [size.units for size in unit.instances],
-        [size.price_usd_per_hour for size in unit.instances],
-        most_units=unit.max_units,
-    )
-    return np.array(cover.prices_usd_per_hour())
+    return np.array(InstanceCover.of(unit.instances, most_units=unit.max_units).prices_usd_per_hour())
 
 
 def segment_row(first_layer: int, last_layer: int) -> int:
@@ -140,6 +136,16 @@ def segment_layers(row: int) -> tuple[int, int]:
     """Return first and last layer of a row of `segment_table`."""
     first_layer, last_layer = run_layers(np.array(row))
     return int(first_layer), int(last_layer)
+
+
+def stages_of_rows(problem: SchedulingProblem, rows: Ints, num_replicas: Ints) -> tuple[Stage, ...]:
+    """Return the stages with these flat indices run * T + type and replica counts, first stage first."""
+    names = problem.device_type_names
+    stages = [
+        Stage(*segment_layers(row // len(names)), names[row % len(names)], int(count))
+        for row, count in zip(rows.tolist(), num_replicas, strict=True)
+    ]
+    return tuple(sorted(stages, key=lambda stage: stage.first_layer))
 
 
 def least_memory_replicas(replicated_bytes: Floats, sharded_bytes: Floats, memory_bytes: float) -> Floats:

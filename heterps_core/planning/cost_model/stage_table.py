@@ -15,9 +15,7 @@ import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.disk_sweep import SweepTerms
-from heterps_core.planning.cost_model.stage_cost import (
-    replicated_seconds,
-)
+from heterps_core.planning.cost_model.stage_cost import replicated_seconds
 from heterps_core.planning.cost_model.step_model import pacing_replicas
 from heterps_core.planning.cost_model.trainer_terms import NEAR_INTEGER, TrainerTerms
 
@@ -154,13 +152,8 @@ class StageTable:
     def least_replicas(self, stage_seconds: Floats) -> Floats:
         """Return the least k with ET(k) <= x that memory and the type's cap allow.
 
-        From s (1 - f + f / k) <= x follows k >= s f / (x - s (1 - f)), for computation and communication.
-
-        Args:
-            stage_seconds: x, shape (X,), positive.
-
-        Returns:
-            Shape (X, *N); infinite where no k is allowed.
+        From s (1 - f + f / k) <= x follows k >= s f / (x - s (1 - f)), for computation and communication. Positive x
+        of shape (X,) give (X, *N), infinite where no k is allowed.
         """
         x = stage_seconds.reshape(-1, *(1,) * self.compute_seconds.ndim)
         if self.sweep is None:

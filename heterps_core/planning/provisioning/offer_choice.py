@@ -6,6 +6,9 @@ its lower bound holds for the purchase.
 
 A plan stands in one zone, as what crosses between two is charged by the byte; each is solved. A plan that is all on
 spot buys one machine on-demand: it keeps the rendezvous store, and losing that one ends the run.
+
+Where the name of a device type is in no table, functions raise UnknownNameError; where no offer carries it,
+ProvisioningError, whose message lists those that are carried.
 """
 
 from __future__ import annotations
@@ -58,12 +61,7 @@ def unit_prices(offers: Iterable[InstanceOffer]) -> dict[str, float]:
 
 
 def instance_sizes(device_type: str, offers: Iterable[InstanceOffer]) -> tuple[InstanceSize, ...]:
-    """Return the sizes in which the units of a device type are sold, as the planner charges them.
-
-    Raises:
-        UnknownNameError: The device type is in no table.
-        ProvisioningError: No offer carries it; the message lists those that are carried.
-    """
+    """Return the sizes in which the units of a device type are sold, as the planner charges them."""
     return tuple(
         InstanceSize(
             name=option.offer.instance_type.name,
@@ -79,22 +77,13 @@ def interruptions_per_unit(device_type: str, offers: Iterable[InstanceOffer]) ->
 
     An instance is lost with all its units, so units in larger instances bring fewer. The planner counts in
     units and needs one figure: that of the instances that are bought for `USUAL_UNITS` of them.
-
-    Raises:
-        UnknownNameError: The device type is in no table.
-        ProvisioningError: No offer carries it; the message lists those that are carried.
     """
     bought = cheapest_cover(USUAL_UNITS, _options_for(device_type, tuple(offers)))
     return sum(option.offer.interruptions_per_hour * count for option, count in bought) / USUAL_UNITS
 
 
 def disk_bytes_per_s(device_type: str, offers: Iterable[InstanceOffer]) -> float:
-    """Return a unit's share of what its instance moves to network disks, the least over sizes; 0 where unknown.
-
-    Raises:
-        UnknownNameError: The device type is in no table.
-        ProvisioningError: No offer carries it; the message lists those that are carried.
-    """
+    """Return a unit's share of what its instance moves to network disks, the least over sizes; 0 where unknown."""
     options = _options_for(device_type, tuple(offers))
     return min(option.offer.instance_type.disk_bandwidth_bytes_per_s / option.units for option in options)
 
@@ -144,11 +133,7 @@ def choose_instances(stages: Sequence[Stage], offers: Iterable[InstanceOffer]) -
 
     Exact over zones and sizes. Sizes may be mixed within a stage; their units are taken as equally fast.
     Stages do not share instances, even where they could: each has its own machines, so that one can be
-    replaced alone. Each group has what else may be bought for it.
-
-    Raises:
-        UnknownNameError: A stage names a device type that is in no table.
-        ProvisioningError: No zone's offers carry all device types; the message lists those that are carried.
+    replaced alone. Each group has what else may be bought for it. Raises as `instances_by_zone`.
     """
     return instances_by_zone(stages, offers)[0]
 
@@ -181,9 +166,6 @@ def equal_offers(
 
     The same number of units with the same processor or card, sold in the same place and market, with no less memory
     and no less network, at no more than `1 + MAX_DEARER` times the price: the plan stays as it is.
-
-    Raises:
-        UnknownNameError: The device type is in no table.
     """
     hardware = get_device_type(device_type)
     planned = offer.instance_type
@@ -262,10 +244,7 @@ def _with_one_on_demand(
 
 
 def cheapest_cover(num_units: int, options: Sequence[CoverOption]) -> list[tuple[CoverOption, int]]:
-    """Return counts of options that together carry at least `num_units`, at the least price.
-
-    Returns:
-        The options used, with their counts, the largest first.
+    """Return counts of options that together carry at least `num_units`, at the least price, the largest first.
 
     Raises:
         ConfigurationError: No units or no options.

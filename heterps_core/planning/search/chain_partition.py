@@ -27,9 +27,7 @@ class ChainPartitions:
     """Flat indices run * T + type into a (G, T) table, last stage first, padded with -1; shape (X, L)."""
 
 
-def cheapest_partitions(
-    stage_prices: Floats, change_prices: Floats | None = None, *, most_stages: int | None = None
-) -> ChainPartitions:
+def cheapest_partitions(stage_prices: Floats, change_prices: Floats | None = None) -> ChainPartitions:
     """Return, for each case, the partition of the chain into stages with the least sum of prices.
 
     With F[b, t] the least price of layers 0..b whose last stage is on type t,
@@ -37,83 +35,49 @@ def cheapest_partitions(
         F[b, t] = min over a <= b of  G[a, t] + price[a..b, t]
         G[a, t] = min over t' != t of F[a - 1, t'] + change[a, t', t],   G[0, t] = 0
 
-    G skips t itself because neighbouring stages differ in type. With a limit on the stages, F and G have the number
-    of stages so far besides.
+    G skips t itself because neighbouring stages differ in type.
 
     Args:
         stage_prices: Price of each run of layers on each type, infinite where not allowed; shape (X, G, T)
             with the runs in the order of `segment_table`.
         change_prices: Price of a boundary before a layer between two types, [case, layer, before, after];
             shape (X, L, T, T), or (1, L, T, T) for all cases. None where changes are free.
-        most_stages: Of a partition, at least 1; None without a limit.
     """
     num_cases, num_runs, num_types = stage_prices.shape
     num_layers = int((np.sqrt(8 * num_runs + 1) - 1) // 2)
-    changes = _forbid_same_type(change_prices, num_layers, num_types)
-    # Stages before the current one; without a limit they need not be counted.
-    num_counts, step = (1, 0) if most_stages is None else (min(most_stages, num_layers), 1)
-    before = np.full((num_cases, num_counts, num_types), np.inf)  # G of the next layer
-    before[:, 0] = 0.0
-    all_before = np.zeros((num_cases, num_counts, num_layers, num_types))
-    first_layer, previous_type = (
-        np.zeros((num_cases, num_counts, num_layers, num_types), dtype=np.int64) for _ in range(2)
-    )
+    if change_prices is None:
+        change_prices = np.broadcast_to(0.0, (1, num_layers, num_types, num_types))
+    changes = np.where(np.eye(num_types, dtype=bool), np.inf, change_prices)
+    before = np.zeros((num_cases, num_layers, num_types))  # G
+    first_layer, previous_type = (np.zeros(before.shape, dtype=np.int64) for _ in range(2))
     for last in range(num_layers):
         start = last * (last + 1) // 2
-        all_before[:, :, last] = before
-        total = all_before[:, :, : last + 1] + stage_prices[:, None, start : start + last + 1]
-        first_layer[:, :, last] = choice = total.argmin(axis=2)
-        ending = np.take_along_axis(total, choice[:, :, None], axis=2)[:, :, 0]  # F, shape (X, counts, T)
+        total = before[:, : last + 1] + stage_prices[:, start : start + last + 1]
+        first_layer[:, last] = total.argmin(axis=1)
+        ending = total.min(axis=1)  # F, shape (X, T)
         if last + 1 < num_layers:
-            arriving = ending[..., None] + changes[:, None, last + 1]  # (X, counts, T', T)
-            previous_type[:, :, last + 1] = best = arriving.argmin(axis=2)
-            before = np.full_like(before, np.inf)
-            arrived = np.take_along_axis(arriving, best[:, :, None], axis=2)[:, :, 0]
-            before[:, step:] = arrived[:, : num_counts - step]
-    flat = ending.reshape(num_cases, -1)
-    best_end = flat.argmin(axis=1)
-    best_price = flat[np.arange(num_cases), best_end]
-    best_count, best_type = np.divmod(best_end, num_types)
-    rows = _trace_back(
-        first_layer, previous_type, best_count, best_type, np.isfinite(best_price), counts_per_stage=step
-    )
+            arriving = ending[..., None] + changes[:, last + 1]  # (X, T', T)
+            previous_type[:, last + 1] = arriving.argmin(axis=1)
+            before[:, last + 1] = arriving.min(axis=1)
+    best_price = ending.min(axis=1)
+    rows = _trace_back(first_layer, previous_type, ending.argmin(axis=1), np.isfinite(best_price))
     return ChainPartitions(prices=best_price, rows=rows)
 
 
-def _forbid_same_type(change_prices: Floats | None, num_layers: int, num_types: int) -> Floats:
-    """Return change prices that are infinite where the type stays."""
-    if change_prices is None:
-        change_prices = np.broadcast_to(0.0, (1, num_layers, num_types, num_types))
-    return np.where(np.eye(num_types, dtype=bool), np.inf, change_prices)
-
-
 def _trace_back(
-    first_layer: Ints,
-    previous_type: Ints,
-    best_count: Ints,
-    best_type: Ints,
-    is_feasible: NDArray[np.bool_],
-    *,
-    counts_per_stage: int,
+    first_layer: Ints, previous_type: Ints, best_type: Ints, is_feasible: NDArray[np.bool_]
 ) -> Ints:
-    num_cases, _, num_layers, num_types = first_layer.shape
+    num_cases, num_layers, num_types = first_layer.shape
     rows = np.full((num_cases, num_layers), -1, dtype=np.int64)
     cases = np.flatnonzero(is_feasible)
-    last = np.full(cases.size, num_layers - 1)
-    count, device_type = best_count[cases], best_type[cases]
+    last, device_type = np.full(cases.size, num_layers - 1), best_type[cases]
     for position in range(num_layers):
-        first = first_layer[cases, count, last, device_type]
+        first = first_layer[cases, last, device_type]
         rows[cases, position] = (last * (last + 1) // 2 + first) * num_types + device_type
         goes_on = first > 0
-        cases, count, first, device_type = (
-            cases[goes_on],
-            count[goes_on],
-            first[goes_on],
-            device_type[goes_on],
-        )
+        cases, first, device_type = cases[goes_on], first[goes_on], device_type[goes_on]
         if not cases.size:
             break
-        count = count - counts_per_stage
-        device_type = previous_type[cases, count, first, device_type]
+        device_type = previous_type[cases, first, device_type]
         last = first - 1
     return rows

@@ -9,7 +9,6 @@ Shape legend: X = stage times, G = runs of layers, T = device types, L = layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,11 +54,12 @@ class ChainSolver:
             part = self._solve_pass(stage_seconds[::-1][start : start + size], best_product)
             best_product = min(best_product, float(part.products.min()))
             parts.append(part)
+        plans = [(part, place) for part in parts for place in range(part.rates.size)][::-1]
         return RateSolutions(
             rates=np.concatenate([part.rates for part in parts])[::-1],
             reached_seconds=np.concatenate([part.reached_seconds for part in parts])[::-1],
             products=np.concatenate([part.products for part in parts])[::-1],
-            plan_at=lambda index: _plan_in_parts(parts, stage_seconds.size - 1 - index),
+            plan_at=lambda index: plans[index][0].plan_at(plans[index][1]),
         )
 
     def _solve_pass(self, stage_seconds: Floats, best_product: float) -> RateSolutions[ReplicatedRows]:
@@ -112,14 +112,6 @@ class ChainSolver:
         )
         seconds = self.table.take(stages).seconds(counts)
         return np.asarray(np.where(rows >= 0, seconds, 0.0).max(axis=1))
-
-
-def _plan_in_parts(parts: Sequence[RateSolutions[ReplicatedRows]], index: int) -> ReplicatedRows:
-    for part in parts:
-        if index < part.rates.size:
-            return part.plan_at(index)
-        index -= part.rates.size
-    raise IndexError(index)
 
 
 def _replicated_rows(replicas: Floats, rows: Ints) -> ReplicatedRows:

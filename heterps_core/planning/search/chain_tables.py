@@ -44,14 +44,11 @@ def transition_shares(plans: Ints, num_types: int) -> Floats:
 
 
 def chain_entropy_gradient(log_tables: Floats) -> Floats:
-    """Return the gradient of the entropy of a chain's plans with respect to its log-tables.
+    """Return the gradient of the entropy of a chain's plans with respect to its log-tables, of the same shape.
 
     With V_l(t) the entropy of layers l, l + 1, ... after type t at layer l - 1, and m_l(t) the chance of that
     type, dH / d log P_l(t' | t) = m_l(t) P_l(t' | t) (V_{l+1}(t') - log P_l(t' | t)), up to a constant per row
     that the normalisation of the row takes away again.
-
-    Returns:
-        Shape (L, T + 1, T).
     """
     num_layers, num_rows, _ = log_tables.shape
     tables = np.exp(log_tables)

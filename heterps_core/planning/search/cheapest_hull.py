@@ -71,8 +71,6 @@ def cheapest_products(
     charged_seconds: Floats,
     stage_prices: Floats,
     interruptions_per_hour: Floats,
-    *,
-    most_stages: int | None = None,
 ) -> CheapestProducts:
     """Return the partitions of least product for X charged stage times.
 
@@ -83,9 +81,8 @@ def cheapest_products(
         charged_seconds: x in the product, shape (X,). Prices may belong to longer stage times.
         stage_prices: USD per hour of each run on each type, infinite where not allowed; shape (X, G, T).
         interruptions_per_hour: Of each run on each type, finite; shape (X, G, T).
-        most_stages: Of a partition; None without a limit.
     """
-    return _HullSearch(objective, charged_seconds, stage_prices, interruptions_per_hour, most_stages).run()
+    return _HullSearch(objective, charged_seconds, stage_prices, interruptions_per_hour).run()
 
 
 class _HullSearch:
@@ -97,9 +94,7 @@ class _HullSearch:
         charged_seconds: Floats,
         stage_prices: Floats,
         interruptions_per_hour: Floats,
-        most_stages: int | None,
     ) -> None:
-        self.most_stages = most_stages
         self.objective = objective
         self.charged_seconds = charged_seconds
         self.stage_prices = stage_prices
@@ -161,7 +156,6 @@ class _HullSearch:
         found = cheapest_partitions(
             weighted,
             None if changes is None else changes * hourly_weights[:, None, None, None],
-            most_stages=self.most_stages,
         )
         hourly = sums_over_stages(prices, found.rows)
         if changes is not None:

@@ -18,18 +18,12 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.field_rules import LARGEST_NUMBER
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.objective import objective_of
-from heterps_core.planning.cost_model.run_tables import segment_layers, segment_row, segment_table
+from heterps_core.planning.cost_model.run_tables import segment_row, segment_table, stages_of_rows
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.planning.cost_model.stage_table import StageTable
-from heterps_core.planning.cost_model.step_model import (
-    StepGroup,
-    step_groups,
-)
+from heterps_core.planning.cost_model.step_model import StepGroup, step_groups
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
-from heterps_core.planning.provisioning.replica_balance import (
-    floor_missed,
-    memory_text,
-)
+from heterps_core.planning.provisioning.replica_balance import floor_missed, memory_text
 from heterps_core.planning.provisioning.stage_time_search import (
     StageTimeOptimum,
     least_stage_seconds,
@@ -187,7 +181,7 @@ def _cheapest_without_caps(
     )
     if found.plan is None or not keeps_caps(found.plan):
         return None
-    stages = _as_stages(problem, found.plan)
+    stages = stages_of_rows(problem, found.plan.rows, found.plan.num_replicas)
     return StageTimeOptimum(plan=stages, product=found.product, lower_bound=found.lower_bound)
 
 
@@ -243,15 +237,6 @@ def _nothing_met() -> InfeasiblePlanError:
         "the search over the caps ended before it met one, though none is proven impossible; give it more seconds, "
         "raise max_units, lower the floor, join layers, or use the scheduler 'genetic'",
     )
-
-
-def _as_stages(problem: SchedulingProblem, plan: ReplicatedRows) -> tuple[Stage, ...]:
-    names = problem.device_type_names
-    stages = [
-        Stage(*segment_layers(row // len(names)), names[row % len(names)], int(count))
-        for row, count in zip(plan.rows.tolist(), plan.num_replicas, strict=True)
-    ]
-    return tuple(sorted(stages, key=lambda stage: stage.first_layer))
 
 
 def _has_plan(problem: SchedulingProblem, table: StageTable) -> bool:

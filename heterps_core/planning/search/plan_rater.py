@@ -13,11 +13,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.cost_model.batch_rating import BatchRating, GridRater, PlanStages, stages_of
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.objective import objective_of
-from heterps_core.planning.cost_model.run_tables import segment_layers, segment_table
+from heterps_core.planning.cost_model.run_tables import segment_table, stages_of_rows
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.planning.cost_model.step_model import num_microbatches_of
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
@@ -80,7 +80,9 @@ class PlanRater:
         """By the formula; only plans below are simulated, where they are."""
 
         self._best_simulated = np.inf
-        self._best_stages: tuple[Stage, ...] | None = None
+        self.best_stages: tuple[Stage, ...] | None = None
+        """The cheapest feasible plan so far."""
+
         self.num_evaluations = 0
         self.history: list[HistoryPoint] = []
 
@@ -88,10 +90,6 @@ class PlanRater:
     def num_evaluations_left(self) -> int:
         """Plans that may still be rated."""
         return self._budget_evaluations - self.num_evaluations
-
-    def best_stages(self) -> tuple[Stage, ...] | None:
-        """Return the cheapest feasible plan so far, or None."""
-        return self._best_stages
 
     def rate(self, assignments: Assignments) -> Ratings:
         """Return the ratings of plans, of only the first ones where the budget ends; shape (P, L) -> (P,)."""
@@ -148,7 +146,7 @@ class PlanRater:
             found = fixed.cheapest_replicas(limit_seconds=limit_seconds, below_product=below_product)
             self._exactly_rated[key] = found.product
             if found.plan is not None and found.product < self._best_product:
-                met = self._as_stages(rows, found.plan)
+                met = stages_of_rows(self.problem, rows, found.plan)
                 simulated = self._simulated_product(met, found.product)
                 if math.isfinite(simulated):
                     self._best_product = found.product
@@ -165,15 +163,8 @@ class PlanRater:
             return math.inf
         return max(product, self._objective.product_of(evaluation.cost_usd))
 
-    def _as_stages(self, rows: Ints, num_replicas: Ints) -> tuple[Stage, ...]:
-        names = self.problem.device_type_names
-        return tuple(
-            Stage(*segment_layers(row // self.num_types), names[row % self.num_types], int(count))
-            for row, count in zip(rows.tolist(), num_replicas, strict=True)
-        )
-
     def _remember(self, stages: tuple[Stage, ...], product: float) -> None:
-        self._best_simulated, self._best_stages = product, stages
+        self._best_simulated, self.best_stages = product, stages
         self.history.append(
             HistoryPoint(
                 num_evaluations=self.num_evaluations,

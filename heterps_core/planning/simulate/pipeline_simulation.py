@@ -230,9 +230,11 @@ class _Simulation:
             for state in self.states:
                 state.finish_sum()
                 self.step_ends[-1] = max(self.step_ends[-1], state.worker_free.max())
+        # Each step begins behind its share of a pass over a file of rows.
+        swept = self.load.sweep_seconds * np.arange(self.num_steps)
         return SimulatedRun(
             batch_size=self.load.batch_size,
-            step_end_seconds=_not_ahead_of_sweeps(self.step_ends, self.load.sweep_seconds),
+            step_end_seconds=np.maximum.accumulate(self.step_ends - swept) + swept,
             stages=tuple(state.use() for state in self.states),
         )
 
@@ -313,9 +315,3 @@ class _Simulation:
         state.worker_free, state.lane_out_free = end, end.copy()
         state.updated_seconds = float(end.max())
         return state.updated_seconds
-
-
-def _not_ahead_of_sweeps(step_ends: Floats, sweep_seconds: float) -> Floats:
-    """Return when steps end where each begins behind its share of a pass over a file of rows."""
-    swept = sweep_seconds * np.arange(step_ends.size)
-    return np.asarray(np.maximum.accumulate(step_ends - swept) + swept)

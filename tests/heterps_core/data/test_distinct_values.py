@@ -66,19 +66,6 @@ def test_many_values_are_estimated_within_two_percent_in_bounded_memory(monkeypa
     assert len(counter._hashes) <= 8_192
 
 
-def test_counters_of_parts_count_together_what_one_counts_of_all(monkeypatch):
-    monkeypatch.setattr(distinct_values, "MOST_KEPT", 1_000)
-    texts = zipf_texts(50_000)
-    whole = counted(texts)
-
-    merged = counted(texts[:100])
-    merged.merge(counted(texts[100:30_000]))
-    merged.merge(counted(texts[30_000:]))
-
-    assert merged.num_values == whole.num_values
-    assert merged.expected_values(10**6) == whole.expected_values(10**6)
-
-
 def test_a_sample_foretells_the_values_of_ten_times_the_rows():
     texts = [f"v{number}" for number in np.random.default_rng(0).integers(0, 20_000, 100_000)]
     counter = counted(texts[:10_000])

@@ -92,10 +92,7 @@ class CappedChain:
     def completions(self, full_prices: Floats) -> Floats:
         """Return the least price of layers a.. to the end where the stage before a is on type t.
 
-        Full prices have shape (Q, n).
-
-        Returns:
-            Shape (Q, L + 1, T); row L is 0.
+        Full prices of shape (Q, n) give (Q, L + 1, T), of which row L is 0.
         """
         num_sets = len(full_prices)
         after = np.zeros((num_sets, self.num_layers + 1, self.num_types))

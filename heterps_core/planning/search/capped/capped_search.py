@@ -168,9 +168,6 @@ class CappedSearch:
             is_open |= rows is None
         return None if is_open else np.empty(0, dtype=np.int64)
 
-    def _seconds_of_programme(self) -> float:
-        return min(max((self.deadline - time.perf_counter()) / 2, _LEAST_PROGRAMME_S), _MOST_PROGRAMME_S)
-
     def _is_over(self) -> bool:
         return time.perf_counter() >= self.deadline
 
@@ -199,7 +196,9 @@ class CappedSearch:
         ratio = (plans.high + z) / (plans.low + z)
         loss = max(ratio, interval.known.linear.most_over_linear(interval.lower_bound))
         is_near = interval.lower_bound * (1 + _NEARLY) >= target
-        if loss <= (_SEARCHED_NEARBY if is_near else _SEARCHED) and self._may_search(interval, near):
+        most_searches = _PARTIAL_SEARCHES if near else _LAST_PARTIAL_SEARCHES
+        may_search = interval.num_programmes < _PROGRAMMES or interval.num_partial_searches < most_searches
+        if loss <= (_SEARCHED_NEARBY if is_near else _SEARCHED) and may_search:
             self._search(interval, interval.known, target, near)
             return
         if self._split_interruptions(interval, interval.known, ratio):
@@ -208,12 +207,6 @@ class CappedSearch:
             self._given_up = min(self._given_up, interval.lower_bound)
             return
         self._split(interval, plans, math.sqrt(plans.low * plans.high))
-
-    def _may_search(self, interval: _Interval, near: float) -> bool:
-        return (
-            interval.num_partial_searches < (_PARTIAL_SEARCHES if near else _LAST_PARTIAL_SEARCHES)
-            or interval.num_programmes < _PROGRAMMES
-        )
 
     def _split(self, interval: _Interval, plans: Plans, middle: float) -> None:
         self._push_part(interval, replace(plans, high=math.nextafter(middle, 0.0)))
@@ -280,10 +273,11 @@ class CappedSearch:
         price = min(goal - constant, everything)
         chain = known.chain.without_hopeless(plans.scarcity, price)
         if by_programme:
+            left_s = (self.deadline - time.perf_counter()) / 2
             found = cheapest_by_programme(
                 chain,
                 target=price,
-                seconds=self._seconds_of_programme(),
+                seconds=min(max(left_s, _LEAST_PROGRAMME_S), _MOST_PROGRAMME_S),
                 gap=_FAR / 3 if is_far else near / 5,
             )
         else:

@@ -150,7 +150,7 @@ class ProposingScheduler(Scheduler):
             pass
         finally:
             proposals.close()
-        stages = rater.best_stages()
+        stages = rater.best_stages
         if stages is None:
             raise self.nothing_found(problem, rater, proof)
         return FoundPlan(stages=stages, num_evaluations=rater.num_evaluations, history=rater.history)
