@@ -22,7 +22,7 @@ def test_the_best_plan_has_exact_replica_counts_and_the_last_cost_of_the_history
 
     rater.rate(np.random.default_rng(0).integers(3, size=(900, 6)))
 
-    evaluation = evaluate(problem, rater.best_stages())
+    evaluation = evaluate(problem, rater.best_stages)
     assert not evaluation.violations
     assert rater.history[-1].best_cost_usd == pytest.approx(evaluation.cost_usd, rel=1e-12)
     costs = [point.best_cost_usd for point in rater.history]
