@@ -106,7 +106,7 @@ class ProposedSchema:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Sample:
+class FirstRows:
     """The first rows of a file."""
 
     rows: pa.Table
@@ -128,7 +128,7 @@ def propose_schema(file: SourcePath, *, label: str | None = None) -> ProposedSch
         DataError: The file cannot be read, has no header, or no column that can be the label or a category.
         ConfigurationError: There is no column of the name `label`.
     """
-    found = _sample(file)
+    found = first_rows(file)
     sample, missing_texts = found.rows, found.missing_texts
     name = _label_of(file, sample, label)
     columns = [
@@ -181,7 +181,12 @@ def propose_schema(file: SourcePath, *, label: str | None = None) -> ProposedSch
     )
 
 
-def _sample(file: SourcePath) -> _Sample:
+def first_rows(file: SourcePath) -> FirstRows:
+    """Read the first rows of a file as they lie.
+
+    Raises:
+        DataError: It cannot be read, or has no header.
+    """
     separator = None
     try:
         with file.open("rb") as opened:
@@ -209,7 +214,7 @@ def _sample(file: SourcePath) -> _Sample:
             f"must have a header that names its columns, got {', '.join(sample.column_names[:5])}, ...; add one",
         )
     found = {text for column in raw.columns for text in _missing_texts(column)}
-    return _Sample(
+    return FirstRows(
         rows=sample,
         missing_texts=tuple(text for text in MISSING_TEXTS if text in found),
         separator=separator,
