@@ -61,6 +61,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "plan": ("search the cheapest plan for a problem.json", "flows.commands.plan"),
     "simulate": ("run a plan's pipeline in simulation, with stragglers if asked", "flows.commands.simulate"),
     "init": ("write a schema file for a table, from what its first rows show", "flows.commands.data.init"),
+    "check-data": ("hold a new day against the one before", "flows.commands.data.check_data"),
     "make-days": ("write days of synthetic clicks whose truth drifts", "flows.commands.data.make_days"),
 }
 """Name -> summary and module."""

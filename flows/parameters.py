@@ -23,6 +23,7 @@ from heterps_core.training.job import (
     EMBEDDING_OPTIMIZERS,
     PRECISIONS,
     SCRATCH,
+    STOP,
     TELL,
     TRAIN,
     UPDATE_MODES,
@@ -258,6 +259,10 @@ class TrainParameters(PlannedParameters, TrainedParameters):
 
     again: bool = False
     """Train a day once more that has been trained on with the same data and model."""
+
+    data_checks: Annotated[str, OneOf("use of data checks", (TELL, STOP))] = TELL
+    """What is done where the day to be judged on looks otherwise than the one to train on (share of clicks, missing
+    and new values, distributions): tell, or stop before anything is launched."""
 
     baseline: bool = True
     """Fit a logistic regression on a sample of the rows, behind the training, and show the model beside it; a first

@@ -19,6 +19,7 @@ from heterps_core.data.distinct_values import outgrown_tables
 from heterps_core.data.manifest import MANIFEST_NAME, SourceFile, describe_source, folder_of, read_manifest
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.proposal.day_check import check_day
 from heterps_core.data.reading.bucket_path import SourcePath, source_path
 from heterps_core.data.reading.days import Night, files_of_day, find_night, parse_day, partitions_of
 from heterps_core.data.reading.readers import check_columns, list_source_files
@@ -31,7 +32,7 @@ from heterps_core.data.synthetic.click_stream import (
 )
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.judging.quality import ClickQuality
-from heterps_core.training.job import TELL, TRAIN
+from heterps_core.training.job import STOP, TELL, TRAIN
 from heterps_core.training.storage.store import check_store_location
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import MADE_UP_DATA
@@ -185,6 +186,7 @@ def prepare_data(
     slot_rows: tuple[int, ...] | None = None,
     numeric_transform: NumericTransform | None = None,
     late_rows: str = TELL,
+    data_checks: str | None = None,
 ) -> PreparedClicks:
     """Read the source once, or reuse what an earlier run made of the same source.
 
@@ -192,6 +194,8 @@ def prepare_data(
         prepare_sql: File of a query that makes the rows, see `row_query.py`; None takes the source as it lies.
         night: Which days of the source to train on and to hold out; None for all rows, the latest held out.
         late_rows: What to do with files that days trained on before have got since: tell, or train them, too.
+        data_checks: What to do where the day to be judged on looks otherwise than the one to train on: tell, or stop;
+            None does not look.
         slot_rows: Rows of each table, of the model that is to go on; None to choose them by the values.
         numeric_transform: Of the model that is to go on; None to fit it on the rows to train on.
 
@@ -230,6 +234,8 @@ def prepare_data(
             eval_files=made(night.eval_files, night.day + timedelta(days=1)),
         )
     with _damage_of(night):
+        if data_checks is not None:
+            _check_last_day(night, schema, data_checks)
         dataset = prepare_dataset(
             night.train_files,
             schema=schema,
@@ -271,6 +277,26 @@ def _damage_of(night: Night) -> Iterator[None]:
             f"{error.problem}; nothing was launched, and the champion stays: fix that day, or choose another",
             line=error.line,
         ) from error
+
+
+def _check_last_day(night: Night, schema: DataSchema, data_checks: str) -> None:
+    """Tell where the newer day of a night looks otherwise than the one before.
+
+    Raises:
+        DataError: It does, and the night shall stop then; or a file cannot be read.
+    """
+    check = check_day(night.eval_files, schema, before=night.train_files)
+    if not check.findings:
+        log_step("checked", f"{check.num_rows:,} rows of the day to be judged on look like those to train on")
+        return
+    said = "; ".join(check.findings)
+    if data_checks == STOP:
+        raise DataError(
+            night.eval_files[0],
+            f"must look like the day before, as data_checks is {STOP}, but {said}; with data_checks={TELL} "
+            f"the night goes on",
+        )
+    log_step("unusual", f"the day to be judged on, beside the one to train on: {said}")
 
 
 def _with_late_files(

@@ -158,6 +158,8 @@ def begin_run(
         slot_rows=start.slot_rows,
         numeric_transform=start.numeric_transform,
         late_rows=asked.late_rows,
+        # What was let pass once is not asked again.
+        data_checks=None if is_resumed else asked.data_checks,
     )
     log_step("data", clicks.summary)
     return OpenedRun(

@@ -37,6 +37,9 @@ CHAMPION, SCRATCH = "champion", "scratch"
 TELL, TRAIN = "tell", "train"
 """What is done with rows that come for a day that was trained on before."""
 
+STOP = "stop"
+"""Beside `TELL`: what is done where a day looks otherwise than the one before."""
+
 NIGHT_SAMPLES = 1_000_000_000
 """Of a large night; Criteo's terabyte click logs hold 4.4 billion in 24 days, a fifth of this a day."""
 

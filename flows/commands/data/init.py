@@ -16,8 +16,9 @@ as were looked at, and what to check. Edit the file, and train with it.
 examples:
   heterps init clicks.parquet
   heterps init clicks/ --label is_click --output clicks.schema.json
+  heterps init people.csv.gz --columns age,town,label
   heterps init s3://bucket/clicks
-  python -m flows.train_ctr --data clicks.parquet --schema-file schema.json
+  heterps train --data clicks.parquet --schema-file schema.json
 
 exit status: 0 when the file is written; 2 where an argument or the data cannot be used.
 """
@@ -31,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Parquet, or CSV or TSV with a header; of a folder the first file, of days one of the latest",
     )
     parser.add_argument("--label", metavar="COLUMN", help="the label (default: by its name)")
+    parser.add_argument(
+        "--columns", default="", metavar="NAME,...", help="all columns of a text without a header"
+    )
     parser.add_argument(
         "--output",
         type=Path,
@@ -54,7 +58,11 @@ def run(options: argparse.Namespace) -> None:
     days = partitions_of(options.data)
     of_latest = files_of_day(days[max(days)]) if days else ()
     file = (of_latest or list_source_files(options.data))[0]
-    proposed = propose_schema(file, label=options.label)
+    proposed = propose_schema(
+        file,
+        label=options.label,
+        column_names=[name.strip() for name in options.columns.split(",") if name.strip()],
+    )
     write_json(options.output, proposed.schema.to_json())
     positive = " or ".join(map(repr, proposed.schema.label_positive))
     lines = [

@@ -15,6 +15,8 @@ LEAK_AUC = 0.95
 FEWEST_CLICKS = 20
 """In the checked half; fewer say little of an AUC."""
 
+OUT_OF_ORDER = "rows are not in its order"
+
 _PRIOR_ROWS = 10.0
 """Rows at the mean click rate that each value is thought to have besides."""
 
@@ -67,4 +69,4 @@ def order_remark(times: pa.Array) -> str:
     share = pc.mean(earlier).as_py() or 0.0
     if share == 0.0:
         return "a time: write what matters of it, such as the hour, as a column"
-    return f"rows are not in its order ({share:.0%} are before their neighbour): sort them, as the last are held out"
+    return f"{OUT_OF_ORDER} ({share:.0%} are before their neighbour): sort them, as the last are held out"

@@ -106,7 +106,7 @@ class ProposedSchema:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Sample:
+class FirstRows:
     """The first rows of a file."""
 
     rows: pa.Table
@@ -117,18 +117,21 @@ class _Sample:
     """Of a text whose fields are padded with blanks."""
 
 
-def propose_schema(file: SourcePath, *, label: str | None = None) -> ProposedSchema:
+def propose_schema(
+    file: SourcePath, *, label: str | None = None, column_names: Sequence[str] = ()
+) -> ProposedSchema:
     """Look at the first rows of a file and propose a schema.
 
     Args:
         file: Parquet, or text with a header, plain or gzip; here or in a bucket.
         label: Name of the label column; None for one that is called as labels are.
+        column_names: Of a text without a header, all of them in order.
 
     Raises:
         DataError: The file cannot be read, has no header, or no column that can be the label or a category.
         ConfigurationError: There is no column of the name `label`.
     """
-    found = _sample(file)
+    found = first_rows(file, column_names)
     sample, missing_texts = found.rows, found.missing_texts
     name = _label_of(file, sample, label)
     columns = [
@@ -175,17 +178,25 @@ def propose_schema(file: SourcePath, *, label: str | None = None) -> ProposedSch
         ),
         missing_markers=missing_texts,
         separator=found.separator,
+        column_names=tuple(column_names),
     )
     return ProposedSchema(
         schema=schema, columns=columns, num_rows=sample.num_rows, click_share=float(is_click.mean())
     )
 
 
-def _sample(file: SourcePath) -> _Sample:
+def first_rows(file: SourcePath, column_names: Sequence[str] = ()) -> FirstRows:
+    """Read the first rows of a file as they lie; those of a text without a header are given their names.
+
+    Raises:
+        DataError: It cannot be read, or has no header.
+    """
     separator = None
     try:
         with file.open("rb") as opened:
             is_parquet = opened.read(4) == b"PAR1"
+            if is_parquet and column_names:
+                raise DataError(file, "names its columns itself, as it is Parquet; leave --columns out")
             if is_parquet:
                 batches = pq.ParquetFile(opened).iter_batches(batch_size=SAMPLED_ROWS)
                 sample = raw = pa.Table.from_batches([next(iter(batches))])
@@ -195,9 +206,11 @@ def _sample(file: SourcePath) -> _Sample:
             missing = [
                 f"{blank}{text}" for blank in ("", " ")[: 1 + is_padded] for text in ("", *MISSING_TEXTS)
             ]
-            sample = _first_block(file, delimiter, null_values=missing, strings_can_be_null=True)
+            sample = _first_block(
+                file, delimiter, column_names, null_values=missing, strings_can_be_null=True
+            )
             as_texts = dict.fromkeys(sample.column_names, pa.string())
-            raw = _first_block(file, delimiter, null_values=[""], column_types=as_texts)
+            raw = _first_block(file, delimiter, column_names, null_values=[""], column_types=as_texts)
             sample, raw = (_without_blanks(each) if is_padded else each for each in (sample, raw))
     except StopIteration as error:
         raise DataError(file, "must hold at least one row, got none") from error
@@ -206,20 +219,21 @@ def _sample(file: SourcePath) -> _Sample:
     if any(_NUMBER.fullmatch(name.strip()) for name in sample.column_names):
         raise DataError(
             file,
-            f"must have a header that names its columns, got {', '.join(sample.column_names[:5])}, ...; add one",
+            f"must have a header that names its columns, got {', '.join(sample.column_names[:5])}, ...; name all "
+            f"{sample.num_columns} by --columns, or train without a schema if this is the Criteo format",
         )
     found = {text for column in raw.columns for text in _missing_texts(column)}
-    return _Sample(
+    return FirstRows(
         rows=sample,
         missing_texts=tuple(text for text in MISSING_TEXTS if text in found),
         separator=separator,
     )
 
 
-def _first_block(file: SourcePath, delimiter: str, **convert: Any) -> pa.Table:
+def _first_block(file: SourcePath, delimiter: str, column_names: Sequence[str], **convert: Any) -> pa.Table:
     reader = pa_csv.open_csv(
         open_text(file),
-        pa_csv.ReadOptions(block_size=SAMPLED_BYTES),
+        pa_csv.ReadOptions(block_size=SAMPLED_BYTES, column_names=column_names or None),
         pa_csv.ParseOptions(delimiter=delimiter),
         pa_csv.ConvertOptions(**convert),
     )

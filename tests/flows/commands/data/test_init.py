@@ -185,3 +185,26 @@ def test_text_without_a_header_is_refused(tmp_path, capsys):
     assert main(["init", str(tmp_path / "x.csv"), "--output", str(tmp_path / "s.json")]) == 2
 
     assert "must have a header that names its columns, got 1, a" in capsys.readouterr().err
+
+
+def test_text_without_a_header_is_given_its_names_and_can_be_prepared(tmp_path, capsys):
+    rows = "".join(f"{30 + row % 40}, t{row % 5}, {'yes' if row % 4 == 0 else 'no'}\n" for row in range(200))
+    (tmp_path / "people.csv").write_text(rows)
+    output = tmp_path / "s.json"
+
+    assert (
+        main(["init", str(tmp_path / "people.csv"), "--columns", "age,town,label", "--output", str(output)])
+        == 0
+    )
+
+    schema = DataSchema.load(output)
+    assert schema.column_names == ("age", "town", "label")
+    assert (schema.separator, schema.label_positive) == (", ", ("yes",))
+    dataset = prepare_dataset(str(tmp_path / "people.csv"), schema=schema, out_dir=tmp_path / "prepared")
+    assert dataset.manifest.num_rows == 200
+
+
+def test_names_for_a_file_that_has_its_own_are_refused(parquet, tmp_path, capsys):
+    assert main(["init", str(parquet), "--columns", "a,b", "--output", str(tmp_path / "s.json")]) == 2
+
+    assert "names its columns itself, as it is Parquet" in capsys.readouterr().err

@@ -1,0 +1,54 @@
+"""`heterps check-data`: whether a new day looks like the one before."""
+
+from __future__ import annotations
+
+import argparse
+
+from heterps_core.errors import DataError
+
+HELP = """\
+Read the first rows of a day by its schema and say what is unusual: columns with one value, a column of times that
+rows are not in the order of; beside the day before also the share of clicks, missing values, values that are new, and
+columns that are distributed otherwise. Of a folder of days the latest is checked beside the one before it.
+
+examples:
+  heterps check-data clicks/
+  heterps check-data today.parquet --before yesterday.parquet --schema clicks.schema.json
+  heterps check-data clicks/ --schema clicks.schema.json && heterps train --data clicks/
+
+exit status: 0 where nothing is unusual; 2 where something is, or the data or an argument cannot be used.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("data", metavar="FILE|FOLDER", help="the rows, or a folder of days, here or in S3")
+    parser.add_argument("--before", metavar="FILE|FOLDER", help="rows to hold them against")
+    parser.add_argument("--schema", metavar="SCHEMA.json", help="of both (default: the Criteo format)")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Check the rows and print what was seen.
+
+    Raises:
+        DataError: Something is unusual, or a file cannot be read.
+    """
+    from pathlib import Path
+
+    from heterps_core.data.proposal.day_check import check_day
+    from heterps_core.data.reading.days import files_of_day, partitions_of
+    from heterps_core.data.reading.readers import list_source_files
+    from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
+
+    schema = CRITEO_SCHEMA if options.schema is None else DataSchema.load(Path(options.schema))
+    days = [files for _, files in sorted(partitions_of(options.data).items())]
+    files = files_of_day(days[-1]) if days else list_source_files(options.data)
+    before = list_source_files(options.before) if options.before else ()
+    if len(days) > 1 and not before:
+        before = files_of_day(days[-2])
+    check = check_day(files, schema, before=before)
+    beside = "" if check.click_share_before is None else f", {check.click_share_before:.2%} of those before"
+    print(f"{check.num_rows:,} rows of {files[0]}: {check.click_share:.2%} are clicks{beside}\n")
+    print("\n".join(check.table().lines(indent="")))
+    if check.findings:
+        raise DataError(files[0], f"should look like the day before, but {'; '.join(check.findings)}")
