@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from statistics import median
 from typing import NamedTuple
 
 from heterps_core.cluster import Cluster, Node
@@ -52,7 +53,8 @@ HEARTBEAT_INTERVAL_S = 2.0
 BUCKET_HEARTBEAT_INTERVAL_S = 10.0
 """Each beat is a request that is paid for: 33 nodes that beat every 2 s would cost 0.3 USD an hour."""
 
-PROBED = bytes(4 * 1024**2)
+PROBED = bytes(1024**2)
+NUM_PROBES, PROBE_PAUSE_S = 15, 0.05
 
 CLUSTER_TIMEOUT_S = 600.0
 """How long a node waits for cluster.json: the slowest instance of a fleet may boot for minutes."""
@@ -167,25 +169,35 @@ def repeated(action: Callable[[], object], *, interval_s: float, name: str) -> I
 
 
 def probe_seconds() -> float:
-    """Return how long a fixed piece of work takes here by the clock, some milliseconds."""
-    started_s = time.perf_counter()
-    hashlib.sha256(PROBED)
-    return time.perf_counter() - started_s
+    """Return how long a fixed piece of work takes here by the clock: the median of several tries within a second.
+
+    One alone says little beside workers that use all cores: it took 0.6 to 200 ms.
+    """
+    seconds = []
+    for _ in range(NUM_PROBES):
+        started_s = time.perf_counter()
+        hashlib.sha256(PROBED)
+        seconds.append(time.perf_counter() - started_s)
+        time.sleep(PROBE_PAUSE_S)
+    return median(seconds)
 
 
 @contextmanager
 def heartbeat(run: RunDirectory, node_id: str) -> Iterator[None]:
     """Write a sign of life every few seconds while the block runs; on a machine of its own with how fast that is."""
 
+    speed: dict[str, float] = {}
+
     def beat() -> None:
         sign = {"beat_at_s": time.time(), "pid": os.getpid()}
         memory = {"free_bytes": available_bytes(), "total_bytes": total_bytes()}
-        speed = {"probe_seconds": probe_seconds()} if is_machine() else {}
         try:
             run.write_json(node_key(node_id, HEARTBEAT), {**sign, **memory, **speed})
         except OSError as error:
             # A full disk may have room again; what it costs the work is told by those who do it.
             logger.warning("no sign of life could be written: %s", error)
+        if is_machine():
+            speed["probe_seconds"] = probe_seconds()
 
     interval_s = HEARTBEAT_INTERVAL_S if run.is_local else BUCKET_HEARTBEAT_INTERVAL_S
     with repeated(beat, interval_s=interval_s, name="heartbeat"):

@@ -103,11 +103,20 @@ def test_a_run_that_is_asked_to_stop_already_ends_by_that(run, seen):
     assert (seen.left, run.stop_reason()) == (None, "")
 
 
-@pytest.mark.parametrize("kind", ["machine", "process"])
-def test_a_machine_of_its_own_tells_its_speed_and_a_process_of_this_one_does_not(run, monkeypatch, kind):
-    monkeypatch.setenv("HETERPS_NODE_IS", kind)
+def test_a_machine_of_its_own_tells_its_speed_behind_its_first_sign_of_life(run, monkeypatch):
+    monkeypatch.setenv("HETERPS_NODE_IS", "machine")
+
+    def told():
+        return (run.read_json(node_key("a", HEARTBEAT)) or {}).get("probe_seconds")
+
+    with heartbeat(run, "a"):
+        assert 0 < wait_for(told, what="a sign of life with a speed") < 1
+
+
+def test_a_process_of_this_machine_tells_no_speed(run, monkeypatch):
+    monkeypatch.setenv("HETERPS_NODE_IS", "process")
 
     with heartbeat(run, "a"):
         beat = wait_for(lambda: run.read_json(node_key("a", HEARTBEAT)), what="a sign of life")
 
-    assert beat.get("probe_seconds", 0.0) > 0 if kind == "machine" else "probe_seconds" not in beat
+    assert "probe_seconds" not in beat
