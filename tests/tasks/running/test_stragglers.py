@@ -87,7 +87,7 @@ def test_a_machine_in_the_place_of_another_has_a_best_time_of_its_own(run, seen)
     assert seen.left is None
 
 
-def test_a_lone_machine_keeps_nobody_waiting(run, seen):
+def test_a_lone_machine_stays_as_no_other_waits_for_it(run, seen):
     lone = cluster(FLEET.nodes[0])
     look(run, seen, fleet=lone, a=0.003)
     look(run, seen, times=2 * LOOKS, fleet=lone, a=0.030)
