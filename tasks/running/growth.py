@@ -15,6 +15,7 @@ from heterps_core.errors import BudgetExceededError, ProvisioningError
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.machines.failover import SPOT_RETRY_S
 from tasks.provisioning import Provisioning
+from tasks.running import stragglers
 from tasks.running.fleet_decision import Decision, Way
 from tasks.running.progress import log_step
 
@@ -78,7 +79,7 @@ class Growth:
 
     def is_end_asked_for(self) -> bool:
         """Return whether the run is to end, as far as its mark of a stop says, which a later one overwrites."""
-        return self._run.stop_reason() not in (None, STOP_REASON)
+        return self._run.stop_reason() not in (None, STOP_REASON, stragglers.STOP_REASON)
 
 
 def _way_of(decision: Decision) -> Way | None:

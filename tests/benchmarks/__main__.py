@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 BENCHMARKS = {
+    "chaos": "tests.benchmarks.chaos:run",
     "dynamic_ids": "tests.benchmarks.dynamic_ids:run",
     "elastic": "tests.benchmarks.elastic:run",
     "fault_injection": "tests.benchmarks.fault_injection:run",

@@ -2,7 +2,8 @@
 
 The story is that of `thirty_nights`. Each night runs `train-ctr` as the schedule does, in a process of its own with
 the parameters of the deployment, and must end as `docs/OPERATING.md` says; afterwards nothing may be recorded as
-running, no day may have been trained twice, and no machine may be alive. With `--keep` workspace and data stay.
+running, no day may have been trained twice, and no machine may be alive. Every third night loses a machine while it
+trains, without notice, and goes on by itself. With `--keep` workspace and data stay.
 """
 
 from __future__ import annotations
@@ -19,10 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from heterps_core.training.step_metrics import read_progress
+from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import EntryState, Ledger
 from infra.workspace import HOME_VARIABLE, Workspace
 from tasks.records.past_runs import PastRun, past_trainings
-from tests.benchmarks.thirty_nights import ArrivingDays, Documented, day_of, documented_ending
+from tasks.running.losses import read_losses
+from tests.benchmarks.thirty_nights import (
+    ArrivingDays,
+    Documented,
+    day_of,
+    documented_ending,
+    loses_a_machine,
+)
+from tests.heterps_core.training.node_processes import kill_machine, nodes_of
+from tests.waiting import wait_for
 
 ROWS_PER_DAY = 20_000
 NIGHT_LIMIT_S = 300.0
@@ -50,6 +62,7 @@ def run(*, seed: int = 0, num_cases: int = 30, keep: Path | None = None) -> list
         endings = run_nights(folder, workspace, num_nights=num_cases, seed=seed)
         recorded = past_trainings(workspace, most=10 * num_cases)
         machines = Ledger(workspace.ledger_path).entries()
+        num_losses = sum(len(read_losses(workspace, night.run_id)) for night in recorded)
     nights = [night for night in recorded if night.status == "FINISHED"]
     running = [night for night in recorded if night.status == "RUNNING"]
     alive = [machine for machine in machines if machine.state in (EntryState.INTENDED, EntryState.LAUNCHED)]
@@ -66,6 +79,7 @@ def run(*, seed: int = 0, num_cases: int = 30, keep: Path | None = None) -> list
         figure("days_never_trained", num_cases - len(set(trained)), "days"),
         figure("recorded_as_running", len(running), "runs"),
         figure("machines_alive", len(alive), "machines"),
+        {**figure("machines_lost", num_losses, "machines"), "higher_is_better": True},
         figure("auc_gap_to_best_reachable_median", statistics.median(gaps), "AUC"),
         figure("auc_gap_to_best_reachable_last", gaps[-1], "AUC"),
         figure("night_seconds_median", statistics.median(ending.seconds for ending in endings), "s"),
@@ -89,7 +103,8 @@ def run_nights(folder: Path, workspace: Workspace, *, num_nights: int, seed: int
 
 def train(night: int, data: Path, workspace: Workspace) -> Ending:
     """Run a night as the schedule does: it is told no day."""
-    return start(night, workspace, "flows.train_ctr", "--data", str(data))
+    asked = ("flows.train_ctr", "--data", str(data))
+    return start(night, workspace, *asked, loses_machine=loses_a_machine(night))
 
 
 def backfill(night: int, data: Path, workspace: Workspace) -> Ending:
@@ -100,22 +115,31 @@ def backfill(night: int, data: Path, workspace: Workspace) -> Ending:
     )
 
 
-def start(night: int, workspace: Workspace, module: str, *arguments: str) -> Ending:
+def start(
+    night: int, workspace: Workspace, module: str, *arguments: str, loses_machine: bool = False
+) -> Ending:
     """Run a flow in a process of its own, print how it ended, and return it."""
     started_s = time.perf_counter()
-    ended = subprocess.run(
+    earlier = set(workspace.runs_directory.iterdir())
+    with subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         env={**os.environ, HOME_VARIABLE: str(workspace.root)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=NIGHT_LIMIT_S,
-        check=False,
-    )
-    said = (ended.stderr if ended.returncode else ended.stdout).strip().splitlines()
+    ) as flow:
+        try:
+            if loses_machine:
+                lose_a_machine(flow, workspace, earlier)
+            output, errors = flow.communicate(timeout=NIGHT_LIMIT_S)
+        except BaseException:
+            flow.kill()
+            raise
+    said = (errors if flow.returncode else output).strip().splitlines()
     ending = Ending(
         night=night,
         day=str(day_of(night)),
-        exit_status=ended.returncode,
+        exit_status=flow.returncode,
         seconds=time.perf_counter() - started_s,
         words=next((line for line in reversed(said) if line.startswith(("error:", "skipped"))), ""),
     )
@@ -125,6 +149,18 @@ def start(night: int, workspace: Workspace, module: str, *arguments: str) -> End
         flush=True,
     )
     return ending
+
+
+def lose_a_machine(flow: subprocess.Popen[str], workspace: Workspace, earlier: set[Path]) -> None:
+    """Kill a machine of a run once it trains, with all that runs there; nothing where the run ends before."""
+
+    def has_begun() -> bool:
+        runs = set(workspace.runs_directory.iterdir()) - earlier
+        return flow.poll() is not None or any(read_progress(RunDirectory(str(run))) for run in runs)
+
+    wait_for(has_begun, timeout_s=NIGHT_LIMIT_S, what="a night that trains")
+    for node in nodes_of(flow.pid)[-1:]:
+        kill_machine(node)
 
 
 def unexpected(endings: Sequence[Ending]) -> list[Ending]:

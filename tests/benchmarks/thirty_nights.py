@@ -1,7 +1,7 @@
 """The story of thirty nights on a stream that drifts: days arrive one by one, and three things go wrong on the way.
 
 A day's rows are damaged and repaired later, a day arrives a day late, and prices jump. The night of day n trains day
-n and judges on day n + 1, which arrived on the evening before.
+n and judges on day n + 1, which arrived on the evening before. Every third night is one that may lose a machine.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ FIRST_DAY = date(2026, 10, 1)
 BAD, REPAIRED, LATE, PRICES = 7, 9, 14, 20
 """Nights before which a damaged day arrives, is repaired, is late, and prices jump; counted from 1."""
 
+NIGHTS_PER_LOSS = 3
+
 PRICE_JUMP = 4.0
 """Accelerators cost so many times as much from then on."""
 
@@ -43,6 +45,11 @@ def documented_ending(night: int) -> Documented:
     if night in (BAD, BAD + 1):
         return Documented.REFUSED
     return Documented.NOTHING_NEW if night == LATE else Documented.TRAINED
+
+
+def loses_a_machine(night: int) -> bool:
+    """Return whether a machine of a night is killed while it trains."""
+    return night % NIGHTS_PER_LOSS == 0 and documented_ending(night) is Documented.TRAINED
 
 
 def day_of(number: int) -> date:

@@ -8,7 +8,6 @@ from collections import Counter
 from functools import cached_property
 from pathlib import Path
 
-import psutil
 import pytest
 from mlflow import MlflowClient
 from prefect.settings import PREFECT_API_URL
@@ -21,7 +20,7 @@ from infra.ledger.ledger import EntryState, Ledger
 from infra.workspace import HOME_VARIABLE, Workspace
 from tasks.records.mlflow_names import KIND_TRAINING
 from tasks.records.mlflow_store import runs_of
-from tests.heterps_core.training.node_processes import kill_machine
+from tests.heterps_core.training.node_processes import kill_machine, nodes_of
 from tests.paths import PROJECT
 from tests.waiting import wait_for
 
@@ -99,8 +98,7 @@ class Run:
 
     def nodes(self):
         """Return the first process of each of its nodes."""
-        children = psutil.Process(self.process.pid).children() if self.process.poll() is None else []
-        return [child for child in children if "HETERPS_NODE_ID" in child.environ()]
+        return nodes_of(self.process.pid) if self.process.poll() is None else []
 
     def end(self):
         """Wait for its end; return its status and what it said of errors."""

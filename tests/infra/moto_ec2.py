@@ -182,11 +182,9 @@ class Wire:
         fleets = list(dict.fromkeys(fleet["ClientToken"] for fleet in self.of("CreateFleet")))
         code = self.refused_fleets.get(fleets.index(token)) if token in fleets else None
         if code is not None:
-            errors = "".join(
-                _FLEET_ERROR.format(code=each, message=self.refusal_message) for each in code.split("+")
-            )
-            answer = 200, {}, _REFUSED_FLEET.format(errors=errors).encode()
-        elif form["Action"] == "DescribeInstanceTopology":
+            self.after()
+            return refused_fleet(request.url, code, message=self.refusal_message)
+        if form["Action"] == "DescribeInstanceTopology":
             asked = [value for name, value in form.items() if name.startswith("InstanceId.")]
             found = "".join(
                 _STANDS.format(
@@ -233,6 +231,12 @@ _STANDS = "<item><instanceId>{id}</instanceId><networkNodeSet>{path}</networkNod
 
 _TAGS = re.compile(rb"<tagSet>.*?</tagSet>", re.DOTALL)
 _RESERVATIONS = re.compile(rb"(?<=<reservationSet>).*(?=</reservationSet>)", re.DOTALL)
+
+
+def refused_fleet(url: str, code: str, *, message: str) -> AWSResponse:
+    """Return what EC2 answers to a fleet that it cannot fill; several codes stand with '+' between them."""
+    errors = "".join(_FLEET_ERROR.format(code=each, message=message) for each in code.split("+"))
+    return _Answer(url, 200, {}, _REFUSED_FLEET.format(errors=errors).encode())
 
 
 class _Answer(AWSResponse):

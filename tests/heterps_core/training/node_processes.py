@@ -179,6 +179,15 @@ def running_nodes(
             process.wait(10)
 
 
+def nodes_of(flow_pid: int) -> list[psutil.Process]:
+    """Return the first process of each node that a flow has launched on this machine."""
+    try:
+        children = psutil.Process(flow_pid).children()
+        return [child for child in children if NODE_ID_VARIABLE in child.environ()]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def kill_machine(node: psutil.Process) -> None:
     """End a node with all that runs on it, at once, as a machine that is lost does."""
     with contextlib.suppress(psutil.NoSuchProcess):
