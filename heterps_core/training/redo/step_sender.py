@@ -110,7 +110,7 @@ class StepSender:
 
     def note_dense(self, step: int) -> None:
         """Take a copy of the dense part, which was just updated by the gradients of a step."""
-        if self._has_dense:
+        if self._has_dense and self._keepers:
             self._new_dense[step] = {
                 name: tensor.to(CPU, copy=True).numpy() for name, tensor in self._dense.items()
             }
