@@ -192,9 +192,9 @@ class ShardedTable:
             self._log(self._pending)
             self._pending.clear()
 
-    def log_rows(self) -> None:
-        """Note from here on which rows a step changes; `take_step` must be called behind each."""
-        self._rows_of_step = []
+    def log_rows(self, *, is_on: bool) -> None:
+        """Note from here on which rows a step changes, where `take_step` is called behind each; or no more."""
+        self._rows_of_step = [] if is_on else None
         if self.ids is not None:
             self.ids.sighted = self._rows_of_step
 

@@ -36,7 +36,6 @@ from heterps_core.training.monitor import follow_training, publish_cluster, subm
 from heterps_core.training.node.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE, RUN_KEY_VARIABLE
 from heterps_core.training.node.worker_life import Sign, read_signs
 from heterps_core.training.outcome import MachinesLost, Stopped
-from heterps_core.training.step_metrics import read_steps
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from infra.workspace import answers
 from tests.benchmarks.elastic_protection import measure_protection
@@ -360,7 +359,7 @@ def measure(folder: Path, *, num_cases: int, seed: int) -> Measured:
             grown = replace(cluster, generation=training.cluster.generation + 1)
             training.go_on(grown, job)
             training.wait_for(grown, 1)
-            noticed.append(stopped_at - read_steps(run)[-1][0].step + 1)
+            noticed.append(stopped_at - training.slowest_step())
         training.stop()
         protection = measure_protection(training, job, num_rounds=num_cases)
     finally:

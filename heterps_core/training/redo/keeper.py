@@ -43,36 +43,36 @@ class KeeperPlace(NamedTuple):
 
 
 class StepLogs:
-    """The logs of a keeper, by generation and rank."""
+    """The logs of a keeper."""
 
     def __init__(self) -> None:
-        self._logs: dict[int, tuple[LoggedWorker, StepLog]] = {}
+        self._logs: dict[tuple[int, int], StepLog] = {}
+        """By generation and rank."""
+
         self._lock = threading.Lock()
 
     def begin(self, worker: LoggedWorker, step: int) -> None:
-        """Begin the log of a worker behind a step; logs of generations before are not needed any more."""
+        """Begin the log of a worker behind a step; those of generations before are not needed any more."""
         with self._lock:
-            for rank, (before, _) in list(self._logs.items()):
-                if before.generation < worker.generation:
-                    del self._logs[rank]
-            self._logs[worker.rank] = worker, StepLog(worker, step)
+            self._logs = {key: log for key, log in self._logs.items() if key[0] >= worker.generation}
+            self._logs[worker.generation, worker.rank] = StepLog(worker, step)
 
     def add(self, generation: int, rank: int, changes: StepChanges, complete_step: int | None) -> None:
-        """Take in what a worker changed in a step; see `StepLog.add`."""
+        """Take in what a worker changed in a step; see `StepLog.add`. One of a generation before is not heard."""
         with self._lock:
-            worker, log = self._logs[rank]
-            if worker.generation == generation:
+            log = self._logs.get((generation, rank))
+            if log is not None:
                 log.add(changes, complete_step=complete_step)
 
     def summaries(self) -> list[LogSummary]:
         """Return which states can be had."""
         with self._lock:
-            return [each for _, log in self._logs.values() if (each := log.summary()) is not None]
+            return [each for log in self._logs.values() if (each := log.summary()) is not None]
 
-    def state(self, rank: int, step: int) -> tuple[Values, dict[str, Rows]]:
+    def state(self, generation: int, rank: int, step: int) -> tuple[Values, dict[str, Rows]]:
         """Return the state of a worker; see `StepLog.state`."""
         with self._lock:
-            return self._logs[rank][1].state(step)
+            return self._logs[generation, rank].state(step)
 
 
 _LOGS = StepLogs()

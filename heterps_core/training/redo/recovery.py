@@ -47,6 +47,9 @@ class Recovery:
     cursor: TrainingCursor
     """Behind the step that the state is of."""
 
+    generation: int
+    """That was lost."""
+
     base: str
     """Name of the checkpoint that lacks only what changed since."""
 
@@ -105,7 +108,7 @@ def plan_recovery(found: Sequence[Sequence[LogSummary]], *, base: str | None) ->
         holder, log = next(each for each in having if step in each[1].cursors)
         written_by.setdefault(holder, {}).setdefault(log.worker.rank, []).append(part)
         cursor, shards = log.cursors[step], shards | {log.worker.rank: log.worker.shards}
-    return Recovery(cursor=cursor, base=base, written_by=written_by, shards=shards)
+    return Recovery(cursor=cursor, generation=newest, base=base, written_by=written_by, shards=shards)
 
 
 def recover(run: RunDirectory, keeper: KeeperPlace | None, *, generation: int) -> None:
@@ -166,7 +169,7 @@ def _parts(
     logs: StepLogs, plan: Recovery, own: Mapping[int, Sequence[str]]
 ) -> Iterator[tuple[str, TensorRows]]:
     for rank, parts in own.items():
-        dense, tables = logs.state(rank, plan.cursor.step)
+        dense, tables = logs.state(plan.generation, rank, plan.cursor.step)
         for name, values in dense.items() if DENSE in parts else ():
             yield name, TensorRows.whole(torch.from_numpy(values))
         for table, (rows_U, of_table) in tables.items() if ROWS in parts else ():

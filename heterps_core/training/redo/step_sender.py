@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import AuthenticationError
 
-import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
@@ -104,13 +103,13 @@ class StepSender:
     def begin(self, step: int) -> None:
         """Begin the logs behind a step, before the next one begins."""
         for table in self._model.tables.values():
-            table.log_rows()
+            table.log_rows(is_on=True)
         self._call(lambda logs, worker: logs.begin(worker, step))
         self._thread.start()
 
     def note_dense(self, step: int) -> None:
         """Take a copy of the dense part, which was just updated by the gradients of a step."""
-        if self._has_dense:
+        if self._has_dense and self._keepers:
             self._new_dense[step] = {
                 name: tensor.to(CPU, copy=True).numpy() for name, tensor in self._dense.items()
             }
@@ -118,6 +117,8 @@ class StepSender:
     def finish_step(self, cursor: TrainingCursor, *, begins_checkpoint: bool) -> None:
         """Begin to send what a step changed, once what the step before did has arrived."""
         if not self._keepers:
+            for table in self._model.tables.values():
+                table.log_rows(is_on=False)
             return
         rows = {name: _on_host(*table.take_step()) for name, table in self._model.tables.items()}
         dense, self._new_dense = self._new_dense, {}
@@ -161,6 +162,4 @@ def _tell(place: KeeperPlace, error: Exception) -> None:
 
 
 def _on_host(rows_U: Tensor, tensors: dict[str, Tensor]) -> Rows:
-    return rows_U.numpy().astype(np.int64, copy=False), {
-        name: each.to(CPU).numpy() for name, each in tensors.items()
-    }
+    return rows_U.numpy(), {name: each.to(CPU).numpy() for name, each in tensors.items()}

@@ -46,7 +46,7 @@ def test_what_one_process_sends_another_reads(place):
         sender.add(WORKER.generation, WORKER.rank, changes(step), None)
 
     (summary,) = reader.summaries()
-    dense, rows = reader.state(WORKER.rank, 2)
+    dense, rows = reader.state(WORKER.generation, WORKER.rank, 2)
 
     assert summary.worker == WORKER
     assert list(summary.cursors) == [1, 2]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.spawn import ProcessExitedException
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import DynamicIds
@@ -26,6 +30,7 @@ from heterps_core.training.checkpoint import (
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import build_stage_model
+from heterps_core.training.redo import recovery
 from heterps_core.training.redo.keeper import Keeper, KeeperPlace
 from heterps_core.training.redo.recovery import NotKeptError, plan_recovery, recover
 from heterps_core.training.redo.step_log import LoggedWorker, LogSummary
@@ -160,11 +165,23 @@ def train_until_lost(rank: int, folder: str, places: dict[str, str], last_step: 
     loop.checkpoints.finish()
 
 
-def recover_as(rank: int, folder: str, addresses: list[str]) -> list[str]:
+def recover_as(rank: int, folder: str, addresses: list[str], generation: int = 2) -> list[str]:
     """Begin a generation on as many machines as there are keepers; returns the checkpoints."""
     run = RunDirectory(folder, secret=KEY)
-    recover(run, KeeperPlace("any", addresses[rank]), generation=2)
+    recover(run, KeeperPlace("any", addresses[rank]), generation=generation)
     return complete_checkpoints(run)
+
+
+def die_while_recovering(rank: int, folder: str, addresses: list[str]) -> None:
+    """Begin a generation that is lost when one of it has written its part, and its manifest is not there."""
+    write_tensors = recovery.write_tensors
+
+    def write_and_die(*args: Any) -> None:
+        write_tensors(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    recovery.write_tensors = write_and_die
+    recover_as(rank, folder, addresses)
 
 
 def tensors_of(run: RunDirectory, dataset: PreparedDataset) -> dict[str, torch.Tensor]:
@@ -196,7 +213,10 @@ def prepare(folder: Path, *, has_dynamic_ids: bool) -> PreparedDataset:
     ],
 )
 def test_what_is_kept_is_bit_for_bit_the_checkpoint_of_its_step(update_mode, has_dynamic_ids, lost, tmp_path):
-    """The other training begins from the same checkpoint and writes one behind the step by itself."""
+    """The other training begins from the same checkpoint and writes one behind the step by itself.
+
+    The first generation behind the loss is lost, too, while it makes the checkpoint.
+    """
     is_delayed = update_mode == "delayed"
     dataset = prepare(tmp_path, has_dynamic_ids=has_dynamic_ids)
     config = TrainingConfig(
@@ -228,8 +248,11 @@ def test_what_is_kept_is_bit_for_bit_the_checkpoint_of_its_step(update_mode, has
         shutil.copytree(run.path(CHECKPOINTS), other.path(CHECKPOINTS))
 
         # The other machine has a new one beside it, which has kept nothing.
-        left = [address for machine, address in addresses.items() if machine != lost]
-        (complete, _) = run_in_processes(recover_as, 2, str(run.path("")), [*left, ""])
+        left = [*(address for machine, address in addresses.items() if machine != lost), ""]
+        with pytest.raises(ProcessExitedException):
+            run_in_processes(die_while_recovering, 2, str(run.path("")), left)
+        assert complete_checkpoints(run) == [f"{INTERVAL_STEPS:08d}"]
+        (complete, _) = run_in_processes(recover_as, 2, str(run.path("")), left, 3)
 
     assert complete == [f"{INTERVAL_STEPS:08d}", f"{KEPT_STEP:08d}"]
     submit_job(other, replace(job, config=replace(config, checkpoint_interval_steps=KEPT_STEP)))
