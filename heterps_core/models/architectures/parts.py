@@ -5,6 +5,7 @@ Shapes: B rows, F fields (slots), D values of a vector, W columns, L labels.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -42,7 +43,10 @@ class Fields(nn.Module):
 
 
 class Wide(nn.Module):
-    """The linear part: a weight for each row of each slot, from 0, one for each dense feature, and a bias: [B, L]."""
+    """The linear part: a weight for each row of each slot, one for each dense feature, and a bias: [B, L].
+
+    All begin at 0: a drawn weight of a column has no others that make up for it, and stays for hundreds of steps.
+    """
 
     def __init__(self, features: FeatureSpec) -> None:
         super().__init__()
@@ -51,6 +55,7 @@ class Wide(nn.Module):
         self.of_dense, self.bias = None, nn.Parameter(torch.zeros(features.num_labels))
         if features.num_dense:
             self.of_dense = nn.Linear(features.num_dense, features.num_labels, bias=False)
+            nn.init.zeros_(self.of_dense.weight)
 
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return [B, L]."""
@@ -63,17 +68,19 @@ class Wide(nn.Module):
 
 
 class FactorizationMachine(nn.Module):
-    r"""The products of all pairs of fields: [B, F, D] -> [B, 1].
+    r"""The products of all pairs of fields over the root of D: [B, F, D] -> [B, 1].
 
     :math:`\sum_{i<j} v_i \cdot v_j = \frac12 \sum_d ((\sum_i v_{id})^2 - \sum_i v_{id}^2)`, Rendle 2010,
-    "Factorization Machines".
+    "Factorization Machines". The root, as in attention, keeps a step of the rows, whose size does not depend on D,
+    from moving the logit by more the wider vectors are.
     """
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         """Return [B, 1]."""
         sums_BD = vectors_BFD.sum(1)
         squares_BD = vectors_BFD.square().sum(1)
-        return 0.5 * (sums_BD.square() - squares_BD).sum(1, keepdim=True)
+        twice_B1 = (sums_BD.square() - squares_BD).sum(1, keepdim=True)
+        return twice_B1 * (0.5 / math.sqrt(vectors_BFD.shape[2]))
 
 
 class DotInteraction(nn.Module):
