@@ -54,6 +54,7 @@ from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, MODEL_TAG, START_TAG
 from tasks.records.mlflow_store import client_of
 from tasks.records.runs import check_not_finished, keep_explanation, save_parameters, utc_now
 from tasks.records.tracking import TrackedRun
+from tasks.reports.cuts_table import cuts_table
 from tasks.reports.run_report import PlanReport, plan_summary, taken_text
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.progress import log_block, log_step
@@ -373,6 +374,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
             run.dataset.features.slot_rows,
             has_dynamic_ids=run.dataset.features.dynamic_ids is not None,
         ),
+        cuts=cuts_table(asked.sized_model, run.dataset.features, chosen.plan.stages),
         day=asked.day,
     )
     keep_explanation(run.workspace, report)

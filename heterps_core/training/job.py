@@ -46,7 +46,7 @@ PRODUCTION_ROWS_PER_SLOT = 300_000_000
 those that HeterPS was made for 10 TB."""
 
 STEPS_PER_EPOCH = 256
-SMALLEST_BATCH, LARGEST_BATCH = 64, 4096
+SMALLEST_BATCH, LARGEST_BATCH = 32, 4096
 
 ROWS_OF_FIXED_COST = 60
 """Packing weights, calls and messages cost a stage as much for each micro-batch as so many more rows would; measured
@@ -62,13 +62,13 @@ def boundary_dtype(wire_dtype: str) -> str:
 
 
 def default_batch_size(num_train_rows: int) -> int:
-    """Return the power of two that gives an epoch about 256 to 512 steps, within 64 and 4096.
+    """Return the power of two that gives an epoch about 256 to 512 steps, within 32 and 4096.
 
-    Fewer steps train worse in one epoch; smaller batches cost throughput.
+    Fewer steps train worse in one epoch (docs/QUALITY.md); smaller batches cost throughput.
 
     Example:
         >>> default_batch_size(160_000), default_batch_size(5_000), default_batch_size(10**9)
-        (512, 64, 4096)
+        (512, 32, 4096)
     """
     power = max(num_train_rows // STEPS_PER_EPOCH, 1).bit_length() - 1
     return min(max(1 << power, SMALLEST_BATCH), LARGEST_BATCH)

@@ -5,7 +5,6 @@ Shapes: B rows, F fields (slots), D values of a vector, W columns, L labels.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -68,19 +67,18 @@ class Wide(nn.Module):
 
 
 class FactorizationMachine(nn.Module):
-    r"""The products of all pairs of fields over the root of D: [B, F, D] -> [B, 1].
+    r"""The products of all pairs of fields, the mean over D instead of the sum: [B, F, D] -> [B, 1].
 
     :math:`\sum_{i<j} v_i \cdot v_j = \frac12 \sum_d ((\sum_i v_{id})^2 - \sum_i v_{id}^2)`, Rendle 2010,
-    "Factorization Machines". The root, as in attention, keeps a step of the rows, whose size does not depend on D,
-    from moving the logit by more the wider vectors are.
+    "Factorization Machines", over D: a step of row-wise Adagrad moves each value by about the learning rate however
+    many there are, so the sum would move the logit by more the wider vectors are.
     """
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         """Return [B, 1]."""
         sums_BD = vectors_BFD.sum(1)
         squares_BD = vectors_BFD.square().sum(1)
-        twice_B1 = (sums_BD.square() - squares_BD).sum(1, keepdim=True)
-        return twice_B1 * (0.5 / math.sqrt(vectors_BFD.shape[2]))
+        return 0.5 * (sums_BD.square() - squares_BD).mean(1, keepdim=True)
 
 
 class DotInteraction(nn.Module):
@@ -150,7 +148,10 @@ class FieldAttention(nn.Module):
 
 
 class HistoryAttention(nn.Module):
-    """The values of a sequence, weighed each by its fit to a query; weights do not sum up to 1, as in the paper."""
+    """The values of a sequence, weighed each by its fit to a query; weights do not sum up to 1, as in the paper.
+
+    They begin near 1: from near 0 neither the values nor their fit would learn for long.
+    """
 
     def __init__(self, length: int, *, context_width: int, dimension: int) -> None:
         super().__init__()
@@ -158,6 +159,7 @@ class HistoryAttention(nn.Module):
         self.query = nn.Linear(context_width, dimension)
         self.unit = mlp(4 * dimension, HISTORY_WIDTHS)
         self.weight = nn.Linear(HISTORY_WIDTHS[-1], 1)
+        nn.init.ones_(self.weight.bias)
         self.places: Tensor
         self.register_buffer("places", torch.arange(length).float(), persistent=False)
 

@@ -183,7 +183,7 @@ def test_the_command_writes_a_file_that_training_takes_and_one_run_in_mlflow(
     found = read_parameters(output)
     assert found == json.loads(output.read_text())
     asked = TrainParameters.of(found)
-    assert (asked.model, asked.batch_size) == ("lr", 64)
+    assert (asked.model, asked.batch_size) == ("lr", 32)
     parsed = parser_for(TrainParameters, program="x").parse_args(
         ["--parameters", str(output), "--epochs", "7"]
     )
