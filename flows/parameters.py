@@ -157,8 +157,9 @@ class TrainedParameters(ModelParameters):
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     """Seed of all random choices in search and training."""
 
-    dense_learning_rate: Positive = ENGINE["dense_learning_rate"]
-    """Of the dense layers at the first step; it falls in a straight line to nothing at the last."""
+    dense_learning_rate: Positive | None = None
+    """Of the dense layers at the first step; it falls in a straight line to nothing at the last. Empty for 0.01 of
+    lr, and 0.001 of all other models."""
 
     embedding_learning_rate: Positive = ENGINE["embedding_learning_rate"]
     """Of the embedding rows; falls like the dense one."""

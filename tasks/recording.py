@@ -17,7 +17,6 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.data.distinct_values import IdTurnover
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.explain.text import explanation_text
-from heterps_core.text_table import table_text
 from heterps_core.training.storage.run_directory import STEPS, RunDirectory
 from infra.billing.bill import Bill
 from infra.workspace import Workspace
@@ -69,7 +68,7 @@ def record_plan(workspace: Workspace, report: PlanReport, bills: Sequence[Bill] 
     }
     for name, document in documents.items():
         client.log_dict(run.mlflow_run_id, document.to_json(), f"{name}.json")
-    explanation = f"{explanation_text(report.explanation)}\n\n{table_text(report.tables)}"
+    explanation = f"{explanation_text(report.explanation)}\n\n{report.tables_text}"
     client.log_text(
         run.mlflow_run_id, f"# The plan, explained\n\n```\n{explanation}\n```\n", "explanation.md"
     )

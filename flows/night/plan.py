@@ -22,7 +22,12 @@ from heterps_core.models.model_graph import host_bytes_of_worker
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers
 from heterps_core.planning.search.optimum import MAX_SECONDS
-from heterps_core.training.job import CHAMPION, TrainingConfig, default_batch_size
+from heterps_core.training.job import (
+    CHAMPION,
+    TrainingConfig,
+    default_batch_size,
+    default_dense_learning_rate,
+)
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider
@@ -49,6 +54,7 @@ from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, MODEL_TAG, START_TAG
 from tasks.records.mlflow_store import client_of
 from tasks.records.runs import check_not_finished, keep_explanation, save_parameters, utc_now
 from tasks.records.tracking import TrackedRun
+from tasks.reports.cuts_table import cuts_table
 from tasks.reports.run_report import PlanReport, plan_summary, taken_text
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.progress import log_block, log_step
@@ -323,6 +329,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     log_step("machines", provisioning.summary)
 
     settings = asked.values_for(TrainingConfig) | {"wire_dtype": wire_dtype, "batch_size": run.batch_size}
+    settings["dense_learning_rate"] = asked.dense_learning_rate or default_dense_learning_rate(asked.model)
     if asked.embedding_memory_bytes is None:
         memory_bytes = table_memory_bytes(problem, chosen.evaluation)
         if run.is_dry_run and memory_bytes is not None:
@@ -369,6 +376,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
             run.dataset.features.slot_rows,
             has_dynamic_ids=run.dataset.features.dynamic_ids is not None,
         ),
+        cuts=cuts_table(asked.sized_model, run.dataset.features, chosen.plan.stages),
         day=asked.day,
     )
     keep_explanation(run.workspace, report)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.json_file import replace_json
-from heterps_core.text_table import table_text
 from infra.workspace import Workspace
 from tasks.clusters import cost_metrics, end_machines_of, providers_of_run
 from tasks.records.mlflow_names import DATA_TAG, END_REASON_TAG, KIND_TRAINING, MODEL_TAG, SKIPPED_TAG
@@ -221,7 +220,7 @@ def keep_explanation(workspace: Workspace, report: PlanReport) -> None:
         "data": report.data,
         "summary": plan_summary(plan),
         "text": explanation_text(report.explanation),
-        "tables": table_text(report.tables),
+        "tables": report.tables_text,
         "plan": plan.to_json(),
         "explanation": report.explanation.to_json(),
     }

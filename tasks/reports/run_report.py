@@ -18,7 +18,7 @@ from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction
 from heterps_core.planning.simulate.plan_simulation import PlanSimulation, run_cost_usd
 from heterps_core.plans.scheduling_plan import SchedulingPlan
-from heterps_core.text_table import NOT_KNOWN, Table
+from heterps_core.text_table import NOT_KNOWN, Table, table_text
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import SAMPLES_PER_MILLION
@@ -61,6 +61,9 @@ class PlanReport:
     tables: Table
     """Of the categorical columns: their values, and how many collide."""
 
+    cuts: Table | None = None
+    """The tensors at each cut; None where the plan has one stage."""
+
     day: str | None = None
     """Of the data that is trained on, YYYY-MM-DD; None where it has no days."""
 
@@ -68,6 +71,11 @@ class PlanReport:
     def name(self) -> str:
         """Day, model and scheduler, such as "2026-11-20 ctrdnn exact"."""
         return night_name(self.day, self.run_id, model=self.model, scheduler=self.scheduler)
+
+    @property
+    def tables_text(self) -> str:
+        """What stands behind the reasons: the tensors at the cuts, and the columns."""
+        return "\n\n".join(table_text(table) for table in (self.cuts, self.tables) if table is not None)
 
     @property
     def chosen(self) -> SearchResult:

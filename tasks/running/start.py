@@ -15,6 +15,7 @@ from typing import Any
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import DataSchema
+from heterps_core.models import sized_model, sizes_of
 from heterps_core.training.job import (
     SCRATCH,
     OptimizerState,
@@ -76,7 +77,7 @@ def choose_start(
         return Start(reason="from scratch: there is no champion yet")
     name = f"the champion, version {champion.version}"
     description = read_description(champion.folder)
-    if champion.model != model:
+    if _of_weights(champion.model) != _of_weights(model):
         return Start(reason=f"from scratch: {name}, is {champion.model} and not {model}")
     if DataSchema.from_json(description["schema"]) != schema:
         return Start(reason=f"from scratch: {name}, was trained by another schema")
@@ -101,6 +102,12 @@ def choose_start(
         reason=f"goes on from version {champion.version} of {champion.day}, with its tables and numeric transform; "
         f"{of_optimizers}",
     )
+
+
+def _of_weights(model: str) -> str:
+    """Return a model's name without its dropout, which has no weights."""
+    name, settings = sizes_of(model)
+    return sized_model(name, **{each: value for each, value in settings.items() if each != "dropout"})
 
 
 def load_start(run: RunDirectory) -> Start | None:

@@ -41,6 +41,7 @@ BENCHMARKS = {
     "planner_speed": "tests.benchmarks.planner_speed:run",
     "prediction_error": "tests.benchmarks.prediction_error:run",
     "prediction_learning": "tests.benchmarks.prediction_learning:run",
+    "quality": "tests.benchmarks.quality:run",
     "serving": "tests.benchmarks.serving:run",
     "simulator": "tests.benchmarks.simulator:run",
     "spot_fleets": "tests.benchmarks.spot_fleets:run",
@@ -72,10 +73,16 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--cases", type=int, metavar="N", help="random problems per figure, where a benchmark draws some"
+        "--cases",
+        type=int,
+        metavar="N",
+        help="random problems or seeds per figure, where a benchmark draws some",
     )
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="go on from what an earlier run left there, where one can"
+    )
+    parser.add_argument(
+        "--data", metavar="FILE", help="rows in the Criteo format, where a benchmark takes some"
     )
     options = parser.parse_args()
     module_name, function_name = BENCHMARKS[options.name].split(":")
@@ -85,6 +92,10 @@ def main() -> int:
         if "num_cases" not in inspect.signature(run).parameters:
             parser.error(f"{options.name} draws no random problems, so --cases says nothing")
         arguments["num_cases"] = options.cases
+    if options.data is not None:
+        if "data" not in inspect.signature(run).parameters:
+            parser.error(f"{options.name} takes no rows, so --data says nothing")
+        arguments["data"] = options.data
     if options.keep is not None:
         if "keep" not in inspect.signature(run).parameters:
             parser.error(f"{options.name} keeps nothing, so --keep says nothing")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +11,9 @@ import torch.nn.functional as F
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
-from heterps_core.models import CTR_MODELS
+from heterps_core.models import CTR_MODELS, sized_model
 from heterps_core.models.chain import build_chain, load_builder, run_layers
+from heterps_core.models.graph_block import tensor_name
 from heterps_core.models.model_graph import LayerKind
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.models.tracing import trace_chain
@@ -102,7 +105,8 @@ def test_a_seed_fixes_the_initial_values(model):
     first, again, other = (initial_values(model, seed=seed) for seed in (1, 1, 2))
 
     assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not all(torch.equal(first[name], other[name]) for name in first)
+    # All of a linear model begins at 0.
+    assert (model == "lr") == all(torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -130,6 +134,25 @@ def test_a_row_is_predicted_alike_every_time_alone_and_among_others(model):
 
     assert torch.equal(first, again)
     torch.testing.assert_close(torch.cat(alone), first[:4])
+
+
+WITH_DROPOUT = [
+    model for model in CTR_MODELS if "dropout" in inspect.signature(load_builder(model)).parameters
+]
+
+
+@pytest.mark.parametrize("model", WITH_DROPOUT)
+def test_dropout_changes_no_weights_name_or_size(model):
+    without, with_it = (
+        {
+            tensor_name(name, layer, key): value.shape
+            for name, layer in build_chain(each, FEATURES, seed=1).named_children()
+            for key, value in layer.named_parameters()
+        }
+        for each in (model, sized_model(model, dropout=0.3))
+    )
+
+    assert with_it == without
 
 
 RICH = FeatureSpec(

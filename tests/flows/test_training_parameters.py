@@ -32,8 +32,9 @@ def test_the_defaults_are_those_of_the_engine():
 
     values = TrainParameters(batch_size=4).values_for(TrainingConfig)
 
-    # By default the number of steps decides, and the links of the plan.
+    # By default the number of steps decides, the model, and the links of the plan.
     assert values.pop("update_mode") is None
+    assert values.pop("dense_learning_rate") is None
     assert values.pop("wire_dtype") is None
     assert values.items() <= asdict(own).items()
 

@@ -41,16 +41,18 @@ class MatchNet(nn.Module):
         self.item = Embeddings(
             features, dimension=embedding_dim, slots=range(num_user_slots, features.num_slots)
         )
-        self._user_tower: dict[str, nn.Module] = {}
-        add_tower(self._user_tower, self.user.width, hidden_widths, prefix="user_", dropout=dropout)
-        self._item_tower: dict[str, nn.Module] = {}
-        add_tower(self._item_tower, self.item.width, hidden_widths, prefix="item_", dropout=dropout)
+        user_tower: dict[str, nn.Module] = {}
+        add_tower(user_tower, self.user.width, hidden_widths, prefix="user_", dropout=dropout)
+        item_tower: dict[str, nn.Module] = {}
+        add_tower(item_tower, self.item.width, hidden_widths, prefix="item_", dropout=dropout)
         # Beside the embeddings, under the names that checkpoints of before know.
-        for name, layer in self._user_tower.items():
+        for name, layer in user_tower.items():
             self.add_module(name, layer)
-        for name, layer in self._item_tower.items():
+        for name, layer in item_tower.items():
             named = OrderedDict(linear=layer)
             self.add_module(name, nn.Sequential(named) if isinstance(layer, nn.Linear) else layer)
+        # Names alone: dropout is replaced in the module once it is built.
+        self._user_tower, self._item_tower = list(user_tower), list(item_tower)
         self.cosine = nn.CosineSimilarity(dim=1)
         self.output = nn.Linear(1, features.num_labels)
         nn.init.constant_(self.output.weight, INITIAL_SCALE)
@@ -59,11 +61,11 @@ class MatchNet(nn.Module):
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]; the cosine is 0 where a vector is zero."""
         user_BW = self.user(batch)
-        for layer in self._user_tower.values():
-            user_BW = layer(user_BW)
+        for name in self._user_tower:
+            user_BW = self.get_submodule(name)(user_BW)
         item_BW = self.item(batch)
-        for layer in self._item_tower.values():
-            item_BW = layer(item_BW)
+        for name in self._item_tower:
+            item_BW = self.get_submodule(name)(item_BW)
         logits_BL: Tensor = self.output(self.cosine(user_BW, item_BW).unsqueeze(1))
         return logits_BL
 

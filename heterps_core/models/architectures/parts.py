@@ -42,7 +42,10 @@ class Fields(nn.Module):
 
 
 class Wide(nn.Module):
-    """The linear part: a weight for each row of each slot, from 0, one for each dense feature, and a bias: [B, L]."""
+    """The linear part: a weight for each row of each slot, one for each dense feature, and a bias: [B, L].
+
+    All begin at 0: a drawn weight of a column has no others that make up for it, and stays for hundreds of steps.
+    """
 
     def __init__(self, features: FeatureSpec) -> None:
         super().__init__()
@@ -51,6 +54,7 @@ class Wide(nn.Module):
         self.of_dense, self.bias = None, nn.Parameter(torch.zeros(features.num_labels))
         if features.num_dense:
             self.of_dense = nn.Linear(features.num_dense, features.num_labels, bias=False)
+            nn.init.zeros_(self.of_dense.weight)
 
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return [B, L]."""
@@ -63,17 +67,18 @@ class Wide(nn.Module):
 
 
 class FactorizationMachine(nn.Module):
-    r"""The products of all pairs of fields: [B, F, D] -> [B, 1].
+    r"""The products of all pairs of fields, the mean over D instead of the sum: [B, F, D] -> [B, 1].
 
     :math:`\sum_{i<j} v_i \cdot v_j = \frac12 \sum_d ((\sum_i v_{id})^2 - \sum_i v_{id}^2)`, Rendle 2010,
-    "Factorization Machines".
+    "Factorization Machines", over D: a step of row-wise Adagrad moves each value by about the learning rate however
+    many there are, so the sum would move the logit by more the wider vectors are.
     """
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         """Return [B, 1]."""
         sums_BD = vectors_BFD.sum(1)
         squares_BD = vectors_BFD.square().sum(1)
-        return 0.5 * (sums_BD.square() - squares_BD).sum(1, keepdim=True)
+        return 0.5 * (sums_BD.square() - squares_BD).mean(1, keepdim=True)
 
 
 class DotInteraction(nn.Module):
@@ -143,7 +148,10 @@ class FieldAttention(nn.Module):
 
 
 class HistoryAttention(nn.Module):
-    """The values of a sequence, weighed each by its fit to a query; weights do not sum up to 1, as in the paper."""
+    """The values of a sequence, weighed each by its fit to a query; weights do not sum up to 1, as in the paper.
+
+    They begin near 1: from near 0 neither the values nor their fit would learn for long.
+    """
 
     def __init__(self, length: int, *, context_width: int, dimension: int) -> None:
         super().__init__()
@@ -151,6 +159,7 @@ class HistoryAttention(nn.Module):
         self.query = nn.Linear(context_width, dimension)
         self.unit = mlp(4 * dimension, HISTORY_WIDTHS)
         self.weight = nn.Linear(HISTORY_WIDTHS[-1], 1)
+        nn.init.ones_(self.weight.bias)
         self.places: Tensor
         self.register_buffer("places", torch.arange(length).float(), persistent=False)
 

@@ -31,11 +31,13 @@ class TwoEmb(nn.Module):
     ) -> None:
         super().__init__()
         self.main = Embeddings(features, dimension=embedding_dim)
-        self._tower: dict[str, nn.Module] = {}
-        width = add_tower(self._tower, self.main.width, hidden_widths, dropout=dropout)
+        tower: dict[str, nn.Module] = {}
+        width = add_tower(tower, self.main.width, hidden_widths, dropout=dropout)
         # Beside the embeddings, under the names that checkpoints of before know.
-        for name, layer in self._tower.items():
+        for name, layer in tower.items():
             self.add_module(name, layer)
+        # Names alone: dropout is replaced in the module once it is built.
+        self._tower = list(tower)
         self.second_embedding = SlotEmbedding(
             features,
             dimension=embedding_dim,
@@ -50,8 +52,8 @@ class TwoEmb(nn.Module):
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]."""
         main_BW = self.main(batch)
-        for layer in self._tower.values():
-            main_BW = layer(main_BW)
+        for name in self._tower:
+            main_BW = self.get_submodule(name)(main_BW)
         second_BW = self.second_fc(self.second_embedding(batch))
         logits_BL: Tensor = self.output(torch.cat([main_BW, second_BW], 1))
         return logits_BL

@@ -21,7 +21,7 @@ from heterps_core.judging.quality import ClickQuality
 from heterps_core.models import sized_model
 from heterps_core.models.chain import load_builder
 from heterps_core.text_table import Table
-from heterps_core.training.job import TrainingConfig
+from heterps_core.training.job import TrainingConfig, default_dense_learning_rate
 from heterps_core.training.tuning.in_one_process import train_in_turns
 
 VALIDATION_SHARE = 0.2
@@ -242,10 +242,13 @@ def _proposed(trial: Any, models: Sequence[str], max_epochs: int) -> dict[str, A
 
 
 def _default(model: str, max_epochs: int) -> dict[str, Any]:
-    """Return what a study is to try first: a model's own sizes, and the rates and penalties of the engine."""
-    engine = {name: getattr(_config({}, batch_size=1, seed=0), name) for name in (*RATES, "dense_l2")}
+    """Return what a study is to try first: a model's own sizes and rates, and no penalties."""
+    rates = {
+        "dense_learning_rate": default_dense_learning_rate(model),
+        "embedding_learning_rate": _config({}, batch_size=1, seed=0).embedding_learning_rate,
+    }
     sizes = dict.fromkeys((f"{model} {name}" for name in _taken(model)), 0)
-    return {"model": model, "epochs": 1, "embedding_l2": 0.0, **engine, **sizes}
+    return {"model": model, "epochs": 1, "dense_l2": 0.0, "embedding_l2": 0.0, **rates, **sizes}
 
 
 def _taken(model: str) -> list[str]:

@@ -131,6 +131,27 @@ def test_optimizer_state_that_is_not_as_registered_is_refused_in_one_line(champi
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("of_champion", "model"),
+    [
+        ("ctrdnn", "ctrdnn(dropout=0.2)"),
+        ("ctrdnn(dropout=0.2)", "ctrdnn"),
+        ("ctrdnn(embedding_dim=8, dropout=0.2)", "ctrdnn(embedding_dim=8, dropout=0.5)"),
+    ],
+)
+def test_another_dropout_goes_on_from_the_champion_as_it_has_no_weights(champion, of_champion, model):
+    start = choose(replace(champion, model=of_champion), model=model)
+
+    assert start.model is not None
+    assert start.model.version == "7"
+
+
+def test_another_width_begins_from_scratch(champion):
+    start = choose(champion, model="ctrdnn(embedding_dim=8, dropout=0.2)")
+
+    assert start.model is None
+
+
 OTHER_SCHEMA = DataSchema(name="other", label_column="label", categorical_columns=("C1",))
 
 

@@ -62,7 +62,7 @@ def test_what_is_found_is_better_than_the_defaults_on_rows_that_no_trial_saw(dat
     assert tuple(seen) == tuning.trials
     assert [trial.model for trial in tuning.trials[:2]] == ["lr", "deepfm"]
     assert all(trial.is_complete for trial in tuning.trials[:2])
-    assert tuning.default.parameters.items() >= {"epochs": 1, "dense_learning_rate": 1e-3}.items()
+    assert tuning.default.parameters.items() >= {"epochs": 1, "dense_learning_rate": 1e-2}.items()
     assert tuning.best.quality.log_loss == min(
         trial.quality.log_loss for trial in tuning.trials if trial.is_complete
     )
@@ -183,7 +183,7 @@ def test_the_command_writes_a_file_that_training_takes_and_one_run_in_mlflow(
     found = read_parameters(output)
     assert found == json.loads(output.read_text())
     asked = TrainParameters.of(found)
-    assert (asked.model, asked.batch_size) == ("lr", 64)
+    assert (asked.model, asked.batch_size) == ("lr", 32)
     parsed = parser_for(TrainParameters, program="x").parse_args(
         ["--parameters", str(output), "--epochs", "7"]
     )
