@@ -93,13 +93,13 @@ def _told(error: Exception) -> HeterpsError | None:
 
 def _full_disk(errors: Sequence[BaseException]) -> HeterpsError | None:
     """Return what to say where the disk of the workspace is full; None where it is not."""
-    root = Workspace.locate().root
     is_named = any(
         getattr(each, "errno", None) == errno.ENOSPC or "disk is full" in str(each) for each in errors
     )
     try:
+        root = Workspace.locate().root
         free_bytes = shutil.disk_usage(root).free
-    except OSError:
+    except (OSError, ConfigurationError):
         return None
     # An error of ours that is about something else is not hidden; Prefect's and SQLAlchemy's do not say why.
     if not is_named and (free_bytes > FULL_BYTES or isinstance(errors[0], HeterpsError)):
@@ -155,7 +155,7 @@ def add_options(parser: argparse.ArgumentParser, model: type[FlowParameters]) ->
         if kind == "array":
             options |= {"action": "extend", "nargs": "+"}
         if kind == "object":
-            options["type"] = json.loads
+            options["type"] = _json
         parser.add_argument(f"--{name.replace('_', '-')}", **options)
 
 
@@ -171,6 +171,15 @@ def read_parameters(path: Path) -> dict[str, Any]:
             f"{path} must hold a JSON object of parameters by name, got {type(found).__name__}"
         )
     return found
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be a JSON object such as '{{\"name\": 1}}', got {text!r}"
+        ) from error
 
 
 def _default(default: Any) -> str:

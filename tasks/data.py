@@ -126,12 +126,21 @@ def check_source_columns(
         files = list_source_files(_source_path(data)) if night is None else night.train_files
         RowQuery.load(Path(prepare_sql)).check(files, day=None if night is None else night.day, schema=schema)
         return
-    if night is None:
-        check_columns(list_source_files(_source_path(data))[0], schema)
-        return
-    with _damage_of(night):
-        for files in (night.train_files, night.eval_files):
-            check_columns(files[0], schema)
+    try:
+        if night is None:
+            check_columns(list_source_files(_source_path(data))[0], schema)
+            return
+        with _damage_of(night):
+            for files in (night.train_files, night.eval_files):
+                check_columns(files[0], schema)
+    except DataError as error:
+        if schema_file is not None:
+            raise
+        raise DataError(
+            error.path,
+            f"{error.problem}; rows of another format than Criteo's need a schema file: heterps init proposes one",
+            line=error.line,
+        ) from error
 
 
 def find_night_of(data: str | None, day: str | None) -> Night | None:

@@ -19,7 +19,14 @@ from datetime import UTC, datetime
 
 from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT, choose_addresses
 from flows.service.prefect_connection import TIMEOUT_S, ask, prefect_server, project_environment
-from flows.service.schedule import NIGHTLY_TIME, SWEEP_ORPHANS, TRAIN_CTR, nightly_timezone
+from flows.service.schedule import (
+    NIGHTLY_TIME,
+    NIGHTLY_VARIABLE,
+    SWEEP_ORPHANS,
+    TRAIN_CTR,
+    nightly_parameters,
+    nightly_timezone,
+)
 from flows.service.supervisor import Service, Supervisor, end_leftovers
 from heterps_core.errors import ConfigurationError
 from infra.checks import database_checks, require_usable
@@ -58,8 +65,12 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ConfigurationError, ServiceError: Something is set wrong, taken or locked; or a service does not stay up.
     """
-    workspace = Workspace.locate().create()
+    from flows.parameters import TrainParameters
+
     nightly_timezone()
+    # Its models and prices are checked by the serving process, which loads them.
+    TrainParameters.of(nightly_parameters(), place=f" of {TRAIN_CTR} in {NIGHTLY_VARIABLE}")
+    workspace = Workspace.locate().create()
     with _only_server(workspace):
         addresses = choose_addresses(workspace)
         services = services_to_run(workspace, addresses)

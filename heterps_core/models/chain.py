@@ -90,7 +90,8 @@ def load_builder(model: str) -> ModelBuilder:
         raise UnknownNameError("model", model, [*CTR_MODELS, "package.module:function"])
     try:
         builder = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
+        # A module of a user's own may raise anything.
         raise ConfigurationError(
             f"the model {model!r} must name a function as package.module:function, but it cannot be imported: "
             f"{error}; is its folder on PYTHONPATH?"

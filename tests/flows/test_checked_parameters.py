@@ -44,6 +44,8 @@ def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     write_click_stream(folder / "clicks.tsv", num_rows=40, seed=0)
     (folder / "people.csv").write_text("label,age,town\n1,30,Bonn\n0,40,Jena\n")
+    (folder / "wrong_days" / "day=2026-13-40").mkdir(parents=True)
+    (folder / "wrong_days" / "day=2026-13-40" / "clicks.tsv").write_text("0\n")
     (folder / "towns.sql").write_text("SELECT town FROM rows")
     write_click_days(folder / "days", first_day=date(2026, 11, 1), num_days=2, rows_per_day=20, seed=0)
     for name, categories in (("people", ["town"]), ("typo", ["twon"])):
@@ -78,7 +80,8 @@ def refused(flow, parameters, home, inputs):
 
 TRAINING = [
     ({"data": "/nowhere"}, "there is no such file or folder"),
-    ({"data": "FILE:people.csv"}, "line 1: the header must name the columns I1"),
+    ({"data": "FILE:people.csv"}, "line 1: the header must name the columns I1.*heterps init proposes one"),
+    ({"data": "FILE:wrong_days"}, "must name the days of its folders as day=2026-11-21, got day=2026-13-40"),
     ({"schema_file": "FILE:people.json"}, "there is no data beside"),
     ({"data": "FILE:people.csv", "schema_file": "FILE:none.json"}, "cannot read the data schema"),
     ({"data": "FILE:people.csv", "schema_file": "FILE:typo.json"}, "header must name the columns twon"),

@@ -131,3 +131,13 @@ def test_what_the_core_tells_is_on_its_way_to_the_log_of_the_flow():
     lines = done.stdout.splitlines()
     assert len(lines) == 3
     assert all(line.startswith("True <class 'prefect.logging.handlers.APILogHandler'>") for line in lines)
+
+
+def test_a_workspace_that_is_a_file_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "home").write_text("")
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
+
+    assert main("flows.train_ctr", TrainParameters, []) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "the workspace must be a folder, but" in error

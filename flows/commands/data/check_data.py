@@ -51,4 +51,5 @@ def run(options: argparse.Namespace) -> None:
     print(f"{check.num_rows:,} rows of {files[0]}: {check.click_share:.2%} are clicks{beside}\n")
     print("\n".join(check.table().lines(indent="")))
     if check.findings:
-        raise DataError(files[0], f"should look like the day before, but {'; '.join(check.findings)}")
+        beside = " beside the rows before" if before else ""
+        raise DataError(files[0], f"has what is unusual{beside}: {'; '.join(check.findings)}")

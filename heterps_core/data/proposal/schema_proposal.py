@@ -34,6 +34,9 @@ POSITIVE_TEXTS = ("1", "1.0", "true", "yes", "y", "t", "click", "clicked")
 MISSING_TEXTS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "\\N", "?")
 """That mean no value where they stand: they become `missing_markers`."""
 
+SEPARATORS = ",\t;|"
+"""That fields may stand between; a schema need not name the first two."""
+
 LABEL, NUMERIC, COUNT, CATEGORICAL = "label", "numeric", "count", "categorical"
 MULTI_HOT, LEFT_OUT = "multi-hot", "left out"
 
@@ -47,6 +50,8 @@ SKEWED = 10.0
 
 NEARLY_UNIQUE = 0.9
 """Different values over all of them, above which a text names the row and says nothing of the next one."""
+
+UNIQUE_REMARK = "nearly every row has a value of its own"
 
 COVERED_SHARE = 0.99
 """Of the lists: so many are no longer than the `max_length` that is proposed."""
@@ -114,7 +119,7 @@ class FirstRows:
     """That stand for no value."""
 
     separator: str | None = None
-    """Of a text whose fields are padded with blanks."""
+    """Of a text whose fields are padded with blanks, or separated by neither comma nor tab."""
 
 
 def propose_schema(
@@ -202,7 +207,7 @@ def first_rows(file: SourcePath, column_names: Sequence[str] = ()) -> FirstRows:
                 sample = raw = pa.Table.from_batches([next(iter(batches))])
         if not is_parquet:
             delimiter, is_padded = _layout(file)
-            separator = f"{delimiter} " if is_padded else None
+            separator = f"{delimiter} " if is_padded else delimiter if delimiter in SEPARATORS[2:] else None
             missing = [
                 f"{blank}{text}" for blank in ("", " ")[: 1 + is_padded] for text in ("", *MISSING_TEXTS)
             ]
@@ -257,7 +262,7 @@ def _layout(file: SourcePath) -> tuple[str, bool]:
     """Return what separates fields, and whether a blank stands before each but the first of the first row."""
     with open_text(file) as stream:
         header, _, rows = stream.read(65_536).partition(b"\n")
-    delimiter = "\t" if header.count(b"\t") > header.count(b",") else ","
+    delimiter = max(SEPARATORS, key=lambda each: header.count(each.encode()))
     fields = rows.partition(b"\n")[0].split(delimiter.encode())[1:]
     return delimiter, bool(fields) and all(field.startswith(b" ") for field in fields)
 
@@ -341,18 +346,21 @@ def _role(array: pa.Array, values: ColumnValues, *, num_occurrences: int) -> tup
     if values.num_values < 2:
         return LEFT_OUT, "has one value at most"
     is_whole = pa.types.is_integer(array.type)
+    is_nearly_unique = values.num_values > NEARLY_UNIQUE * num_occurrences
     if pa.types.is_temporal(array.type):
         return LEFT_OUT, order_remark(array)
     if is_whole or pa.types.is_floating(array.type):
         if is_whole and (_NAMES_SOMETHING.search(values.name) or values.num_values <= FEW_VALUES):
+            if is_nearly_unique:
+                return LEFT_OUT, UNIQUE_REMARK
             return CATEGORICAL, "a number that counts something belongs to numeric_columns"
         numbers = array.cast(pa.float64())
         median = pc.quantile(numbers, 0.5)[0].as_py()
         is_skewed = pc.min(numbers).as_py() >= 0 and pc.max(numbers).as_py() > SKEWED * max(median, 1.0)
         doubt = "a number that names something belongs to categorical_columns" if is_whole else ""
         return (COUNT if is_skewed else NUMERIC), doubt
-    if values.num_values > NEARLY_UNIQUE * num_occurrences:
-        return LEFT_OUT, "nearly every row has a value of its own"
+    if is_nearly_unique:
+        return LEFT_OUT, UNIQUE_REMARK
     if is_list(array.type):
         return MULTI_HOT, "values in the order of time belong to sequence_columns"
     return CATEGORICAL, ""

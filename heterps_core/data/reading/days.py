@@ -123,6 +123,12 @@ def partitions_of(source: str | SourcePath) -> dict[date, tuple[SourcePath, ...]
             left_out.append(entry)
         else:
             days.setdefault(day, []).append(entry)
+    unreadable = sorted(entry.name for entry in left_out if _DAY_FOLDER.fullmatch(entry.name))
+    if unreadable and not days:
+        raise DataError(
+            path,
+            f"must name the days of its folders as day=2026-11-21, got {unreadable[0]}; rename what is a day",
+        )
     if days and left_out:
         logger.warning(
             "beside the days of %s there is what belongs to none, and is left out: %s",

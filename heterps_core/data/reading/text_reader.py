@@ -142,7 +142,7 @@ def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] |
         raise DataError(
             path,
             f"expected a header with the columns {', '.join(needed)}; got {shorten(line)}; "
-            f"add column_names to the schema if the file has no header",
+            f"add column_names to the schema if the file has no header, or its separator if that is no comma or tab",
             line=number,
         )
     unlabelled = tuple(name for name in schema.column_names if name not in schema.labels)

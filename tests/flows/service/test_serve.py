@@ -47,6 +47,26 @@ def test_an_error_is_one_line_and_an_exit_status(tmp_path, monkeypatch, capsys):
     assert captured.out == ""
 
 
+@pytest.mark.parametrize(
+    ("nightly", "message"),
+    [
+        ("{", "HETERPS_NIGHTLY must be parameters of train-ctr as JSON"),
+        ('{"dada": 1}', "'dada' is not a known parameter of train-ctr in HETERPS_NIGHTLY"),
+    ],
+)
+def test_wrong_parameters_of_the_night_are_told_before_anything_starts(
+    tmp_path, monkeypatch, capsys, nightly, message
+):
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HETERPS_NIGHTLY", nightly)
+
+    assert main(["serve"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_database_that_is_locked_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HETERPS_HOME", str(tmp_path))
     workspace = Workspace(root=tmp_path).create()

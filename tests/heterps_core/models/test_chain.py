@@ -158,3 +158,11 @@ def build_without_argument():
 def test_what_a_users_function_raises_is_told_without_a_traceback(function, message):
     with pytest.raises(ConfigurationError, match=message):
         build_chain(f"{HERE}:{function}", FEATURES, seed=0)
+
+
+def test_a_module_that_is_no_python_is_named_with_its_line(tmp_path, monkeypatch):
+    (tmp_path / "not_python.py").write_text("\ndef build(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(ConfigurationError, match=r"cannot be imported: .*not_python.py, line 2"):
+        build_chain("not_python:build", FEATURES, seed=0)

@@ -39,7 +39,7 @@ def test_what_is_unusual_is_one_line_and_a_status_that_stops_a_script(damaged_da
 
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "should look like the day before, but I2 has one value at most" in error
+    assert "has what is unusual beside the rows before: I2 has one value at most" in error
 
 
 def test_a_night_that_shall_stop_does_and_one_that_shall_tell_goes_on(damaged_days, tmp_path, caplog):

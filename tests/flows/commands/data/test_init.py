@@ -208,3 +208,21 @@ def test_names_for_a_file_that_has_its_own_are_refused(parquet, tmp_path, capsys
     assert main(["init", str(parquet), "--columns", "a,b", "--output", str(tmp_path / "s.json")]) == 2
 
     assert "names its columns itself, as it is Parquet" in capsys.readouterr().err
+
+
+def test_fields_between_semicolons_are_told_apart(tmp_path):
+    (tmp_path / "x.csv").write_text("label;town\n" + "1;a\n0;b\n0;b\n" * 20)
+
+    assert main(["init", str(tmp_path / "x.csv"), "--output", str(tmp_path / "s.json")]) == 0
+
+    schema = DataSchema.load(tmp_path / "s.json")
+    assert (schema.separator, schema.categorical_columns) == (";", ("town",))
+
+
+def test_a_number_that_names_each_row_is_left_out(tmp_path):
+    rows = "".join(f"{row},{row % 2},s{row % 3}\n" for row in range(100))
+    (tmp_path / "x.csv").write_text(f"row_id,label,site\n{rows}")
+
+    assert main(["init", str(tmp_path / "x.csv"), "--output", str(tmp_path / "s.json")]) == 0
+
+    assert DataSchema.load(tmp_path / "s.json").categorical_columns == ("site",)
