@@ -60,6 +60,7 @@ def run(options: argparse.Namespace) -> None:
     file = (of_latest or list_source_files(options.data))[0]
     proposed = propose_schema(
         file,
+        source=options.data,
         label=options.label,
         column_names=[name.strip() for name in options.columns.split(",") if name.strip()],
     )

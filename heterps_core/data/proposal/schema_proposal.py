@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -123,12 +124,13 @@ class FirstRows:
 
 
 def propose_schema(
-    file: SourcePath, *, label: str | None = None, column_names: Sequence[str] = ()
+    file: SourcePath, *, source: str, label: str | None = None, column_names: Sequence[str] = ()
 ) -> ProposedSchema:
     """Look at the first rows of a file and propose a schema.
 
     Args:
         file: Parquet, or text with a header, plain or gzip; here or in a bucket.
+        source: File or folder as its user names it, whose last part names the schema.
         label: Name of the label column; None for one that is called as labels are.
         column_names: Of a text without a header, all of them in order.
 
@@ -169,7 +171,8 @@ def propose_schema(
         for seen in columns
     ]
     schema = DataSchema(
-        name=re.sub(r"[^A-Za-z0-9]+", "_", file.name.split(".")[0]).strip("_").lower() or "clicks",
+        name=re.sub(r"[^A-Za-z0-9]+", "_", PurePath(source).name.split(".")[0]).strip("_").lower()
+        or "clicks",
         label_column=name,
         label_positive=positive,
         label_negative=negative,
