@@ -184,7 +184,7 @@ TRAINING = [
     ({"max_log_loss_increase": NAN}, "max_log_loss_increase must be a number of nats"),
     ({"max_calibration_increase": NAN}, "max_calibration_increase must be a number"),
     ({"max_cost_ratio": 0.0}, "max_cost_ratio must be a number, above 0"),
-    ({"data_checks": "fail"}, "is not a known use of data checks; known are: tell, stop"),
+    ({"data_checks": "fail"}, "is not a known use of data checks; known are: stop, tell"),
     ({"late_rows": "drop"}, "is not a known use of late rows; known are: tell, train"),
     ({"min_positives": 1}, "min_positives must be a whole number of clicks, at least 2"),
     ({"promotion_confidence": 95.0}, "promotion_confidence must be a number, above 0 and below 1"),
@@ -198,7 +198,7 @@ def test_a_training_with_a_wrong_parameter_leaves_nothing(wrong, message, home, 
 
 
 def test_every_parameter_of_a_training_that_can_be_wrong_is_tried_here():
-    cannot_be_wrong = {"again", "baseline", "robust"}
+    cannot_be_wrong = {"again", "baseline", "redo_log", "robust"}
 
     tried = {name for wrong, _ in TRAINING for name in wrong}
     assert tried | cannot_be_wrong == set(TrainParameters.model_fields)
