@@ -15,6 +15,7 @@ from heterps_core.units import BYTES_PER_S_PER_MBIT_PER_S
 from tests.waiting import wait_for
 
 BRIDGE = "cloud"
+BRIDGE_MAC = "02:00:00:00:00:01"
 INTERFACE = "eth0"
 PREFIX_BITS = 16
 MTU_BYTES = 9001
@@ -55,7 +56,8 @@ def run(*command: str) -> None:
 def make_bridge(address: str) -> None:
     """Make the bridge that all hosts hang on; this namespace has `address` on it."""
     run("ip", "link", "set", "lo", "up")
-    run("ip", "link", "add", BRIDGE, "type", "bridge")
+    # A bridge without an address of its own takes that of a host, and is out of reach for a while when that one goes.
+    run("ip", "link", "add", BRIDGE, "address", BRIDGE_MAC, "type", "bridge")
     run("ip", "addr", "add", f"{address}/{PREFIX_BITS}", "dev", BRIDGE)
     run("ip", "link", "set", BRIDGE, "up")
 

@@ -68,9 +68,6 @@ class RentedCloud:
         folder.mkdir()
         self.folder = folder
         self.workspace = Workspace(root=folder / "home").create()
-        self.full = folder / "full"
-        """No machine can be had while this file is there."""
-
         self.said = folder / "flow.out"
         self.hosts: dict[str, Machine] = {}
         """By instance id; those that are there."""
@@ -104,11 +101,11 @@ class RentedCloud:
         self.moto.kill()
         self.moto.wait()
 
-    def start_flow(self, *parameters: str, **environment: str) -> psutil.Popen:
-        """Start `train-ctr` on rented machines, as a person does, with more environment variables."""
+    def start_flow(self, *parameters: str) -> psutil.Popen:
+        """Start `train-ctr` on rented machines, as a person does."""
         with self.said.open("a") as said:
             return psutil.Popen(
-                [sys.executable, "-m", "tests.rented_flow", str(self.full), "--provider", "aws", *parameters],
+                [sys.executable, "-m", "flows.train_ctr", "--provider", "aws", *parameters],
                 cwd=PROJECT,
                 env={
                     **os.environ,
@@ -117,7 +114,6 @@ class RentedCloud:
                     "HETERPS_AWS_NODE_BOUNDARY": BOUNDARY,
                     "AWS_EC2_METADATA_DISABLED": "true",
                     "PYTHONUNBUFFERED": "1",
-                    **environment,
                 },
                 stdout=said,
                 stderr=subprocess.STDOUT,
@@ -141,12 +137,6 @@ class RentedCloud:
     def alive(self) -> list[str]:
         """Return the ids of machines that cost."""
         return [each["InstanceId"] for each in self.machines() if each["State"]["Name"] not in GONE]
-
-    def kill(self, instance_id: str) -> None:
-        """Kill all that runs on a machine at once; EC2 goes on to call it running."""
-        node = self.hosts[instance_id].node
-        assert node is not None
-        kill_machine(psutil.Process(node.pid))
 
     def _boot_and_end(self) -> None:
         while not self._is_over.wait(POLL_INTERVAL_S):

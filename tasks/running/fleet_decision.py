@@ -154,16 +154,16 @@ def decide_on_loss(
         for node in cluster.nodes
         if node.node_id not in lost_ids
     )
+    way, start_seconds = Way.REPLACE, STARTUP_SECONDS
     try:
         left = smaller(provisioning, cluster, lost_ids)
     except ProvisioningError as problem:
-        options.append(Option(way=Way.SHRINK, refusal=str(problem)))
-        way, start_seconds = Way.REPLACE, STARTUP_SECONDS
+        shrunk = Option(way=Way.SHRINK, refusal=str(problem))
     else:
-        options.append(
-            _with_purchase(rest, left, Way.SHRINK, RESUME_SECONDS, kept_usd_per_hour, provisioning)
-        )
-        way, start_seconds = Way.GROW, RESUME_SECONDS + seconds_to_grow(rest, left, provisioning)
+        shrunk = _with_purchase(rest, left, Way.SHRINK, RESUME_SECONDS, kept_usd_per_hour, provisioning)
+        if not shrunk.refusal:
+            way, start_seconds = Way.GROW, RESUME_SECONDS + seconds_to_grow(rest, left, provisioning)
+    options.append(shrunk)
     if kept_usd_per_hour == 0:
         options.append(Option(way=way, refusal="no machine of the fleet is left"))
     elif way not in refused:

@@ -144,13 +144,14 @@ def test_interruptions_that_are_expected_lengthen_the_rest():
     assert option(decided(fleet=on_spot), Way.SHRINK).seconds == pytest.approx(10 + 4_800 * stretch)
 
 
-def test_memory_that_the_rest_of_the_fleet_lacks_refuses_it():
+def test_where_the_rest_of_the_fleet_lacks_memory_it_waits_for_the_lost_machine():
     layer = replace(STEADY.layers[0], is_sharded=True, state_bytes=3.9e9)
 
     decision = decided(problem=replace(STEADY, layers=(layer,)))
 
     assert "memory" in option(decision, Way.SHRINK).refusal
-    assert decision.chosen.way is Way.GROW
+    assert decision.chosen.way is Way.REPLACE
+    assert decision.chosen.seconds == pytest.approx(120 + 3_600)
 
 
 def grows(*, refused=None, without=(), **limits):
