@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from heterps_core.cluster import Cluster, Node
+from heterps_core.cluster import Cluster
 from heterps_core.hardware import Market
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.extra_costs import ExtraCosts
@@ -10,6 +10,7 @@ from heterps_core.planning.problem.scheduling_problem import LayerCosts, Schedul
 from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
+from infra.providers.base import node_of
 from tasks.provisioning import Provisioning
 from tests.infra.builders import offer
 
@@ -131,17 +132,7 @@ def bought(*counts, markets=(Market.ON_DEMAND,), price_usd_per_hour=1.0, types=S
 
 def cluster_of(provisioning):
     nodes = tuple(
-        Node(
-            node_id=request.node_id,
-            address="127.0.0.1",
-            device_type=request.device_type,
-            instance_type=request.offer.instance_type.name,
-            market=request.offer.market,
-            stage=request.stage,
-            num_workers=request.num_workers,
-            price_usd_per_hour=request.offer.price_usd_per_hour,
-            provider_instance_id=request.node_id,
-        )
+        node_of(request, address="127.0.0.1", provider_instance_id=request.node_id)
         for request in provisioning.launch_plan.node_requests()
     )
     return Cluster(

@@ -5,14 +5,7 @@ import pytest
 
 from flows.cli import main
 from infra.ledger.ledger import EndReason, Ledger
-from infra.workspace import Workspace
 from tests.infra.builders import offer, plan
-
-
-@pytest.fixture
-def workspace(tmp_path, monkeypatch):
-    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
-    return Workspace.locate().create()
 
 
 @pytest.fixture

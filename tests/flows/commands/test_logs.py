@@ -6,7 +6,6 @@ import pytest
 from flows.cli import main
 from heterps_core.errors import DataError
 from heterps_core.training.storage.run_directory import CLUSTER, JOB, PROGRESS, RunDirectory
-from infra.workspace import Workspace
 from tasks.running import run_lifecycle
 from tasks.running.progress import log_step
 from tasks.running.run_log import FLOW_LOG, kept_log, state_of
@@ -20,12 +19,6 @@ NODE_LINES = """\
 2026-11-21 04:30:05,000 heterps_core.training.worker ERROR it failed
 Traceback (most recent call last):
 """
-
-
-@pytest.fixture
-def workspace(tmp_path, monkeypatch):
-    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
-    return Workspace.locate().create()
 
 
 @pytest.fixture

@@ -8,15 +8,8 @@ from infra.billing.caps import Caps
 from infra.ledger.ledger import EndReason, Ledger
 from infra.machines.lifecycle import running_cluster
 from infra.providers import provider_of
-from infra.workspace import Workspace
 from tests.infra.builders import bootstrap, offer, plan
 from tests.waiting import wait_for
-
-
-@pytest.fixture
-def workspace(tmp_path, monkeypatch):
-    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
-    return Workspace.locate().create()
 
 
 @pytest.fixture
