@@ -28,7 +28,7 @@ from infra.prices.spot_charges import with_interruptions
 from infra.providers import Provider, get_provider
 from infra.providers.base import REGION
 from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS, planned_bucket_usd
-from tasks.planning.table_disks import NO_DISKS, offers_with_disks, with_table_disk
+from tasks.planning.table_disks import NO_DISKS, ReplicaDisk, offers_with_disks, with_table_disk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,22 +168,21 @@ def provision(
     spent_this_month_usd: float = 0.0,
     price_files: Sequence[Path] = (BUNDLED_SNAPSHOT.path,),
     state_bytes: float = 0.0,
-    disk_bytes_by_stage: Mapping[int, float] = NO_DISKS,
+    disks: Mapping[int, ReplicaDisk] = NO_DISKS,
 ) -> Provisioning:
     """Choose the instances of a plan, and refuse them where they exceed a cap.
 
     The caps are held against the plan itself also where only its dry run is launched, so that a
     dry run answers whether the real run would be allowed. On rented machines they count what the bucket will be
-    asked too, by `state_bytes` of the model with its optimizers' state. Instances have room for `disk_bytes_by_stage`
-    of each replica's rows of tables.
+    asked too, by `state_bytes` of the model with its optimizers' state. Instances have room for the
+    rows of tables that replicas keep on `disks`, by stage.
 
     Raises:
         BudgetExceededError: By how much a cap is exceeded; nothing was launched.
         ProvisioningError: No offer carries what the plan asks for.
     """
-    if disk_bytes_by_stage:
-        offers = offers_with_disks(offers, [stage.device_type for stage in plan.stages])
-    attempts = [with_table_disk(each, disk_bytes_by_stage) for each in launch_attempts(plan.stages, offers)]
+    offers = offers_with_disks(offers, disks.values())
+    attempts = [with_table_disk(each, disks) for each in launch_attempts(plan.stages, offers)]
     cloud_plan = attempts[0]
     hours = plan.cost_usd / plan.price_usd_per_hour
     rented_from = get_provider(provider)

@@ -41,6 +41,7 @@ from tasks.planning.planning_time import PlanningTime
 from tasks.planning.table_disks import (
     dry_run_table_memory_bytes,
     least_table_memory_bytes,
+    replica_disks,
     table_memory_bytes,
 )
 from tasks.planning.wire_format import search_with_wire_dtype
@@ -324,7 +325,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         spent_this_month_usd=spent_this_month_usd(run.workspace, asked.provider),
         price_files=[file.path for file in prices.files],
         state_bytes=sum(layer.state_bytes for layer in profiled.planned_graph.layers),
-        disk_bytes_by_stage={index: sweep.disk_bytes for index, sweep in chosen.evaluation.sweeps.items()},
+        disks=replica_disks(problem, chosen.evaluation),
     )
     log_step("machines", provisioning.summary)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import get_device_type
@@ -25,9 +26,6 @@ from infra.prices.service_charges import INCLUDED_MIB_PER_S, MOST_MIB_PER_S, tab
 HOT_SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """Of a table's rows in memory, of which a plan takes one for each stage."""
 
-MOST_UNITS = MOST_MIB_PER_S // INCLUDED_MIB_PER_S
-"""Of an instance with a disk for tables: one volume then gives each unit what a volume's price includes."""
-
 VOLUME_BYTES = 16_384 * BYTES_PER_GIB
 """The largest gp3 volume of EBS (Amazon EBS User Guide, General Purpose SSD volumes)."""
 
@@ -42,7 +40,17 @@ less than it is sold with. A worker was seen to take 40 MB more than was counted
 FREE_SHARE = 0.02
 """Of a disk, for its file system."""
 
-NO_DISKS: Mapping[int, float] = {}
+
+class ReplicaDisk(NamedTuple):
+    """What a replica that sweeps needs of its instance's volume."""
+
+    device_type: str
+    table_bytes: float
+    bytes_per_s: float
+    """Read or written."""
+
+
+NO_DISKS: Mapping[int, ReplicaDisk] = {}
 
 
 def with_table_disks(
@@ -76,9 +84,16 @@ def with_table_disks(
 
 
 def _with_disk(unit: UnitType, share_bytes_per_s: float) -> UnitType:
-    """Return a unit with a disk, sold in instances whose units all have their part of one volume's throughput."""
-    volume_bytes_per_s = float(INCLUDED_MIB_PER_S * BYTES_PER_MIB)
-    small = tuple(size for size in unit.instances if size.units <= MOST_UNITS)
+    """Return a unit with a disk as fast as its share of what its instance moves, where that is known.
+
+    The share is that of the family's largest size, which smaller ones keep up all day; their own figures are
+    bursts of half an hour (Amazon EC2 User Guide, EBS-optimized instances). The unit is sold in instances whose units
+    all have their part of one volume's throughput.
+    """
+    bytes_per_s = float(BYTES_PER_MIB * INCLUDED_MIB_PER_S)
+    if share_bytes_per_s:
+        bytes_per_s = min(share_bytes_per_s, float(BYTES_PER_MIB * MOST_MIB_PER_S))
+    small = tuple(size for size in unit.instances if size.units <= _most_units(bytes_per_s))
     if unit.instances and not small:
         return unit
     price = min((size.price_usd_per_hour / size.units for size in small), default=unit.price_usd_per_hour)
@@ -88,9 +103,26 @@ def _with_disk(unit: UnitType, share_bytes_per_s: float) -> UnitType:
         price_usd_per_hour=price,
         reserved_bytes=unit.reserved_bytes + FREE_MEMORY_SHARE * unit.memory_bytes,
         disk_bytes=VOLUME_BYTES,
-        disk_bytes_per_s=min(volume_bytes_per_s, share_bytes_per_s or volume_bytes_per_s),
+        disk_bytes_per_s=bytes_per_s,
         sweep_seconds_per_byte=SWEEP_SECONDS_PER_BYTE,
     )
+
+
+def _most_units(bytes_per_s: float) -> int:
+    """Return how many units may share a volume that gives each of them so much."""
+    return math.floor(MOST_MIB_PER_S * BYTES_PER_MIB / bytes_per_s)
+
+
+def replica_disks(problem: SchedulingProblem, evaluation: PlanEvaluation) -> dict[int, ReplicaDisk]:
+    """Return what a replica of each stage that sweeps needs of a disk."""
+    return {
+        index: ReplicaDisk(
+            device_type=(name := evaluation.stages[index].stage.device_type),
+            table_bytes=sweep.disk_bytes,
+            bytes_per_s=problem.device_types[name].disk_bytes_per_s,
+        )
+        for index, sweep in evaluation.sweeps.items()
+    }
 
 
 def table_memory_bytes(problem: SchedulingProblem, evaluation: PlanEvaluation) -> int | None:
@@ -173,34 +205,30 @@ def least_table_memory_bytes(
 
 
 def offers_with_disks(
-    offers: Sequence[InstanceOffer], device_types: Iterable[str]
+    offers: Sequence[InstanceOffer], disks: Iterable[ReplicaDisk]
 ) -> tuple[InstanceOffer, ...]:
     """Return the offers whose units all have their part of one volume's throughput, as `with_table_disks` plans."""
-    cores = [get_device_type(name) for name in device_types if is_cpu(name)]
+    cores = [(get_device_type(disk.device_type), _most_units(disk.bytes_per_s)) for disk in disks]
     return tuple(
         offer
         for offer in offers
-        if all(core.equal_units_of(offer.instance_type) <= MOST_UNITS for core in cores)
+        if all(core.equal_units_of(offer.instance_type) <= most_units for core, most_units in cores)
     )
 
 
-def with_table_disk(plan: ProvisioningPlan, disk_bytes_by_stage: Mapping[int, float]) -> ProvisioningPlan:
-    """Return a purchase whose instances have room for the rows that replicas of a stage keep on disk.
+def with_table_disk(plan: ProvisioningPlan, disks: Mapping[int, ReplicaDisk]) -> ProvisioningPlan:
+    """Return a purchase whose instances have room and throughput for the rows that replicas keep on disk.
 
     All instances have the same: as much as those that need most.
+
+    Args:
+        disks: By stage.
     """
-    units = {
-        group.stage: max(
-            (other.units_per_instance for other in plan.groups if other.stage == group.stage), default=1
-        )
-        for group in plan.groups
-        if group.stage in disk_bytes_by_stage
-    }
-    if not units:
+    needs = [(group.units_per_instance, disks[group.stage]) for group in plan.groups if group.stage in disks]
+    if not needs:
         return plan
-    gigabytes = math.ceil(
-        (1 + FREE_SHARE) * max(count * disk_bytes_by_stage[stage] for stage, count in units.items()) / 1e9
-    )
-    mib_per_s = min(INCLUDED_MIB_PER_S * max(units.values()), MOST_MIB_PER_S)
+    gigabytes = math.ceil((1 + FREE_SHARE) * max(units * disk.table_bytes for units, disk in needs) / 1e9)
+    mib_per_s = math.ceil(max(units * disk.bytes_per_s for units, disk in needs) / BYTES_PER_MIB)
+    mib_per_s = max(mib_per_s, INCLUDED_MIB_PER_S)
     price = table_disk_usd_per_hour(gigabytes=gigabytes, mib_per_s=mib_per_s)
     return replace(plan, table_disk=TableDisk(gigabytes=gigabytes, mib_per_s=mib_per_s, usd_per_hour=price))

@@ -14,9 +14,11 @@ from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 from tasks.planning.table_disks import (
     HOT_SHARES,
+    ReplicaDisk,
     dry_run_table_memory_bytes,
     least_table_memory_bytes,
     offers_with_disks,
+    replica_disks,
     table_memory_bytes,
     with_table_disk,
     with_table_disks,
@@ -75,20 +77,44 @@ def test_every_core_has_a_volume_at_its_share_of_what_the_instance_moves():
     assert units["gpu-t4"].disk_bytes == 0
 
 
-def test_cores_with_disks_come_in_instances_of_at_most_eight():
+def test_cores_with_disks_come_in_instances_whose_volume_is_fast_enough_for_all():
     graph, problem, offers = night()
     sizes = instance_sizes("cpu-c7i", offers)
     unit = replace(problem.device_types["cpu-c7i"], instances=sizes)
     problem = replace(problem, device_types={**problem.device_types, "cpu-c7i": unit})
 
-    planned = with_table_disks(problem, graph, offers).device_types["cpu-c7i"].instances
-    launched = instance_sizes("cpu-c7i", offers_with_disks(offers, NAMES))
+    problem = with_table_disks(problem, graph, offers)
+    planned = problem.device_types["cpu-c7i"].instances
+    stages = (Stage(0, len(problem.layers) - 1, "cpu-c7i", 40),)
+    disks = replica_disks(problem, evaluate(problem, stages))
+    launched = instance_sizes("cpu-c7i", offers_with_disks(offers, disks.values()))
 
     assert planned == launched
     assert max(size.units for size in sizes) == 96
+    # 52.1 MB/s each, and 1,048.6 of a volume: at most 20 cores.
     assert {size.name for size in launched} == {
-        f"c7i.{size}" for size in ("large", "xlarge", "2xlarge", "4xlarge")
+        f"c7i.{size}" for size in ("large", "xlarge", "2xlarge", "4xlarge", "8xlarge")
     }
+
+
+def test_a_core_has_no_more_than_one_volume_gives():
+    graph, problem, offers = night()
+    fast = [
+        replace(offer, instance_type=replace(offer.instance_type, disk_bandwidth_bytes_per_s=96 * 1.5e9))
+        for offer in offers
+    ]
+
+    assert with_table_disks(problem, graph, fast).device_types["cpu-c7i"].disk_bytes_per_s == 1000 * 2**20
+
+
+def test_a_core_whose_share_is_unknown_has_what_a_volume_includes():
+    graph, problem, offers = night()
+    unknown = [
+        replace(offer, instance_type=replace(offer.instance_type, disk_bandwidth_bytes_per_s=0.0))
+        for offer in offers
+    ]
+
+    assert with_table_disks(problem, graph, unknown).device_types["cpu-c7i"].disk_bytes_per_s == 125 * 2**20
 
 
 def test_the_layers_say_what_misses_the_most_used_rows():
@@ -129,11 +155,14 @@ def test_every_instance_of_a_launch_has_room_for_the_rows_of_its_replicas():
         planned_price_usd_per_hour=0.3,
     )
 
-    disk = with_table_disk(bought, {0: 50e9}).table_disk
+    def disk(bytes_per_s):
+        return with_table_disk(bought, {0: ReplicaDisk("cpu-c7i", 50e9, bytes_per_s)}).table_disk
 
     # Two replicas of 50 GB and 2 % for the file system; 250 MiB/s, of which 125 are included.
-    assert (disk.gigabytes, disk.mib_per_s) == (102, 250)
-    assert disk.usd_per_hour == pytest.approx((102 * 0.08 + 125 * 0.04) / 730)
+    assert (disk(125 * 2**20).gigabytes, disk(125 * 2**20).mib_per_s) == (102, 250)
+    assert disk(125 * 2**20).usd_per_hour == pytest.approx((102 * 0.08 + 125 * 0.04) / 730)
+    # A volume has at least what is included.
+    assert (disk(40e6).mib_per_s, disk(40e6).usd_per_hour) == (125, pytest.approx(102 * 0.08 / 730))
     assert with_table_disk(bought, {}) is bought
 
 
