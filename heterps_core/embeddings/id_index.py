@@ -139,29 +139,50 @@ class IdIndex:
         """Return the tensors by their names in a checkpoint; the first size of each is the rows of the shard."""
         return dict(zip(ID_TENSORS, (self.keys_R, self.sightings_R, self.last_seen_day_R), strict=True))
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """Return the row in the shard of each id; the first one of its bucket where it has none of its own.
-
-        Args:
-            ids: int64 of any shape, `NO_ID` where there is none, whose row is `NO_ID` too.
+    def find(self, ids: Tensor) -> Tensor:
+        """Return what `rows` and `rows_seen` can begin with; another thread may insert ids meanwhile.
 
         Raises:
             IndexError: An id is not of this shard.
         """
-        return self._find(ids, tells_unknown=False)
+        return self._find(ids, tells_unknown=True)
 
-    def rows_seen(self, ids: Tensor, changed_R: Tensor) -> Tensor:
+    def rows(self, ids: Tensor, found: Tensor | None = None) -> Tensor:
+        """Return the row in the shard of each id; the first one of its bucket where it has none of its own.
+
+        Args:
+            ids: int64 of any shape, `NO_ID` where there is none, whose row is `NO_ID` too.
+            found: What `find` said of them before, which is written to; ids keep the rows that they had then.
+
+        Raises:
+            IndexError: An id is not of this shard.
+        """
+        if found is None:
+            return self._find(ids, tells_unknown=False)
+        is_unknown = found == _UNKNOWN
+        found[is_unknown] = self._find(ids[is_unknown], tells_unknown=False)
+        return found
+
+    def rows_seen(self, ids: Tensor, changed_R: Tensor, found: Tensor | None = None) -> Tensor:
         """Return what `rows` does, and count that ids without a row were seen: each different one once.
 
         Args:
             changed_R: Bool; True is written for each row that an id is given or comes nearer to.
+            found: As of `rows`.
         """
-        rows = self._find(ids, tells_unknown=True)
+        rows = self._find(ids, tells_unknown=True) if found is None else found
         of_all = rows.view(-1).numpy()
-        is_unknown_N = of_all == _UNKNOWN
-        if is_unknown_N.any():
-            ids_U, place_N = np.unique(ids.reshape(-1).numpy()[is_unknown_N], return_inverse=True)
-            of_all[is_unknown_N] = self._sight(ids_U, changed_R.numpy())[place_N]
+        unknown_N = np.flatnonzero(of_all == _UNKNOWN)
+        if len(unknown_N):
+            ids_U, place_N = np.unique(ids.reshape(-1).numpy()[unknown_N], return_inverse=True)
+            rows_U = (
+                self.find(torch.from_numpy(ids_U)).numpy()
+                if found is not None
+                else np.full(len(ids_U), _UNKNOWN)
+            )
+            is_new_U = rows_U == _UNKNOWN
+            rows_U[is_new_U] = self._sight(ids_U[is_new_U], changed_R.numpy())
+            of_all[unknown_N] = rows_U[place_N]
         return rows
 
     def note_seen(self, rows_U: Tensor) -> None:

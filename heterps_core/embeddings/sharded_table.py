@@ -51,6 +51,9 @@ class RowExchange:
     """On the table's device, as the positions are: those rows, relative to the first one of the shard; dynamic ids
     as they are."""
 
+    found_rows: Tensor | None = None
+    """Of dynamic ids, what `IdIndex.find` said of `local_rows`."""
+
 
 class ShardedTable:
     """The shard of one replica, with its optimizer state.
@@ -121,7 +124,7 @@ class ShardedTable:
         self._anchor = torch.zeros(1, requires_grad=True, device=device)
 
     def exchange_row_numbers(self, rows_BS: Tensor, *, group: ProcessGroup | None = None) -> RowExchange:
-        """Tell the owners which rows a look-up will ask for.
+        """Tell the owners which rows a look-up will ask for, who find those of dynamic ids.
 
         `group` are the same replicas, for messages that do not mix with those of look-ups; by default the table's.
 
@@ -132,6 +135,9 @@ class ShardedTable:
             IndexError: A row is not in the table.
         """
         group = group or self.group
+        if group is None:
+            assert self.ids is not None
+            return RowExchange(rows_BS, rows_BS.numel(), [], [], rows_BS, self.ids.find(rows_BS))
         rows_U, inverse_BS = self._distinct(rows_BS)
         # Distinct rows are ascending and shards are contiguous, so they are in the owners' order already.
         first_U = (
@@ -144,8 +150,10 @@ class ShardedTable:
         send, receive = send_counts.tolist(), receive_counts.tolist()
         asked = torch.empty(sum(receive), dtype=torch.int64, device=CPU)
         dist.all_to_all_single(asked, rows_U, receive, send, group=group)
+        found_rows = None if self.ids is None else self.ids.find(asked)
         local_rows = to_device(asked if self.ids is not None else asked - self.rows.first, self.device)
-        return RowExchange(to_device(inverse_BS, self.device), len(rows_U), send, receive, local_rows)
+        inverse_BS = to_device(inverse_BS, self.device)
+        return RowExchange(inverse_BS, len(rows_U), send, receive, local_rows, found_rows)
 
     def expect(self, exchange: RowExchange) -> None:
         """Let the next look-up, which must be the one that it was made for, use what was asked for ahead."""
@@ -276,13 +284,16 @@ class ShardedTable:
     def _rows_of_ids(self, ids: IdIndex, ids_BS: Tensor) -> Tensor:
         """Find the rows of a look-up's ids, or of those that replicas ask this one for, in the expected exchange."""
 
-        def rows(of: Tensor) -> Tensor:
-            return ids.rows_seen(of, self._changed_R) if torch.is_grad_enabled() else ids.rows(of)
+        def rows(of: Tensor, found: Tensor | None) -> Tensor:
+            return (
+                ids.rows_seen(of, self._changed_R, found) if torch.is_grad_enabled() else ids.rows(of, found)
+            )
 
+        exchange, self._expected = self._expected, None
         if self.group is None:
-            return rows(ids_BS)
-        exchange = self.exchange_row_numbers(ids_BS) if self._expected is None else self._expected
-        self._expected = replace(exchange, local_rows=rows(exchange.local_rows))
+            return rows(ids_BS, None if exchange is None else exchange.found_rows)
+        exchange = exchange or self.exchange_row_numbers(ids_BS)
+        self._expected = replace(exchange, local_rows=rows(exchange.local_rows, exchange.found_rows))
         return ids_BS
 
     def _new_rows(self, *, seed: int, standard_deviation: float) -> tuple[Tensor, State]:

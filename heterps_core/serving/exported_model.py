@@ -106,7 +106,7 @@ class _MappedTable(ShardedTable):
         self.ids = None
         if ids is not None:
             self.ids = IdIndex(ids, *(weights[name] for name in ID_TENSORS))
-        self._anchor = torch.zeros(1)
+        self._anchor, self._expected = torch.zeros(1), None
 
 
 def _load_layers(model: str, features: FeatureSpec, weights: Mapping[str, Tensor]) -> list[nn.Module]:

@@ -284,7 +284,10 @@ class TrainingLoop:
             )
 
     def _exchanges(self, parts: Sequence[ClickBatch]) -> list[list[tuple[ShardedTable, RowExchange]]]:
-        """Tell the owners of rows what each micro-batch will look up; replicas that share a table need not."""
+        """Tell the owners of rows what each micro-batch will look up; replicas that share a table need not.
+
+        What takes time beside the training is done here: rows of dynamic ids are found, and rows on disk listed.
+        """
         exchanges: list[list[tuple[ShardedTable, RowExchange]]] = [[] for _ in parts]
         for layer in self.model.layers.values():
             if not isinstance(layer, SlotEmbedding):
@@ -292,7 +295,7 @@ class TrainingLoop:
             table = layer.table
             if table is None or isinstance(table, SharedMemoryTable):
                 continue
-            if isinstance(table, SweptTable) or self.ids_group is not None:
+            if isinstance(table, SweptTable) or table.ids is not None or self.ids_group is not None:
                 for exchange, part in zip(exchanges, parts, strict=True):
                     rows_BS = layer.row_numbers(part)
                     exchange.append((table, table.exchange_row_numbers(rows_BS, group=self.ids_group)))

@@ -72,6 +72,34 @@ def test_an_id_reads_its_buckets_shared_row_until_it_was_seen_often_enough():
     assert index.rows(ids_of(2, 2, 3)) == int(index.layout.bucket_rows(ids_of(2, 2, 3).numpy())[0])
 
 
+@pytest.mark.parametrize("min_sightings", [1, 2])
+def test_rows_that_were_found_before_others_were_given_theirs_end_as_rows_that_were_not(min_sightings):
+    batches = [torch.cat([ids_of(slot, first, first + 90) for slot in (0, 2)]) for first in (0, 60, 0, 120)]
+    ahead, changed_ahead = new_index(min_sightings=min_sightings)
+    plain, changed = new_index(min_sightings=min_sightings)
+
+    found = [ahead.find(ids) for ids in batches]
+    rows_ahead = [ahead.rows_seen(ids, changed_ahead, own) for ids, own in zip(batches, found, strict=True)]
+    rows = [plain.rows_seen(ids, changed) for ids in batches]
+
+    assert torch.equal(torch.stack(rows_ahead), torch.stack(rows))
+    assert torch.equal(ahead.sightings_R, plain.sightings_R)
+    assert torch.equal(ahead.keys_R, plain.keys_R)
+    assert torch.equal(changed_ahead, changed)
+
+
+def test_rows_that_are_only_read_may_be_found_before():
+    index, changed = new_index()
+    ids = ids_of(0, 0, 100)
+    found = index.find(ids)
+    index.rows_seen(ids[:40], changed)
+
+    rows = index.rows(ids, found)
+
+    assert torch.equal(rows, index.rows(ids))
+    assert (rows[40:] % BUCKET_ROWS == 0).all()
+
+
 def test_reading_gives_no_id_a_row():
     index, _ = new_index()
 
