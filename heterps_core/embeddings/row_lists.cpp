@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -17,25 +18,27 @@ constexpr int64_t kNone = -1;
 // Rows between a prefetch and its use. Chosen, not tuned.
 constexpr int64_t kAhead = 16;
 
-// Sorts keys by their bits from `shift` on, of which `num_bits` are used; `spare` has room for as many.
+// Sorts keys by their bits from `shift` on, of which `num_bits` are used; `spare` has room for as many. Returns which of
+// both has them in order.
 template <class Key>
-void sort_by_radix(std::vector<Key>& keys, std::vector<Key>& spare, int shift, int num_bits) {
+Key* sort_by_radix(Key* keys, Key* spare, int64_t count, int shift, int num_bits) {
   const int num_passes = std::max(1, (num_bits + kMostDigitBits - 1) / kMostDigitBits);
   const int digit_bits = std::max(1, (num_bits + num_passes - 1) / num_passes);
   const Key mask = (Key{1} << digit_bits) - 1;
   std::vector<uint32_t> places(size_t{1} << digit_bits);
   for (int pass = 0; pass < num_passes; ++pass, shift += digit_bits) {
     std::fill(places.begin(), places.end(), 0);
-    for (const Key key : keys) ++places[key >> shift & mask];
+    for (int64_t n = 0; n < count; ++n) ++places[keys[n] >> shift & mask];
     uint32_t before = 0;
     for (uint32_t& place : places) {
       const uint32_t count = place;
       place = before;
       before += count;
     }
-    for (const Key key : keys) spare[places[key >> shift & mask]++] = key;
-    keys.swap(spare);
+    for (int64_t n = 0; n < count; ++n) spare[places[keys[n] >> shift & mask]++] = keys[n];
+    std::swap(keys, spare);
   }
+  return keys;
 }
 
 int bits_of(uint64_t largest) { return largest ? 64 - __builtin_clzll(largest) : 0; }
@@ -60,9 +63,12 @@ int64_t heterps_distinct(const int64_t* rows, int64_t count, int64_t num_rows, i
     }
   }
   std::vector<uint64_t> spare(keys.size());
-  sort_by_radix(keys, spare, kRowShift, bits_of(static_cast<uint64_t>(std::max<int64_t>(num_rows - 1, 0))));
+  const int64_t num_keys = static_cast<int64_t>(keys.size());
+  const int num_bits = bits_of(static_cast<uint64_t>(std::max<int64_t>(num_rows - 1, 0)));
+  const uint64_t* const sorted = sort_by_radix(keys.data(), spare.data(), num_keys, kRowShift, num_bits);
   int64_t found = 0;
-  for (const uint64_t key : keys) {
+  for (int64_t n = 0; n < num_keys; ++n) {
+    const uint64_t key = sorted[n];
     const int64_t row = static_cast<int64_t>(key >> kRowShift);
     if (!found || distinct[found - 1] != row) distinct[found++] = row;
     inverse[static_cast<uint32_t>(key)] = found - 1;
@@ -70,12 +76,12 @@ int64_t heterps_distinct(const int64_t* rows, int64_t count, int64_t num_rows, i
   return found;
 }
 
-// Writes the distinct ones of some rows, ascending, and returns their number.
-int64_t heterps_union(const uint32_t* rows, int64_t count, uint32_t* distinct) {
-  std::vector<uint32_t> keys(rows, rows + count), spare(count);
-  const uint32_t largest = count ? *std::max_element(keys.begin(), keys.end()) : 0;
-  sort_by_radix(keys, spare, 0, bits_of(largest));
-  return std::unique_copy(keys.begin(), keys.end(), distinct) - distinct;
+// Writes the distinct ones of some rows, ascending, and returns their number. Overwrites the rows.
+int64_t heterps_union(uint32_t* rows, int64_t count, uint32_t* distinct) {
+  const uint32_t largest = count ? *std::max_element(rows, rows + count) : 0;
+  uint32_t* const sorted = sort_by_radix(rows, distinct, count, 0, bits_of(largest));
+  if (sorted == distinct) return std::unique(distinct, distinct + count) - distinct;
+  return std::unique_copy(sorted, sorted + count, distinct) - distinct;
 }
 
 // Counts the ascending rows without a bit, by part of the table; sets their bits where `adds`.

@@ -71,7 +71,9 @@ def union_of(lists: Sequence[Rows] | Sequence[Indices]) -> Rows:
     if library is None:
         return np.unique(rows)
     found = np.empty_like(rows)
-    return found[: library.heterps_union(rows.ctypes.data, len(rows), found.ctypes.data)]
+    # Rows of several batches are several times as many as distinct ones, which are kept for long.
+    found.resize(library.heterps_union(rows.ctypes.data, len(rows), found.ctypes.data), refcheck=False)
+    return found
 
 
 def values_at(rows: Indices, *, listed: Rows, values: Slots) -> Indices:

@@ -9,9 +9,9 @@ from heterps_core.embeddings.cold_rows import rows_per_block
 from heterps_core.errors import ConfigurationError
 from heterps_core.units import BYTES_PER_FLOAT32
 
-INDEX_BYTES_PER_SLOT = 25
-"""Row index and slot of what is in memory, and of the rows of six windows, each a third of that or less; the mark of
-a row that has changed."""
+INDEX_BYTES_PER_SLOT = 33
+"""Row index and slot of what is in memory, and of the rows of seven windows, each three eighths of that or less (at
+Zipf 1.05 with a third of the rows in memory); the list of free slots, and the mark of a row that has changed."""
 
 BITS_PER_ROW = 3
 """Of the shard: whether a window has it, has changed since the last checkpoint, must be read for this checkpoint."""

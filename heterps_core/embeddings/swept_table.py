@@ -74,7 +74,7 @@ class SweptTable(ShardedTable):
         super().__init__(**others)
         self._columns = _columns(self.tensors())
         self._matrices = [values for values, _ in self._columns]
-        self._free = np.arange(place.num_slots, dtype=np.int32)
+        self._free, self._num_free = np.arange(place.num_slots, dtype=np.int32), place.num_slots
         self._part_blocks = self.cold.num_blocks * np.arange(NUM_PARTS + 1) // NUM_PARTS
         self._in_memory = [_NONE] * self.cold.num_blocks
         """By block the rows that are in memory, relative to its first one, and their slots."""
@@ -261,14 +261,15 @@ class SweptTable(ShardedTable):
 
     def _take_slots(self, count: int) -> Slots | None:
         with self._slots_change:
-            if count > len(self._free):
+            if count > self._num_free:
                 return None
-            taken, self._free = np.split(self._free, [count])
-            return taken
+            self._num_free -= count
+            return self._free[self._num_free :][:count].copy()
 
     def _free_slots(self, slots: Slots) -> None:
         with self._slots_change:
-            self._free = np.concatenate([slots, self._free])
+            self._free[self._num_free :][: len(slots)] = slots
+            self._num_free += len(slots)
 
     def _gather(self, rows_BS: Tensor, out_BX: Tensor) -> RowExchange | None:
         if self._expected is None:

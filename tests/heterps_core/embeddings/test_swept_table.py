@@ -225,7 +225,7 @@ def test_rows_that_find_no_room_at_first_come_once_others_have_left(tmp_path):
     """What leaves stands in the part behind all that comes, so no block has room in the first pass."""
     expected, table = make_tables(tmp_path)
     table.visit(0, [RowWindow(np.arange(1_030, 1_730, dtype=np.uint32))])
-    assert len(table._free) == 0
+    assert table._num_free == 0
 
     window = RowWindow(np.arange(500, dtype=np.uint32))
     table.visit(0, [window])
@@ -244,7 +244,7 @@ def test_rows_that_are_only_read_are_not_written(tmp_path):
 
     table.cold.write = written
     assert table.counts.rows_fetched == 0
-    assert len(table._free) == NUM_SLOTS
+    assert table._num_free == NUM_SLOTS
 
 
 def test_what_is_written_to_row_blocks_is_kept(tmp_path):

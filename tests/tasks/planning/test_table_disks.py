@@ -220,7 +220,7 @@ def test_the_least_memory_for_rows_is_that_of_the_worker_that_needs_most():
             batch_size=batch_size,
         )
 
-    # One more sample has two more rows in each of five batches, each of 68 bytes, 6 for checkpoints and 25 for lists.
-    assert least(101) - least(100) == 2 * 5 * (68 + 6 + 25)
+    # One more sample has two more rows in each of five batches, each of 68 bytes, 6 for checkpoints and 33 for lists.
+    assert least(101) - least(100) == 2 * 5 * (68 + 6 + 33)
     # Where they are no larger than what sweeping takes, all rows are in memory.
     assert least(100, num_replicas=100) == 20_000 * 68

@@ -51,7 +51,7 @@ def one_table(**changes):
                 output_bytes_per_sample=4.0,
                 compute_seconds={"cpu": 0.001},
                 communication_seconds={"cpu": 0.0},
-                cold_bytes_per_sample=(2.0, 0.4),
+                cold_bytes_per_sample=(2.0, 0.3),
             ),
         ),
         device_types={"cpu": unit},
@@ -59,28 +59,28 @@ def one_table(**changes):
 
 
 def test_the_time_of_a_sweep_worked_by_hand():
-    # Two replicas have 200 bytes, 5.51 of them for 3 bits of each row; a row in memory takes 1.4614 times its bytes.
-    # All cold: 194.49 / (1.25 * 1.4614 * 20) = 5.32 steps a sweep, which moves 2 * 500 bytes at 50 a second in 20 s.
-    # A tenth hot leaves 48.35 bytes: 48.35 / (1.25 * 1.4614 * 4) = 6.62 steps.
+    # Two replicas have 200 bytes, 5.51 of them for 3 bits of each row; a row in memory takes 1.5790 times its bytes.
+    # All cold: 194.49 / (1.25 * 1.5790 * 20) = 4.93 steps a sweep, which moves 2 * 500 bytes at 50 a second in 20 s.
+    # A tenth hot leaves 36.58 bytes: 36.58 / (1.25 * 1.5790 * 3) = 6.18 steps.
     sweep = evaluate_stage(one_table(), Stage(0, 0, "cpu", 2)).sweep
 
     assert sweep.hot_share == 0.1
-    assert sweep.steps_per_sweep == pytest.approx(6.616, rel=1e-3)
-    assert sweep.seconds == pytest.approx(20 / 6.616, rel=1e-3)
+    assert sweep.steps_per_sweep == pytest.approx(6.178, rel=1e-3)
+    assert sweep.seconds == pytest.approx(20 / 6.178, rel=1e-3)
     assert sweep.disk_bytes == 500
     found = evaluate(one_table(), (Stage(0, 0, "cpu", 2),))
-    assert found.throughput_samples_per_s == pytest.approx(10 / (20 / 6.616), rel=1e-3)
+    assert found.throughput_samples_per_s == pytest.approx(10 / (20 / 6.178), rel=1e-3)
 
 
 def test_what_sweeping_computes_is_added_to_the_work_of_its_replicas():
-    # 4 bytes of cold rows a batch, 0.3 s for each, on two replicas that compute 0.0005 s each.
+    # 3 bytes of cold rows a batch, 0.3 s for each, on two replicas that compute 0.0005 s each.
     part = evaluate_stage(one_table(sweep_seconds_per_byte=0.3), Stage(0, 0, "cpu", 2))
 
-    assert part.sweep.worker_seconds == pytest.approx(0.6)
-    assert part.compute_seconds == pytest.approx(0.6005)
+    assert part.sweep.worker_seconds == pytest.approx(0.45)
+    assert part.compute_seconds == pytest.approx(0.4505)
     # More of it than the disk takes decides.
     slower = evaluate_stage(one_table(sweep_seconds_per_byte=3.0), Stage(0, 0, "cpu", 2))
-    assert slower.seconds == pytest.approx(6.0005)
+    assert slower.seconds == pytest.approx(4.5005)
 
 
 def test_a_stage_whose_rows_fit_into_memory_does_not_sweep():
