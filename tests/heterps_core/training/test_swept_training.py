@@ -39,7 +39,7 @@ from tests.worker_processes import run_in_processes
 pytestmark = pytest.mark.slow
 
 MODEL = "ctrdnn(hidden_widths=16, embedding_dim=4)"
-MEMORY_BYTES = 210_000
+MEMORY_BYTES = 228_000
 """For a table of 26 x 1,000 rows of 20 bytes, of which two replicas have 13,000; five batches ask for 2,080."""
 
 CONFIG = TrainingConfig(
@@ -136,7 +136,7 @@ def assert_alike(found: Trained, expected: Trained) -> None:
         (ALONE, MEMORY_BYTES, {"num_microbatches": 1}),
         (REPLICAS, MEMORY_BYTES, {}),
         # With Adam's state a row has 40 bytes.
-        (PIPELINE, 352_000, {"embedding_optimizer": "rowwise-adam", "update_mode": "delayed"}),
+        (PIPELINE, 369_000, {"embedding_optimizer": "rowwise-adam", "update_mode": "delayed"}),
     ],
     ids=["alone", "replicas", "pipeline"],
 )
@@ -176,7 +176,7 @@ def train_part_with_changed_rows(rank: int, run_folder: str) -> dict[str, Any]:
     return train_part(rank, run_folder)
 
 
-@pytest.mark.parametrize(("stages", "memory_bytes"), [(ALONE, MEMORY_BYTES), (PIPELINE, 220_000)])
+@pytest.mark.parametrize(("stages", "memory_bytes"), [(ALONE, MEMORY_BYTES), (PIPELINE, 240_000)])
 def test_a_checkpoint_of_changed_rows_trains_on_to_the_same_end(stages, memory_bytes, dataset, tmp_path):
     """With the whole rows that were written beside the first steps it is what the tables were."""
     config = replace(CONFIG, embedding_memory_bytes=memory_bytes)
