@@ -54,15 +54,7 @@ def main(
         of_file = {} if file is None else read_parameters(Path(file))
         if file is not None:
             model.of(of_file, place=f" in {file}")
-        asked = model.of(of_file | parameters)
-        asked.check()
-        workspace = Workspace.locate().create()
-        # Errors are told here in one line; Prefect would print each with its traceback, some of them twice.
-        os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
-        connect(workspace)
-        show_on_terminal()
-        flow = getattr(importlib.import_module(module), module.rpartition(".")[2])
-        flow(**asked.model_dump(include=asked.model_fields_set))
+        run_here(module, model.of(of_file | parameters))
     except Exception as error:
         told = _told(error)
         if told is None:
@@ -77,6 +69,22 @@ def main(
         print(ENDED_HINT, file=sys.stderr)
         raise
     return 0
+
+
+def run_here(module: str, asked: FlowParameters) -> Any:
+    """Run a flow in this process, tell its steps on standard output, and return what it returns.
+
+    Raises:
+        HeterpsError: The parameters cannot be used, or the flow failed.
+    """
+    asked.check()
+    workspace = Workspace.locate().create()
+    # Errors are told by the caller in one line; Prefect would print each with its traceback, some of them twice.
+    os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
+    connect(workspace)
+    show_on_terminal()
+    flow = getattr(importlib.import_module(module), module.rpartition(".")[2])
+    return flow(**asked.model_dump(include=asked.model_fields_set))
 
 
 def _told(error: Exception) -> HeterpsError | None:

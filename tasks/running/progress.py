@@ -50,6 +50,8 @@ class TerminalHandler(logging.Handler):
 
 def show_on_terminal() -> None:
     """Print the story to standard output, without times and names; plain where it is no terminal."""
+    if logger.handlers:
+        return
     handler: logging.Handler = TerminalHandler() if sys.stdout.isatty() else logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
