@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from flows import INTERRUPTED
+from flows.commands import OneLineParser
 from heterps_core import __version__
 from heterps_core.errors import HeterpsError
 
@@ -107,7 +108,7 @@ def _run_flow(name: str, *arguments: str) -> int:
 
 def _parser(asked: str) -> argparse.ArgumentParser:
     """Return the parser of all commands, with the options of the one that is asked for."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="heterps",
         description="Plan and run the training of click-through-rate models on heterogeneous hardware "
         "at minimum cost. Every night by a schedule: make serve, then prefect deployment run train-ctr.",

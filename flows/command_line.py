@@ -16,6 +16,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from flows import INTERRUPTED
+from flows.commands import OneLineParser
 from flows.parameter_model import FlowParameters
 from flows.service.prefect_connection import connect
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
@@ -129,10 +130,9 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def parser_for(model: type[FlowParameters], *, program: str) -> argparse.ArgumentParser:
     """Return a parser with an option for each parameter; it holds those that are given, as text or lists of text."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog=program,
-        # All options in brackets are thirty lines, above which the error is hard to see.
-        usage="%(prog)s [--OPTION VALUE ...]   (--help lists the options)",
+        usage="%(prog)s [--OPTION VALUE ...]",
         description=model.__doc__,
         argument_default=argparse.SUPPRESS,
     )
