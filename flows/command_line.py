@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib
 import json
 import os
 import shutil
@@ -82,9 +81,8 @@ def run_here(module: str, asked: FlowParameters) -> Any:
     workspace = Workspace.locate().create()
     # Errors are told by the caller in one line; Prefect would print each with its traceback, some of them twice.
     os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
-    connect(workspace)
+    flow = getattr(connect(workspace, load=module), module.rpartition(".")[2])
     show_on_terminal()
-    flow = getattr(importlib.import_module(module), module.rpartition(".")[2])
     return flow(**asked.model_dump(include=asked.model_fields_set))
 
 

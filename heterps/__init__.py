@@ -6,10 +6,8 @@ Both take what the commands of the same names take. What a user can fix is raise
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from html import escape
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,9 +119,6 @@ def train(**parameters: Any) -> Run:
     from tasks.records.past_runs import past_trainings
     from tasks.records.runs import read_report
 
-    # Prefect looks for plugins when it is loaded, and cannot where an event loop runs, as in a notebook.
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(import_module, "prefect").result()
     run_id = run_here("flows.train_ctr", TrainParameters.of(parameters))
     workspace = Workspace.locate()
     [record] = [past for past in past_trainings(workspace, most=1_000) if past.run_id == run_id]
