@@ -21,7 +21,7 @@ from flows.service.prefect_connection import connect
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
 from heterps_core.json_file import read_json
 from infra.workspace import Workspace
-from tasks.running.progress import show_on_terminal
+from tasks.running.progress import shown_steps
 
 ENDED_HINT = (
     "interrupted; what was running is ended. "
@@ -81,9 +81,9 @@ def run_here(module: str, asked: FlowParameters) -> Any:
     workspace = Workspace.locate().create()
     # Errors are told by the caller in one line; Prefect would print each with its traceback, some of them twice.
     os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
-    flow = getattr(connect(workspace, load=module), module.rpartition(".")[2])
-    show_on_terminal()
-    return flow(**asked.model_dump(include=asked.model_fields_set))
+    with shown_steps():
+        flow = getattr(connect(workspace, load=module), module.rpartition(".")[2])
+        return flow(**asked.model_dump(include=asked.model_fields_set))
 
 
 def _told(error: Exception) -> HeterpsError | None:

@@ -30,6 +30,12 @@ PICTURES = PROJECT / "docs" / "pictures"
 FIRST_DAY = date(2026, 11, 1)
 ROWS_PER_DAY = 20_000
 NIGHTS_TIMEOUT_S = 900.0
+LESS_AROUND = "".join(
+    f"document.querySelector('[data-component-id=\"{each}\"]')?.click();"
+    for each in ("mlflow.assistant.chat_panel.close", "mlflow_header.toggle_sidebar_button")
+)
+"""Closes what MLflow shows beside its tables."""
+
 PAGE_TIMEOUT_S = 60.0
 
 
@@ -44,6 +50,8 @@ class Page(NamedTuple):
     width: int
     height: int
     is_dark: bool = False
+    then: str = ""
+    """In JavaScript, what a person does first."""
 
 
 def run(*, seed: int = 0, num_cases: int = 5, keep: Path | None = None) -> list[dict[str, Any]]:
@@ -82,28 +90,33 @@ def train(service: ServedWorkspace, clicks: Path, *, num_nights: int) -> None:
 
 
 def pages_of(service: ServedWorkspace, folder: Path, *, num_nights: int) -> list[Page]:
-    """Return the pages of the last night, whose reports are written into the folder."""
+    """Return the pages of the last night, whose report is written into the folder."""
     tracked = past_trainings(service.workspace, most=1)[0].tracked
     artifacts = MlflowClient(service.workspace.tracking_uri).get_run(tracked.mlflow_run_id).info.artifact_uri
-    for name in ("report.html", "nights.html"):
-        (folder / name).write_text(load_text(f"{artifacts}/{name}"))
+    (folder / "report.html").write_text(load_text(f"{artifacts}/report.html"))
     services = service.workspace.running_services()
     assert services is not None
-    flow_run = service.flow_runs("train-ctr")[-1]["id"]
-    report, nights = ((folder / name).as_uri() for name in ("report.html", "nights.html"))
+    done = [each for each in service.flow_runs("train-ctr") if each["state_type"] == "COMPLETED"]
+    report = (folder / "report.html").as_uri()
     has_heading = "document.querySelector('h1') !== null"
     has_rows = f"{TABLE_HAS_ROWS.format(rows=num_nights)} && {VIEW_IS_APPLIED}"
     return [
         Page(
             "prefect_run",
-            f"{services.prefect_url}/{PREFECT_FLOW_RUN}/{flow_run}",
+            f"{services.prefect_url}/{PREFECT_FLOW_RUN}/{done[-1]['id']}",
             "document.body.innerText.includes('Completed') && document.querySelector('canvas') !== null",
             *(1135, 560),
         ),
-        Page("mlflow_nights", nights_address(tracked, services.mlflow_url), has_rows, 1300, 560),
-        Page("run_page", report, has_heading, 1280, 900),
+        Page(
+            "mlflow_nights",
+            nights_address(tracked, services.mlflow_url),
+            has_rows,
+            1300,
+            560,
+            then=LESS_AROUND,
+        ),
+        Page("run_page", report, has_heading, 1280, 720),
         Page("run_page_phone", report, has_heading, 390, 844, is_dark=True),
-        Page("nights_page", nights, has_heading, 1280, 900),
     ]
 
 
@@ -113,6 +126,7 @@ def draw(browser: Browser, page: Page) -> dict[str, Any]:
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     browser.resize(width=page.width, height=page.height)
     browser.seconds_until(page.address, page.condition, timeout_s=PAGE_TIMEOUT_S)
+    browser.evaluate(page.then)
     with suppress(ConfigurationError):  # Prefect's page never comes to rest while it asks for news
         browser.wait_until_calm(timeout_s=PAGE_TIMEOUT_S / 4)
     path = PICTURES / f"{page.name}.png"
