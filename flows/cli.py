@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from flows import INTERRUPTED
+from flows.commands import OneLineParser
 from heterps_core import __version__
 from heterps_core.errors import HeterpsError
 
@@ -70,6 +71,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    # The current folder, as behind `python -m`, for a person's own models; last, so that it hides nothing.
+    if "" not in sys.path:
+        sys.path.append("")
     if arguments and arguments[0] in FLOWS:
         return _run_flow(*arguments)
     options = _parser(asked=arguments[0] if arguments else "").parse_args(arguments)
@@ -107,7 +111,7 @@ def _run_flow(name: str, *arguments: str) -> int:
 
 def _parser(asked: str) -> argparse.ArgumentParser:
     """Return the parser of all commands, with the options of the one that is asked for."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="heterps",
         description="Plan and run the training of click-through-rate models on heterogeneous hardware "
         "at minimum cost. Every night by a schedule: make serve, then prefect deployment run train-ctr.",

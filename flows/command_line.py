@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib
 import json
 import os
 import shutil
@@ -16,12 +15,13 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from flows import INTERRUPTED
+from flows.commands import OneLineParser
 from flows.parameter_model import FlowParameters
 from flows.service.prefect_connection import connect
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
 from heterps_core.json_file import read_json
 from infra.workspace import Workspace
-from tasks.running.progress import show_on_terminal
+from tasks.running.progress import shown_steps
 
 ENDED_HINT = (
     "interrupted; what was running is ended. "
@@ -54,15 +54,7 @@ def main(
         of_file = {} if file is None else read_parameters(Path(file))
         if file is not None:
             model.of(of_file, place=f" in {file}")
-        asked = model.of(of_file | parameters)
-        asked.check()
-        workspace = Workspace.locate().create()
-        # Errors are told here in one line; Prefect would print each with its traceback, some of them twice.
-        os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
-        connect(workspace)
-        show_on_terminal()
-        flow = getattr(importlib.import_module(module), module.rpartition(".")[2])
-        flow(**asked.model_dump(include=asked.model_fields_set))
+        run_here(module, model.of(of_file | parameters))
     except Exception as error:
         told = _told(error)
         if told is None:
@@ -77,6 +69,21 @@ def main(
         print(ENDED_HINT, file=sys.stderr)
         raise
     return 0
+
+
+def run_here(module: str, asked: FlowParameters) -> Any:
+    """Run a flow in this process, tell its steps on standard output, and return what it returns.
+
+    Raises:
+        HeterpsError: The parameters cannot be used, or the flow failed.
+    """
+    asked.check()
+    workspace = Workspace.locate().create()
+    # Errors are told by the caller in one line; Prefect would print each with its traceback, some of them twice.
+    os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
+    with shown_steps():
+        flow = getattr(connect(workspace, load=module), module.rpartition(".")[2])
+        return flow(**asked.model_dump(include=asked.model_fields_set))
 
 
 def _told(error: Exception) -> HeterpsError | None:
@@ -121,10 +128,9 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def parser_for(model: type[FlowParameters], *, program: str) -> argparse.ArgumentParser:
     """Return a parser with an option for each parameter; it holds those that are given, as text or lists of text."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog=program,
-        # All options in brackets are thirty lines, above which the error is hard to see.
-        usage="%(prog)s [--OPTION VALUE ...]   (--help lists the options)",
+        usage="%(prog)s [--OPTION VALUE ...]",
         description=model.__doc__,
         argument_default=argparse.SUPPRESS,
     )

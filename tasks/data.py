@@ -23,6 +23,7 @@ from heterps_core.data.proposal.day_check import check_day
 from heterps_core.data.reading.bucket_path import SourcePath, source_path
 from heterps_core.data.reading.days import Night, files_of_day, find_night, parse_day, partitions_of
 from heterps_core.data.reading.readers import check_columns, list_source_files
+from heterps_core.data.reading.time_order import times_of
 from heterps_core.data.row_query import RowQuery, inputs_of
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.data.synthetic.click_stream import (
@@ -128,11 +129,11 @@ def check_source_columns(
         return
     try:
         if night is None:
-            check_columns(list_source_files(_source_path(data))[0], schema)
+            _check_columns(list_source_files(_source_path(data))[0], schema)
             return
         with _damage_of(night):
             for files in (night.train_files, night.eval_files):
-                check_columns(files[0], schema)
+                _check_columns(files[0], schema)
     except DataError as error:
         if schema_file is not None:
             raise
@@ -141,6 +142,12 @@ def check_source_columns(
             f"{error.problem}; rows of another format than Criteo's need a schema file: heterps init proposes one",
             line=error.line,
         ) from error
+
+
+def _check_columns(file: SourcePath, schema: DataSchema) -> None:
+    check_columns(file, schema)
+    if schema.time_column is not None:
+        next(times_of(file, schema), None)
 
 
 def find_night_of(data: str | None, day: str | None) -> Night | None:

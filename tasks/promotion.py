@@ -23,6 +23,7 @@ from infra.workspace import Workspace
 from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import (
     BASELINE_GATE,
+    COLUMNS_GATE,
     MARGIN_GATES,
     GateVerdict,
     ModelFigures,
@@ -155,9 +156,12 @@ def judge_challenger(
         try:
             judgement = judge_here(dataset, folder, opponent)
         except _OtherColumnsError as error:
-            remark = f"{error}; to begin again, remove the alias champion in MLflow"
+            remark = (
+                f"{error}; one workspace serves one kind of rows: predict these with --version {version}, give them "
+                f"a HETERPS_HOME of their own, or remove the alias champion in MLflow"
+            )
             bound = f"those of version {champion.version if champion else 'none'}"
-            verdicts.append(GateVerdict.of("columns of the rows", "others", "equal to", bound, remark))
+            verdicts.append(GateVerdict.of(COLUMNS_GATE, "others", "equal to", bound, remark))
             return case.decision(verdicts)
     case.judgement = judgement
     num_bad = float(judgement.num_not_finite)

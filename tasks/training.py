@@ -1,10 +1,8 @@
-"""Hands a job to a cluster and follows it to its end, with a progress bar."""
+"""Hands a job to a cluster and follows it to its end."""
 
 from __future__ import annotations
 
 import logging
-import shutil
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,7 +10,6 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from tqdm import tqdm
 
 from heterps_core.cluster import Cluster
 from heterps_core.data.dataset import PreparedDataset
@@ -32,6 +29,7 @@ from heterps_core.training.step_metrics import Progress
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from tasks.planning.extra_costs import checkpoint_interval_seconds
 from tasks.provisioning import Provisioning, usd_for
+from tasks.running.progress import show_progress
 from tasks.running.start import Start
 
 LEAST_CHECKPOINT_STEPS, MOST_CHECKPOINT_STEPS = 50, 200
@@ -158,43 +156,17 @@ def write_job(
 def train(run: RunDirectory, cluster: Cluster, *, on_progress: Callable[[], None]) -> TrainingOutcome:
     """Tell the nodes who takes part, and follow them to the end; `on_progress` is called behind steps."""
     publish_cluster(run, cluster)
-    with _ProgressBar(cluster) as bar:
+    created_at = datetime.fromisoformat(cluster.created_at)
+    logged_at_s = 0.0
 
-        def show(progress: Progress) -> None:
-            bar.show(progress)
-            on_progress()
-
-        return follow_training(run, cluster, on_progress=show)
-
-
-class _ProgressBar:
-    """Steps, samples/s and USD so far: a bar in a terminal, a line now and then in a log."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._created_at = datetime.fromisoformat(cluster.created_at)
-        self._bar: tqdm[None] | None = None
-        self._logged_at_s = 0.0
-        self._is_terminal = sys.stderr.isatty()
-
-    def __enter__(self) -> _ProgressBar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, progress: Progress) -> None:
-        """Show a new progress."""
-        usd = usd_for(
-            self._cluster.price_usd_per_hour, (datetime.now(UTC) - self._created_at).total_seconds()
-        )
+    def show(progress: Progress) -> None:
+        nonlocal logged_at_s
+        usd = usd_for(cluster.price_usd_per_hour, (datetime.now(UTC) - created_at).total_seconds())
         speed = progress.num_samples / progress.elapsed_s if progress.elapsed_s > 0 else 0.0
         text = f"{speed:,.0f} samples/s, {usd:.5f} USD"
-        if self._is_terminal:
-            self._show_bar(progress, text)
-        elif time.monotonic() - self._logged_at_s >= LOG_INTERVAL_S:
-            self._logged_at_s = time.monotonic()
+        show_progress(progress.phase, num_done=progress.step, num_steps=progress.num_steps, text=text)
+        if time.monotonic() - logged_at_s >= LOG_INTERVAL_S:
+            logged_at_s = time.monotonic()
             logger.info(
                 "%s: step %d of %d, %s, log-loss %.4f",
                 progress.phase,
@@ -203,18 +175,6 @@ class _ProgressBar:
                 text,
                 progress.loss,
             )
+        on_progress()
 
-    def _show_bar(self, progress: Progress, text: str) -> None:
-        if self._bar is None:
-            # A terminal that does not tell its size (in a container, say) has 0 lines, and tqdm then hides the bar.
-            size = shutil.get_terminal_size()
-            self._bar = tqdm(
-                total=progress.num_steps,
-                ncols=size.columns,
-                nrows=size.lines,
-                bar_format="  {desc:<11}{percentage:3.0f}% |{bar:16}| {n_fmt}/{total_fmt}{postfix}",
-                leave=True,
-            )
-        self._bar.set_description_str(progress.phase, refresh=False)
-        self._bar.n = progress.step
-        self._bar.set_postfix_str(text, refresh=True)
+    return follow_training(run, cluster, on_progress=show)

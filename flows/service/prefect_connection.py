@@ -16,7 +16,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -64,8 +67,8 @@ def project_environment(workspace: Workspace) -> dict[str, str]:
     }
 
 
-def connect(workspace: Workspace) -> None:
-    """Choose the Prefect server that this process talks to from now on.
+def connect(workspace: Workspace, *, load: str) -> ModuleType:
+    """Choose the Prefect server that this process talks to from now on, and return a module that uses it.
 
     In this order: PREFECT_API_URL where the user set it; the server of `make serve` where it answers;
     else a server of this process alone, on loopback, without schedules and pages. Prefect could start one by itself,
@@ -76,18 +79,24 @@ def connect(workspace: Workspace) -> None:
         ServiceError: The server does not come up.
     """
     settings = project_environment(workspace)
-    if not os.environ.get("PREFECT_API_URL"):
-        services = workspace.running_services()
-        settings["PREFECT_API_URL"] = (
-            services.prefect_api_url if services else _start_own_server(workspace, settings)
-        )
     os.environ.update(settings)
-    # A Prefect that was loaded before takes the environment over.
+    # A server takes as long to start as a flow to load. Prefect cannot be loaded where an event loop runs, as in a
+    # notebook; a thread has none.
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(import_module, load)
+        if not os.environ.get("PREFECT_API_URL"):
+            services = workspace.running_services()
+            os.environ["PREFECT_API_URL"] = (
+                services.prefect_api_url if services else _start_own_server(workspace, settings)
+            )
+        loaded = loading.result()
+    # Prefect was loaded before it could know the address.
     from prefect.context import refresh_global_settings_context
     from prefect.logging.configuration import setup_logging
 
     refresh_global_settings_context()
     setup_logging(incremental=False)
+    return loaded
 
 
 def _start_own_server(workspace: Workspace, settings: Mapping[str, str]) -> str:

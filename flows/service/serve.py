@@ -70,9 +70,9 @@ def run(options: argparse.Namespace) -> None:
     nightly_timezone()
     # Its models and prices are checked by the serving process, which loads them.
     TrainParameters.of(nightly_parameters(), place=f" of {TRAIN_CTR} in {NIGHTLY_VARIABLE}")
-    workspace = Workspace.locate().create()
-    with _only_server(workspace):
-        addresses = choose_addresses(workspace)
+    workspace = Workspace.locate()
+    addresses = choose_addresses(workspace)
+    with _only_server(workspace.create()):
         services = services_to_run(workspace, addresses)
         if end_leftovers(services, environment={HOME_VARIABLE: str(workspace.root)}):
             _say("ended the services that an earlier process, which was killed, had left")

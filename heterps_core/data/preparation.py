@@ -38,6 +38,7 @@ from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.parquet_reader import group_sizes, read_footer
 from heterps_core.data.reading.readers import Source, is_parquet, list_source_files, read_rows
 from heterps_core.data.reading.row_batch import is_list
+from heterps_core.data.reading.time_order import check_time_order
 from heterps_core.data.row_groups import SOURCE_STARTS_NAME, STARTS_NAME, RowGroups, footer_name, parquet_name
 from heterps_core.data.schema import DataSchema
 from heterps_core.data.training_rows import with_sample, without_left_out
@@ -116,6 +117,7 @@ def prepare_dataset(
             # What a killed preparation left there goes.
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
+            check_time_order((*files, *eval_files), schema)
             manifest = _prepare_rows(
                 partial,
                 files,

@@ -82,7 +82,8 @@ class RowQuery:
             self._connected(files, day=day, schema=schema, scratch=scratch) as (connection, text, _),
         ):
             found = connection.sql(text).columns
-        missing = [column for column in schema.used_columns if column not in found]
+        needed = (*schema.used_columns, *schema.time_columns)
+        missing = [column for column in needed if column not in found]
         if missing:
             raise DataError(
                 self.path,

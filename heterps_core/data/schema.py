@@ -83,6 +83,10 @@ class DataSchema(JsonDocument):
     """Of the rows without a click, those to train on, above 0: the others are left out. Held-out rows all count, and
     what is predicted is corrected for it; see `logit_shift`."""
 
+    time_column: str | None = None
+    """Numbers or times by which the rows must be in order, as the latest are held out; the model does not see them
+    where no other list names them."""
+
     numeric_columns: tuple[str, ...] = ()
     """Columns read as numbers, in the order of the model's dense input."""
 
@@ -158,6 +162,11 @@ class DataSchema(JsonDocument):
     def weight_columns(self) -> tuple[str, ...]:
         """The weight column, or none."""
         return () if self.weight_column is None else (self.weight_column,)
+
+    @property
+    def time_columns(self) -> tuple[str, ...]:
+        """The column of times, or none."""
+        return () if self.time_column is None else (self.time_column,)
 
     @property
     def number_columns(self) -> tuple[str, ...]:
@@ -248,7 +257,8 @@ def _check_columns(schema: DataSchema) -> None:
     if no_numbers:
         raise ConfigurationError(f"count_columns must also be numeric_columns, but {no_numbers[0]!r} is not")
     if schema.column_names:
-        unnamed = [column for column in schema.used_columns if column not in schema.column_names]
+        needed = (*schema.used_columns, *schema.time_columns)
+        unnamed = [column for column in needed if column not in schema.column_names]
         if unnamed:
             raise ConfigurationError(f"column_names must hold every column in use, but lacks {unnamed[0]!r}")
 

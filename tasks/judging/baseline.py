@@ -151,9 +151,11 @@ def _fit(
 ) -> LogisticRegression:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
 
     model = LogisticRegression(C=inverse_penalty, max_iter=MAX_ITERATIONS, tol=TOLERANCE)
-    with warnings.catch_warnings():
+    # More threads wait for one another in loops, and are no faster.
+    with threadpool_limits(1), warnings.catch_warnings():
         # The limit bounds the time on hard data; what is lost by it is the baseline's.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return model.fit(rows, labels, sample_weight=weights)

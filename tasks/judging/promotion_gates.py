@@ -18,6 +18,7 @@ from heterps_core.judging.quality import Estimate, PairedComparison
 AUC_GATE = "AUC difference, lower end"
 LOG_LOSS_GATE = "log-loss difference, upper end"
 BASELINE_GATE = "AUC less the logistic regression's, upper end"
+COLUMNS_GATE = "columns of the rows"
 MARGIN_GATES = (AUC_GATE, LOG_LOSS_GATE)
 """That more rows make easier to keep."""
 
@@ -139,6 +140,11 @@ class PromotionDecision(JsonDocument):
     def passed_beside_champion(self) -> bool:
         """It passed all gates, and is not champion only because the champion knows later days."""
         return not self.is_promoted and bool(self.gates) and all(gate.is_met for gate in self.gates)
+
+    @property
+    def is_of_other_columns(self) -> bool:
+        """The champion is of other columns, so the two were not compared."""
+        return any(gate.name == COLUMNS_GATE and not gate.is_met for gate in self.gates)
 
     @property
     def missed_baseline_alone(self) -> bool:

@@ -177,5 +177,7 @@ def _attempt(perform: Callable[[Write], object], write: Write) -> Exception | No
 
 
 def first_line(problem: Exception) -> str:
-    """Return what an error says, in one line."""
-    return (str(problem).splitlines() or [type(problem).__name__])[0][:200]
+    """Return what an error says, in one line; of what the network says below it the request is enough."""
+    return (str(problem).partition(" with exception HTTP")[0].splitlines() or [type(problem).__name__])[0][
+        :200
+    ]

@@ -7,10 +7,24 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from heterps_core.text_table import labelled_lines
 
 STEP = "  %-10s %s"
+
+LAUNCHING, JUDGING, RECORDING = "launching", "judging", "recording"
+PHASE_BEHIND = {
+    "run": "preparing data",
+    "data": "profiling",
+    "profile": "planning",
+    "machines": LAUNCHING,
+    "resume": LAUNCHING,
+    "trained": JUDGING,
+    "champion": RECORDING,
+}
+"""What a run does once it has told a step of this name."""
 
 logger = logging.getLogger(__name__)
 
@@ -26,31 +40,68 @@ def log_block(text: str) -> None:
 
 
 class TerminalHandler(logging.Handler):
-    """Shows steps on a terminal, wrapped at its width, with what stands before each text in colour."""
+    """Shows steps on a terminal, what stands before each text in colour, and a bar below for what is going on."""
 
     def __init__(self) -> None:
         super().__init__()
         from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self._console = Console(highlight=False)
+        self.bar = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(16),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+            console=Console(highlight=False),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self.bar.add_task("starting", total=None, text="")
+        self._phase = "starting"
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record."""
+        """Print a record above the bar, and show what comes behind a step."""
         from rich.text import Text
 
-        message = record.getMessage()
+        message, step = record.getMessage(), None
         if record.msg == STEP and isinstance(record.args, tuple):
-            message = "\n".join(
-                labelled_lines([(str(record.args[0]), str(record.args[1]))], width=self._console.width)
-            )
+            step = str(record.args[0])
+            width = self.bar.console.width
+            message = "\n".join(labelled_lines([(step, str(record.args[1]))], width=width))
         text = Text(message)
         text.highlight_regex(r"(?m)^  \S+( \S+)?(?=  )", "bold cyan")
-        self._console.print(text, soft_wrap=True)
+        self.bar.console.print(text, soft_wrap=True)
+        if step in PHASE_BEHIND:
+            self.show(PHASE_BEHIND[step])
+
+    def show(self, phase: str, *, num_done: int = 0, num_steps: int | None = None, text: str = "") -> None:
+        """Show a phase, how far it is where that is known, and for how long."""
+        if phase != self._phase:
+            self._phase = phase
+            self.bar.reset(self._task, description=phase, text="")
+        self.bar.update(self._task, completed=num_done, total=num_steps, text=text)
 
 
-def show_on_terminal() -> None:
-    """Print the story to standard output, without times and names; plain where it is no terminal."""
-    handler: logging.Handler = TerminalHandler() if sys.stdout.isatty() else logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+@contextmanager
+def shown_steps() -> Iterator[None]:
+    """Print the story to standard output while a block runs, without times and names; plain in a pipe."""
+    handler: logging.Handler
+    with ExitStack() as shown:
+        if sys.stdout.isatty():
+            handler = TerminalHandler()
+            shown.enter_context(handler.bar)
+        else:
+            handler = logging.StreamHandler(sys.stdout)
+            handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+        shown.callback(logger.removeHandler, handler)
+        logger.setLevel(logging.INFO)
+        yield
+
+
+def show_progress(phase: str, *, num_done: int, num_steps: int, text: str) -> None:
+    """Show how far a phase is, where steps are shown on a terminal."""
+    for handler in logger.handlers:
+        if isinstance(handler, TerminalHandler):
+            handler.show(phase, num_done=num_done, num_steps=num_steps, text=text)

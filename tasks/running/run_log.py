@@ -12,24 +12,13 @@ from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import CLUSTER, JOB, RunDirectory
 from infra.workspace import Workspace
 from tasks.running import progress
+from tasks.running.progress import JUDGING, LAUNCHING, PHASE_BEHIND, RECORDING
 
 FLOW_LOG = "flow.log"
 """In a run's folder of the workspace, whatever its machines are."""
 
 LINES = "%(asctime)s %(name)s %(levelname)s %(message)s"
 """As the workers of a node write theirs."""
-
-LAUNCHING, JUDGING, RECORDING = "launching", "judging", "recording"
-PHASE_BEHIND = {
-    "run": "preparing data",
-    "data": "profiling",
-    "profile": "planning",
-    "machines": LAUNCHING,
-    "resume": LAUNCHING,
-    "trained": JUDGING,
-    "champion": RECORDING,
-}
-"""What a run does once it has told a step of this name."""
 
 _STEP = re.compile(rf"^\S+ \S+ {re.escape(progress.__name__)} INFO   (\S+)", re.MULTILINE)
 

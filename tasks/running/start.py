@@ -7,7 +7,7 @@ mean to its weights what the rows before meant.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,9 @@ def choose_start(
     description = read_description(champion.folder)
     if _of_weights(champion.model) != _of_weights(model):
         return Start(reason=f"from scratch: {name}, is {champion.model} and not {model}")
-    if DataSchema.from_json(description["schema"]) != schema:
+    known = DataSchema.from_json(description["schema"])
+    # What rows are put in order by, no model sees.
+    if replace(known, time_column=schema.time_column) != schema:
         return Start(reason=f"from scratch: {name}, was trained by another schema")
     if champion.day is None:
         return Start(reason=f"from scratch: {name}, was trained on data that is not cut into days")

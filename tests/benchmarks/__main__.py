@@ -33,6 +33,7 @@ BENCHMARKS = {
     "measured_plans": "tests.benchmarks.measured_plans:run",
     "orchestration_overhead": "tests.benchmarks.orchestration_overhead:run",
     "pipeline_efficiency": "tests.benchmarks.pipeline_efficiency:run",
+    "pictures": "tests.benchmarks.pictures:run",
     "plan_truth": "tests.benchmarks.plan_truth:run",
     "planner_anytime": "tests.benchmarks.planner_anytime:run",
     "planner_proofs": "tests.benchmarks.planner_proofs:run",

@@ -32,6 +32,22 @@ def test_help_is_given(capsys, arguments):
     assert "heterps plan" in capsys.readouterr().out or arguments == ["--help"]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["runs", "--last", "x"], ["plan"], ["train", "--epochs"], ["nope"]],
+    ids=lambda given: given[0],
+)
+def test_a_wrong_argument_is_one_line(capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("heterps")
+    assert ": error: " in said
+    assert said.count("\n") == 1
+
+
 def test_the_help_of_no_command_loads_a_library_that_takes_long():
     assert ends_of_helps() == ["0 []"] * (len(COMMANDS) + len(FLOWS))
 

@@ -2,6 +2,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from prefect.utilities.schema_tools.validation import ValidationError, validate
@@ -100,6 +101,21 @@ def test_a_model_that_cannot_be_trained_is_told_in_one_line_before_any_work(
     assert said.count("\n") == 1
     assert re.search(message, said)
     assert not (tmp_path / "home").exists()
+
+
+def test_the_command_finds_a_model_in_the_current_folder(tmp_path):
+    (tmp_path / "my_models.py").write_text("build = None\n")
+
+    done = subprocess.run(
+        [Path(sys.executable).with_name("heterps"), "train", "--model", "my_models:build"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the model 'my_models:build' must name a function")
+    assert "is its folder on PYTHONPATH" not in done.stderr
 
 
 def test_an_error_is_one_line_and_leaves_no_workspace(tmp_path, monkeypatch, capsys):

@@ -53,15 +53,19 @@ def start(workspace, *arguments):
     return subprocess.Popen(
         [sys.executable, "-m", "flows.train_ctr", *arguments, *SETTINGS],
         cwd=PROJECT,
-        env={
-            **os.environ,
-            HOME_VARIABLE: str(workspace.root),
-            "PREFECT_API_URL": PREFECT_API_URL.value(),
-        },
+        env=environment(workspace),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def environment(workspace):
+    return {
+        **os.environ,
+        HOME_VARIABLE: str(workspace.root),
+        "PREFECT_API_URL": PREFECT_API_URL.value(),
+    }
 
 
 def ended(process):
@@ -102,6 +106,28 @@ def test_a_run_that_plans_only_says_what_would_be_bought_and_trains_nothing(work
     assert (planned.status, planned.tags["heterps.end_reason"]) == ("FINISHED", "plan only")
     assert not workspace.ledger_path.exists() or not Ledger(workspace.ledger_path).entries()
     assert not is_done(workspace, clicks)
+
+
+def test_a_notebook_whose_event_loop_runs_gets_the_run_back(workspace, clicks):
+    program = (
+        "import asyncio, heterps\n"
+        "async def cell(): return heterps.train(plan_only=True, device_types=['cpu-c7i'], scheduler='exact', "
+        f"data={clicks!r})\n"
+        "print(asyncio.run(cell()))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=PROJECT,
+        env=environment(workspace),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    [run] = past_trainings(workspace, most=1)
+    assert f"run         {run.run_id}\nmodel       ctrdnn\nplan        {run.plan}" in said.stdout
+    assert "launched    nothing" in said.stdout
+    assert "Traceback" not in said.stderr
 
 
 def test_a_run_that_is_asked_for_twice_and_then_stopped_is_not_judged_and_goes_on_when_asked(

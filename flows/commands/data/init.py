@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from heterps_core.errors import ConfigurationError
@@ -72,6 +73,6 @@ def run(options: argparse.Namespace) -> None:
         "",
         *proposed.table().lines(indent=""),
     ]
-    print(
-        "\n".join([*lines, "", f"wrote {options.output}: check what stands under check, then train with it"])
-    )
+    train = shlex.join(["heterps", "train", "--data", options.data, "--schema-file", str(options.output)])
+    lines += ["", f"wrote {options.output}: check what stands under check, then", f"  {train}"]
+    print("\n".join(lines))

@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import ConfigurationError, DataError
 from infra.workspace import Workspace
 
 HELP = """\
@@ -65,7 +65,12 @@ def run(options: argparse.Namespace) -> None:
     predictor = ClickPredictor(model_registry.verified_folder(workspace, version))
     started_s = time.perf_counter()
     kept = [name.strip() for name in options.keep.split(",") if name.strip()]
-    num_rows = predict_files(predictor, files, options.output, kept=kept)
+    try:
+        num_rows = predict_files(predictor, files, options.output, kept=kept)
+    except DataError as error:
+        model = f"version {version.version} ({version.model})"
+        told = f"{error.problem}; it is read as the rows of {model}, and --version names another"
+        raise DataError(error.path, told, line=error.line) from error
     seconds = time.perf_counter() - started_s
     print(
         f"{num_rows:,} rows in {seconds:.1f} s ({num_rows / seconds:,.0f} rows/s) by version {version.version} "

@@ -39,7 +39,7 @@ SEPARATORS = ",\t;|"
 """That fields may stand between; a schema need not name the first two."""
 
 LABEL, NUMERIC, COUNT, CATEGORICAL = "label", "numeric", "count", "categorical"
-MULTI_HOT, LEFT_OUT = "multi-hot", "left out"
+MULTI_HOT, TIME, LEFT_OUT = "multi-hot", "time", "left out"
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 _NAMES_SOMETHING = re.compile(r"(^|_)(id|ids|code|hash|zip|hour|weekday|day)$|Id$|ID$")
@@ -176,6 +176,7 @@ def propose_schema(
         label_column=name,
         label_positive=positive,
         label_negative=negative,
+        time_column=next(iter(named(TIME)), None),
         numeric_columns=named(NUMERIC, COUNT),
         count_columns=named(COUNT),
         categorical_columns=named(CATEGORICAL),
@@ -351,7 +352,7 @@ def _role(array: pa.Array, values: ColumnValues, *, num_occurrences: int) -> tup
     is_whole = pa.types.is_integer(array.type)
     is_nearly_unique = values.num_values > NEARLY_UNIQUE * num_occurrences
     if pa.types.is_temporal(array.type):
-        return LEFT_OUT, order_remark(array)
+        return TIME, order_remark(array)
     if is_whole or pa.types.is_floating(array.type):
         if is_whole and (_NAMES_SOMETHING.search(values.name) or values.num_values <= FEW_VALUES):
             if is_nearly_unique:

@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from flows.service.prefect_connection import connect, wait_for_server
+from flows.service.prefect_connection import connect, project_environment, wait_for_server
 from flows.service.prefect_plugin import FLOW_RUN_VARIABLE, setup_environment
 from heterps_core.errors import ConfigurationError
 from infra.workspace import LOOPBACK, Workspace
@@ -14,6 +14,8 @@ from infra.workspace import LOOPBACK, Workspace
 def test_a_run_whose_own_server_would_meet_a_locked_database_is_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     workspace = Workspace(root=tmp_path).create()
+    for name, value in project_environment(workspace).items():
+        monkeypatch.setenv(name, value)  # so that what it sets is taken back
     path = workspace.prefect_home / "prefect.db"
     with closing(sqlite3.connect(path)) as holder:
         holder.execute("CREATE TABLE alembic_version (version_num)")
@@ -22,7 +24,7 @@ def test_a_run_whose_own_server_would_meet_a_locked_database_is_refused_in_one_l
         holder.execute("BEGIN EXCLUSIVE")
 
         with pytest.raises(ConfigurationError) as refused:
-            connect(workspace)
+            connect(workspace, load="flows.service.schedule")
 
     assert str(refused.value) == (
         f"Prefect's database must be usable, but {path}: database is locked; fuser -v {path}   (who holds it)"

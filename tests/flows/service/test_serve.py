@@ -133,3 +133,12 @@ def test_a_password_reaches_the_server_and_those_who_ask_it(tmp_path, monkeypatc
     environment = service_environment(workspace, choose_addresses(workspace))
 
     assert environment["PREFECT_API_AUTH_STRING"] == environment["PREFECT_SERVER_API_AUTH_STRING"]
+
+
+def test_a_wrong_port_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HETERPS_PREFECT_PORT", "99999")
+
+    assert main(["serve"]) == 2
+    assert "must be a port between 1 and 65535, got '99999'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

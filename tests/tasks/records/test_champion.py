@@ -240,7 +240,8 @@ def test_a_champion_of_other_columns_stays_and_the_way_on_is_told(models, tmp_pa
     decision = models.judge(FITTED, champion=replace(champion_of(models.workspace), folder=folder))
 
     assert missed(decision) == ["columns of the rows"]
-    assert "to begin again, remove the alias champion in MLflow" in decision.why
+    assert f"one workspace serves one kind of rows: predict these with --version {FITTED}" in decision.why
+    assert decision.is_of_other_columns
 
 
 def test_a_version_whose_files_were_exchanged_is_never_promoted(models):

@@ -14,10 +14,11 @@ import pytest
 from tests.paths import PROJECT
 
 PROGRAM = (
-    "from tasks.running.progress import log_block, log_step, show_on_terminal\n"
-    "show_on_terminal()\n"
-    "log_step('machines', 'many words [of] ' * 12)\n"
-    "log_block('\\n  cost        1 USD')\n"
+    "from tasks.running.progress import log_block, log_step, show_progress, shown_steps\n"
+    "with shown_steps():\n"
+    "    log_step('machines', 'many words [of] ' * 12)\n"
+    "    show_progress('training', num_done=3, num_steps=4, text='7 samples/s, 0.00010 USD')\n"
+    "    log_block('\\n  cost        1 USD')\n"
 )
 
 
@@ -52,9 +53,18 @@ def test_a_terminal_shows_colours_and_no_line_wider_than_it_is(columns):
 
     assert "\x1b[1;36m  machines\x1b[0m" in written
     assert "\x1b[1;36m  cost\x1b[0m" in written
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in written.splitlines()]
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in written.splitlines()]
     assert columns - 20 < max(map(len, lines)) <= columns
     assert "[of]" in written
+
+
+def test_a_terminal_shows_a_bar_for_what_is_going_on_and_takes_it_away_at_the_end():
+    written = on_terminal(80)
+
+    bar = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
+    assert re.search(r"  training ━{12}\S+ 7 samples/s, 0\.00010 USD 0:00:0\d", bar)
+    assert written.rindex("\x1b[?25h") > written.rindex("training")  # the cursor is there again
+    assert written.endswith("\x1b[1A\x1b[2K")  # the line of the bar is empty
 
 
 def test_a_pipe_gets_plain_text_and_a_line_for_each_step():

@@ -152,6 +152,10 @@ def test_another_width_begins_from_scratch(champion):
     assert start.model is None
 
 
+def test_a_schema_that_names_its_time_now_goes_on_from_the_champion(champion):
+    assert choose(champion, schema=replace(CRITEO_SCHEMA, time_column="I1")).model is not None
+
+
 OTHER_SCHEMA = DataSchema(name="other", label_column="label", categorical_columns=("C1",))
 
 

@@ -57,6 +57,7 @@ def test_the_schema_of_a_parquet_file_is_proposed_and_can_be_prepared_with(parqu
         label_negative=("0",),
         numeric_columns=("price", "age", "num_visits"),
         count_columns=("price", "num_visits"),
+        time_column="at",
         categorical_columns=("ad_id", "weekdays", "country"),
         multi_hot_columns=(MultiHotColumn(name="tags", max_length=5),),
     )

@@ -1,0 +1,126 @@
+"""Rows out of the order of the schema's time_column are refused with file, row and what to do."""
+
+from datetime import datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.reading.time_order import check_time_order
+from heterps_core.data.row_query import RowQuery
+from heterps_core.data.schema import DataSchema
+from heterps_core.errors import ConfigurationError, DataError
+
+SCHEMA = DataSchema(name="clicks", label_column="label", time_column="at", categorical_columns=("site",))
+START = datetime(2026, 11, 1)
+
+
+def write_text(path, times):
+    path.write_text(
+        "label,at,site\n" + "".join(f"{row % 2},{time},s{row % 3}\n" for row, time in enumerate(times))
+    )
+    return path
+
+
+def write_parquet(path, times, *, row_group_size=4):
+    table = pa.table({"label": pa.array([row % 2 for row in range(len(times))]), "at": times})
+    table = table.append_column("site", pa.array([f"s{row % 3}" for row in range(len(times))]))
+    pq.write_table(table, path, row_group_size=row_group_size)
+    return path
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        ["9", "10", "10", "200"],
+        ["2026-11-01 09:00:00", "2026-11-01 10:00:00", "2026-11-02"],
+        ["2026-11-01T09:00:00Z", "2026-11-01T10:00:00Z"],
+    ],
+)
+def test_numbers_and_times_in_text_are_compared_by_value(tmp_path, times):
+    check_time_order([write_text(tmp_path / "clicks.csv", times)], SCHEMA)
+
+    with pytest.raises(DataError, match=f"row {len(times) + 1} has .* behind"):
+        check_time_order([write_text(tmp_path / "clicks.csv", [*times, times[0]])], SCHEMA)
+
+
+def test_the_first_row_out_of_order_is_named_as_a_search_row_by_row_finds_it(tmp_path):
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        seconds = np.sort(random.integers(0, 50, size=30))
+        seconds[random.integers(1, 30)] -= random.integers(0, 3)
+        times = pa.array([START + timedelta(seconds=int(each)) for each in seconds])
+        first = next((row + 1 for row in range(1, 30) if seconds[row] < seconds[row - 1]), None)
+        file = write_parquet(tmp_path / "clicks.parquet", times)
+
+        if first is None:
+            check_time_order([file], SCHEMA)
+        else:
+            with pytest.raises(DataError, match=rf"clicks\.parquet: .*but row {first} has"):
+                check_time_order([file], SCHEMA)
+
+
+def test_a_file_must_go_on_where_the_one_before_ended(tmp_path):
+    early = write_text(tmp_path / "early.csv", [1, 2])
+    late = write_text(tmp_path / "late.csv", [2, 3])
+
+    check_time_order([early, late], SCHEMA)
+    with pytest.raises(DataError, match=r"early\.csv: .*row 1 has 1.0 behind 3.0"):
+        check_time_order([late, early], SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("times", "problem"),
+    [
+        (["1", "", "3"], "row 2 must have a value in the time_column at"),
+        (["noon"], "must hold numbers, or times such as 2026-11-01 12:00:00, got noon"),
+    ],
+)
+def test_what_is_no_time_is_refused(tmp_path, times, problem):
+    with pytest.raises(DataError, match=problem):
+        check_time_order([write_text(tmp_path / "clicks.csv", times)], SCHEMA)
+
+
+def test_a_file_without_the_column_is_refused(tmp_path):
+    pq.write_table(pa.table({"label": [1], "site": ["s"]}), tmp_path / "clicks.parquet")
+
+    with pytest.raises(DataError, match="must have the time_column at of the schema; has label, site"):
+        check_time_order([tmp_path / "clicks.parquet"], SCHEMA)
+
+
+def test_a_time_column_must_be_one_of_those_that_a_schema_names():
+    with pytest.raises(
+        ConfigurationError, match="column_names must hold every column in use, but lacks 'at'"
+    ):
+        DataSchema(
+            name="c", label_column="y", time_column="at", categorical_columns=("a",), column_names=("y", "a")
+        )
+
+
+def test_shuffled_rows_are_refused_and_sorted_by_the_query_that_the_refusal_names(tmp_path):
+    times = pa.array(
+        [START + timedelta(seconds=int(each)) for each in np.random.default_rng(1).permutation(40)]
+    )
+    file = write_parquet(tmp_path / "clicks.parquet", times)
+
+    with pytest.raises(DataError, match='ORDER BY "at"') as refusal:
+        prepare_dataset(file, schema=SCHEMA, out_dir=tmp_path / "rows")
+
+    query = RowQuery(tmp_path / "sorted.sql", str(refusal.value).rpartition(": ")[2])
+    sorted_file = query.result([file], day=None, schema=SCHEMA, folder=tmp_path / "queried")
+    assert prepare_dataset(sorted_file, schema=SCHEMA, out_dir=tmp_path / "rows").manifest.num_rows == 40
+    assert pq.read_table(sorted_file)["at"].to_pylist() == sorted(times.to_pylist())
+
+
+def test_the_query_sorts_numbers_of_a_text_by_value(tmp_path):
+    file = write_text(tmp_path / "clicks.csv", [10, 9, 200])
+
+    with pytest.raises(DataError, match=r"row 2 has 9\.0 behind 10\.0") as refusal:
+        check_time_order([file], SCHEMA)
+
+    query = RowQuery(tmp_path / "sorted.sql", str(refusal.value).rpartition(": ")[2])
+    sorted_file = query.result([file], day=None, schema=SCHEMA, folder=tmp_path / "queried")
+    assert pq.read_table(sorted_file)["at"].to_pylist() == ["9", "10", "200"]
+    check_time_order([sorted_file], SCHEMA)
