@@ -1,20 +1,26 @@
 """Every model with branches: where it can be cut, its best plan, that no cut changes what it learns, and its speed.
 
 - Plans: layers are measured on this machine and estimated for rented ones, for the night that a dry run plans.
+- Lines: of 200 random graphs the cheapest plan of the program's order beside the cheapest of all convex partitions,
+  which are all tried, by formulas of their own.
 - Differences: weights after some steps of SGD beside those of the same module, never traced, with plain tables of
-  torch in one process; cut in two at every boundary, and in three with replicas (2, 1, 2).
-- Speed: a step uncut, one thread, over the module with plain tables of torch with sparse gradients; Adam for dense
-  parameters, SGD for rows, processor time, in turns.
+  torch in one process; cut in two at every boundary, and in three with replicas (2, 1, 2). Beside them stands what
+  rounding makes of that module itself: how far it is from its own steps in float64.
+- Speed: a step uncut, one thread, over the module with plain tables of torch with sparse gradients, as it is and
+  behind `torch.compile`, which compiles all but the look-ups; Adam for dense parameters, SGD for rows, processor
+  time, in turns.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,23 +30,23 @@ from torch import Tensor, nn
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowWiseSGD
-from heterps_core.errors import HeterpsError
 from heterps_core.models.chain import build_chain, load_builder
 from heterps_core.models.graph_block import GraphBlock, tensor_name
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.planning.problem.scheduling_problem import StepModel
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.job import TrainingConfig
+from heterps_core.training.job import DELAYED, NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT, TrainingConfig
 from heterps_core.training.pipeline.stage_layers import StageLayers
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from infra.workspace import Workspace
-from tasks.comparison import problems_of_models
 from tasks.data import prepare_data
+from tasks.profiling import planned_job, profile_layers
 from tasks.provisioning import find_offers
+from tasks.scheduling import make_problem
 from tests.benchmarks.training_speed import figure
+from tests.heterps_core.planning.search.branched_graphs import losses_of_lines
 from tests.heterps_core.training.reference import plain_model
 from tests.one_step import train_one_step
 from tests.worker_processes import run_in_processes
@@ -56,76 +62,123 @@ NUM_WORKERS = 5
 NUM_STEPS, STEP_ROWS = 4, 48
 DENSE_RATE, ROW_RATE = 0.1, 0.1
 SPEED_BATCH, SPEED_ROUNDS = 2048, 7
+NUM_GRAPHS = 200
+ROUNDING = 1e-9
+"""Of costs, relative."""
 
 
-def run(*, seed: int = 0) -> list[dict[str, Any]]:
+def run(*, seed: int = 0, num_cases: int = NUM_GRAPHS) -> list[dict[str, Any]]:
     """Measure, print a table and return its figures in the form of the benchmark contract."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         run_in_processes(train_replicated, NUM_WORKERS, folder, seed)
         replicated = [torch.load(f"{folder}/{rank}.pt", weights_only=False) for rank in range(NUM_WORKERS)]
-    plans = best_plans()
     figures: list[dict[str, Any]] = []
-    largest, slowest = 0.0, float("inf")
-    header = ("model", "ops", "cuts", "USD", "bound", "difference", "replicas", "over plain")
-    print("".join(f"{each:>12}" for each in header), " plan")
-    for model in MODELS:
+    differences, over_rounding, speeds, compiled = [], [], [], []
+    header = (
+        "model",
+        "ops",
+        "cuts",
+        "USD",
+        "bound",
+        "difference",
+        "replicas",
+        "rounding",
+        "plain",
+        "compiled",
+    )
+    print("".join(f"{each:>11}" for each in header), " plan")
+    for model, plan in best_plans(MODELS):
         chain = build_chain(model, FEATURES, seed=seed)
         num_ops = sum(number_of_operations(layer) for layer in chain)
         cut = max(difference_of_cut(model, place, seed) for place in range(1, len(chain)))
         with_replicas = difference_of_parts(model, [part[model] for part in replicated], seed)
-        speed = speed_over_plain(model, seed)
-        largest, slowest = max(largest, cut, with_replicas), min(slowest, speed)
-        usd, bound, plan = plans.get(model, (float("nan"), float("nan"), "not planned"))
+        rounding = rounding_of_plain(model, seed)
+        over = speed_over_plain(model, seed)
+        differences.append(max(cut, with_replicas))
+        over_rounding.append(differences[-1] / rounding)
+        speeds.append(over.plain)
+        compiled.append(min(over))
         print(
-            f"{model:>12}{num_ops:>12}{len(chain) - 1:>12}{usd:>12.4f}{bound:>12.4f}{cut:>12.1e}"
-            f"{with_replicas:>12.1e}{speed:>12.2f}  {plan}",
+            f"{model:>11}{num_ops:>11}{len(chain) - 1:>11}{plan.usd:>11.4f}{plan.bound_usd:>11.4f}{cut:>11.1e}"
+            f"{with_replicas:>11.1e}{rounding:>11.1e}{over.plain:>11.2f}{over.compiled:>11.2f}  {plan.stages}",
             flush=True,
         )
         figures += [
-            figure(f"{model}_legal_cuts", len(chain) - 1, "cuts"),
-            figure(f"{model}_usd", usd, "USD", higher_is_better=False),
-            figure(f"{model}_difference", max(cut, with_replicas), "", higher_is_better=False),
-            figure(f"{model}_uncut_over_plain", speed, "ratio"),
+            _figure(f"{model}_operations", num_ops, "operations"),
+            _figure(f"{model}_legal_cuts", len(chain) - 1, "cuts"),
+            _figure(f"{model}_usd", plan.usd, "USD", higher_is_better=False),
+            _figure(f"{model}_bound", plan.bound_usd, "USD"),
+            _figure(f"{model}_difference", max(cut, with_replicas), "", higher_is_better=False),
+            _figure(f"{model}_rounding_of_plain", rounding, "", higher_is_better=False),
+            _figure(f"{model}_uncut_over_plain", over.plain, "ratio"),
+            _figure(f"{model}_uncut_over_compiled", over.compiled, "ratio"),
         ]
-    figures += [
-        figure("largest_difference", largest, "", higher_is_better=False),
-        figure("uncut_over_plain_min", slowest, "ratio"),
+    losses = losses_of_lines(range(seed, seed + num_cases))
+    num_worse = sum(loss > ROUNDING for loss in losses)
+    print(
+        f"lines of {num_cases} random graphs: {num_worse} cost more than the best of all convex partitions, "
+        f"{max(losses):.1%} at most, {statistics.fmean(losses):.2%} in the mean"
+    )
+    return [
+        *figures,
+        _figure("largest_difference", max(differences), "", higher_is_better=False),
+        _figure("largest_difference_over_rounding", max(over_rounding), "ratio", higher_is_better=False),
+        _figure("uncut_over_plain_min", min(speeds), "ratio"),
+        _figure("uncut_over_best_of_plain_min", min(compiled), "ratio"),
+        _figure("lines_as_cheap_as_any_partition", 1 - num_worse / num_cases, "share"),
+        _figure("line_loss_max", max(losses), "share", higher_is_better=False),
     ]
-    return figures
 
 
-def best_plans() -> dict[str, tuple[float, float, str]]:
-    """Return the cost of each model's cheapest plan by the trainer's step, the proven bound, and its stages."""
-    found = {}
+def _figure(name: str, value: float, unit: str, *, higher_is_better: bool = True) -> dict[str, Any]:
+    """Return a figure with four digits, as differences are small."""
+    digits = {"value": float(f"{value:.4g}")}
+    return figure(name, value, unit, higher_is_better=higher_is_better) | digits
+
+
+class BestPlan(NamedTuple):
+    """The cheapest plan of a model's night by the trainer's step."""
+
+    usd: float
+    bound_usd: float
+    stages: str
+
+
+def best_plans(models: Sequence[str]) -> Iterator[tuple[str, BestPlan]]:
+    """Yield each model with its cheapest plan."""
     with tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(root=Path(folder)).create()
-        clicks = prepare_data(workspace, data=None, schema_file=None)
-        problems, left_out = problems_of_models(
-            workspace,
-            MODELS,
-            clicks,
-            find_offers(DEVICE_TYPES),
-            device_types=DEVICE_TYPES,
-            throughput_floor_samples_per_s=0.0,
+        clicks = prepare_data.fn(workspace, data=None, schema_file=None)
+        job = planned_job(
+            clicks.open(),
+            is_dry_run=True,
+            batch_size=None,
+            planned_samples=NIGHT_SAMPLES,
+            planned_rows_per_slot=PRODUCTION_ROWS_PER_SLOT,
         )
-        print("\n".join(f"{model} has no plan: {reason}" for model, reason in left_out.items()))
-        for problem in problems:
-            is_own_step = problem.problem.step_model is StepModel.TRAINER
-            if is_own_step and problem.name not in found:
-                try:
-                    best = find_optimum(problem.problem)
-                except HeterpsError as error:
-                    print(f"{problem.name} has no plan: {error}")
-                    continue
-                names = [layer.name for layer in problem.problem.layers]
-                plan = ", ".join(
-                    f"{names[stage.first_layer]}..{names[stage.last_layer]} on {stage.num_replicas} "
-                    f"{stage.device_type}"
-                    for stage in best.stages
-                )
-                found[problem.name] = (best.cost_usd, best.cost_lower_bound_usd, plan)
-    return found
+        offers = find_offers.fn(DEVICE_TYPES)
+        for model in models:
+            profiled = profile_layers.fn(
+                workspace, clicks, job, model=model, batch_size=job.batch_size, device_types=DEVICE_TYPES
+            )
+            problem = make_problem.fn(
+                profiled,
+                offers,
+                job,
+                device_types=DEVICE_TYPES,
+                num_epochs=1,
+                throughput_floor_samples_per_s=0.0,
+                update_mode=DELAYED,
+            )
+            best = find_optimum(problem)
+            names = [layer.name for layer in problem.layers]
+            stages = ", ".join(
+                f"{names[stage.first_layer]}..{names[stage.last_layer]} on {stage.num_replicas} "
+                f"{stage.device_type}"
+                for stage in best.stages
+            )
+            yield model, BestPlan(best.cost_usd, best.cost_lower_bound_usd, stages)
 
 
 def number_of_operations(layer: nn.Module) -> int:
@@ -144,16 +197,26 @@ def draw_batch(features: FeatureSpec, num_rows: int, number: int) -> ClickBatch:
     )
 
 
-def learned_plainly(model: str, seed: int) -> dict[str, Tensor]:
+@functools.cache
+def learned_plainly(model: str, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Return what the module learns in plain torch."""
-    plain = plain_model(model, FEATURES, seed=seed)
+    plain = plain_model(model, FEATURES, seed=seed).to(dtype)
     optimizer = torch.optim.SGD(plain.parameters(), lr=DENSE_RATE)
     for step in range(NUM_STEPS):
-        batch = draw_batch(FEATURES, STEP_ROWS, step)
+        drawn = draw_batch(FEATURES, STEP_ROWS, step)
+        batch = replace(drawn, dense=drawn.dense.to(dtype), labels=drawn.labels.to(dtype))
         optimizer.zero_grad()
         F.binary_cross_entropy_with_logits(plain(batch), batch.labels).backward()
         optimizer.step()
     return plain.tensors()
+
+
+def rounding_of_plain(model: str, seed: int) -> float:
+    """Return the largest difference of a weight between the module in plain torch and the same in float64."""
+    exact = learned_plainly(model, seed, torch.float64)
+    return max(
+        (value - exact[name]).abs().max().item() for name, value in learned_plainly(model, seed).items()
+    )
 
 
 def difference_of_cut(model: str, place: int, seed: int) -> float:
@@ -275,31 +338,23 @@ class SparseEmbedding(nn.Module):
         nn.init.normal_(self.table.weight, 0.0, layer.initial_standard_deviation)
         self.layer = layer
 
+    @torch.compiler.disable
     def forward(self, batch: ClickBatch) -> Tensor:
         vectors = self.table(self.layer.row_numbers(batch)).flatten(1)
         return torch.cat([vectors, batch.dense], 1) if self.layer.include_dense else vectors
 
 
-def speed_over_plain(model: str, seed: int) -> float:
-    """Return the median ratio of processor times: a step of the plain module over one of the engine."""
+class SpeedOver(NamedTuple):
+    """Median ratios of processor times: a step of the plain module over one of the engine."""
+
+    plain: float
+    compiled: float
+
+
+def speed_over_plain(model: str, seed: int) -> SpeedOver:
+    """Return how much faster the engine is than the plain module, and than that behind `torch.compile`."""
     batches = [draw_batch(SPEED_FEATURES, SPEED_BATCH, number) for number in range(4)]
-    torch.manual_seed(seed)
-    plain = load_builder(model)(SPEED_FEATURES)
-    for path, layer in list(plain.named_modules()):
-        if isinstance(layer, SlotEmbedding):
-            plain.set_submodule(path, SparseEmbedding(layer))
-    tables = [each.table.weight for each in plain.modules() if isinstance(each, SparseEmbedding)]
-    dense = [each for each in plain.parameters() if all(each is not table for table in tables)]
-    optimizers = [torch.optim.Adam(dense, fused=True), torch.optim.SGD(tables, lr=ROW_RATE)]
-
-    def plain_step(batch: ClickBatch) -> None:
-        loss = F.binary_cross_entropy_with_logits(plain(batch).squeeze(1), batch.labels)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-
+    steps = [plain_step(model, seed, is_compiled=is_compiled) for is_compiled in (False, True)]
     config = TrainingConfig(
         batch_size=SPEED_BATCH, num_microbatches=1, num_epochs=1, seed=seed, embedding_optimizer="sgd"
     )
@@ -313,10 +368,33 @@ def speed_over_plain(model: str, seed: int) -> float:
 
     ratios = []
     for number in range(SPEED_ROUNDS + 1):
-        seconds = [processor_seconds(step, batches) for step in (plain_step, engine_step)]
+        *plain, engine = [processor_seconds(step, batches) for step in (*steps, engine_step)]
         if number:
-            ratios.append(seconds[0] / seconds[1])
-    return statistics.median(ratios)
+            ratios.append([seconds / engine for seconds in plain])
+    return SpeedOver(*map(statistics.median, zip(*ratios, strict=True)))
+
+
+def plain_step(model: str, seed: int, *, is_compiled: bool) -> Callable[[ClickBatch], None]:
+    """Return a function that trains the module in plain torch."""
+    torch.manual_seed(seed)
+    plain = load_builder(model)(SPEED_FEATURES)
+    for path, layer in list(plain.named_modules()):
+        if isinstance(layer, SlotEmbedding):
+            plain.set_submodule(path, SparseEmbedding(layer))
+    tables = [each.table.weight for each in plain.modules() if isinstance(each, SparseEmbedding)]
+    dense = [each for each in plain.parameters() if all(each is not table for table in tables)]
+    optimizers = [torch.optim.Adam(dense, fused=True), torch.optim.SGD(tables, lr=ROW_RATE)]
+    run_plain = torch.compile(plain, dynamic=False) if is_compiled else plain
+
+    def step(batch: ClickBatch) -> None:
+        loss = F.binary_cross_entropy_with_logits(run_plain(batch).squeeze(1), batch.labels)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return step
 
 
 def processor_seconds(step: Callable[[ClickBatch], None], batches: list[ClickBatch]) -> float:

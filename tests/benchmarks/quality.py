@@ -94,6 +94,9 @@ def quality_of_models(models: Sequence[str], seeds: range, data: str | None) -> 
             trained = train(clicks.open(), model, seeds)
             print(trained.row(model, best), flush=True)
             figures += _figures(model, trained)
+            figures.append(
+                _figure(f"{model}_processor_seconds", trained.seconds, unit="s", higher_is_better=False)
+            )
         if best is not None:
             figures.append(_figure("best_reachable_auc", best))
     return figures

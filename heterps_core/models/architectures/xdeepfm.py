@@ -50,7 +50,9 @@ class XDeepFM(nn.Module):
         first_BDF = maps_BDH = vectors_BFD.transpose(1, 2)
         pooled = []
         for cross in self.cross:
-            products_BDX = (first_BDF.unsqueeze(3) * maps_BDH.unsqueeze(2)).flatten(2)
+            # An outer product, whose gradients are two products too: half the time of a product with sums behind it.
+            maps_BD1H = maps_BDH.type_as(first_BDF).unsqueeze(2)
+            products_BDX = torch.matmul(first_BDF.unsqueeze(3), maps_BD1H).flatten(2)
             maps_BDH = torch.relu(cross(products_BDX))
             pooled.append(maps_BDH.sum(1))
         beside_BL: Tensor = self.of_cross(torch.cat(pooled, 1)) + self.output(self.deep(columns_BW))
