@@ -74,8 +74,9 @@ class StepSender:
         }
         self._new_dense: dict[int, Values] = {}
         # Replicas of a stage have the same dense part, so where they are on two machines, two have it already.
-        is_on_one_machine = len({places[rank].node_id for rank in layout.ranks[stage]}) == 1
-        own_has_dense = not is_on_one_machine or self._rank == layout.ranks[stage][0]
+        firsts = {places[rank].node_id: rank for rank in reversed(layout.ranks[stage])}
+        is_on_one_machine = len(firsts) == 1
+        own_has_dense = self._rank in sorted(firsts.values())[:2]
         self._keepers: list[tuple[KeeperPlace, StepLogs, LoggedWorker]] = []
         buddy = buddy_of(own.node_id, places)
         for place, has_dense in ((own, own_has_dense), (buddy, own_has_dense and is_on_one_machine)):
