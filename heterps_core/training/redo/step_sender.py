@@ -96,8 +96,9 @@ class StepSender:
             except (OSError, EOFError, AuthenticationError) as error:
                 _tell(place, error)
         self._has_dense = own_has_dense
-        self._waiting: queue.Queue[StepChanges | None] = queue.Queue()
-        self._has_arrived = threading.Event()
+        self._waiting: queue.Queue[Callable[[], StepChanges] | None] = queue.Queue()
+        self._has_copied, self._has_arrived = threading.Event(), threading.Event()
+        self._has_copied.set()
         self._has_arrived.set()
         self._thread = threading.Thread(target=self._send, name="step-log", daemon=True)
 
@@ -116,12 +117,12 @@ class StepSender:
             }
 
     def finish_step(self, cursor: TrainingCursor, *, begins_checkpoint: bool) -> None:
-        """Begin to send what a step changed, once what the step before did has arrived."""
+        """Begin to copy and send what a step changed, once what the step before did has arrived."""
         if not self._keepers:
             for table in self._model.tables.values():
                 table.log_rows(is_on=False)
             return
-        rows = {name: _on_host(*table.take_step()) for name, table in self._model.tables.items()}
+        copies = {name: table.take_step() for name, table in self._model.tables.items()}
         dense, self._new_dense = self._new_dense, {}
         if not self._has_arrived.wait(ARRIVAL_LIMIT_S):
             for place, *_ in self._keepers:
@@ -129,16 +130,30 @@ class StepSender:
             self._keepers = []
             return
         self._has_arrived.clear()
+        self._has_copied.clear()
         self._waiting.put(
-            StepChanges(cursor=cursor, dense=dense, rows=rows, begins_checkpoint=begins_checkpoint)
+            lambda: StepChanges(
+                cursor=cursor,
+                dense=dense,
+                rows={name: _on_host(*copy()) for name, copy in copies.items()},
+                begins_checkpoint=begins_checkpoint,
+            )
         )
+
+    def wait_for_copies(self) -> None:
+        """Wait until rows may change again: those that the step before changed are copied."""
+        self._has_copied.wait()
 
     def close(self) -> None:
         """Send no more."""
         self._waiting.put(None)
 
     def _send(self) -> None:
-        while (changes := self._waiting.get()) is not None:
+        while (copied := self._waiting.get()) is not None:
+            try:
+                changes = copied()
+            finally:
+                self._has_copied.set()
             self._call(partial(self._add, changes, self._checkpoints.complete_step))
             self._has_arrived.set()
 
