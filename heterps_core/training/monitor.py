@@ -142,12 +142,14 @@ def follow_training(
             failures = read_failures(run, attempt=cluster.generation)
             missed = {cluster.node_of(*failure.lost[1:]).node_id for failure in failures if failure.lost}
             is_missed = len(waiting) == 1 or set(waiting) <= missed
+            # Who gave no first sign may still boot.
+            had_begun = any(silence.signature is None for silence in silences.values())
             # Behind a worker's own error those on other nodes, which may still be starting, are only late.
             are_losses = all(failure.is_loss for failure in failures)
             if (
                 any(failure.is_mistake for failure in failures)
                 or set(waiting) <= set(silences)
-                or (silences and read_progress(run) == before)
+                or (had_begun and read_progress(run) == before)
                 or (is_failing and since_told_s >= REPORT_LIMIT_S and (is_missed or not are_losses))
             ):
                 lost = set(waiting) if failures and are_losses else set(waiting) & set(silences)
