@@ -24,13 +24,17 @@ from tasks.records.runs import utc_now
 from tasks.running.budget import spending_of, spent_this_month_usd
 from tasks.running.fleet_decision import Decision, Rest, Way, decide_on_growth, decide_on_loss
 from tasks.running.growth import Growth, with_missing
-from tasks.running.losses import LOSSES_FILE, losses_document, note_decision, note_loss, restart_budget
+from tasks.running.losses import (
+    LOSSES_FILE,
+    losses_document,
+    note_decision,
+    note_loss,
+    restart_budget,
+    slowness_of,
+)
 from tasks.running.progress import log_step
 from tasks.running.replacement import end_lost, forget_lost, replaced_machines, smaller
 from tasks.training import write_job
-
-LEAST_MEASURED_S = 30.0
-"""Of training, before its speed says more than its plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +88,7 @@ def fleet_after_loss(
             interruptions_per_hour=provisioning.launch_plan.interruptions_per_hour,
         ),
         now=utc_now(),
+        slowness=_slowness_of(run, plan, provisioning),
     )
     log_step("preempted" if loss.is_noticed else "lost", loss.summary)
     if not lost.node_ids:
@@ -195,22 +200,24 @@ def _rest_of(run: OpenedRun, plan: NightPlan, provisioning: Provisioning, *, ste
     """
     problem, caps = plan.report.problem, run.asked.caps
     num_steps = run.dataset.num_batches(run.batch_size) * run.asked.epochs
-    slowness, usd_left = 1.0, math.inf
-    if not run.is_dry_run:
-        progress = read_progress(run.directory)
-        if progress is not None and progress.elapsed_s >= LEAST_MEASURED_S:
-            planned = evaluate(problem, provisioning.launch_stages).throughput_samples_per_s
-            slowness = planned * progress.elapsed_s / progress.num_samples
-        if caps.max_usd_per_run is not None:
-            spent = spending_of(run.workspace, run.asked.provider, run.run_id, now=utc_now())
-            usd_left = caps.max_usd_per_run - spent.run_usd
+    usd_left = math.inf
+    if not run.is_dry_run and caps.max_usd_per_run is not None:
+        spent = spending_of(run.workspace, run.asked.provider, run.run_id, now=utc_now())
+        usd_left = caps.max_usd_per_run - spent.run_usd
     return Rest.of(
         problem,
         share_left=max(num_steps - step, 1) / num_steps,
-        slowness=slowness,
+        slowness=_slowness_of(run, plan, provisioning),
         seconds_left=math.inf if plan.deadline is None else plan.deadline.seconds_left(utc_now()),
         usd_left=usd_left,
     )
+
+
+def _slowness_of(run: OpenedRun, plan: NightPlan, provisioning: Provisioning) -> float:
+    if run.is_dry_run:
+        return 1.0
+    planned = evaluate(plan.report.problem, provisioning.launch_stages).throughput_samples_per_s
+    return slowness_of(run.workspace, run.run_id, run.directory, planned_samples_per_s=planned)
 
 
 def write_job_of(

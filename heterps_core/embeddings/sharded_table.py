@@ -10,7 +10,7 @@ X = S * D; with bags, which sum rows, X = G * D.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -206,14 +206,28 @@ class ShardedTable:
         if self.ids is not None:
             self.ids.sighted = self._rows_of_step
 
-    def take_step(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the rows [U] of the shard that a step changed, on the host and ascending, and copies of them."""
-        assert self._rows_of_step is not None
-        rows_U = torch.from_numpy(union_of(self._rows_of_step).astype(np.int64))
-        self._rows_of_step.clear()
-        if self.ids is not None:
-            self.ids.note_seen(rows_U)
-        return rows_U, self.copies_of(to_device(rows_U, self.device))
+    def take_step(self) -> Callable[[], tuple[Tensor, dict[str, Tensor]]]:
+        """Take what a step changed; what is returned copies it, on any thread, before the next `apply_gradients`.
+
+        Of dynamic ids, which look-ups change too, it is copied before this returns.
+
+        Returns:
+            A function that returns the rows [U] of the shard, on the host and ascending, and copies of them.
+        """
+        noted = self._rows_of_step
+        assert noted is not None
+        self.log_rows(is_on=True)
+
+        def copy() -> tuple[Tensor, dict[str, Tensor]]:
+            rows_U = torch.from_numpy(union_of(noted).astype(np.int64))
+            if self.ids is not None:
+                self.ids.note_seen(rows_U)
+            return rows_U, self.copies_of(to_device(rows_U, self.device))
+
+        if self.ids is None:
+            return copy
+        copied = copy()
+        return lambda: copied
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the shard's tensors by their name in a checkpoint; the first size is `rows.num_rows`."""

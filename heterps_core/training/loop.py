@@ -144,6 +144,8 @@ class TrainingLoop:
                 for losses in self._train_step(microbatches, step=at.step, following=following):
                     self._update_dense(trained.popleft(), losses, num_steps=num_steps, started_s=started_s)
                 share = remaining_share(at.step, num_steps)
+                if self.step_log is not None:
+                    self.step_log.wait_for_copies()
                 self.model.update_rows(self.config.embedding_learning_rate * share)
                 source.finish_step()
                 if self.step_log is not None:

@@ -103,12 +103,14 @@ def follow_training(
 
     Where those of one node have not ended well, the others miss them and end too, and each node tells it. A node that
     does not is lost: after a moment where another misses its workers, or only it has told nothing; else where it has
-    given no sign of life for `SILENCE_LIMIT_S`. What is said of a loss or failure names the stage, replica, node and
-    last step.
+    given no sign of life for `SILENCE_LIMIT_S`, and all others have ended or nothing is trained yet, as they wait for
+    it. What is lost behind the result is not missed. What is said of a loss or failure names the stage, replica, node
+    and last step.
     """
     memory = MemoryWatch()
     pulse = Pulse(first_limit_s=SILENCE_LIMIT_S if run.is_local else BOOT_LIMIT_S)
     reported: Progress | None = None
+    before = read_progress(run)
     waiting = {node.node_id: node for node in cluster.nodes}
     ends: dict[str, Mapping[str, Any]] = {}
     silences: dict[str, MachinesLost] = {}
@@ -134,15 +136,20 @@ def follow_training(
                 )
         is_failing = any(end["exit_status"] != 0 for end in ends.values())
         if is_failing or silences:
+            if _is_trained(run):
+                break
             since_told_s = time.monotonic() - told_at_s
             failures = read_failures(run, attempt=cluster.generation)
             missed = {cluster.node_of(*failure.lost[1:]).node_id for failure in failures if failure.lost}
             is_missed = len(waiting) == 1 or set(waiting) <= missed
+            # Who gave no first sign may still boot.
+            had_begun = any(silence.signature is None for silence in silences.values())
             # Behind a worker's own error those on other nodes, which may still be starting, are only late.
             are_losses = all(failure.is_loss for failure in failures)
             if (
                 any(failure.is_mistake for failure in failures)
                 or set(waiting) <= set(silences)
+                or (had_begun and read_progress(run) == before)
                 or (is_failing and since_told_s >= REPORT_LIMIT_S and (is_missed or not are_losses))
             ):
                 lost = set(waiting) if failures and are_losses else set(waiting) & set(silences)
@@ -154,9 +161,15 @@ def follow_training(
         if waiting:
             is_far = not run.is_local and not is_failing
             time.sleep(BUCKET_POLL_INTERVAL_S if is_far else POLL_INTERVAL_S)
-    if any(end["exit_status"] != 0 for end in ends.values()):
+    if any(end["exit_status"] != 0 for end in ends.values()) and not _is_trained(run):
         return _failure(run, cluster, ends, silences, lost=())
     return _end(run)
+
+
+def _is_trained(run: RunDirectory) -> bool:
+    """Tell whether the model is trained and judged, and its last checkpoint written."""
+    result = run.read_json(RESULT)
+    return result is not None and bool(result["is_complete"])
 
 
 def _end(run: RunDirectory) -> TrainingOutcome:

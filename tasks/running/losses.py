@@ -31,6 +31,9 @@ RESTARTS_PER_EXPECTED = 2.0
 
 BUDGET_PERIOD = timedelta(hours=1)
 
+LEAST_MEASURED_S = 30.0
+"""Of training, before its speed says more than its plan."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
@@ -64,6 +67,12 @@ class Loss:
 
     is_of_other_size: bool = False
     """The run went on with machines for fewer workers, or more."""
+
+    attempt: int = -1
+    """Which of the trainings of the run told the last step; -1 where none has."""
+
+    slowness: float = 1.0
+    """Seconds of a step over those that were planned for the fleet that was lost."""
 
     @property
     def what(self) -> str:
@@ -109,8 +118,11 @@ def note_loss(
     usd_per_hour: float,
     max_restarts_per_hour: int,
     now: datetime,
+    slowness: float = 1.0,
 ) -> Loss:
     """Write down what a run has lost, and check that it may restart.
+
+    Steps that an earlier loss has counted are not counted again where nothing was trained since.
 
     Raises:
         TrainingError: The run was asked to stop, or ended as it did before, or the restarts of this hour are used
@@ -126,17 +138,21 @@ def note_loss(
             f"run {run_id} was asked to stop, and ended before it wrote another checkpoint; set "
             f"resume_run_id={run_id} to go on from step {checkpoint_step:,}: {lost.message}"
         )
+    earlier = read_losses(workspace, run_id)
+    attempt = -1 if progress is None else progress.attempt
+    is_counted = bool(earlier) and earlier[-1].attempt == attempt
     loss = Loss(
         launch_id=launch_id,
         at=now.isoformat(),
         message=lost.message,
         signature=lost.signature,
-        last_step=0 if progress is None else progress.step,
+        last_step=checkpoint_step if progress is None or is_counted else progress.step,
         checkpoint_step=checkpoint_step,
         is_noticed=lost.is_noticed,
         usd_per_hour=usd_per_hour,
+        attempt=attempt,
+        slowness=slowness,
     )
-    earlier = read_losses(workspace, run_id)
     recent = [each for each in (*earlier, loss) if now - datetime.fromisoformat(each.at) < BUDGET_PERIOD]
     loss = replace(loss, ended_run=len(recent) > max_restarts_per_hour)
     local_folder(workspace, run_id).write_json(LOSSES_FILE, [asdict(each) for each in (*earlier, loss)])
@@ -157,6 +173,17 @@ def note_loss(
 def read_losses(workspace: Workspace, run_id: str) -> list[Loss]:
     """Return what a run has lost, oldest first."""
     return [Loss(**each) for each in local_folder(workspace, run_id).read_json(LOSSES_FILE) or []]
+
+
+def slowness_of(
+    workspace: Workspace, run_id: str, run_directory: RunDirectory, *, planned_samples_per_s: float
+) -> float:
+    """Return the seconds of a step over those planned; of a fleet that has just begun, those of the one before."""
+    progress, losses = read_progress(run_directory), read_losses(workspace, run_id)
+    attempt, slowness = (losses[-1].attempt, losses[-1].slowness) if losses else (-1, 1.0)
+    if progress is None or progress.attempt == attempt or progress.elapsed_s < LEAST_MEASURED_S:
+        return slowness
+    return planned_samples_per_s * progress.elapsed_s / progress.num_samples
 
 
 def losses_document(workspace: Workspace, run_id: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 BENCHMARKS = {
     "chaos": "tests.benchmarks.chaos:run",
+    "chaos_flow": "tests.benchmarks.chaos_flow:run",
     "dynamic_ids": "tests.benchmarks.dynamic_ids:run",
     "elastic": "tests.benchmarks.elastic:run",
     "fault_injection": "tests.benchmarks.fault_injection:run",

@@ -1,168 +1,451 @@
-"""Whole runs of `train-ctr` on a cloud that boots its machines, each with a worker killed while it trains.
+"""Many small trainings on machines that are lost, stand still, or are cut off, each drawn by a seed.
 
-The cloud is that of `tests/rented_cloud.py`: hosts with addresses of their own, moto for EC2, IAM and S3. The run
-must end trained, or refuse with a reason. Afterwards no machine may be alive, the ledger must know each machine and
-its end, and the steps of the model that is left must be each step once: a step's rows follow from its number, so then
-no row is lost or doubled.
+Machines are network namespaces with real nodes, lost by SIGKILL; the store is moto. Plan and job are given. What the
+flow does at a loss is done here by the same parts: `follow_training` names what is lost, a spare machine or a smaller
+fleet goes on. Each case must end trained or refused with a reason, every row of the model that is left must have been
+trained once, and nothing may run afterwards. Whole runs, with planner, cloud and bill: `chaos_flow`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import random
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import boto3
 import psutil
 
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
-from heterps_core.training.node.worker_life import read_signs
-from heterps_core.training.step_metrics import read_progress, read_steps
-from infra.ledger.ledger import EntryState, Ledger
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.monitor import follow_training
+from heterps_core.training.outcome import Complete, Failed, MachinesLost
+from heterps_core.training.storage.run_directory import RunDirectory
+from infra.workspace import answers
+from tasks.running.replacement import forget_lost
+from tests.benchmarks.elastic import (
+    KEY,
+    LINK_MBIT_PER_S,
+    STAGE_OF_HOST,
+    STORE_ADDRESS,
+    STORE_PORT,
+    Host,
+    Training,
+)
 from tests.benchmarks.planner import figure, show
-from tests.network_hosts import why_no_hosts
-from tests.rented_cloud import RentedCloud
+from tests.heterps_core.training.node_processes import NUM_MICROBATCHES
+from tests.heterps_core.training.test_rows_after_losses import FOLDER_VARIABLE, noted_steps
+from tests.moto_server import REGION
+from tests.network_hosts import BRIDGE, NetworkHost, make_bridge, why_no_hosts
 from tests.waiting import wait_for
 
-NUM_ROWS, BATCH_SIZE, EPOCHS = 10_000, 256, 100
-PARAMETERS = (
-    *("--device-types", "cpu-c7i", "--scheduler", "exact", "--budget-evaluations", "64"),
-    *("--batch-size", str(BATCH_SIZE), "--epochs", str(EPOCHS), "--throughput-floor-samples-per-s", "15000"),
-)
+NUM_STEPS, BATCH_SIZE, CHECKPOINT_INTERVAL_STEPS = 100, 64, 15
+NUM_ROWS = NUM_STEPS * BATCH_SIZE * 5 // 4
+"""A fifth is held out; each row is trained once."""
 
-MEASURED_S = 35.0
-"""Of training, before a worker is killed: there are checkpoints then."""
+CASES_PER_SESSION = 8
+"""Hosts live for a quarter of an hour."""
 
-LIMIT_S = 1_800.0
+MAX_RESTARTS = 4
+LIMIT_S = 240.0
+END_LIMIT_S = 60.0
+
+CLOCK_VARIABLE = "HETERPS_TEST_CLOCK"
+CLOCK = f"""
+import os, time
+_time = time.time
+time.time = lambda: _time() + (7200 if os.path.exists(os.environ["{CLOCK_VARIABLE}"]) else 0)
+"""
+"""Of a host whose clock jumps by two hours, once a file is there; in every Python process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """Of one case."""
 
+    seed: int
+    kind: str
+    redo_log: bool
+    step: int
+    """At which it happened."""
+
     seconds: float
     ended_as: str
-    """Trained, or the reason of the refusal."""
-
     generations: int
+    rows_lost: int
+    rows_doubled: int
     wrong: tuple[str, ...]
 
 
 class Case:
-    """One run and what happens to it."""
+    """One training and what happens to it."""
 
-    def __init__(self, cloud: RentedCloud) -> None:
-        self.cloud = cloud
-        self.flow = cloud.start_flow("--data", str(cloud.folder / "clicks.tsv"), *PARAMETERS)
+    def __init__(
+        self, folder: Path, networks: list[NetworkHost], store: subprocess.Popen[bytes], seed: int
+    ) -> None:
+        self.seed, self.store, self.folder = seed, store, folder
+        self.draw = random.Random(seed)
+        self.kind = self.draw.choice(list(KINDS))
+        self.redo_log = self.draw.random() < 0.5
+        self.shrinks = self.draw.random() < 0.5
+        self.at_step = self.draw.randrange(2, NUM_STEPS - 15)
+        self.notes = folder / "notes"
+        self.notes.mkdir(parents=True)
+        os.environ[FOLDER_VARIABLE] = str(self.notes)
+        location = (
+            f"s3://runs/{seed}?region={REGION}&scheme=http&endpoint_override={STORE_ADDRESS}:{STORE_PORT}"
+        )
+        self.run = RunDirectory(location, secret=KEY)
+        self.hosts = [
+            Host(number, folder / f"host{number}", network) for number, network in enumerate(networks)
+        ]
+        for host in self.hosts:
+            self.boot(host)
+        self.spares = self.hosts[len(STAGE_OF_HOST) :]
+        self.job = make_job(folder.parent / "prepared", redo_log=self.redo_log)
+        self.training = Training(self.run, self.hosts, self.job)
+        self.trouble: list[str] = []
 
-    def said(self) -> str:
-        """Return all that the flow has said."""
-        return self.cloud.said.read_text()
+    def boot(self, host: Host) -> None:
+        """Start a node on a machine that has nothing in memory."""
+        os.environ[CLOCK_VARIABLE] = str(host.folder / "two hours later")
+        host.boot(self.run)
 
-    def wait(self, condition: Callable[[], object], what: str) -> None:
-        """Wait while the flow lives."""
+    def victim(self) -> Host:
+        """Draw one of the machines of the present generation."""
+        return self.training.host_of(self.draw.choice(self.training.cluster.nodes))
 
-        def is_so() -> bool:
-            assert self.flow.poll() is None, f"the flow ended before {what}: {self.said()[-500:]}"
-            return bool(condition())
+    def workers(self, host: Host) -> list[int]:
+        """Return the worker processes of the present generation on a machine."""
+        return [sign.pid for sign in host.signs() if sign.attempt == self.training.cluster.generation]
 
-        wait_for(is_so, timeout_s=LIMIT_S, what=what, poll_s=0.5)
+    def disturb(self) -> None:
+        """Let it happen, once the training is at its step."""
+        try:
+            self._wait_for_step(self.training.cluster.generation, self.at_step)
+            KINDS[self.kind](self)
+        except (AssertionError, OSError, psutil.Error, subprocess.SubprocessError) as error:
+            self.trouble.append(f"it did not happen: {error!r}")
 
-    def trains(self) -> bool:
-        """Tell whether the present generation has trained for as long as its speed takes to be known."""
-        run = self.cloud.run_directory()
-        progress = None if run is None else read_progress(run)
-        return progress is not None and progress.elapsed_s >= MEASURED_S
+    def lose_in_recovery(self) -> None:
+        """Lose a machine, and another or a worker while the next generation begins."""
+        generation = self.training.cluster.generation
+        self.victim().lose()
+        wait_for(
+            lambda: self.training.cluster.generation > generation,
+            timeout_s=LIMIT_S,
+            what="recovery",
+            poll_s=0.02,
+        )
+        time.sleep(self.draw.uniform(0.0, 4.0))
+        self.victim().lose()
 
-    def kill_a_worker(self) -> None:
-        """Kill a worker of the present generation."""
-        host = next(iter(self.cloud.hosts.values()))
-        [path] = host.folder.glob("heterps-node-*/signs")
-        psutil.Process(read_signs(path.read_bytes())[0].pid).kill()
+    def _wait_for_step(self, generation: int, step: int) -> None:
+        wait_for(
+            lambda: any(
+                sign.step >= step and sign.attempt >= generation
+                for host in self.hosts
+                for sign in host.signs()
+            ),
+            timeout_s=LIMIT_S,
+            what=f"step {step}",
+            poll_s=0.01,
+        )
 
-    def outcome(self, status: int, seconds: float) -> Outcome:
-        """Say how the run ended, and what is left that is not so."""
-        said = self.said()
-        errors = [line for line in said.splitlines() if line.startswith("error: ")]
-        wrong = []
-        if "Traceback" in said or (status != 0 and not errors):
-            wrong.append(f"status {status} without a reason: {said[-300:]}")
-        wait_for(lambda: not self.cloud.hosts, timeout_s=60, what="the end of all hosts")
-        wrong += [f"machine {instance_id} is alive" for instance_id in self.cloud.alive()]
-        entries = Ledger(self.cloud.workspace.ledger_path).entries()
-        booked = Counter(entry.provider_instance_id for entry in entries if entry.state is EntryState.ENDED)
-        launched = Counter(each["InstanceId"] for each in self.cloud.machines())
-        wrong += [f"{name} is in the books {booked[name]} times" for name in launched if booked[name] != 1]
-        run = self.cloud.run_directory()
-        attempts = [] if run is None else [[each.step for each in attempt] for attempt in read_steps(run)]
-        if status == 0:
-            wrong += rows_wrong(attempts, num_steps=EPOCHS * (NUM_ROWS * 4 // 5 // BATCH_SIZE))
+    def go_on(self, lost: MachinesLost) -> None:
+        """Name the next generation: lost machines are ended, spare ones or a smaller fleet take their places."""
+        cluster, job = self.training.cluster, self.job
+        gone = [node for node in cluster.nodes if node.node_id in lost.node_ids]
+        for node in gone:
+            host = self.training.host_of(node)
+            host.lose()
+            self.boot(host)
+            self.spares.append(host)
+        forget_lost(self.run, lost)
+        left = Counter(node.stage for node in cluster.nodes if node not in gone)
+        if self.shrinks and gone and all(left[stage] for stage in STAGE_OF_HOST):
+            following = cluster.next_generation(without={node.node_id for node in gone})
+        else:
+            following = cluster.next_generation(
+                {node.node_id: self.spares.pop(0).as_node(node.stage) for node in gone}
+            )
+        counts = Counter(node.stage for node in following.nodes)
+        stages = tuple(replace(stage, num_replicas=counts[index]) for index, stage in enumerate(job.stages))
+        self.training.go_on(following, replace(job, stages=stages))
+
+    def train(self) -> str:
+        """Follow the training to its end; returns how it ended."""
+        for _ in range(MAX_RESTARTS + 1):
+            outcome = follow_training(self.run, self.training.cluster, on_progress=lambda progress: None)
+            match outcome:
+                case Complete():
+                    return "trained"
+                case MachinesLost():
+                    print(
+                        f"  {outcome.message.splitlines()[0]} {outcome.node_ids}", file=sys.stderr, flush=True
+                    )
+                    self.go_on(outcome)
+                case Failed(error):
+                    return f"refused: {error}"
+                case _:
+                    return f"without a reason: {outcome}"
+        return f"refused: it was lost more than {MAX_RESTARTS} times"
+
+    def outcome(self, dataset: PreparedDataset) -> Outcome:
+        """Train, and say what is left that is not so."""
+        started_s = time.monotonic()
+        happening = threading.Thread(target=self.disturb, daemon=True)
+        happening.start()
+        ended_as = self.train()
+        happening.join(LIMIT_S)
+        wrong = list(self.trouble)
+        seconds = time.monotonic() - started_s
+        if ended_as == "trained":
+            working = {node.node_id for node in self.training.cluster.nodes}
+            for host in self.hosts:
+                if host.node_id in working:
+                    wrong += self._left_running(host)
+        elif not ended_as.startswith("refused"):
+            wrong.append(ended_as)
+        lost, doubled = rows_wrong(self.notes, dataset) if ended_as == "trained" else (0, 0)
         return Outcome(
-            seconds=seconds,
-            ended_as="trained" if status == 0 else errors[-1] if errors else "without a reason",
-            generations=len(attempts),
+            seed=self.seed,
+            kind=self.kind,
+            redo_log=self.redo_log,
+            step=self.at_step,
+            seconds=round(seconds, 1),
+            ended_as=ended_as,
+            generations=self.training.cluster.generation,
+            rows_lost=lost,
+            rows_doubled=doubled,
             wrong=tuple(wrong),
         )
 
+    def _left_running(self, host: Host) -> list[str]:
+        """Return what runs on a machine long after its training has ended."""
+        assert host.node is not None
+        running: list[psutil.Process] = []
 
-def rows_wrong(attempts: list[list[int]], *, num_steps: int) -> list[str]:
-    """Return what is wrong where the generations of a run trained these steps, in order.
+        def has_ended() -> bool:
+            running[:] = processes_of(self.run, host)
+            return not running
 
-    Each must go on at a step behind a checkpoint of those before, and train every step to its end once.
+        with suppress(AssertionError):
+            wait_for(has_ended, timeout_s=END_LIMIT_S, what="the end", poll_s=0.2)
+        return [f"{host.node_id} still runs {process.pid}" for process in running]
+
+    def end(self) -> None:
+        """End all that is left."""
+        for host in self.hosts:
+            for process in processes_of(self.run, host):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            if host.node is not None:
+                host.node.wait(10)
+
+
+def processes_of(run: RunDirectory, host: Host) -> list[psutil.Process]:
+    """Return all living processes of a run on a machine, whoever their parent is."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            variables = process.environ()
+            own = (
+                variables.get("TMPDIR") == str(host.folder)
+                and variables.get("HETERPS_RUN_DIR") == run.location
+            )
+            if own and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _kill_worker(case: Case) -> None:
+    os.kill(case.draw.choice(case.workers(case.victim())), signal.SIGKILL)
+
+
+def _kill_agent(case: Case) -> None:
+    node = case.victim().node
+    assert node is not None
+    node.kill()
+
+
+def _lose_two(case: Case) -> None:
+    for node in case.draw.sample(case.training.cluster.nodes, 2):
+        case.training.host_of(node).lose()
+
+
+def _lose_store_host(case: Case) -> None:
+    case.training.host_of(case.training.cluster.rendezvous_node).lose()
+
+
+def _stop_bucket(case: Case) -> None:
+    case.store.send_signal(signal.SIGSTOP)
+    time.sleep(60.0)
+    case.store.send_signal(signal.SIGCONT)
+
+
+def _jump_clock(case: Case) -> None:
+    (case.victim().folder / "two hours later").touch()
+
+
+def _stand_still(case: Case) -> None:
+    processes = processes_of(case.run, case.victim())
+    for process in processes:
+        process.suspend()
+    time.sleep(case.draw.uniform(2.0, 12.0))
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def _cut_off(case: Case) -> None:
+    link = f"host{case.victim().number}"
+    subprocess.run(["ip", "link", "set", link, "nomaster"], check=True)
+    time.sleep(case.draw.choice([5.0, 15.0, 45.0]))
+    subprocess.run(["ip", "link", "set", link, "master", BRIDGE], check=True)
+
+
+KINDS: dict[str, Callable[[Case], None]] = {
+    "worker": _kill_worker,
+    "agent": _kill_agent,
+    "host": lambda case: case.victim().lose(),
+    "two hosts": _lose_two,
+    "host of the workers' store": _lose_store_host,
+    "bucket away": _stop_bucket,
+    "clock jumps": _jump_clock,
+    "host stands still": _stand_still,
+    "loss in recovery": Case.lose_in_recovery,
+    "host cut off": _cut_off,
+}
+
+
+def make_job(dataset: Path, *, redo_log: bool) -> TrainingJob:
+    """Return the training of all cases; the two replicas of the first stage note the rows that they train."""
+    return TrainingJob(
+        run_id="elastic",
+        model="tests.heterps_core.training.test_rows_after_losses:build_noting",
+        dataset=str(dataset),
+        stages=(Stage(0, 1, "cpu", 2), Stage(2, 2, "cpu", 1)),
+        config=TrainingConfig(
+            batch_size=BATCH_SIZE,
+            num_microbatches=NUM_MICROBATCHES,
+            num_epochs=1,
+            seed=3,
+            checkpoint_interval_steps=CHECKPOINT_INTERVAL_STEPS,
+            redo_log=redo_log,
+        ),
+    )
+
+
+def rows_wrong(notes: Path, dataset: PreparedDataset) -> tuple[int, int]:
+    """Return how many rows the model that is left lacks, and how many it has seen more than once.
+
+    A row is known by its numeric columns. Generations are read from the last to the first: each one's steps before
+    the first of the one behind it are those of the model.
     """
-    wrong, last = [], 0
-    for number, steps in enumerate(attempts):
-        if steps != list(range(steps[0], steps[0] + len(steps))) or steps[0] > last + 1:
-            wrong.append(f"generation {number + 1} trained steps {steps[0]} to {steps[-1]} behind {last}")
-        last = steps[-1]
-    return [*wrong, *([f"{last} of {num_steps} steps were trained"] if last != num_steps else [])]
+    step_of_row: dict[bytes, int] = {}
+    for step in range(NUM_STEPS):
+        rows = dataset.batch_rows(0, step, batch_size=BATCH_SIZE, seed=3)
+        for row in dataset.batch(rows).dense.numpy():
+            step_of_row[row.tobytes()] = step
+    assert len(step_of_row) == NUM_STEPS * BATCH_SIZE, "rows must differ in their numeric columns"
+    seen: Counter[bytes] = Counter()
+    behind = NUM_STEPS
+    for generation in sorted({int(path.name.partition("-")[0]) for path in notes.iterdir()}, reverse=True):
+        first = behind
+        for path in notes.glob(f"{generation}-*"):
+            steps = [[row.tobytes() for row in rows] for rows in noted_steps(path)]
+            if steps:
+                first = min(first, step_of_row[steps[0][0]])
+            for rows in steps:
+                seen.update(row for row in rows if step_of_row[row] < behind)
+        behind = first
+    return len(step_of_row.keys() - seen.keys()), sum(count > 1 for count in seen.values())
 
 
-def run_case(folder: Path, seed: int) -> Outcome:
-    """Run a case in a fresh network namespace, on the rows of a seed."""
-    started_s = time.monotonic()
-    with RentedCloud(folder) as cloud:
-        write_click_stream(folder / "clicks.tsv", num_rows=NUM_ROWS, seed=seed)
-        case = Case(cloud)
-        try:
-            case.wait(case.trains, "training")
-            case.kill_a_worker()
-            status = case.flow.wait(LIMIT_S)
-            return case.outcome(status, time.monotonic() - started_s)
-        finally:
-            if case.flow.poll() is None:
-                case.flow.kill()
+def measure(folder: Path, *, seeds: range) -> None:
+    """Run cases one after the other, and print a line for each."""
+    make_bridge(STORE_ADDRESS)
+    (folder / "sitecustomize.py").write_text(CLOCK)
+    os.environ |= {
+        "AWS_ENDPOINT_URL": f"http://{STORE_ADDRESS}:{STORE_PORT}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    store = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", STORE_ADDRESS, "-p", str(STORE_PORT)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.environ |= {"PYTHONPATH": f"{folder}:{Path.cwd()}", "OMP_NUM_THREADS": "1"}
+    wait_for(lambda: answers(os.environ["AWS_ENDPOINT_URL"], timeout_s=1.0), what="the store", timeout_s=60)
+    boto3.client("s3").create_bucket(Bucket="runs")
+    stream = write_click_stream(folder / "clicks.tsv", num_rows=NUM_ROWS, seed=0)
+    prepare_dataset(stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=50, out_dir=folder / "prepared")
+    dataset = PreparedDataset.open(folder / "prepared")
+    networks = [
+        NetworkHost(number, f"172.31.0.{number + 10}", mbit_per_s=LINK_MBIT_PER_S)
+        for number in range(len(STAGE_OF_HOST) + 1)
+    ]
+    try:
+        for seed in seeds:
+            case = Case(folder / str(seed), networks, store, seed)
+            try:
+                print(json.dumps(asdict(case.outcome(dataset))), flush=True)
+            finally:
+                case.end()
+    finally:
+        for network in networks:
+            network.end()
+        store.kill()
+        store.wait()
 
 
-def run(*, seed: int = 0, num_cases: int = 2) -> list[dict[str, Any]]:
-    """Run the cases of consecutive seeds; print a line for each and return the figures."""
+def run(*, seed: int = 0, num_cases: int = 200) -> list[dict[str, Any]]:
+    """Run the cases of consecutive seeds, each session of them in a fresh network namespace."""
     reason = why_no_hosts()
     if reason is not None:
         raise SystemExit(f"chaos: {reason}")
-    outcomes = []
-    for case_seed in range(seed, seed + num_cases):
+    outcomes: list[Outcome] = []
+    for first in range(seed, seed + num_cases, CASES_PER_SESSION):
+        count = min(CASES_PER_SESSION, seed + num_cases - first)
         with tempfile.TemporaryDirectory(prefix="heterps-chaos-") as folder:
-            place = str(Path(folder) / "cloud")
-            command = [*("unshare", "--net", sys.executable, "-m", __name__), place, str(case_seed)]
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
-        outcomes.append(Outcome(**json.loads(output.splitlines()[-1])))
-        print(f"seed {case_seed}: {outcomes[-1]}", flush=True)
-    trained = sum(each.ended_as == "trained" for each in outcomes)
+            command = [*("unshare", "--net", sys.executable, "-m", __name__), folder, str(first), str(count)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as session:
+                assert session.stdout is not None
+                for line in session.stdout:
+                    outcomes.append(Outcome(**json.loads(line)))
+                    print(outcomes[-1], flush=True)
+    trained = [each for each in outcomes if each.ended_as == "trained"]
     figures = [
         figure("chaos_cases", len(outcomes), "cases"),
-        figure("chaos_trained", trained, "cases"),
-        figure("chaos_refused_with_a_reason", len(outcomes) - trained, "cases", higher=False),
+        figure("chaos_trained", len(trained), "cases"),
+        figure("chaos_refused_with_a_reason", len(outcomes) - len(trained), "cases", higher=False),
         figure("chaos_something_wrong", sum(bool(each.wrong) for each in outcomes), "cases", higher=False),
+        figure("chaos_rows_lost", sum(each.rows_lost for each in outcomes), "rows", higher=False),
+        figure("chaos_rows_doubled", sum(each.rows_doubled for each in outcomes), "rows", higher=False),
     ]
-    show(figures, f"{len(outcomes)} runs on rented machines, each disturbed once")
+    show(figures, f"{len(outcomes)} trainings, each disturbed once")
     return figures
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(run_case(Path(sys.argv[1]), int(sys.argv[2])))))
+    first_seed = int(sys.argv[2])
+    measure(Path(sys.argv[1]), seeds=range(first_seed, first_seed + int(sys.argv[3])))

@@ -1,7 +1,7 @@
 """The process of a machine that keeps the redo logs of its workers and of those of one other machine.
 
-It lives as long as its node, so logs are there when workers have ended. It is a server of multiprocessing: calls are
-pickled, on connections that begin with a proof that both ends have the run's key.
+It lives as long as its node, so logs are there when workers have ended. Calls are pickled, on connections that begin
+with a proof that both ends have the run's key; arrays travel beside them as they lie in memory.
 """
 
 from __future__ import annotations
@@ -9,10 +9,17 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
+import socket
+import struct
 import threading
-from multiprocessing import connection
-from multiprocessing.managers import BaseManager
-from typing import NamedTuple
+from contextlib import suppress
+from functools import partial
+from multiprocessing import AuthenticationError, connection
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from heterps_core.cluster import Cluster
 from heterps_core.training.job import TrainingConfig
@@ -75,18 +82,42 @@ class StepLogs:
             return self._logs[generation, rank].state(step)
 
 
-_LOGS = StepLogs()
+class _Channel:
+    """An end of a connection, from which messages of any size are sent and read without a copy of their arrays."""
 
+    def __init__(self, connected: Connection) -> None:
+        self._connected = connected
+        with socket.socket(fileno=os.dup(connected.fileno())) as same:
+            same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-def _logs() -> StepLogs:
-    return _LOGS
+    def send(self, message: object) -> None:
+        buffers: list[pickle.PickleBuffer] = []
+        pickled = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+        parts = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
+        sizes = struct.pack(f"<q{len(parts)}q", len(parts), *(part.nbytes for part in parts))
+        for part in (memoryview(sizes), *parts):
+            while part.nbytes:
+                part = part[os.write(self._connected.fileno(), part) :]
 
+    def receive(self) -> Any:
+        """Return the next message.
 
-class _Manager(BaseManager):
-    pass
+        Raises:
+            EOFError: The other end sends no more.
+        """
+        (num_parts,) = struct.unpack("<q", self._read(8))
+        pickled, *buffers = map(self._read, struct.unpack(f"<{num_parts}q", self._read(8 * num_parts)))
+        return pickle.loads(pickled, buffers=buffers)
 
-
-_Manager.register("logs", callable=_logs, exposed=("begin", "add", "summaries", "state"))
+    def _read(self, num_bytes: int) -> memoryview:
+        buffer = np.empty(num_bytes, dtype=np.uint8).data
+        rest = buffer
+        while rest.nbytes:
+            num_read = os.readv(self._connected.fileno(), [rest])
+            if not num_read:
+                raise EOFError("the connection has ended")
+            rest = rest[num_read:]
+        return buffer
 
 
 class Keeper:
@@ -99,33 +130,29 @@ class Keeper:
 
     def __init__(self, host: str, *, key: bytes) -> None:
         self._host, self._key = host, key
-        self._manager: _Manager | None = None
+        self.process: multiprocessing.process.BaseProcess | None = None
+        self.address: str | None = None
+        """Host and port; None where there is no process."""
 
     def start(self) -> None:
         """Start the process, where it does not run yet; where it cannot, the log says so."""
-        if self._manager is not None:
+        if self.process is not None:
             return
         context = multiprocessing.get_context("forkserver")
-        manager = _Manager(address=(self._host, 0), authkey=self._key, ctx=context)
+        here, there = context.Pipe()
+        self.process = context.Process(target=_keep, args=(self._host, self._key, there), daemon=True)
         try:
-            manager.start(initializer=_end_with_node)
+            self.process.start()
+            there.close()
+            self.address = here.recv()
         except (OSError, EOFError) as error:
             logger.warning("steps are not logged on %s: %s", self._host, error or type(error).__name__)
-        else:
-            self._manager = manager
-
-    @property
-    def address(self) -> str | None:
-        """Host and port; None where there is no process."""
-        if self._manager is None:
-            return None
-        host, port = self._manager.address  # type: ignore[str-unpack, misc]
-        return f"{host}:{port}"
 
     def close(self) -> None:
         """End the process, where there is one."""
-        if self._manager is not None:
-            self._manager.shutdown()
+        if self.process is not None and self.process.pid is not None:
+            self.process.kill()
+            self.process.join()
 
 
 def connect(place: KeeperPlace, *, key: bytes) -> StepLogs:
@@ -138,10 +165,42 @@ def connect(place: KeeperPlace, *, key: bytes) -> StepLogs:
     host, _, port = place.address.rpartition(":")
     if not host:
         raise ConnectionError("there is no keeper")
-    manager = _Manager(address=(host, int(port)), authkey=key)
-    manager.connect()
-    logs: StepLogs = manager.logs()  # type: ignore[attr-defined]
-    return logs
+    return cast(StepLogs, _Calls(_Channel(connection.Client((host, int(port)), authkey=key))))
+
+
+class _Calls:
+    def __init__(self, channel: _Channel) -> None:
+        self._channel = channel
+
+    def __getattr__(self, method: str) -> partial[Any]:
+        return partial(self._call, method)
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        self._channel.send((method, arguments))
+        return self._channel.receive()
+
+
+def _keep(host: str, key: bytes, told: Connection) -> None:
+    """Answer calls for as long as the node lives."""
+    _end_with_node()
+    logs = StepLogs()
+    with connection.Listener((host, 0), backlog=64) as listener:
+        address, port = cast(tuple[str, int], listener.address)
+        told.send(f"{address}:{port}")
+        while True:
+            connected = listener.accept()
+            threading.Thread(target=_answer, args=(logs, connected, key), daemon=True).start()
+
+
+def _answer(logs: StepLogs, connected: Connection, key: bytes) -> None:
+    """Answer the calls of one connection, whose other end has the key, to its end."""
+    with connected, suppress(OSError, EOFError, AuthenticationError):
+        connection.deliver_challenge(connected, key)
+        connection.answer_challenge(connected, key)
+        channel = _Channel(connected)
+        while True:
+            method, arguments = channel.receive()
+            channel.send(getattr(logs, method)(*arguments))
 
 
 def _end_with_node() -> None:

@@ -26,6 +26,9 @@ Rows: TypeAlias = tuple[npt.NDArray[np.int64], Values]
 KEPT_STEPS = 4
 """With delayed updates workers are at most two steps apart, and what is kept of one may be one more behind."""
 
+MERGED_RUNS = 8
+"""Changes of so many steps are merged at once: more hold more rows twice, fewer merge each row more often."""
+
 LOG_BYTES = 256 * 1024**2
 """Most bytes of a log; where more has changed since the last checkpoint, it begins again behind the next one."""
 
@@ -150,26 +153,26 @@ class _Segment:
     """What changed between two checkpoints."""
 
     last_step: int = 0
-    runs: dict[str, list[Rows]] = field(default_factory=dict)
-    """By table, the newest last; each is more than twice as long as the next, so that a row is merged seldom."""
+    runs: dict[str, list[tuple[int, Rows]]] = field(default_factory=dict)
+    """By table, the newest last, with how often each was merged; as many as `MERGED_RUNS` alike become one."""
 
     def add(self, changes: StepChanges) -> None:
         self.last_step = changes.cursor.step
         for table, rows in changes.rows.items():
             runs = self.runs.setdefault(table, [])
-            runs.append(rows)
-            while len(runs) > 1 and len(runs[-2][0]) <= 2 * len(runs[-1][0]):
-                runs[-2:] = [merged(runs[-2:])]
+            runs.append((0, rows))
+            while len(runs) >= MERGED_RUNS and runs[-MERGED_RUNS][0] == runs[-1][0]:
+                runs[-MERGED_RUNS:] = [(runs[-1][0] + 1, merged([run for _, run in runs[-MERGED_RUNS:]]))]
 
     def rows(self) -> dict[str, Rows]:
-        return {table: merged(runs) for table, runs in self.runs.items()}
+        return {table: merged([run for _, run in runs]) for table, runs in self.runs.items()}
 
     @property
     def num_bytes(self) -> int:
         return sum(
             rows_U.nbytes + sum(each.nbytes for each in values.values())
             for runs in self.runs.values()
-            for rows_U, values in runs
+            for _, (rows_U, values) in runs
         )
 
 

@@ -74,8 +74,9 @@ class StepSender:
         }
         self._new_dense: dict[int, Values] = {}
         # Replicas of a stage have the same dense part, so where they are on two machines, two have it already.
-        is_on_one_machine = len({places[rank].node_id for rank in layout.ranks[stage]}) == 1
-        own_has_dense = not is_on_one_machine or self._rank == layout.ranks[stage][0]
+        firsts = {places[rank].node_id: rank for rank in reversed(layout.ranks[stage])}
+        is_on_one_machine = len(firsts) == 1
+        own_has_dense = self._rank in sorted(firsts.values())[:2]
         self._keepers: list[tuple[KeeperPlace, StepLogs, LoggedWorker]] = []
         buddy = buddy_of(own.node_id, places)
         for place, has_dense in ((own, own_has_dense), (buddy, own_has_dense and is_on_one_machine)):
@@ -95,8 +96,9 @@ class StepSender:
             except (OSError, EOFError, AuthenticationError) as error:
                 _tell(place, error)
         self._has_dense = own_has_dense
-        self._waiting: queue.Queue[StepChanges | None] = queue.Queue()
-        self._has_arrived = threading.Event()
+        self._waiting: queue.Queue[Callable[[], StepChanges] | None] = queue.Queue()
+        self._has_copied, self._has_arrived = threading.Event(), threading.Event()
+        self._has_copied.set()
         self._has_arrived.set()
         self._thread = threading.Thread(target=self._send, name="step-log", daemon=True)
 
@@ -115,12 +117,12 @@ class StepSender:
             }
 
     def finish_step(self, cursor: TrainingCursor, *, begins_checkpoint: bool) -> None:
-        """Begin to send what a step changed, once what the step before did has arrived."""
+        """Begin to copy and send what a step changed, once what the step before did has arrived."""
         if not self._keepers:
             for table in self._model.tables.values():
                 table.log_rows(is_on=False)
             return
-        rows = {name: _on_host(*table.take_step()) for name, table in self._model.tables.items()}
+        copies = {name: table.take_step() for name, table in self._model.tables.items()}
         dense, self._new_dense = self._new_dense, {}
         if not self._has_arrived.wait(ARRIVAL_LIMIT_S):
             for place, *_ in self._keepers:
@@ -128,16 +130,30 @@ class StepSender:
             self._keepers = []
             return
         self._has_arrived.clear()
+        self._has_copied.clear()
         self._waiting.put(
-            StepChanges(cursor=cursor, dense=dense, rows=rows, begins_checkpoint=begins_checkpoint)
+            lambda: StepChanges(
+                cursor=cursor,
+                dense=dense,
+                rows={name: _on_host(*copy()) for name, copy in copies.items()},
+                begins_checkpoint=begins_checkpoint,
+            )
         )
+
+    def wait_for_copies(self) -> None:
+        """Wait until rows may change again: those that the step before changed are copied."""
+        self._has_copied.wait()
 
     def close(self) -> None:
         """Send no more."""
         self._waiting.put(None)
 
     def _send(self) -> None:
-        while (changes := self._waiting.get()) is not None:
+        while (copied := self._waiting.get()) is not None:
+            try:
+                changes = copied()
+            finally:
+                self._has_copied.set()
             self._call(partial(self._add, changes, self._checkpoints.complete_step))
             self._has_arrived.set()
 

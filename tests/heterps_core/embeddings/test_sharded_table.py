@@ -104,7 +104,7 @@ def test_what_is_logged_of_a_step_are_the_rows_that_differ_from_before_and_what_
         look_up_and_learn(table, rows_of(rank), torch.ones(len(rows_of(rank)), DIMENSION))
         table.apply_gradients(learning_rate=0.1)
 
-        rows_U, tensors = table.take_step()
+        rows_U, tensors = table.take_step()()
 
         differs_R = (table.weight_RD != before_RD).any(1)
         assert rows_U.tolist() == differs_R.nonzero()[:, 0].tolist()

@@ -1,10 +1,38 @@
 """When a node counts as lost; by the clock of the flow's host alone."""
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 
+from heterps_core.cluster import Cluster, Node
+from heterps_core.hardware import Market
 from heterps_core.training import monitor
+from heterps_core.training.node.node_life import HEARTBEAT, node_key
+from heterps_core.training.outcome import Complete, MachinesLost
+from heterps_core.training.storage.run_directory import RESULT, RunDirectory
+
+CLUSTER = Cluster(
+    run_id="test",
+    provider="local",
+    nodes=tuple(
+        Node(
+            node_id=name,
+            address="127.0.0.1",
+            device_type="cpu",
+            instance_type="local",
+            market=Market.ON_DEMAND,
+            stage=stage,
+            num_workers=1,
+            price_usd_per_hour=0.1,
+            provider_instance_id=name,
+        )
+        for stage, name in enumerate(("first", "second"))
+    ),
+    rendezvous="127.0.0.1:29500",
+    created_at="2026-11-24T00:00:00+00:00",
+)
 
 
 class Clock:
@@ -49,3 +77,41 @@ def test_a_machine_may_take_minutes_to_boot_but_not_for_ever(clock):
 
     said = pulse.silence("node", None)
     assert re.search(r"within 300 s of its launch, but node gave none.*system log", said)
+
+
+class Waiting(Clock):
+    """Sets itself forward where anything waits; a node beats meanwhile."""
+
+    def __init__(self, run, *, beating):
+        self.beat = Path(run.location) / node_key(beating, HEARTBEAT)
+
+    def sleep(self, seconds):
+        self.now_s += 5.0
+        os.utime(self.beat, (self.now_s, self.now_s))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Two nodes that have given a sign of life, of which the second goes on to."""
+    run = RunDirectory(str(tmp_path))
+    for node in CLUSTER.nodes:
+        run.write_json(node_key(node.node_id, HEARTBEAT), {})
+    monkeypatch.setattr(monitor, "time", Waiting(run, beating="second"))
+    return run
+
+
+def follow(run):
+    return monitor.follow_training(run, CLUSTER, on_progress=lambda progress: None)
+
+
+def test_a_node_that_falls_silent_before_any_step_is_lost_though_others_wait_for_it(run):
+    outcome = follow(run)
+
+    assert isinstance(outcome, MachinesLost)
+    assert outcome.node_ids == ("first",)
+
+
+def test_a_node_that_falls_silent_behind_the_result_is_not_missed(run):
+    run.write_json(RESULT, {"is_complete": True, "judgements": {}})
+
+    assert isinstance(follow(run), Complete)

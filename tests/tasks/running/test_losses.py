@@ -10,7 +10,14 @@ from heterps_core.errors import TrainingError
 from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.workspace import Workspace
-from tasks.running.losses import note_decision, note_loss, read_losses, restarts_of, restarts_text
+from tasks.running.losses import (
+    note_decision,
+    note_loss,
+    read_losses,
+    restarts_of,
+    restarts_text,
+    slowness_of,
+)
 
 NOW = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
 
@@ -29,7 +36,7 @@ def run(tmp_path):
     return directory
 
 
-def lose(workspace, run, number, *, minutes=0, signature=None, is_noticed=False):
+def lose(workspace, run, number, *, minutes=0, signature=None, is_noticed=False, slowness=1.0):
     """Lose launch `number` of the run."""
     launch_id = "r1" if number == 1 else f"r1.{number}"
     return note_loss(
@@ -41,6 +48,7 @@ def lose(workspace, run, number, *, minutes=0, signature=None, is_noticed=False)
         usd_per_hour=1.8,
         max_restarts_per_hour=2,
         now=NOW + timedelta(minutes=minutes),
+        slowness=slowness,
     )
 
 
@@ -49,6 +57,33 @@ def test_a_loss_says_how_many_steps_it_costs_and_from_where_the_run_goes_on(work
 
     assert loss.summary == "loss 1: 50 steps are lost, and the run goes on from step 200"
     assert read_losses(workspace, "r1") == [loss]
+
+
+def test_steps_are_lost_once_where_a_second_loss_comes_before_any_is_trained_again(workspace, run):
+    first, second = lose(workspace, run, 1), lose(workspace, run, 2)
+
+    assert (first.lost_steps, second.lost_steps) == (50, 0)
+
+    progress = run.require_json("progress.json")
+    run.write_json("progress.json", {**progress, "step": 240, "attempt": 1})
+    assert lose(workspace, run, 3, minutes=90).lost_steps == 40
+
+
+def test_a_fleet_that_has_just_begun_is_as_slow_against_its_plan_as_the_one_before(workspace, run):
+    def slowness():
+        return slowness_of(workspace, "r1", run, planned_samples_per_s=100.0)
+
+    progress = run.require_json("progress.json")
+    assert slowness() == 1.0
+    run.write_json("progress.json", {**progress, "elapsed_s": 60.0, "num_samples": 2_000})
+    assert slowness() == 3.0  # 100 a second for 60 s were planned
+
+    lose(workspace, run, 1, slowness=slowness())
+    assert slowness_of(workspace, "r1", run, planned_samples_per_s=50.0) == 3.0
+    run.write_json("progress.json", {**progress, "attempt": 1, "elapsed_s": 29.0, "num_samples": 2_900})
+    assert slowness() == 3.0
+    run.write_json("progress.json", {**progress, "attempt": 1, "elapsed_s": 40.0, "num_samples": 2_000})
+    assert slowness() == 2.0
 
 
 def test_how_the_run_goes_on_stands_beside_its_last_loss(workspace, run):

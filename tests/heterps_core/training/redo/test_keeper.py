@@ -84,7 +84,7 @@ from heterps_core.training.redo.keeper import Keeper
 if __name__ == "__main__":
     keeper = Keeper("127.0.0.1", key=b"key")
     keeper.start()
-    print(keeper._manager._process.pid, flush=True)
+    print(keeper.process.pid, flush=True)
     time.sleep(60)
 """
 

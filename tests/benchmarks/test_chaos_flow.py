@@ -1,6 +1,6 @@
 import pytest
 
-from tests.benchmarks.chaos import rows_wrong
+from tests.benchmarks.chaos_flow import rows_wrong
 
 
 @pytest.mark.parametrize(
