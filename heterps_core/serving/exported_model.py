@@ -61,7 +61,7 @@ class ClickPredictor:
 
     Raises:
         CheckpointError: A file is missing, or the weights are not those that the description was written for.
-        ConfigurationError: The model's code cannot be imported.
+        ConfigurationError: The model's code cannot be imported, or has other layers than were exported.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -112,13 +112,19 @@ class _MappedTable(ShardedTable):
 def _load_layers(model: str, features: FeatureSpec, weights: Mapping[str, Tensor]) -> list[nn.Module]:
     chain = build_chain(model, features, seed=0)
     for name, layer in chain.named_children():
-        if isinstance(layer, SlotEmbedding):
-            of_table = (key for key in weights if key.startswith(f"{name}."))
-            own = {key.removeprefix(f"{name}."): weights[key] for key in of_table}
-            layer.attach_table(_MappedTable(own, layer.bags, layer.ids))
-        else:
-            names = {key: tensor_name(name, layer, key) for key in layer.state_dict()}
-            layer.load_state_dict({key: weights[own] for key, own in names.items() if own in weights})
+        try:
+            if isinstance(layer, SlotEmbedding):
+                of_table = (key for key in weights if key.startswith(f"{name}."))
+                own = {key.removeprefix(f"{name}."): weights[key] for key in of_table}
+                layer.attach_table(_MappedTable(own, layer.bags, layer.ids))
+            else:
+                names = {key: tensor_name(name, layer, key) for key in layer.state_dict()}
+                layer.load_state_dict({key: weights[own] for key, own in names.items() if own in weights})
+        except (KeyError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"{model} must have the layers that it was exported with, but its code has others today: the weights "
+                f"of {name!r} do not fit; load it with the code of then, or train it anew"
+            ) from error
     return list(chain.eval().children())
 
 

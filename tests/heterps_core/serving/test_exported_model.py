@@ -16,7 +16,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
-from heterps_core.errors import CheckpointError, DataError
+from heterps_core.errors import CheckpointError, ConfigurationError, DataError
 from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import ClickPredictor, export_model
@@ -155,6 +155,17 @@ def test_changed_weights_are_refused(exported, tmp_path):
     (tmp_path / WEIGHTS).write_bytes(damaged)
 
     with pytest.raises(CheckpointError, match="was changed or damaged"):
+        ClickPredictor(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["lr", "dcnv2"])
+def test_a_model_whose_code_has_other_layers_today_is_refused_in_a_line(model, exported, tmp_path):
+    for path in exported[0].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    description = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps(description | {"model": model}))
+
+    with pytest.raises(ConfigurationError, match=f"{model} must have the layers .* train it anew"):
         ClickPredictor(tmp_path)
 
 
