@@ -6,8 +6,10 @@ Both take what the commands of the same names take. What a user can fix is raise
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +115,9 @@ def train(**parameters: Any) -> Run:
     Raises:
         HeterpsError: As the command says in a line.
     """
+    # Prefect cannot be loaded where an event loop runs, as in a notebook; a thread has none.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(import_module, "prefect").result()
     from flows.command_line import run_here
     from flows.parameters import TrainParameters
     from infra.workspace import Workspace

@@ -80,8 +80,7 @@ def connect(workspace: Workspace, *, load: str) -> ModuleType:
     """
     settings = project_environment(workspace)
     os.environ.update(settings)
-    # A server takes as long to start as a flow to load. Prefect cannot be loaded where an event loop runs, as in a
-    # notebook; a thread has none.
+    # A server takes as long to start as a flow to load.
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(import_module, load)
         if not os.environ.get("PREFECT_API_URL"):
