@@ -65,11 +65,7 @@ class Run:
             "USD": self.record.usd,
             "samples/s": self.record.throughput_samples_per_s,
             "AUC": self.record.auc,
-            "champion": None
-            if self.record.was_promoted is None
-            else "yes"
-            if self.record.was_promoted
-            else "no",
+            "champion": {None: None, True: "yes", False: "no"}[self.record.was_promoted],
         }
         forms = {"USD": "{:.4f}", "samples/s": "{:,.0f}", "AUC": "{:.4f}"}
         return [

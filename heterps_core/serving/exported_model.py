@@ -123,7 +123,7 @@ def _load_layers(model: str, features: FeatureSpec, weights: Mapping[str, Tensor
         except (KeyError, RuntimeError) as error:
             raise ConfigurationError(
                 f"{model} must have the layers that it was exported with, but its code has others today: the weights "
-                f"of {name!r} do not fit; load it with the code of then, or train it anew"
+                f"of {name!r} do not fit; load it with the code of then, or train it again"
             ) from error
     return list(chain.eval().children())
 

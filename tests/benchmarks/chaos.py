@@ -260,7 +260,7 @@ class Case:
 
 
 def processes_of(run: RunDirectory, host: Host) -> list[psutil.Process]:
-    """Return all living processes of a run on a machine, whoever their parent is."""
+    """Return all living processes of a run on a machine, whatever process started them."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

@@ -15,7 +15,7 @@ def test_a_run_whose_own_server_would_meet_a_locked_database_is_refused_in_one_l
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     workspace = Workspace(root=tmp_path).create()
     for name, value in project_environment(workspace).items():
-        monkeypatch.setenv(name, value)  # so that what it sets is taken back
+        monkeypatch.setenv(name, value)  # so that it is restored behind the test
     path = workspace.prefect_home / "prefect.db"
     with closing(sqlite3.connect(path)) as holder:
         holder.execute("CREATE TABLE alembic_version (version_num)")

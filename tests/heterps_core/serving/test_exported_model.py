@@ -165,7 +165,7 @@ def test_a_model_whose_code_has_other_layers_today_is_refused_in_a_line(model, e
     description = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps(description | {"model": model}))
 
-    with pytest.raises(ConfigurationError, match=f"{model} must have the layers .* train it anew"):
+    with pytest.raises(ConfigurationError, match=f"{model} must have the layers .* train it again"):
         ClickPredictor(tmp_path)
 
 
