@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import boto3
 import psutil
 
 from heterps_core.data.dataset import PreparedDataset
@@ -36,7 +35,6 @@ from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import follow_training
 from heterps_core.training.outcome import Complete, Failed, MachinesLost
 from heterps_core.training.storage.run_directory import RunDirectory
-from infra.workspace import answers
 from tasks.running.replacement import forget_lost
 from tests.benchmarks.elastic import (
     KEY,
@@ -46,12 +44,13 @@ from tests.benchmarks.elastic import (
     STORE_PORT,
     Host,
     Training,
+    start_store,
 )
 from tests.benchmarks.planner import figure, show
 from tests.heterps_core.training.node_processes import NUM_MICROBATCHES
 from tests.heterps_core.training.test_rows_after_losses import FOLDER_VARIABLE, noted_steps
 from tests.moto_server import REGION
-from tests.network_hosts import BRIDGE, NetworkHost, make_bridge, why_no_hosts
+from tests.network_hosts import BRIDGE, NetworkHost, why_no_hosts
 from tests.waiting import wait_for
 
 NUM_STEPS, BATCH_SIZE, CHECKPOINT_INTERVAL_STEPS = 100, 64, 15
@@ -380,23 +379,9 @@ def rows_wrong(notes: Path, dataset: PreparedDataset) -> tuple[int, int]:
 
 def measure(folder: Path, *, seeds: range) -> None:
     """Run cases one after the other, and print a line for each."""
-    make_bridge(STORE_ADDRESS)
     (folder / "sitecustomize.py").write_text(CLOCK)
-    os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://{STORE_ADDRESS}:{STORE_PORT}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": REGION,
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    store = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", STORE_ADDRESS, "-p", str(STORE_PORT)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    store = start_store()
     os.environ |= {"PYTHONPATH": f"{folder}:{Path.cwd()}", "OMP_NUM_THREADS": "1"}
-    wait_for(lambda: answers(os.environ["AWS_ENDPOINT_URL"], timeout_s=1.0), what="the store", timeout_s=60)
-    boto3.client("s3").create_bucket(Bucket="runs")
     stream = write_click_stream(folder / "clicks.tsv", num_rows=NUM_ROWS, seed=0)
     prepare_dataset(stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=50, out_dir=folder / "prepared")
     dataset = PreparedDataset.open(folder / "prepared")

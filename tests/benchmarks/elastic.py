@@ -286,9 +286,8 @@ class Measured:
     protection: dict[str, float]
 
 
-def measure(folder: Path, *, num_cases: int, seed: int) -> Measured:
-    """Lose one host after the other of one training."""
-    randomly = random.Random(seed)
+def start_store() -> subprocess.Popen[bytes]:
+    """Start S3 of moto for all hosts, in a process of its own, as what watches must not wait for it."""
     make_bridge(STORE_ADDRESS)
     os.environ |= {
         "AWS_ENDPOINT_URL": f"http://{STORE_ADDRESS}:{STORE_PORT}",
@@ -297,14 +296,20 @@ def measure(folder: Path, *, num_cases: int, seed: int) -> Measured:
         "AWS_DEFAULT_REGION": REGION,
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    # A process of its own, as what follows and watches is not to wait for it.
-    server = subprocess.Popen(
+    store = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", STORE_ADDRESS, "-p", str(STORE_PORT)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     wait_for(lambda: answers(os.environ["AWS_ENDPOINT_URL"], timeout_s=1.0), what="the store", timeout_s=60)
     boto3.client("s3").create_bucket(Bucket="runs")
+    return store
+
+
+def measure(folder: Path, *, num_cases: int, seed: int) -> Measured:
+    """Lose one host after the other of one training."""
+    randomly = random.Random(seed)
+    server = start_store()
     address = f"{STORE_ADDRESS}:{STORE_PORT}"
     run = RunDirectory(
         f"s3://runs/elastic?region={REGION}&scheme=http&endpoint_override={address}", secret=KEY
