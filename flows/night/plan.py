@@ -28,6 +28,7 @@ from heterps_core.training.job import (
     default_batch_size,
     default_dense_learning_rate,
 )
+from heterps_core.training.memory_need import redo_log_bytes
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider
@@ -251,9 +252,10 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     listed = get_provider(asked.provider).price_file
     prices = PriceCatalogue(price_files(run.workspace, listed=listed))
     offers = find_offers(device_types, catalogue=prices, region=asked.region)
-    offers = offers_that_hold_workers(
-        device_types, offers, host_bytes_of_worker=host_bytes_of_worker(job.num_samples)
-    )
+    host_bytes = host_bytes_of_worker(job.num_samples)
+    if asked.redo_log:
+        host_bytes += redo_log_bytes(profiled.planned_graph.layers)
+    offers = offers_that_hold_workers(device_types, offers, host_bytes_of_worker=host_bytes)
     learning = learn_from_runs(run.workspace, run_id=run.run_id)
 
     planning_time = PlanningTime(asked.max_planning_seconds or MAX_SECONDS)
@@ -271,6 +273,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
                 profiling_usd=profiled.profiling_usd(run.run_id),
                 update_mode=asked.update_mode,
                 wire_dtype=wire_dtype,
+                redo_log=asked.redo_log,
                 planning_time=planning_time,
             )
         )

@@ -118,7 +118,7 @@ def worker_memory(
                 f"{stage.device_type}; leave cards out of device_types, or dynamic_ids out of the schema"
             )
         memory_bytes = config.embedding_memory_bytes
-        is_swept = memory_bytes is not None and _table_bytes(layers, stage) > memory_bytes
+        is_swept = memory_bytes is not None and _table_bytes(layers, stage.num_replicas) > memory_bytes
         row_group_bytes = host_bytes_of_worker(num_train_rows) - WORKER_BYTES
         needs.append(
             WorkerMemory(
@@ -134,30 +134,32 @@ def worker_memory(
                     )
                     for layer in layers
                 ),
-                redo_log_bytes=_redo_log_bytes(layers, stage) if config.redo_log else 0,
+                redo_log_bytes=redo_log_bytes(layers, num_replicas=stage.num_replicas)
+                if config.redo_log
+                else 0,
             )
         )
     return tuple(needs)
 
 
-def _redo_log_bytes(layers: Sequence[Layer], stage: Stage) -> int:
+def redo_log_bytes(layers: Sequence[Layer], *, num_replicas: int = 1) -> int:
     """Return what a keeper takes for a worker: two logs, each with copies of its dense part of the last steps.
 
     Rows are there twice while they are merged. The worker on another machine is taken to be one of the same stage.
     """
-    rows = min(_table_bytes(layers, stage), LOG_BYTES)
+    rows = min(_table_bytes(layers, num_replicas), LOG_BYTES)
     dense = sum(layer.state_bytes for layer in layers if not layer.is_sharded)
     return round(KEEPER_BYTES) + 2 * (2 * rows + (KEPT_STEPS + 1) * dense)
 
 
-def _table_bytes(layers: Sequence[Layer], stage: Stage) -> int:
+def _table_bytes(layers: Sequence[Layer], num_replicas: int) -> int:
     """Return the rows of tables, with the optimizer's state, of one replica."""
-    return sum(-(-layer.state_bytes // stage.num_replicas) for layer in layers if layer.is_sharded)
+    return sum(-(-layer.state_bytes // num_replicas) for layer in layers if layer.is_sharded)
 
 
 def _state_bytes(layers: Sequence[Layer], config: TrainingConfig, stage: Stage) -> int:
     """Return what one replica of a stage holds of tables, weights, gradients and what optimizers keep."""
-    tables = _table_bytes(layers, stage)
+    tables = _table_bytes(layers, stage.num_replicas)
     if config.embedding_memory_bytes is not None:
         tables = min(tables, config.embedding_memory_bytes)
     copies = 4 if config.update_mode == DELAYED else 1
