@@ -20,6 +20,7 @@ from flows.parameter_model import FlowParameters
 from flows.service.prefect_connection import connect
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
 from heterps_core.json_file import read_json
+from heterps_core.toml_file import PARAMETERS_TABLE, SCHEMA_TABLE, SUFFIX, read_toml
 from infra.workspace import Workspace
 from tasks.running.progress import shown_steps
 
@@ -50,11 +51,11 @@ def main(
     """
     parameters = vars(parser_for(model, program=program or f"python -m {module}").parse_args(arguments))
     try:
-        file = parameters.pop(FILE_OPTION, None)
-        of_file = {} if file is None else read_parameters(Path(file))
-        if file is not None:
+        of_files: dict[str, Any] = {}
+        for file in parameters.pop(FILE_OPTION, ()):
+            of_files |= (of_file := read_parameters(Path(file)))
             model.of(of_file, place=f" in {file}")
-        run_here(module, model.of(of_file | parameters))
+        run_here(module, model.of(of_files | parameters))
     except Exception as error:
         told = _told(error)
         if told is None:
@@ -136,8 +137,11 @@ def parser_for(model: type[FlowParameters], *, program: str) -> argparse.Argumen
     )
     parser.add_argument(
         f"--{FILE_OPTION.replace('_', '-')}",
+        action="extend",
+        nargs="+",
         metavar="FILE",
-        help="JSON file with parameters by name, as heterps tune writes it; options win",
+        help="files with parameters by name, as heterps init (TOML) and heterps tune (JSON) write them; a later file "
+        "wins over an earlier one, and options over all",
     )
     add_options(parser, model)
     return parser
@@ -166,11 +170,15 @@ def add_options(parser: argparse.ArgumentParser, model: type[FlowParameters]) ->
 
 
 def read_parameters(path: Path) -> dict[str, Any]:
-    """Return the parameters of a JSON file by their names.
+    """Return the parameters of a file by their names; a TOML file that has a schema is the schema file, too.
 
     Raises:
-        ConfigurationError: It cannot be read, is no JSON, or holds anything but an object.
+        ConfigurationError: It cannot be read, is no JSON or TOML, or holds anything but an object.
     """
+    if path.suffix == SUFFIX:
+        tables = read_toml(path, what="parameters")
+        schema = {"schema_file": str(path)} if SCHEMA_TABLE in tables else {}
+        return schema | tables.get(PARAMETERS_TABLE, {})
     found = read_json(path, what="parameters")
     if not isinstance(found, dict):
         raise ConfigurationError(

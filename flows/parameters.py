@@ -83,7 +83,8 @@ class ModelParameters(FlowParameters):
     (s3://bucket/prefix); empty for a synthetic stream."""
 
     schema_file: str | None = None
-    """JSON file that names label, numeric and categorical columns; empty for the Criteo format."""
+    """TOML or JSON file that names label, numeric and categorical columns, as heterps init writes it; empty for the
+    Criteo format."""
 
     prepare_sql: str | None = None
     """File with a SQL query that makes the rows of each day, or all, of the table `rows` and of files in quotes; $day

@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get
 from heterps_core.errors import ConfigurationError, MalformedDocumentError
 from heterps_core.field_rules import Rule, shown
 from heterps_core.json_file import read_json
+from heterps_core.toml_file import SUFFIX, read_toml
 
 _Kind = TypeVar("_Kind")
 _PLAIN = {
@@ -49,6 +50,9 @@ class JsonForm:
 
     earlier_names: tuple[tuple[str, str], ...] = ()
     """Pairs of what a field was called in documents of before, and its name."""
+
+    toml_table: str = ""
+    """Table of a TOML file that may hold it in place of a JSON file."""
 
 
 _PLAIN_FORM = JsonForm()
@@ -84,13 +88,21 @@ class JsonDocument:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file of the JSON form.
+        """Read a file of the JSON form, or its table of a TOML file.
 
         Raises:
             ConfigurationError: The file cannot be read.
-            MalformedDocumentError: It is no JSON, or breaks a rule; carries the file.
+            MalformedDocumentError: It is no JSON or TOML, or breaks a rule; carries the file.
         """
-        document = read_json(path, what=cls.json_form.what)
+        form = cls.json_form
+        document: object
+        if form.toml_table and path.suffix == SUFFIX:
+            tables = read_toml(path, what=form.what)
+            if form.toml_table not in tables:
+                raise MalformedDocumentError(str(path), f"must hold a table [{form.toml_table}]")
+            document = tables[form.toml_table]
+        else:
+            document = read_json(path, what=form.what)
         try:
             return cls.from_json(document)
         except ConfigurationError as error:

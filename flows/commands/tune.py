@@ -40,7 +40,8 @@ class TuneParameters(FlowParameters):
     """As for heterps train: file, folder or pattern of clicks in time order; empty for a synthetic stream."""
 
     schema_file: str | None = None
-    """JSON file that names label, numeric and categorical columns; empty for the Criteo format."""
+    """TOML or JSON file that names label, numeric and categorical columns, as heterps init writes it; empty for the
+    Criteo format."""
 
     prepare_sql: str | None = None
     """File with a SQL query that makes the rows."""

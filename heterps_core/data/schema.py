@@ -20,6 +20,7 @@ from heterps_core.data.features import (
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.field_rules import Fraction, count
 from heterps_core.json_codec import JsonDocument, JsonForm
+from heterps_core.toml_file import SCHEMA_TABLE
 
 MAX_LIST_LENGTH = 1_000
 """Of a row; each value of the longest list takes 4 bytes of every row in memory."""
@@ -63,7 +64,7 @@ class SequenceColumn(JsonDocument):
 class DataSchema(JsonDocument):
     """How to read a table of labelled rows from CSV, TSV or Parquet."""
 
-    json_form = JsonForm(what="data schema", version=1, is_strict=True)
+    json_form = JsonForm(what="data schema", version=1, is_strict=True, toml_table=SCHEMA_TABLE)
 
     name: str
     label_column: str = ""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
+from flows import command_line
 from flows.command_line import main, parser_for
 from flows.parameter_checks import check_parameters
 from flows.parameters import TrainParameters
@@ -41,6 +42,28 @@ def test_values_have_the_type_of_their_parameter():
 
     assert (parsed.epochs, parsed.max_usd_per_hour, parsed.data, parsed.again) == (2, 0.5, "x.tsv", False)
     assert parsed.device_types == ["cpu-c7i", "gpu-t4"]
+
+
+def test_a_later_file_of_parameters_wins_and_an_option_over_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("first.toml").write_text("[parameters]\nmodel = 'lr'\nepochs = 2\nseed = 5\n")
+    Path("second.json").write_text('{"model": "deepfm", "epochs": 3}')
+    ran = []
+    monkeypatch.setattr(command_line, "run_here", lambda module, asked: ran.append(asked))
+
+    arguments = ["--parameters", "first.toml", "second.json", "--epochs", "4"]
+    assert main("flows.train_ctr", TrainParameters, arguments) == 0
+
+    assert (ran[0].model, ran[0].epochs, ran[0].seed) == ("deepfm", 4, 5)
+
+
+def test_a_wrong_parameter_is_told_with_its_file(tmp_path, capsys):
+    (tmp_path / "x.toml").write_text("[parameters]\nepoch = 2\n")
+
+    assert main("flows.train_ctr", TrainParameters, ["--parameters", str(tmp_path / "x.toml")]) == 2
+
+    told = capsys.readouterr().err
+    assert re.search(r"'epoch' is not a known parameter in .*x\.toml;.*Did you mean 'epochs'", told)
 
 
 @pytest.mark.parametrize(

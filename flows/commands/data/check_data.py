@@ -13,8 +13,8 @@ columns that are distributed otherwise. Of a folder of days the latest is checke
 
 examples:
   heterps check-data clicks/
-  heterps check-data today.parquet --before yesterday.parquet --schema clicks.schema.json
-  heterps check-data clicks/ --schema clicks.schema.json && heterps train --data clicks/
+  heterps check-data today.parquet --before yesterday.parquet --schema heterps.toml
+  heterps check-data clicks/ --schema heterps.toml && heterps train --data clicks/
 
 exit status: 0 where nothing is unusual; 2 where something is, or the data or an argument cannot be used.
 """
@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("data", metavar="FILE|FOLDER", help="the rows, or a folder of days, here or in S3")
     parser.add_argument("--before", metavar="FILE|FOLDER", help="rows to hold them against")
-    parser.add_argument("--schema", metavar="SCHEMA.json", help="of both (default: the Criteo format)")
+    parser.add_argument(
+        "--schema", metavar="FILE", help="schema of both, TOML or JSON (default: the Criteo format)"
+    )
 
 
 def run(options: argparse.Namespace) -> None:

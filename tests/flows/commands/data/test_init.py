@@ -4,6 +4,7 @@ import gzip
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import boto3
 import numpy as np
@@ -12,8 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.cli import main
+from flows.command_line import read_parameters
+from flows.parameters import TrainParameters
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import DataSchema, MultiHotColumn
+from heterps_core.errors import ConfigurationError
 from tests.moto_server import empty_cloud
 
 NUM_ROWS = 2_000
@@ -70,6 +74,49 @@ def test_the_schema_of_a_parquet_file_is_proposed_and_can_be_prepared_with(parqu
     assert "cannot be read as numbers or texts" in lines["place"]
     assert "a time" in lines["at"]
     assert "has one value at most" in lines["version"]
+
+
+def test_schema_and_parameters_are_written_into_one_file_that_a_training_takes(
+    parquet, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "clicks.parquet", "--output", "schema.json"]) == 0
+    assert main(["init", "clicks.parquet"]) == 0
+
+    assert capsys.readouterr().out.endswith("\n  heterps train --parameters heterps.toml\n")
+    assert DataSchema.load(Path("heterps.toml")) == DataSchema.load(Path("schema.json"))
+    asked = TrainParameters.of(read_parameters(Path("heterps.toml")))
+    assert (asked.data, asked.schema_file) == ("clicks.parquet", "heterps.toml")
+    assert main(["check-data", "clicks.parquet", "--schema", "heterps.toml"]) == 0
+
+
+def test_a_column_name_with_quotes_and_other_scripts_is_read_from_toml_as_it_was(tmp_path):
+    name = 'a "b"\\\x7f=[c] ü 広告 😀'
+    pq.write_table(
+        pa.table({"label": [0, 1] * 50, name: [f"t{row % 7}" for row in range(100)]}), tmp_path / "x.parquet"
+    )
+
+    assert main(["init", str(tmp_path / "x.parquet"), "--output", str(tmp_path / "x.toml")]) == 0
+
+    assert DataSchema.load(tmp_path / "x.toml").categorical_columns == (name,)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[schema]\nname = \n", "is not valid TOML: .*line 2"),
+        ("[rows]\n", r"must hold the tables \[schema\] and \[parameters\], but has rows"),
+        ("schema = 1\n", r"must hold the tables .*, but has schema"),
+        ("[parameters]\n", r"must hold a table \[schema\]"),
+        ("[schema]\nschema_version = 1\nname = 'x'\nlable_column = 'y'\n", "lable_column"),
+        ("[schema]\nschema_version = 1\nname = 2026-11-01\n", "name: must be a text, got .*2026"),
+    ],
+)
+def test_a_toml_file_that_is_no_schema_is_told(tmp_path, text, message):
+    (tmp_path / "x.toml").write_text(text)
+
+    with pytest.raises(ConfigurationError, match=rf"x\.toml: .*{message}"):
+        DataSchema.load(tmp_path / "x.toml")
 
 
 def test_a_label_that_another_column_gives_away_and_rows_out_of_order_are_told(tmp_path, columns, capsys):

@@ -187,7 +187,7 @@ def test_the_command_writes_a_file_that_training_takes_and_one_run_in_mlflow(
     parsed = parser_for(TrainParameters, program="x").parse_args(
         ["--parameters", str(output), "--epochs", "7"]
     )
-    assert vars(parsed) == {"parameters": str(output), "epochs": "7"}
+    assert vars(parsed) == {"parameters": [str(output)], "epochs": "7"}
     client = MlflowClient(tracking_uri=Workspace(root=tmp_path / "home").tracking_uri)
     [experiment] = [each for each in client.search_experiments() if each.name == "train-ctr"]
     [run] = client.search_runs([experiment.experiment_id])
