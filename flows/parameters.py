@@ -16,7 +16,7 @@ from heterps_core.hardware import Market
 from heterps_core.models import sized_model
 from heterps_core.planning.problem.extra_costs import COST_TERMS
 from heterps_core.planning.search.schedulers import SCHEDULERS
-from heterps_core.profiling.device_profile import VALID_FOR
+from heterps_core.profiling import VALID_FOR
 from heterps_core.training.job import (
     CHAMPION,
     DENSE_OPTIMIZERS,

@@ -26,7 +26,6 @@ from heterps_core.planning.calibration.run_speed import RunSpeed, workers_text
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.scheduling_plan import Stage
 from infra.workspace import Workspace
-from tasks.records.mlflow_store import store_must_answer
 from tasks.records.past_runs import PastRun, past_trainings
 
 MOST_RUNS = 90
@@ -89,8 +88,7 @@ def learn_from_runs(workspace: Workspace, *, run_id: str) -> Learning:
 def readable_past(workspace: Workspace, *, most: int) -> list[PastRun]:
     """Return the newest training runs, the newest last; none where the record does not answer: no run waits."""
     try:
-        with store_must_answer(workspace):
-            return past_trainings(workspace, most=most)
+        return past_trainings(workspace, most=most)
     except ConfigurationError as error:
         logger.warning("past runs cannot be read now: %s", error)
         return []

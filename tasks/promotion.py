@@ -17,7 +17,8 @@ from heterps_core.data.reading.row_batch import first_label
 from heterps_core.data.row_arrays import targets_of
 from heterps_core.errors import CheckpointError, ConfigurationError
 from heterps_core.judging.held_out import HeldOutJudgement, ModelQuality
-from heterps_core.judging.quality import Estimate, PairedComparison, auc_difference
+from heterps_core.judging.intervals import Estimate, PairedComparison
+from heterps_core.judging.quality import auc_difference
 from heterps_core.training.storage.exported_files import exported_sha256
 from infra.workspace import Workspace
 from tasks.judging.baseline import Baseline

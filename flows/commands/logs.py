@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print the log, to its end so far or to that of the run."""
     from tasks.clusters import local_folder, nodes_folder
-    from tasks.records.past_runs import running_trainings
+    from tasks.records.past_runs import past_trainings
     from tasks.records.runs import find_run, known_runs
 
     workspace = Workspace.locate()
@@ -53,7 +53,8 @@ def run(options: argparse.Namespace) -> None:
     lines = NewLines(here, nodes_folder(workspace, run_id))
 
     def goes_on() -> bool:
-        return any(each.run_id == run_id and not each.end_reason for each in running_trainings(workspace))
+        running = past_trainings(workspace, most=1_000, status="RUNNING")
+        return any(each.run_id == run_id and not each.end_reason for each in running)
 
     has_any, lasts = False, options.follow
     with suppress(KeyboardInterrupt):

@@ -62,13 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the runs."""
-    from tasks.records.mlflow_store import store_must_answer
     from tasks.records.past_runs import past_trainings
 
     has_filter = options.model or options.status or options.day
     workspace = Workspace.locate()
-    with store_must_answer(workspace):
-        past = past_trainings(workspace, most=MOST_READ if has_filter else options.last)
+    past = past_trainings(workspace, most=MOST_READ if has_filter else options.last)
     lines = [
         line
         for line in past

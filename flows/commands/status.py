@@ -204,10 +204,10 @@ def _flow_runs(api_url: str) -> list[dict[str, Any]] | None:
 def _open_records(
     workspace: Workspace, entries: Sequence[LedgerEntry], *, now: datetime
 ) -> list[dict[str, Any]] | None:
-    from tasks.records.past_runs import running_trainings
+    from tasks.records.past_runs import past_trainings
 
     try:
-        running = running_trainings(workspace)
+        running = past_trainings(workspace, most=1_000, status="RUNNING")
     except ConfigurationError:
         return None
     return [

@@ -25,11 +25,11 @@ import numpy.typing as npt
 
 from heterps_core.errors import TrainingError
 from heterps_core.json_codec import JsonDocument
+from heterps_core.judging.intervals import Estimate
 from heterps_core.judging.quality import (
     LOGIT_LIMIT,
     WHERE_DIVERGED,
     ClickQuality,
-    Estimate,
     FloatArray,
     clipped_logits,
     estimate,

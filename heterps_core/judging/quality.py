@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heterps_core.errors import ConfigurationError, TrainingError
+from heterps_core.judging.intervals import Estimate
 
 LOGIT_LIMIT = 40.0
 """Logits are clipped to +-40 (a probability of 4e-18), so one row adds at most 40 to the sum of the log-loss."""
@@ -123,26 +124,6 @@ def _checked_weights(
 
 def _float_weights(labels: npt.NDArray[Any], weights: FloatArray | None) -> npt.NDArray[np.float64]:
     return np.ones(len(labels)) if weights is None else weights.astype(np.float64)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """A figure with the ends of its two-sided confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PairedComparison:
-    """Figures of a challenger less those of a champion, on the same rows."""
-
-    auc_difference: Estimate
-    """Above 0 where the challenger ranks better."""
-
-    log_loss_difference: Estimate
-    """Nats per row; below 0 where the challenger is better."""
 
 
 def auc_difference(

@@ -1,1 +1,10 @@
 """Measures layers, workers and links on the machine at hand."""
+
+from datetime import timedelta
+
+VALID_FOR = timedelta(days=30)
+"""For how long a rented machine's profile counts.
+
+Assumed: providers change processors' microcode, drivers and hosts without notice, and do not say how often; a
+month of nights shares the cost of a measurement, and an old figure does not stay for ever.
+"""

@@ -6,7 +6,7 @@ What a node of the local provider measures is a dry run, and is never kept for p
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,10 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import hardware_name, moment_of
 from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.models.model_graph import ModelGraph
+from heterps_core.profiling import VALID_FOR
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey
-
-VALID_FOR = timedelta(days=30)
-"""Assumed: providers change processors' microcode, drivers and hosts without notice, and do not say how often; a
-month of nights shares the cost of a measurement, and an old figure does not stay for ever."""
 
 FOLDER = "rented"
 

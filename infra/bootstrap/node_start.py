@@ -12,10 +12,13 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import heterps_core
 from heterps_core.errors import ConfigurationError
-from heterps_core.training.storage.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from heterps_core.training.storage.run_directory import RunDirectory
 
 WHEEL_FOLDER = "code"
 SUFFIXES = (".py", ".cpp", ".typed")

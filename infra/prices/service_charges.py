@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from heterps_core.training.node.node_life import BUCKET_HEARTBEAT_INTERVAL_S
+from heterps_core.training.node import BUCKET_HEARTBEAT_INTERVAL_S
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
 

@@ -13,7 +13,7 @@ import operator
 from dataclasses import dataclass
 
 from heterps_core.json_codec import JsonDocument, JsonForm
-from heterps_core.judging.quality import Estimate, PairedComparison
+from heterps_core.judging.intervals import Estimate, PairedComparison
 
 AUC_GATE = "AUC difference, lower end"
 LOG_LOSS_GATE = "log-loss difference, upper end"

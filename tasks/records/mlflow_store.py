@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
-READ_TIMEOUT_S = 2.0
-"""For a database that another process has locked, where a person waits."""
+READ_TIMEOUT_S = 5.0
+"""For a database that another process has locked; MLflow waits as long."""
 
 MOST_RUNS = 50_000
 
@@ -101,7 +101,7 @@ def has_records(workspace: Workspace) -> bool:
     return workspace.tracking_path.exists() or not workspace.has_own_tracking
 
 
-def read_rows(workspace: Workspace, query: str, *values: str) -> list[tuple[Any, ...]]:
+def read_rows(workspace: Workspace, query: str, *values: str | int | None) -> list[tuple[Any, ...]]:
     """Return what an SQL query finds in the workspace's own database: at once, where MLflow loads for two seconds.
 
     Raises:

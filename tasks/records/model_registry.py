@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -25,7 +24,6 @@ from heterps_core.training.storage.exported_files import exported_sha256
 from infra.workspace import Workspace
 from tasks import click_model
 from tasks.click_model import ClickModel, columns_taken, example_rows
-from tasks.records.buffered_client import is_passing
 from tasks.records.mlflow_names import (
     CHALLENGER_ALIAS,
     DATA_TAG,
@@ -135,9 +133,9 @@ def register_model(
 
 def registered_versions(workspace: Workspace) -> list[RegisteredVersion]:
     """Return all versions, the newest first; none where nothing was ever registered."""
-    with _registry(workspace) as client:
-        if client is None:
-            return []
+    if workspace.has_own_tracking:
+        return _own_versions(workspace, "current_stage <> ? ORDER BY version DESC", "Deleted_Internal")
+    with answering_client(workspace) as client:
         found = client.search_model_versions(f"name = '{REGISTERED_MODEL}'", order_by=["version_number DESC"])
     return [_read(version) for version in found]
 
@@ -148,45 +146,32 @@ def find_version(workspace: Workspace, version: str) -> RegisteredVersion:
     Raises:
         UnknownNameError: There is no such version; the newest are named.
     """
-    from mlflow.exceptions import MlflowException
-
-    with _registry(workspace) as client:
-        if client is not None:
-            try:
-                return _read(client.get_model_version(REGISTERED_MODEL, version))
-            except MlflowException as error:
-                if is_passing(error):
-                    raise
-    newest = [registered.version for registered in registered_versions(workspace)[:_NEWEST]]
-    raise UnknownNameError(f"version of {REGISTERED_MODEL}", version, newest)
+    versions = {registered.version: registered for registered in registered_versions(workspace)}
+    if version not in versions:
+        raise UnknownNameError(f"version of {REGISTERED_MODEL}", version, list(versions)[:_NEWEST])
+    return versions[version]
 
 
 def version_called(workspace: Workspace, alias: str) -> RegisteredVersion | None:
     """Return the version that an alias names, or None where it names none."""
     if workspace.has_own_tracking:
-        rows = read_rows(
-            workspace,
-            "SELECT version, run_id, creation_time, (SELECT json_group_object(key, value) "
-            "FROM model_version_tags AS its WHERE its.name = named.name AND its.version = named.version) "
-            "FROM model_versions AS named "
-            "JOIN registered_model_aliases USING (name, version) WHERE name = ? AND alias = ?",
-            REGISTERED_MODEL,
-            alias,
+        called = (
+            "version = (SELECT version FROM registered_model_aliases WHERE name = named.name AND alias = ?)"
         )
-        return next(
-            (_registered(number, run_id, ms, json.loads(tags)) for number, run_id, ms, tags in rows), None
-        )
-    with _registry(workspace) as client:
-        version = None if client is None else (_aliases(client) or {}).get(alias)
-        if client is None or version is None:
+        return next(iter(_own_versions(workspace, called, alias)), None)
+    with answering_client(workspace) as client:
+        version = (_aliases(client) or {}).get(alias)
+        if version is None:
             return None
         return _read(client.get_model_version(REGISTERED_MODEL, version))
 
 
 def aliases_of(workspace: Workspace) -> Mapping[str, str]:
     """Return the versions that aliases name; none where no model is registered."""
-    with _registry(workspace) as client:
-        return {} if client is None else _aliases(client) or {}
+    if not has_records(workspace):
+        return {}
+    with answering_client(workspace) as client:
+        return _aliases(client) or {}
 
 
 def call_version(workspace: Workspace, version: str, alias: str) -> None:
@@ -220,12 +205,13 @@ def verified_folder(workspace: Workspace, registered: RegisteredVersion) -> Path
         CheckpointError: A file is missing, or they are not those that were registered.
         ConfigurationError: MLflow's store does not answer.
     """
-    from mlflow.models import Model
+    import yaml
 
     root = _root_of(workspace, registered)
     if not (root / "MLmodel").is_file():
         raise _changed(registered, f"{root} holds no MLmodel")
-    flavor = Model.load(str(root)).flavors.get("python_function", {})
+    # MLflow's own reading of it loads MLflow, which takes two seconds.
+    flavor = yaml.safe_load((root / "MLmodel").read_text())["flavors"].get("python_function", {})
     if flavor.get("loader_module") != click_model.__name__:
         # MLflow imports what this names, so it must not be exchanged either.
         raise _changed(registered, f"MLmodel names the loader {flavor.get('loader_module')!r}")
@@ -279,20 +265,23 @@ def _signature(model: ClickModel) -> ModelSignature:
     return ModelSignature(outputs=Schema([TensorSpec(np.dtype(np.float64), shape)]))
 
 
-@contextmanager
-def _registry(workspace: Workspace) -> Iterator[MlflowClient | None]:
-    """Yield a client for reading; None where nothing was ever recorded, as asking would create tables."""
-    if not has_records(workspace):
-        yield None
-        return
-    with answering_client(workspace) as client:
-        yield client
-
-
 def _aliases(client: MlflowClient) -> Mapping[str, str] | None:
     """Return the versions that aliases name, or None where no model is registered."""
     found = client.search_registered_models(filter_string=f"name = '{REGISTERED_MODEL}'")
     return {alias: str(version) for alias, version in found[0].aliases.items()} if found else None
+
+
+def _own_versions(workspace: Workspace, condition: str, *values: str) -> list[RegisteredVersion]:
+    """Return the versions of the workspace's own database for which a condition in SQL holds."""
+    rows = read_rows(
+        workspace,
+        "SELECT version, run_id, creation_time, (SELECT json_group_object(key, value) "
+        "FROM model_version_tags AS its WHERE its.name = named.name AND its.version = named.version) "
+        f"FROM model_versions AS named WHERE name = ? AND {condition}",
+        REGISTERED_MODEL,
+        *values,
+    )
+    return [_registered(number, run_id, ms, json.loads(tags)) for number, run_id, ms, tags in rows]
 
 
 def _read(version: ModelVersion) -> RegisteredVersion:
@@ -316,11 +305,20 @@ def _registered(
 
 def _root_of(workspace: Workspace, registered: RegisteredVersion) -> Path:
     """Return the folder that MLflow keeps for a version, on this machine."""
-    with answering_client(workspace) as client:
-        uri = client.get_model_version_download_uri(REGISTERED_MODEL, registered.version)
-        path = local_path(uri)
-        if path is not None:
-            return path
+    if workspace.has_own_tracking:
+        [(uri,)] = read_rows(
+            workspace,
+            "SELECT coalesce(storage_location, source) FROM model_versions WHERE name = ? AND version = ?",
+            REGISTERED_MODEL,
+            registered.version,
+        )
+    else:
+        with answering_client(workspace) as client:
+            uri = client.get_model_version_download_uri(REGISTERED_MODEL, registered.version)
+    path = local_path(uri)
+    if path is not None:
+        return path
+    with answering_client(workspace):
         from mlflow.artifacts import download_artifacts
 
         root = fetched_directory(workspace) / f"{registered.version}-{registered.sha256[:12]}"

@@ -23,7 +23,7 @@ from tasks.records.mlflow_names import (
     RUN_ID_TAG,
     SPEED_TAG,
 )
-from tasks.records.mlflow_store import client_of, has_records, read_rows, store_must_answer
+from tasks.records.mlflow_store import client_of, read_rows, store_must_answer
 from tasks.records.tracking import TrackedRun
 from tasks.running.run_lifecycle import process_is_gone
 
@@ -151,24 +151,33 @@ class PastRun:
         }
 
 
-def past_trainings(workspace: Workspace, *, most: int, day: str | None = None) -> list[PastRun]:
+def past_trainings(
+    workspace: Workspace, *, most: int, day: str | None = None, status: str | None = None
+) -> list[PastRun]:
     """Return the newest training runs, the newest last; none where nothing was ever recorded.
 
-    At most 1,000; of the day YYYY-MM-DD of their data, or of any and of none.
+    At most 1,000; of the day YYYY-MM-DD of their data, or of any and of none; of a status such as RUNNING, or of any.
+
+    Raises:
+        ConfigurationError: The record of runs does not answer.
     """
-    if not has_records(workspace):
-        return []
-    client = client_of(workspace)
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    if experiment is None:
-        return []
-    found = client.search_runs(
-        [experiment.experiment_id],
-        filter_string=f"tags.`{KIND_TAG}` = '{KIND_TRAINING}'"
-        + (f" AND tags.`{DAY_TAG}` = '{day}'" if day else ""),
-        order_by=["attributes.start_time DESC"],
-        max_results=most,
-    )
+    tags = {KIND_TAG: KIND_TRAINING} | ({DAY_TAG: day} if day else {})
+    if workspace.has_own_tracking:
+        return _own_trainings(workspace, most=most, tags=tags, status=status)
+    conditions = [f"tags.`{name}` = '{value}'" for name, value in tags.items()]
+    if status:
+        conditions.append(f"attributes.status = '{status}'")
+    with store_must_answer(workspace):
+        client = client_of(workspace)
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        if experiment is None:
+            return []
+        found = client.search_runs(
+            [experiment.experiment_id],
+            filter_string=" AND ".join(conditions),
+            order_by=["attributes.start_time DESC"],
+            max_results=most,
+        )
     return [
         PastRun(
             tracked=TrackedRun.of(run),
@@ -183,40 +192,43 @@ def past_trainings(workspace: Workspace, *, most: int, day: str | None = None) -
     ]
 
 
-def running_trainings(workspace: Workspace) -> list[PastRun]:
-    """Return the training runs that are called running, the newest last.
-
-    Raises:
-        ConfigurationError: The record of runs does not answer.
-    """
-    if not workspace.has_own_tracking:
-        with store_must_answer(workspace):
-            return [run for run in past_trainings(workspace, most=1_000) if run.status == "RUNNING"]
+def _own_trainings(
+    workspace: Workspace, *, most: int, tags: Mapping[str, str], status: str | None
+) -> list[PastRun]:
+    """Return the same from the workspace's own database."""
     of_run = "(SELECT json_group_object(key, value) FROM {} AS its WHERE its.run_uuid = runs.run_uuid)"
+    has_tag = (
+        " AND EXISTS (SELECT 1 FROM tags AS its WHERE its.run_uuid = runs.run_uuid AND key = ? AND value = ?)"
+    )
     rows = read_rows(
         workspace,
         "SELECT run_uuid, experiment_id, runs.name, status, start_time, "
         + ", ".join(of_run.format(table) for table in ("tags", "params", "latest_metrics"))
-        + " FROM runs JOIN experiments USING (experiment_id) WHERE experiments.name = ? AND status = 'RUNNING'"
-        " AND runs.lifecycle_stage = 'active' ORDER BY start_time",
+        + " FROM runs JOIN experiments USING (experiment_id) WHERE experiments.name = ?"
+        " AND runs.lifecycle_stage = 'active' AND status = coalesce(?, status)"
+        + has_tag * len(tags)
+        + " ORDER BY start_time DESC, run_uuid LIMIT ?",
         EXPERIMENT,
+        status,
+        *(text for tag in tags.items() for text in tag),
+        most,
     )
     found = []
-    for mlflow_run_id, experiment_id, name, status, started_ms, *described in rows:
-        tags, parameters, metrics = map(json.loads, described)
-        if tags.get(KIND_TAG) == KIND_TRAINING:
-            run = PastRun(
+    for mlflow_run_id, experiment_id, name, its_status, started_ms, *described in reversed(rows):
+        its_tags, parameters, metrics = map(json.loads, described)
+        found.append(
+            PastRun(
                 tracked=TrackedRun(
                     mlflow_run_id=mlflow_run_id,
                     experiment_id=str(experiment_id),
-                    run_id=tags[RUN_ID_TAG],
+                    run_id=its_tags[RUN_ID_TAG],
                 ),
                 name=name or "",
-                status=status,
+                status=its_status,
                 started_at=datetime.fromtimestamp(started_ms / 1_000, UTC),
-                tags=tags,
+                tags=its_tags,
                 parameters=parameters,
                 metrics=metrics,
             )
-            found.append(run)
+        )
     return found

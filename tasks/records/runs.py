@@ -114,8 +114,7 @@ def finished_run(workspace: Workspace, *, day: str, data: str, model: str) -> st
     Raises:
         ConfigurationError: The record of runs does not answer.
     """
-    with store_must_answer(workspace):
-        of_day = past_trainings(workspace, most=MOST_RUNS_OF_A_DAY, day=day)
+    of_day = past_trainings(workspace, most=MOST_RUNS_OF_A_DAY, day=day)
     for past in reversed(of_day):
         is_same = past.tags.get(DATA_TAG) == data and past.tags.get(MODEL_TAG) == model
         is_done = past.status == "FINISHED" and past.tags.get(END_REASON_TAG) == COMPLETED

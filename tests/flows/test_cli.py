@@ -52,6 +52,14 @@ def test_the_help_of_no_command_loads_a_library_that_takes_long():
     assert ends_of_helps() == ["0 []"] * (len(COMMANDS) + len(FLOWS))
 
 
+def test_parameters_of_flows_are_known_without_numpy_and_arrow():
+    program = "import sys, flows.parameters; print(sorted({'numpy', 'pyarrow'} & set(sys.modules)))"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"
+
+
 def test_exact_starts_without_torch_and_optuna():
     check_starts_light("plan", FIVE_LAYERS, "--scheduler", "exact")
 

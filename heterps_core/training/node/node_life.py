@@ -24,6 +24,7 @@ from typing import NamedTuple
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError
 from heterps_core.instance_metadata import InstanceMetadata, LeavingNotice
+from heterps_core.training.node import BUCKET_HEARTBEAT_INTERVAL_S, HEARTBEAT_INTERVAL_S
 from heterps_core.training.node.host_memory import available_bytes, total_bytes
 from heterps_core.training.step_metrics import ProcessReport, write_process_report
 from heterps_core.training.storage.run_directory import CLUSTER, RunDirectory
@@ -48,10 +49,6 @@ NODES = "nodes"
 
 NOTICE_INTERVAL_S = 5.0
 """As AWS recommends for the notice of an interruption."""
-
-HEARTBEAT_INTERVAL_S = 2.0
-BUCKET_HEARTBEAT_INTERVAL_S = 10.0
-"""Each beat is a request that is paid for: 33 nodes that beat every 2 s would cost 0.3 USD an hour."""
 
 PROBED = bytes(1024**2)
 NUM_PROBES, PROBE_PAUSE_S = 15, 0.05

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from heterps_core.errors import ConfigurationError, HeterpsError
-from heterps_core.training.storage.run_directory import RunDirectory
 from infra.checks import Check, CheckState
 from infra.providers.aws.errors import explained, is_refused
 from infra.providers.aws.node_role import check_boundary, own_node_roles, roles_path
@@ -82,6 +81,8 @@ def _network(client: EC2Client, subnet_id: str | None) -> str:
 
 def _see_run_store() -> str:
     """Ask the run store for something that is not there, which takes the right to list it."""
+    from heterps_core.training.storage.run_directory import RunDirectory
+
     location = location_in_store(_PROBE)
     try:
         RunDirectory(location).exists("probe")

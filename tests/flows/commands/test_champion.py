@@ -5,6 +5,8 @@ import json
 import pytest
 
 from flows.cli import main
+from infra.workspace import Workspace
+from tasks.records import model_registry
 from tasks.records.champion import ROLLED_BACK_TAG
 from tasks.records.model_registry import tag_version
 from tests.tasks.registry import FITTED, OLD, SHIFTED
@@ -37,6 +39,19 @@ def test_before_the_first_champion_there_is_nothing_to_show(heterps, tmp_path, m
 
     assert heterps("champion") == (0, "there is no champion yet\n", "")
     assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.usefixtures("three_nights")
+def test_versions_are_read_as_mlflow_tells_them(models, monkeypatch):
+    def read():
+        champion = model_registry.version_called(models.workspace, "champion")
+        folder = model_registry.verified_folder(models.workspace, champion)
+        return champion, folder, model_registry.registered_versions(models.workspace)
+
+    from_database = read()
+
+    monkeypatch.setattr(Workspace, "has_own_tracking", False)
+    assert from_database == read()
 
 
 @pytest.mark.usefixtures("three_nights")

@@ -14,7 +14,8 @@ from flows.commands.status import run
 from infra.ledger.ledger import Ledger
 from infra.workspace import ServiceAddresses, Workspace
 from tasks.records import mlflow_store
-from tasks.records.past_runs import past_trainings, running_trainings
+from tasks.records.mlflow_names import DAY_TAG
+from tasks.records.past_runs import past_trainings
 from tasks.records.record_outbox import Write
 from tasks.running import run_lifecycle
 from tests.infra.builders import offer, plan
@@ -107,25 +108,40 @@ def test_a_store_that_does_not_answer_is_said_and_the_rest_is_shown(workspace, s
     assert "not known: the record of runs does not answer" in printed.out
 
 
-def test_a_run_in_the_record_is_read_as_mlflow_tells_it(workspace):
+def test_runs_in_the_record_are_read_as_mlflow_tells_them(workspace, monkeypatch):
     workspace.create()
-    tracked = run_lifecycle.open_run(
-        workspace, run_id="r1", run_name="ctrdnn exact r1", tags={"day": "2026-01-02"}
-    )
     client = mlflow_store.client_of(workspace)
-    client.log_param(tracked.mlflow_run_id, "model", "ctrdnn")
-    client.log_metric(tracked.mlflow_run_id, "quality/auc", 0.75)
+    for number in range(4):
+        tracked = run_lifecycle.open_run(
+            workspace,
+            run_id=f"r{number}",
+            run_name=f"ctrdnn r{number}",
+            tags={DAY_TAG: f"2026-01-0{number % 2 + 1}"},
+        )
+        client.log_param(tracked.mlflow_run_id, "model", "ctrdnn")
+        for step in range(2):
+            client.log_metric(tracked.mlflow_run_id, "quality/auc", 0.75 + step, step=step)
+        if number == 1:
+            client.delete_run(tracked.mlflow_run_id)
+        if number == 2:
+            run_lifecycle.close_run(workspace, tracked, status="FAILED", reason="a bad row")
+    asked = [{"most": 9}, {"most": 1}, {"most": 9, "status": "RUNNING"}, {"most": 9, "day": "2026-01-01"}]
 
-    assert running_trainings(workspace) == past_trainings(workspace, most=9)
+    from_database = [past_trainings(workspace, **terms) for terms in asked]
+
+    monkeypatch.setattr(Workspace, "has_own_tracking", False)
+    assert from_database == [past_trainings(workspace, **terms) for terms in asked]
+    assert [len(found) for found in from_database] == [3, 1, 2, 2]
 
 
-def test_an_idle_workspace_is_shown_without_loading_prefect_mlflow_or_torch(workspace):
+@pytest.mark.parametrize("command", ["status", "runs", "champion"])
+def test_what_is_asked_each_day_is_shown_without_loading_prefect_mlflow_or_torch(workspace, command):
     run_lifecycle.open_run(workspace.create(), run_id="r1", run_name="ctrdnn exact r1", tags={})
-    program = """
+    program = f"""
 import sys
 from flows.cli import main
-assert main(["status"]) == 0
-assert not {"prefect", "mlflow", "torch", "boto3"} & sys.modules.keys()
+assert main([{command!r}]) == 0
+assert not {{"prefect", "mlflow", "torch", "boto3"}} & sys.modules.keys()
 """
 
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)

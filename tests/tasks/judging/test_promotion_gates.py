@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.judging.quality import Estimate, PairedComparison
+from heterps_core.judging.intervals import Estimate, PairedComparison
 from tasks.judging.promotion_gates import (
     ModelFigures,
     PromotionGates,

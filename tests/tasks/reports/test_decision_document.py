@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from heterps_core.judging.quality import Estimate
+from heterps_core.judging.intervals import Estimate
 from tasks.judging.promotion_gates import GateVerdict, ModelFigures, PromotionDecision
 from tasks.reports.decision_document import decision_metrics, decision_tables
 from tasks.reports.document import Document, Section, markdown

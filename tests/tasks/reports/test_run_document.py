@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.judging.quality import Estimate
+from heterps_core.judging.intervals import Estimate
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.text_table import Table
 from tasks.judging.promotion_gates import GateVerdict, ModelFigures, PromotionDecision
