@@ -211,11 +211,14 @@ def verified_folder(workspace: Workspace, registered: RegisteredVersion) -> Path
     if not (root / "MLmodel").is_file():
         raise _changed(registered, f"{root} holds no MLmodel")
     # MLflow's own reading of it loads MLflow, which takes two seconds.
-    flavor = yaml.safe_load((root / "MLmodel").read_text())["flavors"].get("python_function", {})
-    if flavor.get("loader_module") != click_model.__name__:
+    try:
+        flavor = yaml.safe_load((root / "MLmodel").read_text())["flavors"]["python_function"]
+        loader, folder = flavor["loader_module"], root / str(flavor["data"])
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise _changed(registered, f"{root / 'MLmodel'} cannot be read ({type(error).__name__})") from error
+    if loader != click_model.__name__:
         # MLflow imports what this names, so it must not be exchanged either.
-        raise _changed(registered, f"MLmodel names the loader {flavor.get('loader_module')!r}")
-    folder = root / str(flavor["data"])
+        raise _changed(registered, f"MLmodel names the loader {loader!r}")
     found = exported_sha256(folder)
     if found != registered.sha256:
         raise _changed(

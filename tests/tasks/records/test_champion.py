@@ -277,14 +277,23 @@ def test_a_damaged_champion_is_told_and_can_be_left(models):
     assert models.champion == OLD
 
 
-def test_an_exchanged_loader_is_told(models):
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (lambda text: text.replace("tasks.click_model", "os.path"), "MLmodel names the loader 'os.path'"),
+        (lambda text: text.replace("data:", "date:"), "MLmodel cannot be read"),
+        (lambda text: "", "MLmodel cannot be read"),
+        (lambda text: "{", "MLmodel cannot be read"),
+    ],
+)
+def test_an_exchanged_loader_and_a_damaged_description_are_told(models, changed, message):
     models.crown(FITTED)
     path = models.folder_of(FITTED).parents[1] / "MLmodel"
     whole = path.read_text()
-    path.write_text(whole.replace("tasks.click_model", "os.path"))
+    path.write_text(changed(whole))
 
     try:
-        with pytest.raises(CheckpointError, match=r"MLmodel names the loader 'os.path'"):
+        with pytest.raises(CheckpointError, match=message):
             champion_of(models.workspace)
     finally:
         path.write_text(whole)
