@@ -9,11 +9,14 @@ and the way out, so its traceback is left out there; that of a defect stays.
 
 import logging
 import os
+import warnings
 
 from heterps_core.errors import HeterpsError
 
 # Prefect decides on telemetry while it is imported, before a flow is connected to its server.
 os.environ.setdefault("DO_NOT_TRACK", "1")
+# It also makes its folder in the home of a user, which it does not need: its own is in the workspace.
+warnings.filterwarnings("ignore", message="Failed to create the Prefect home directory")
 
 PROJECT_LOGGERS = ("heterps_core", "infra", "tasks")
 

@@ -17,7 +17,7 @@ from importlib import import_module
 from flows import INTERRUPTED
 from flows.commands import OneLineParser
 from heterps_core import __version__
-from heterps_core.errors import HeterpsError
+from heterps_core.errors import ConfigurationError, HeterpsError
 
 _CAUSED_BY_USERS = frozenset(
     {
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in _CAUSED_BY_USERS:
             raise
         print(f"heterps: error: {error.strerror}: {error.filename or 'a file'}", file=sys.stderr)
-        return HeterpsError.exit_status
+        return ConfigurationError.exit_status
     return 0
 
 

@@ -17,7 +17,6 @@ from pydantic_core import PydanticUndefined
 from flows import INTERRUPTED
 from flows.commands import OneLineParser
 from flows.parameter_model import FlowParameters
-from flows.service.prefect_connection import connect
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
 from heterps_core.json_file import read_json
 from heterps_core.toml_file import PARAMETERS_TABLE, SCHEMA_TABLE, SUFFIX, read_toml
@@ -78,6 +77,8 @@ def run_here(module: str, asked: FlowParameters) -> Any:
     Raises:
         HeterpsError: The parameters cannot be used, or the flow failed.
     """
+    from flows.service.prefect_connection import connect
+
     asked.check()
     workspace = Workspace.locate().create()
     # Errors are told by the caller in one line; Prefect would print each with its traceback, some of them twice.

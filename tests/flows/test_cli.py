@@ -60,6 +60,33 @@ def test_parameters_of_flows_are_known_without_numpy_and_arrow():
     assert done.stdout == "[]\n"
 
 
+def test_the_help_of_a_flow_is_told_without_its_services():
+    program = (
+        "import sys, flows.command_line as line, flows.parameters as known; "
+        "line.parser_for(known.TrainParameters, program='x').format_help(); "
+        "print(sorted({'prefect', 'flows.service.prefect_connection'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"
+
+
+def test_a_folder_of_prefect_that_cannot_be_made_is_not_told(tmp_path):
+    # A file in its place cannot be made a folder, for root neither.
+    (tmp_path / ".prefect").write_text("")
+
+    done = subprocess.run(
+        [sys.executable, "-c", "import flows, prefect"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PREFECT_HOME": str(tmp_path / ".prefect" / "x")},
+    )
+
+    assert done.stderr == ""
+
+
 def test_exact_starts_without_torch_and_optuna():
     check_starts_light("plan", FIVE_LAYERS, "--scheduler", "exact")
 
@@ -78,7 +105,7 @@ def test_what_the_system_refuses_is_one_line(monkeypatch, capsys, number, messag
 
     monkeypatch.setattr(plan_command, "run", refused)
 
-    assert main(["plan", FIVE_LAYERS, "--scheduler", "exact"]) == 1
+    assert main(["plan", FIVE_LAYERS, "--scheduler", "exact"]) == 2
     assert capsys.readouterr().err == f"heterps: error: {message}\n"
 
 
