@@ -213,8 +213,11 @@ def core_seconds_while_training(workspace: Workspace, data: Path, day: date) -> 
             new = set(workspace.runs_directory.iterdir()) - known
             progress = read_progress(RunDirectory(str(*new))) if new else None
             if progress is not None and progress.phase == "training":
-                latest = core_seconds_by_role(workspace)
-                before = before or latest
+                now = core_seconds_by_role(workspace)
+                # The phase is not written again once the workers have ended.
+                if now["workers"] > latest.get("workers", 0.0):
+                    latest = now
+                    before = before or latest
     assert process.returncode == 0, f"the night of {day} ended with status {process.returncode}"
     [directory] = set(workspace.runs_directory.iterdir()) - known
     return {
