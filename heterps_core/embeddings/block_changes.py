@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from heterps_core.embeddings.block_rows import InMemory, move_marks
+
 Places = npt.NDArray[Any]
 
 
@@ -60,10 +62,9 @@ class BlockChanges:
                     self._written.add(block)
                 self._turn.notify_all()
 
-    def add(self, block: int, rows: Places) -> None:
-        """Take in rows that have changed and leave memory."""
-        if len(rows):
-            self._bits[block] |= self._packed(rows)
+    def take(self, block: int, is_changed: npt.NDArray[np.bool_], leaving: InMemory) -> None:
+        """Take the marks of rows that leave memory, by slot, from those that have changed."""
+        move_marks(is_changed, leaving, self._bits[block])
 
     def begin_checkpoint(self, block: int, in_memory: Places) -> Places:
         """Let a checkpoint have the changed rows of a block, and count its changes from here on.

@@ -116,6 +116,72 @@ int64_t heterps_look_up(const uint32_t* list, const int32_t* values, int64_t len
   return 1;
 }
 
+// Some rows of windows: lists that ascend, relative to the first row of the shard.
+struct Lists {
+  const uint32_t* const* rows;
+  const int64_t* lengths;
+  int64_t count;
+};
+
+// Divides the rows of a block that are in memory, ascending and with a slot each, into those that a window has, which
+// stay, and others, which leave; writes the rows that windows have and memory has not, and the three numbers. Rows are
+// relative to the block, but `first` is relative to the shard.
+void heterps_change_block(const int32_t* rows, const int32_t* slots, int64_t count, const Lists* windows, int64_t first,
+                          int64_t num_rows, int32_t* staying, int32_t* staying_slots, int32_t* leaving,
+                          int32_t* leaving_slots, int32_t* coming, int64_t* counts) {
+  constexpr int kBits = 64;
+  std::vector<uint64_t> missing(num_rows / kBits + 1, 0);
+  for (int64_t list = 0; list < windows->count; ++list) {
+    const uint32_t* const own = windows->rows[list];
+    for (int64_t n = 0; n < windows->lengths[list]; ++n) {
+      const int64_t row = own[n] - first;
+      missing[row / kBits] |= uint64_t{1} << (row % kBits);
+    }
+  }
+  int64_t num_staying = 0, num_leaving = 0, num_coming = 0;
+  for (int64_t n = 0; n < count; ++n) {
+    uint64_t& word = missing[rows[n] / kBits];
+    const uint64_t bit = uint64_t{1} << (rows[n] % kBits);
+    const bool stays = word & bit;
+    word &= ~bit;
+    // Both are written, as a branch would be guessed wrong about as often as right.
+    staying[num_staying] = leaving[num_leaving] = rows[n];
+    staying_slots[num_staying] = leaving_slots[num_leaving] = slots[n];
+    num_staying += stays;
+    num_leaving += !stays;
+  }
+  for (size_t word = 0; word < missing.size(); ++word) {
+    for (uint64_t bits = missing[word]; bits; bits &= bits - 1) {
+      coming[num_coming++] = static_cast<int32_t>(word * kBits + __builtin_ctzll(bits));
+    }
+  }
+  counts[0] = num_staying;
+  counts[1] = num_leaving;
+  counts[2] = num_coming;
+}
+
+// Writes the slot of each row of windows in a block, all of which are among some rows in memory.
+void heterps_slots_in_block(const int32_t* rows, const int32_t* slots, int64_t count, const Lists* windows,
+                            int64_t first, int64_t num_rows, int32_t* const* found) {
+  thread_local std::vector<int32_t> slot_of_row;
+  if (static_cast<int64_t>(slot_of_row.size()) < num_rows) slot_of_row.resize(num_rows);
+  for (int64_t n = 0; n < count; ++n) slot_of_row[rows[n]] = slots[n];
+  for (int64_t list = 0; list < windows->count; ++list) {
+    const uint32_t* const own = windows->rows[list];
+    for (int64_t n = 0; n < windows->lengths[list]; ++n) found[list][n] = slot_of_row[own[n] - first];
+  }
+}
+
+// Moves the marks of some slots that have changed to bits of their rows in a block, the highest bit of a byte first.
+void heterps_move_marks(uint8_t* is_changed, const int32_t* rows, const int32_t* slots, int64_t count, uint8_t* bits) {
+  for (int64_t n = 0; n < count; ++n) {
+    if (n + kAhead < count) __builtin_prefetch(is_changed + slots[n + kAhead], 1);
+    uint8_t& mark = is_changed[slots[n]];
+    bits[rows[n] >> 3] |= static_cast<uint8_t>((mark ? 0x80 : 0) >> (rows[n] & 7));
+    mark = 0;
+  }
+}
+
 // A tensor of rows in memory, each `width` numbers.
 struct Column {
   float* values;

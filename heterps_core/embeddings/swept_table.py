@@ -27,6 +27,7 @@ from torch.distributed import ProcessGroup
 from heterps_core.compute_device import CPU
 from heterps_core.data.features import NO_ID
 from heterps_core.embeddings.block_changes import BlockChanges
+from heterps_core.embeddings.block_rows import NOTHING, change_of, write_slots
 from heterps_core.embeddings.cold_rows import ColdRows
 from heterps_core.embeddings.row_lists import Slots, copy_records
 from heterps_core.embeddings.row_optimizers import State
@@ -37,11 +38,6 @@ from heterps_core.embeddings.sweep_memory import NUM_PARTS, PARTS_OF_MEMORY, SWE
 from heterps_core.units import BYTES_PER_FLOAT32
 
 Block = npt.NDArray[np.float32]
-
-NOWHERE = -1
-"""Slot of a row that is not in memory."""
-
-_NONE: tuple[Slots, Slots] = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +72,7 @@ class SweptTable(ShardedTable):
         self._matrices = [values for values, _ in self._columns]
         self._free, self._num_free = np.arange(place.num_slots, dtype=np.int32), place.num_slots
         self._part_blocks = self.cold.num_blocks * np.arange(NUM_PARTS + 1) // NUM_PARTS
-        self._in_memory = [_NONE] * self.cold.num_blocks
+        self._in_memory = [NOTHING] * self.cold.num_blocks
         """By block the rows that are in memory, relative to its first one, and their slots."""
 
         self._changes = BlockChanges(self.cold.num_blocks, self.cold.rows_per_block)
@@ -253,12 +249,6 @@ class SweptTable(ShardedTable):
         rows, slots = self._in_memory[block]
         copy_records(self._matrices, slots, buffer, rows, to_block=True)
 
-    def _keep_changes(self, block: int, rows: Slots, slots: Slots) -> None:
-        """Move the marks of rows that leave memory to their block."""
-        is_changed = self._changed_R.numpy()
-        self._changes.add(block, rows[is_changed[slots]])
-        is_changed[slots] = False
-
     def _take_slots(self, count: int) -> Slots | None:
         with self._slots_change:
             if count > self._num_free:
@@ -315,42 +305,32 @@ class _Visit:
             return self._exchange(block)
 
     def _exchange(self, block: int) -> bool:
-        table, first = self._table, block * self._cold.rows_per_block
+        table, num_rows = self._table, self._cold.rows_per_block
+        first = block * num_rows
         parts = [slice(bounds[block], bounds[block + 1]) for bounds in self._bounds]
-        wanted = [
-            window.rows[part].astype(np.int64) - first
-            for window, part in zip(self._windows, parts, strict=True)
-        ]
-        is_wanted = np.zeros(self._cold.rows_per_block, dtype=bool)
-        for own in wanted:
-            is_wanted[own] = True
-        slot_by_row = np.full(self._cold.rows_per_block, NOWHERE, dtype=np.int32)
-        rows, slots = table._in_memory[block]
-        slot_by_row[rows] = slots
-        leaving = rows[~is_wanted[rows]]
-        staying = np.flatnonzero(is_wanted)
-        fetched = staying[slot_by_row[staying] == NOWHERE]
+        wanted = [window.rows[part] for window, part in zip(self._windows, parts, strict=True)]
+        change = change_of(table._in_memory[block], wanted, first=first, num_rows=num_rows)
+        leaving, slots = change.leaving
         is_written = self._writes and len(leaving) > 0
         buffer = self._buffer()
-        if is_written or len(fetched):
+        if is_written or len(change.coming):
             self._cold.read(block, buffer)
         if is_written:
-            copy_records(table._matrices, slot_by_row[leaving], buffer, leaving, to_block=True)
+            copy_records(table._matrices, slots, buffer, leaving, to_block=True)
             self._cold.write(block, buffer)
-            table._keep_changes(block, leaving, slot_by_row[leaving])
-        table._free_slots(slot_by_row[leaving])
-        taken = table._take_slots(len(fetched))
+            table._changes.take(block, table._changed_R.numpy(), change.leaving)
+        table._free_slots(slots)
+        taken = table._take_slots(len(change.coming))
+        table._in_memory[block] = change.staying
         if taken is not None:
-            copy_records(table._matrices, taken, buffer, fetched, to_block=False)
-            slot_by_row[fetched] = taken
-        in_memory = staying[slot_by_row[staying] != NOWHERE]
-        table._in_memory[block] = (in_memory.astype(np.int32), slot_by_row[in_memory])
-        for window, part, own in zip(self._windows, parts, wanted, strict=True):
-            window.slots[part] = slot_by_row[own]
+            copy_records(table._matrices, taken, buffer, change.coming, to_block=False)
+            table._in_memory[block] = change.entered(taken)
+            own_slots = [window.slots[part] for window, part in zip(self._windows, parts, strict=True)]
+            write_slots(table._in_memory[block], wanted, own_slots, first=first, num_rows=num_rows)
         with self._count:
-            self.num_read += is_written or len(fetched) > 0
+            self.num_read += is_written or len(change.coming) > 0
             self.num_written += is_written
-            self.num_fetched += 0 if taken is None else len(fetched)
+            self.num_fetched += 0 if taken is None else len(taken)
         return taken is not None
 
     def _buffer(self) -> Block:
