@@ -41,7 +41,6 @@ from tasks.planning.extra_costs import pause_share
 from tasks.planning.planning_time import PlanningTime
 from tasks.planning.table_disks import (
     dry_run_table_memory_bytes,
-    least_table_memory_bytes,
     replica_disks,
     table_memory_bytes,
 )
@@ -339,15 +338,13 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         if run.is_dry_run and memory_bytes is not None:
             memory_bytes = dry_run_table_memory_bytes(
                 memory_bytes,
-                planned=(profiled.planned_graph, chosen.plan.stages),
-                launched=(profiled.graph, provisioning.launch_stages),
-                least_bytes=least_table_memory_bytes(
-                    asked.sized_model,
-                    run.dataset.features,
-                    provisioning.launch_stages,
-                    embedding_optimizer=asked.embedding_optimizer,
-                    batch_size=run.batch_size,
-                ),
+                (profiled.planned_graph, chosen.plan.stages),
+                dataset=run.dataset,
+                model=asked.sized_model,
+                stages=provisioning.launch_stages,
+                embedding_optimizer=asked.embedding_optimizer,
+                batch_size=run.batch_size,
+                seed=asked.seed,
             )
         settings["embedding_memory_bytes"] = memory_bytes
     config = training_config(

@@ -23,7 +23,10 @@ from heterps_core.errors import ConfigurationError, TrainingError
 from heterps_core.units import BYTES_PER_FLOAT32
 
 BLOCK_BYTES = 4 * 1024**2
-"""About what a block has: sequential speed of a disk, and small beside the memory of a worker."""
+"""About what a block of a large shard has: sequential speed of a disk, and small beside the memory of a worker."""
+
+MIN_BLOCKS = 64
+"""Of a small shard, so that the buffers of a sweep, some blocks, are small beside it."""
 
 ROWS_PER_PAGE = 1024
 """So many records of float32 always fill whole pages of 4 KiB, as reads and writes past the page cache must."""
@@ -46,7 +49,7 @@ class ColdRows:
 
     def __init__(self, folder: Path, *, what: str, num_rows: int, width: int) -> None:
         self.num_rows, self.width, self._what, self._folder = num_rows, width, what, folder
-        self.rows_per_block = rows_per_block(width)
+        self.rows_per_block = rows_per_block(num_rows, width)
         self.num_blocks = -(-num_rows // self.rows_per_block)
         self.block_bytes = self.rows_per_block * width * BYTES_PER_FLOAT32
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,9 +112,11 @@ class ColdRows:
             os.posix_fadvise(self._file, start, self.block_bytes, os.POSIX_FADV_DONTNEED)
 
 
-def rows_per_block(width: int) -> int:
-    """Return how many records of `width` float32 a block has."""
-    return max(1, BLOCK_BYTES // (ROWS_PER_PAGE * width * BYTES_PER_FLOAT32)) * ROWS_PER_PAGE
+def rows_per_block(num_rows: int, width: int) -> int:
+    """Return how many records of `width` float32 a block of a shard with so many rows has."""
+    row_bytes = width * BYTES_PER_FLOAT32
+    block_bytes = min(BLOCK_BYTES, num_rows * row_bytes // MIN_BLOCKS)
+    return max(1, block_bytes // (ROWS_PER_PAGE * row_bytes)) * ROWS_PER_PAGE
 
 
 def _go_past_page_cache(file: int) -> bool:

@@ -55,7 +55,7 @@ class WindowPlan:
     """
 
     def __init__(self, parts: npt.NDArray[np.int64], num_slots: int) -> None:
-        self._num_slots, self._num_parts = num_slots, len(parts) - 1
+        self.num_slots, self._num_parts = num_slots, len(parts) - 1
         self._seen = RowSet(parts)
         """Rows of the last windows and of this one."""
 
@@ -77,8 +77,12 @@ class WindowPlan:
 
         Any batch finds room in a window that comes after enough empty ones.
         """
+        return self.slots_with(rows_U) <= self.num_slots
+
+    def slots_with(self, rows_U: Rows) -> int:
+        """Return the slots that memory must have for the window with one more batch."""
         size = self._size + self._seen.count_new(rows_U)
-        return int(np.max([size, *self._sizes], axis=0).sum()) <= self._num_slots
+        return int(np.max([size, *self._sizes], axis=0).sum())
 
     def add(self, rows_U: Rows) -> None:
         """Take a batch with these distinct rows, ascending, into the window."""

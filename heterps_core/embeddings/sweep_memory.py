@@ -61,7 +61,7 @@ class ShardSize:
     """Float32 of a row with its optimizer state."""
 
     most_rows: int
-    """Distinct rows of the shard that one batch can look up."""
+    """Distinct rows of the shard that one batch looks up: by its ids at most, or what was counted."""
 
     @property
     def row_bytes(self) -> int:
@@ -74,10 +74,14 @@ class ShardSize:
         return self.num_rows * self.row_bytes
 
     @property
+    def buffer_bytes(self) -> int:
+        """Memory for blocks that are read and written."""
+        return BUFFERED_BLOCKS * rows_per_block(self.num_rows, self.width) * self.row_bytes
+
+    @property
     def fixed_bytes(self) -> int:
         """Memory that sweeping takes beside the slots."""
-        buffered = BUFFERED_BLOCKS * rows_per_block(self.width) * self.row_bytes
-        return buffered + self.num_rows * BITS_PER_ROW // 8
+        return self.buffer_bytes + self.num_rows * BITS_PER_ROW // 8
 
     @property
     def slot_bytes(self) -> int:
@@ -86,10 +90,9 @@ class ShardSize:
 
     @property
     def least_bytes(self) -> int:
-        """Least memory to train it in: whole, or the rows of `NUM_PARTS` + 1 batches and what sweeping takes.
+        """Memory that suffices to train it: whole, or the rows of `NUM_PARTS` + 1 batches and what sweeping takes.
 
-        So many windows are in memory, and each needs a batch: the last batch before an empty window would wait for
-        the one behind it, which the training takes before it begins with the former.
+        So many windows are in memory, and each needs a batch (`training/swept_batches.py`).
         """
         rows = min((NUM_PARTS + 1) * self.most_rows, self.num_rows)
         return min(self.whole_bytes, self.fixed_bytes + rows * self.slot_bytes)
@@ -102,28 +105,29 @@ class ShardSize:
 
 
 def slots_by_table(shards: Mapping[str, ShardSize], memory_bytes: int) -> dict[str, int | None]:
-    """Divide memory among the table shards of a worker, beyond the least of each by the bytes that a batch can touch.
+    """Divide memory among the table shards of a worker, beyond what sweeps take by the bytes that a batch can touch.
 
     Returns:
         Slots by table; None for one that is in memory whole.
 
     Raises:
-        ConfigurationError: So few batches do not fit; the message has the memory that it needs.
+        ConfigurationError: Nothing is left for rows; the message has the memory that always suffices.
     """
-    left = memory_bytes - sum(shard.least_bytes for shard in shards.values())
-    if left < 0:
+    fixed = {name: min(shard.fixed_bytes, shard.whole_bytes) for name, shard in shards.items()}
+    left = memory_bytes - sum(fixed.values())
+    if left <= 0:
         raise ConfigurationError(
-            f"embedding_memory_bytes must hold the rows of {NUM_PARTS + 1} batches on each worker, here "
-            f"{memory_bytes - left:,} bytes for {', '.join(shards)}, got {memory_bytes:,}; raise it to that, or use "
-            f"smaller batches or more replicas"
+            f"embedding_memory_bytes must hold the buffers of sweeps and rows of {NUM_PARTS + 1} batches on each "
+            f"worker, at most {sum(shard.least_bytes for shard in shards.values()):,} bytes for {', '.join(shards)}, "
+            f"got {memory_bytes:,}; raise it to that, or use smaller batches or more replicas"
         )
     weights = {name: shard.most_rows * shard.row_bytes for name, shard in shards.items()}
-    missing = {name: shard.whole_bytes - shard.least_bytes for name, shard in shards.items()}
+    missing = {name: shard.whole_bytes - fixed[name] for name, shard in shards.items()}
     found: dict[str, int | None] = {}
     # Those that need least beside their weight come first: what they leave is for the others.
     for name in sorted(shards, key=lambda name: missing[name] / max(weights[name], 1)):
         total = sum(weights[other] for other in shards if other not in found)
         more = min(left * weights[name] // max(total, 1), missing[name])
         left -= more
-        found[name] = shards[name].num_slots(shards[name].least_bytes + more)
+        found[name] = shards[name].num_slots(fixed[name] + more)
     return found

@@ -34,7 +34,13 @@ from heterps_core.embeddings.row_optimizers import State
 from heterps_core.embeddings.row_range import RowRange, initial_rows
 from heterps_core.embeddings.row_windows import RowWindow, WindowPlan
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable, copy_rows
-from heterps_core.embeddings.sweep_memory import NUM_PARTS, PARTS_OF_MEMORY, SWEEPING_THREADS, SweepCounts
+from heterps_core.embeddings.sweep_memory import (
+    NUM_PARTS,
+    PARTS_OF_MEMORY,
+    SWEEPING_THREADS,
+    ShardSize,
+    SweepCounts,
+)
 from heterps_core.units import BYTES_PER_FLOAT32
 
 Block = npt.NDArray[np.float32]
@@ -83,6 +89,11 @@ class SweptTable(ShardedTable):
     def folder(self) -> Path:
         """Where its file of cold rows is."""
         return self._place.folder
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory that a row in memory takes."""
+        return ShardSize(num_rows=self.rows.num_rows, width=self.cold.width, most_rows=0).slot_bytes
 
     def new_plan(self) -> WindowPlan:
         """Return what cuts batches into windows that fit."""

@@ -29,11 +29,11 @@ from torch.distributed import ProcessGroup
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.row_lists import Rows, union_of
-from heterps_core.embeddings.row_windows import RowWindow, WindowLength
+from heterps_core.embeddings.row_windows import RowWindow, WindowLength, WindowPlan
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
 from heterps_core.embeddings.sweep_memory import NUM_PARTS
 from heterps_core.embeddings.swept_table import SweptTable
-from heterps_core.errors import TrainingError
+from heterps_core.errors import ConfigurationError, TrainingError
 from heterps_core.training.pipeline.stage_runner import MicroBatch
 
 LARGEST_INT32 = 2**31 - 1
@@ -81,6 +81,7 @@ class SweptBatches:
 
         Raises:
             StopIteration: There is none.
+            ConfigurationError: Memory does not hold the rows of so few batches that each window has one.
             TrainingError: A file of rows or batches cannot be read or written.
         """
         return next(self._handed_out)
@@ -129,6 +130,9 @@ class SweptBatches:
                 )
                 if not is_full and window.num_batches < length.most_batches:
                     break
+                if not window.num_batches:
+                    # Its visit would wait for the last step before it, and that for the batch behind it.
+                    raise self._too_little_memory(plans, rows)
                 length.end_window(window.num_batches, is_full=is_full)
                 window.rows = [plan.end_window() for plan in plans]
                 yield window
@@ -139,6 +143,18 @@ class SweptBatches:
             yield None
         window.rows = [plan.end_window() for plan in plans]
         yield window
+
+    def _too_little_memory(self, plans: Sequence[WindowPlan], rows: Sequence[Rows]) -> ConfigurationError:
+        needed = [plan.slots_with(rows_U) for plan, rows_U in zip(plans, rows, strict=True)]
+        missing_bytes = sum(
+            max(slots - plan.num_slots, 0) * table.slot_bytes
+            for slots, plan, table in zip(needed, plans, self._tables, strict=True)
+        )
+        return ConfigurationError(
+            f"embedding_memory_bytes must hold the rows of {NUM_PARTS + 1} batches on each worker, here "
+            f"{sum(needed):,} rows, got room for {sum(plan.num_slots for plan in plans):,}; raise it by "
+            f"{missing_bytes:,} bytes at least, or use smaller batches or more replicas"
+        )
 
     def _agreed(self, is_full: bool) -> bool:
         """Tell whether a window is full on any replica."""

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from heterps_core.data.features import FeatureSpec
+import numpy as np
+
+from heterps_core.data.dataset import PreparedDataset
 from heterps_core.device_types import get_device_type
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
+from heterps_core.embeddings.row_range import shard_rows
+from heterps_core.embeddings.sweep_memory import NUM_PARTS
 from heterps_core.hardware import InstanceOffer
 from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import ModelGraph
@@ -149,59 +153,61 @@ def table_memory_bytes(problem: SchedulingProblem, evaluation: PlanEvaluation) -
 
 def dry_run_table_memory_bytes(
     memory_bytes: int,
-    *,
     planned: tuple[ModelGraph, Sequence[Stage]],
-    launched: tuple[ModelGraph, Sequence[Stage]],
-    least_bytes: int,
+    *,
+    dataset: PreparedDataset,
+    model: str,
+    stages: Sequence[Stage],
+    embedding_optimizer: str,
+    batch_size: int,
+    seed: int,
 ) -> int:
     """Return what a worker of a dry run may fill with rows, so that the plan's share of them is in memory.
+
+    The buffers of a sweep come beside it, as they count for nothing in a large table. A dry run has at least what all
+    rows of its first ten batches take, twice the five that its windows need: tables that are no larger are in memory.
 
     Args:
         memory_bytes: Of a worker of the plan.
         planned: Model and stages of the plan.
-        launched: The model with the tables of the data at hand, and the stages of the dry run.
-        least_bytes: Less than which no worker can train with; small tables are then in memory whole.
+        dataset: That the dry run trains.
+        stages: Of the dry run.
     """
-    share = memory_bytes / max(_shard_bytes(*planned))
-    return max(least_bytes, math.ceil(share * max(_shard_bytes(*launched))))
-
-
-def _shard_bytes(graph: ModelGraph, stages: Sequence[Stage]) -> list[float]:
-    """Return the rows of tables of one replica of each stage."""
-    return [
-        sum(
-            layer.state_bytes
-            for layer in graph.layers[stage.first_layer : stage.last_layer + 1]
-            if layer.is_sharded
-        )
+    graph, planned_stages = planned
+    share = memory_bytes / max(
+        sum(layer.state_bytes for layer in graph.layers[_layers_of(stage)] if layer.is_sharded)
         / stage.num_replicas
-        for stage in stages
-    ]
-
-
-def least_table_memory_bytes(
-    model: str,
-    features: FeatureSpec,
-    stages: Sequence[Stage],
-    *,
-    embedding_optimizer: str,
-    batch_size: int,
-) -> int:
-    """Return the least memory for rows that every worker of some stages can train with."""
-    layers = list(build_chain(model, features, seed=0).children())
-    return max(
-        sum(
-            layer.shard_size(
-                get_row_optimizer(embedding_optimizer),
-                batch_size=batch_size,
-                num_shards=stage.num_replicas,
-                shard=0,
-            ).least_bytes
-            for layer in layers[stage.first_layer : stage.last_layer + 1]
-            if isinstance(layer, SlotEmbedding)
-        )
-        for stage in stages
+        for stage in planned_stages
     )
+    layers = list(build_chain(model, dataset.features, seed=0).children())
+    first = [
+        dataset.batch_rows(0, index, batch_size=batch_size, seed=seed)
+        for index in range(min(2 * (NUM_PARTS + 1), dataset.num_batches(batch_size)))
+    ]
+    batches = dataset.batch(np.concatenate(first))
+    needs = [0]
+    for stage in stages:
+        embeddings = [layer for layer in layers[_layers_of(stage)] if isinstance(layer, SlotEmbedding)]
+        used = [np.unique(layer.row_numbers(batches).numpy()) for layer in embeddings]
+        for shard in range(stage.num_replicas):
+            sizes = []
+            for layer, rows in zip(embeddings, used, strict=True):
+                own = shard_rows(layer.num_rows, stage.num_replicas, shard)
+                size = layer.shard_size(
+                    get_row_optimizer(embedding_optimizer),
+                    batch_size=batch_size,
+                    num_shards=stage.num_replicas,
+                    shard=shard,
+                )
+                num_used = int(np.count_nonzero((rows >= own.first) & (rows < own.stop)))
+                sizes.append(replace(size, most_rows=math.ceil(num_used / (NUM_PARTS + 1))))
+            shared = sum(math.ceil(share * size.whole_bytes) + size.buffer_bytes for size in sizes)
+            needs.append(max(shared, sum(size.least_bytes for size in sizes)))
+    return max(needs)
+
+
+def _layers_of(stage: Stage) -> slice:
+    return slice(stage.first_layer, stage.last_layer + 1)
 
 
 def offers_with_disks(

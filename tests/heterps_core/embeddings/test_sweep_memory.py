@@ -29,12 +29,18 @@ def test_memory_for_all_rows_leaves_nothing_on_disk():
     assert slots_by_table(shards, 120_000 * 68) == {"a": None, "b": None}
 
 
-def test_memory_that_does_not_hold_the_rows_of_five_batches_is_refused_with_what_it_needs():
+def test_memory_that_holds_no_rows_is_refused_with_what_suffices_for_five_batches():
     shards = {"a": size(50_000_000, 100_000)}
-    needed = shards["a"].least_bytes
+    enough = shards["a"].least_bytes
 
     with pytest.raises(ConfigurationError) as failure:
-        slots_by_table(shards, needed - 1)
+        slots_by_table(shards, shards["a"].fixed_bytes)
 
-    assert f"here {needed:,} bytes for a, got {needed - 1:,}" in str(failure.value)
-    assert slots_by_table(shards, needed) == {"a": 500_000}
+    assert f"at most {enough:,} bytes for a, got {shards['a'].fixed_bytes:,}" in str(failure.value)
+    assert slots_by_table(shards, enough) == {"a": 500_000}
+
+
+def test_buffers_are_small_beside_a_small_shard():
+    # Five blocks of a 64th, and 3 bits a row.
+    assert size(640 * 1024, 1).fixed_bytes == 5 * 10 * 1024 * 68 + 640 * 1024 * 3 // 8
+    assert size(50_000_000, 1).buffer_bytes <= 5 * 4 * 1024**2

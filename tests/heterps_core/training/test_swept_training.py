@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.multiprocessing import ProcessExitedException
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
@@ -155,6 +155,19 @@ def test_200_steps_end_with_the_weights_that_they_end_with_in_memory(
     for counts in swept.counts:
         assert 0 < counts.rows_fetched < counts.rows_asked
         assert counts.bytes_read >= counts.bytes_written > 0
+
+
+@pytest.mark.parametrize("stages", [ALONE, REPLICAS], ids=["alone", "replicas"])
+def test_memory_for_fewer_than_five_batches_ends_the_training_and_says_what_it_lacks(
+    stages, dataset, tmp_path
+):
+    """Five batches may look 2,080 rows up, so the memory of the others is enough whatever comes."""
+    config = replace(CONFIG, embedding_memory_bytes=115_000)
+
+    with pytest.raises(
+        ProcessRaisedException, match=r"hold the rows of 5 batches.* raise it by [\d,]+ bytes"
+    ):
+        Trained(dataset, tmp_path, stages, config)
 
 
 def test_a_run_resumed_at_a_checkpoint_between_sweeps_ends_with_the_same_weights(dataset, tmp_path):

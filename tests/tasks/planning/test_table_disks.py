@@ -2,10 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from heterps_core.data.features import FeatureSpec
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.device_types import DEVICE_TYPES
+from heterps_core.embeddings.row_optimizers import ROW_OPTIMIZERS
+from heterps_core.embeddings.sweep_memory import slots_by_table
+from heterps_core.models.chain import build_chain
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
 from heterps_core.planning.provisioning.offer_choice import instance_sizes
@@ -16,7 +22,6 @@ from tasks.planning.table_disks import (
     HOT_SHARES,
     ReplicaDisk,
     dry_run_table_memory_bytes,
-    least_table_memory_bytes,
     offers_with_disks,
     replica_disks,
     table_memory_bytes,
@@ -186,41 +191,70 @@ def test_workers_fill_with_rows_what_weights_leave_of_the_memory():
     assert table_memory_bytes(problem, in_memory) is None
 
 
-def test_a_dry_run_has_the_share_of_rows_in_memory_that_the_plan_has():
-    graph, problem, _ = night()
-    embedding, *others = graph.layers
-    small = replace(
-        graph,
-        layers=(replace(embedding, parameter_bytes=80_000_000, optimizer_state_bytes=20_000_000), *others),
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+    stream = write_click_stream(folder / "clicks.tsv", num_rows=4_000, seed=0)
+    return prepare_dataset(
+        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=10_000, out_dir=folder / "prepared"
     )
+
+
+def dry_run_sizes(dataset, memory_bytes: int, *, batch_size: int, num_replicas: int = 1):
+    """Return what a worker may fill, and the sizes of the shards of a plan that has 10 GB of rows on each worker."""
+    graph, problem, _ = night()
     last = len(problem.layers) - 1
     planned = (Stage(0, 0, "cpu-c7i", 20), Stage(1, last, "gpu-t4", 1))
-    launched = (Stage(0, 0, "cpu-c7i", 2), Stage(1, last, "gpu-t4", 1))
-
-    def memory_bytes(least_bytes: int) -> int:
-        return dry_run_table_memory_bytes(
-            4_000_000_000, planned=(graph, planned), launched=(small, launched), least_bytes=least_bytes
+    found = dry_run_table_memory_bytes(
+        memory_bytes,
+        (graph, planned),
+        dataset=dataset,
+        model="ctrdnn",
+        stages=[Stage(0, 0, "cpu-c7i", num_replicas), Stage(1, 7, "cpu-c7i", 1)],
+        embedding_optimizer="rowwise-adagrad",
+        batch_size=batch_size,
+        seed=0,
+    )
+    embedding = next(build_chain("ctrdnn", dataset.features, seed=0).children())
+    sizes = [
+        embedding.shard_size(
+            ROW_OPTIMIZERS["rowwise-adagrad"], batch_size=batch_size, num_shards=num_replicas, shard=shard
         )
+        for shard in range(num_replicas)
+    ]
+    return found, sizes
 
-    # 4 of 10 GB on each worker of the plan, so 20 of the 50 MB on each of the dry run.
-    assert memory_bytes(1_000_000) == 20_000_000
-    assert memory_bytes(30_000_000) == 30_000_000
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_dry_run_has_the_share_of_rows_in_memory_that_the_plan_has(dataset, num_replicas):
+    found, sizes = dry_run_sizes(dataset, 4_000_000_000, batch_size=32, num_replicas=num_replicas)
+
+    # 260,000 rows of 68 bytes; 4 of the plan's 10 GB are in memory. Beside them: five blocks of a 64th of the shard.
+    share_bytes = 0.4 * 260_000 * 68 / num_replicas
+    assert share_bytes < found < share_bytes + 5 / 64 * 260_000 * 68 / num_replicas + 68
+    # Of the 0.4, lists of rows and marks take their part as in the plan.
+    [num_slots] = {slots_by_table({"embedding": size}, found)["embedding"] for size in sizes}
+    assert num_slots / sizes[0].num_rows == pytest.approx((0.4 * 68 - 3 / 8) / (68 + 6 + 33), rel=0.001)
 
 
-def test_the_least_memory_for_rows_is_that_of_the_worker_that_needs_most():
-    features = FeatureSpec(num_dense=2, slot_rows=(1_000_000, 1_000_000))
-    stages = [Stage(0, 0, "cpu-c7i", 1), Stage(1, 7, "cpu-c7i", 1)]
+def test_a_dry_run_has_at_least_the_rows_of_its_first_ten_batches(dataset):
+    found, [size] = dry_run_sizes(dataset, 100_000_000, batch_size=32)
 
-    def least(batch_size: int, num_replicas: int = 1) -> int:
-        return least_table_memory_bytes(
-            "ctrdnn",
-            features,
-            [replace(stages[0], num_replicas=num_replicas), stages[1]],
-            embedding_optimizer="rowwise-adagrad",
-            batch_size=batch_size,
-        )
+    ids = dataset.batch(
+        np.concatenate([dataset.batch_rows(0, step, batch_size=32, seed=0) for step in range(10)])
+    ).ids.numpy()
+    num_used = sum(len(np.unique(column)) for column in ids.T)
+    slots = slots_by_table({"embedding": size}, found)["embedding"]
+    assert num_used <= slots < num_used + 5
 
-    # One more sample has two more rows in each of five batches, each of 68 bytes, 6 for checkpoints and 33 for lists.
-    assert least(101) - least(100) == 2 * 5 * (68 + 6 + 33)
-    # Where they are no larger than what sweeping takes, all rows are in memory.
-    assert least(100, num_replicas=100) == 20_000 * 68
+
+def test_a_dry_run_of_fewer_rows_than_its_first_batches_take_has_them_all_in_memory(tmp_path):
+    stream = write_click_stream(tmp_path / "clicks.tsv", num_rows=4_000, seed=0)
+    dataset = prepare_dataset(
+        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=100, out_dir=tmp_path / "prepared"
+    )
+
+    found, [size] = dry_run_sizes(dataset, 100_000_000, batch_size=32)
+
+    assert size.num_rows == 2_600
+    assert slots_by_table({"embedding": size}, found) == {"embedding": None}
