@@ -63,6 +63,12 @@ class WindowPlan:
         self._sizes: deque[Indices] = deque(maxlen=NUM_PARTS - 1)
         """By part what it held if its visit was for one of the windows that ended last."""
 
+        self._lengths: deque[int] = deque(maxlen=NUM_PARTS)
+        """Batches of each of the last windows."""
+
+        self._num_new: deque[int] = deque([0], maxlen=NUM_PARTS + 1)
+        """Most rows that a batch brought to what memory held, of each of the last windows and of this one."""
+
         self._start()
 
     def _start(self) -> None:
@@ -75,9 +81,13 @@ class WindowPlan:
     def fits(self, rows_U: Rows) -> bool:
         """Tell whether the window has room for a batch with these distinct rows, ascending.
 
-        Any batch finds room in a window that comes after enough empty ones.
+        A window without a batch would stop the training. So one that has a batch leaves room for the first of each
+        of those behind it, until a window of several batches leaves memory for every one that comes.
         """
-        return self.slots_with(rows_U) <= self.num_slots
+        num_reserved = 0
+        if self._batches:
+            num_reserved = NUM_PARTS - len(self._lengths) or min(self._lengths) < 2
+        return self.slots_with(rows_U) + num_reserved * max(self._num_new) <= self.num_slots
 
     def slots_with(self, rows_U: Rows) -> int:
         """Return the slots that memory must have for the window with one more batch."""
@@ -86,13 +96,17 @@ class WindowPlan:
 
     def add(self, rows_U: Rows) -> None:
         """Take a batch with these distinct rows, ascending, into the window."""
-        self._size += self._seen.count_new(rows_U, adds=True)
+        new = self._seen.count_new(rows_U, adds=True)
+        self._size += new
+        self._num_new[-1] = max(self._num_new[-1], int(new.sum()))
         self._batches.append(rows_U)
 
     def end_window(self) -> RowWindow:
         """Return the window, which may be empty, and begin the next."""
         window = RowWindow(union_of(self._batches), num_asked=sum(map(len, self._batches)))
         self._last.append(window.rows)
+        self._lengths.append(len(self._batches))
+        self._num_new.append(0)
         self._sizes.append(self._size)
         self._start()
         return window
