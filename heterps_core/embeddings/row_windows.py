@@ -6,12 +6,16 @@ Shapes: U distinct rows of a batch or window, C slots of a table.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from heterps_core.embeddings.row_lists import Indices, Rows, RowSet, Slots, union_of, values_at
-from heterps_core.embeddings.sweep_memory import NUM_PARTS
+from heterps_core.embeddings.sweep_memory import MOST_BATCHES, NUM_PARTS
+
+BATCHES_AHEAD = MOST_BATCHES - 1
+"""Behind so many windows memory holds nothing of one any more."""
 
 LARGEST_ROW = 2**32 - 1
 """No shard has it: 4 bytes in place of 8 for each row of a window."""
@@ -63,12 +67,6 @@ class WindowPlan:
         self._sizes: deque[Indices] = deque(maxlen=NUM_PARTS - 1)
         """By part what it held if its visit was for one of the windows that ended last."""
 
-        self._lengths: deque[int] = deque(maxlen=NUM_PARTS)
-        """Batches of each of the last windows."""
-
-        self._num_new: deque[int] = deque([0], maxlen=NUM_PARTS + 1)
-        """Most rows that a batch brought to what memory held, of each of the last windows and of this one."""
-
         self._start()
 
     def _start(self) -> None:
@@ -78,16 +76,20 @@ class WindowPlan:
         for rows_U in self._last:
             self._size += self._seen.count_new(rows_U, adds=True)
 
-    def fits(self, rows_U: Rows) -> bool:
+    def fits(self, rows_U: Rows, following: Sequence[Rows] = ()) -> bool:
         """Tell whether the window has room for a batch with these distinct rows, ascending.
 
-        A window without a batch would stop the training. So one that has a batch leaves room for the first of each
-        of those behind it, until a window of several batches leaves memory for every one that comes.
+        A window without a batch would stop the training, so one of several leaves room for the next `BATCHES_AHEAD`:
+        where each of these needs a window of its own, behind the last of them this one does not count any more.
+        So memory is too small only where it does not suffice for windows of one batch.
+
+        Args:
+            following: Distinct rows of each of the next batches.
         """
-        num_reserved = 0
-        if self._batches:
-            num_reserved = NUM_PARTS - len(self._lengths) or min(self._lengths) < 2
-        return self.slots_with(rows_U) + num_reserved * max(self._num_new) <= self.num_slots
+        slots = self.slots_with(rows_U)
+        if self._batches and slots + sum(map(len, following)) > self.num_slots:
+            slots += sum(int(self._seen.count_new(rows).sum()) for rows in following)
+        return slots <= self.num_slots
 
     def slots_with(self, rows_U: Rows) -> int:
         """Return the slots that memory must have for the window with one more batch."""
@@ -96,17 +98,13 @@ class WindowPlan:
 
     def add(self, rows_U: Rows) -> None:
         """Take a batch with these distinct rows, ascending, into the window."""
-        new = self._seen.count_new(rows_U, adds=True)
-        self._size += new
-        self._num_new[-1] = max(self._num_new[-1], int(new.sum()))
+        self._size += self._seen.count_new(rows_U, adds=True)
         self._batches.append(rows_U)
 
     def end_window(self) -> RowWindow:
         """Return the window, which may be empty, and begin the next."""
         window = RowWindow(union_of(self._batches), num_asked=sum(map(len, self._batches)))
         self._last.append(window.rows)
-        self._lengths.append(len(self._batches))
-        self._num_new.append(0)
         self._sizes.append(self._size)
         self._start()
         return window

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from heterps_core.embeddings.cold_rows import rows_per_block
 from heterps_core.errors import ConfigurationError
@@ -22,6 +24,10 @@ with fewer a window has more batches to visit a part beside."""
 
 SWEEPING_THREADS = 2
 """One block is read or written while rows are copied from or to another."""
+
+MOST_BATCHES = 2 * NUM_PARTS
+"""Whose rows are in memory at most where each window has one batch: those of `NUM_PARTS` + 1 windows, and in parts
+that were visited earlier those of windows before them."""
 
 BUFFERED_BLOCKS = 5
 """A buffer of each thread with as much for what it copies, and one for checkpoints."""
@@ -61,7 +67,7 @@ class ShardSize:
     """Float32 of a row with its optimizer state."""
 
     most_rows: int
-    """Distinct rows of the shard that one batch looks up: by its ids at most, or what was counted."""
+    """Distinct rows of the shard that one batch can look up."""
 
     @property
     def row_bytes(self) -> int:
@@ -84,18 +90,19 @@ class ShardSize:
         return self.buffer_bytes + self.num_rows * BITS_PER_ROW // 8
 
     @property
+    def least_bytes(self) -> int:
+        """Memory beside which it can have slots."""
+        return min(self.fixed_bytes, self.whole_bytes)
+
+    @property
     def slot_bytes(self) -> int:
         """Memory that a slot takes, with its share of what lists rows and of parts for checkpoints."""
         return self.row_bytes + 3 * self.row_bytes // PARTS_OF_MEMORY + INDEX_BYTES_PER_SLOT
 
     @property
-    def least_bytes(self) -> int:
-        """Memory that suffices to train it: whole, or the rows of `NUM_PARTS` + 1 batches and what sweeping takes.
-
-        So many windows are in memory, and each needs a batch (`training/swept_batches.py`).
-        """
-        rows = min((NUM_PARTS + 1) * self.most_rows, self.num_rows)
-        return min(self.whole_bytes, self.fixed_bytes + rows * self.slot_bytes)
+    def batch_bytes(self) -> int:
+        """Memory for the slots of a batch."""
+        return self.most_rows * self.slot_bytes
 
     def num_slots(self, memory_bytes: int) -> int | None:
         """Return how many rows find room; None where all do, and nothing needs to be swept."""
@@ -105,7 +112,7 @@ class ShardSize:
 
 
 def slots_by_table(shards: Mapping[str, ShardSize], memory_bytes: int) -> dict[str, int | None]:
-    """Divide memory among the table shards of a worker, beyond what sweeps take by the bytes that a batch can touch.
+    """Divide memory among the table shards of a worker, beyond what sweeps take by what a batch can look up.
 
     Returns:
         Slots by table; None for one that is in memory whole.
@@ -113,15 +120,15 @@ def slots_by_table(shards: Mapping[str, ShardSize], memory_bytes: int) -> dict[s
     Raises:
         ConfigurationError: Nothing is left for rows; the message has the memory that always suffices.
     """
-    fixed = {name: min(shard.fixed_bytes, shard.whole_bytes) for name, shard in shards.items()}
+    fixed = {name: shard.least_bytes for name, shard in shards.items()}
     left = memory_bytes - sum(fixed.values())
     if left <= 0:
         raise ConfigurationError(
-            f"embedding_memory_bytes must hold the buffers of sweeps and rows of {NUM_PARTS + 1} batches on each "
-            f"worker, at most {sum(shard.least_bytes for shard in shards.values()):,} bytes for {', '.join(shards)}, "
+            f"embedding_memory_bytes must hold the buffers of sweeps and rows of {MOST_BATCHES} batches on each "
+            f"worker, at most {memory_of_batches(shards.values(), MOST_BATCHES):,} bytes for {', '.join(shards)}, "
             f"got {memory_bytes:,}; raise it to that, or use smaller batches or more replicas"
         )
-    weights = {name: shard.most_rows * shard.row_bytes for name, shard in shards.items()}
+    weights = {name: shard.batch_bytes for name, shard in shards.items()}
     missing = {name: shard.whole_bytes - fixed[name] for name, shard in shards.items()}
     found: dict[str, int | None] = {}
     # Those that need least beside their weight come first: what they leave is for the others.
@@ -131,3 +138,14 @@ def slots_by_table(shards: Mapping[str, ShardSize], memory_bytes: int) -> dict[s
         left -= more
         found[name] = shards[name].num_slots(fixed[name] + more)
     return found
+
+
+def memory_of_batches(shards: Collection[ShardSize], num_batches: Fraction | int) -> int:
+    """Return the memory of which `slots_by_table` gives each table the rows of some batches, or all its rows.
+
+    Args:
+        num_batches: None of which has a row of another.
+    """
+    least_bytes = sum(shard.least_bytes for shard in shards)
+    batch_bytes = sum(shard.batch_bytes for shard in shards)
+    return min(sum(shard.whole_bytes for shard in shards), least_bytes + math.ceil(num_batches * batch_bytes))

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
 from threading import Condition
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,9 @@ from torch.distributed import ProcessGroup
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.row_lists import Rows, union_of
-from heterps_core.embeddings.row_windows import RowWindow, WindowLength, WindowPlan
+from heterps_core.embeddings.row_windows import BATCHES_AHEAD, RowWindow, WindowLength, WindowPlan
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
-from heterps_core.embeddings.sweep_memory import NUM_PARTS
+from heterps_core.embeddings.sweep_memory import MOST_BATCHES, NUM_PARTS
 from heterps_core.embeddings.swept_table import SweptTable
 from heterps_core.errors import ConfigurationError, TrainingError
 from heterps_core.training.pipeline.stage_runner import MicroBatch
@@ -60,6 +60,7 @@ class SweptBatches:
     ) -> None:
         self._batches, self._tables = iter(batches), tables
         self._group, self._writes = group, writes
+        self._waiting = deque([_BatchFile()])
         self._steps = _Steps()
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweeps")
         self._handed_out = self._swept() if tables else self._batches
@@ -92,7 +93,7 @@ class SweptBatches:
 
     def _swept(self) -> Iterator[list[MicroBatch]]:
         windows = self._planned_windows()
-        nothing = _Window([RowWindow() for _ in self._tables])
+        nothing = _Window(0, [RowWindow() for _ in self._tables])
         # Each part is visited once before the first window has its turn.
         ahead = deque([nothing] * NUM_PARTS + [_next_whole(windows) or nothing])
         num_steps = 0
@@ -104,7 +105,7 @@ class SweptBatches:
             current, planned = ahead.popleft(), None
             for _ in range(current.num_batches):
                 # Where the training has ended replicas still read alike, so that none waits for a message.
-                yield [] if self._steps.have_ended else current.next_batch()
+                yield [] if self._steps.have_ended else self._next_waiting(current.rows)
                 planned = planned or next(windows, None)
             num_steps += current.num_batches
             ahead.append(planned or _next_whole(windows) or nothing)
@@ -121,28 +122,46 @@ class SweptBatches:
     def _planned_windows(self) -> Iterator[_Window | None]:
         """Yield each window once it is known, and None for each batch that ends none."""
         plans = [table.new_plan() for table in self._tables]
-        length, window = WindowLength(), _Window([])
-        for batch in self._batches:
-            rows = [_distinct_rows(batch, table) for table in self._tables]
+        length, num_batches = WindowLength(), 0
+        for rows, *following in self._read_ahead():
             while True:
-                is_full = self._agreed(
-                    not all(plan.fits(rows_U) for plan, rows_U in zip(plans, rows, strict=True))
+                fits = all(
+                    plan.fits(own, coming) for plan, own, *coming in zip(plans, rows, *following, strict=True)
                 )
-                if not is_full and window.num_batches < length.most_batches:
+                is_full = self._agreed(not fits)
+                if not is_full and num_batches < length.most_batches:
                     break
-                if not window.num_batches:
+                if not num_batches:
                     # Its visit would wait for the last step before it, and that for the batch behind it.
                     raise self._too_little_memory(plans, rows)
-                length.end_window(window.num_batches, is_full=is_full)
-                window.rows = [plan.end_window() for plan in plans]
-                yield window
-                window = _Window([])
-            for plan, rows_U in zip(plans, rows, strict=True):
-                plan.add(rows_U)
-            window.append(batch, self._tables[0].folder)
+                length.end_window(num_batches, is_full=is_full)
+                yield _Window(num_batches, [plan.end_window() for plan in plans])
+                self._waiting.append(_BatchFile())
+                num_batches = 0
+            for plan, own in zip(plans, rows, strict=True):
+                plan.add(own)
+            num_batches += 1
             yield None
-        window.rows = [plan.end_window() for plan in plans]
-        yield window
+        yield _Window(num_batches, [plan.end_window() for plan in plans])
+
+    def _read_ahead(self) -> Iterator[list[list[Rows]]]:
+        """Put batches into files; yield of each, and of those up to `BATCHES_AHEAD` behind it, the rows by table."""
+        ahead: deque[list[Rows]] = deque()
+        for batch in self._batches:
+            self._waiting[-1].append(batch, self._tables[0].folder)
+            ahead.append([_distinct_rows(batch, table) for table in self._tables])
+            if len(ahead) > BATCHES_AHEAD:
+                yield list(ahead)
+                ahead.popleft()
+        while ahead:
+            yield list(ahead)
+            ahead.popleft()
+
+    def _next_waiting(self, rows: Sequence[RowWindow]) -> list[MicroBatch]:
+        """Return the batch that has waited longest, of a window with these rows."""
+        while not self._waiting[0].num_batches:
+            self._waiting.popleft()
+        return self._waiting[0].next_batch(rows)
 
     def _too_little_memory(self, plans: Sequence[WindowPlan], rows: Sequence[Rows]) -> ConfigurationError:
         needed = [plan.slots_with(rows_U) for plan, rows_U in zip(plans, rows, strict=True)]
@@ -151,7 +170,7 @@ class SweptBatches:
             for slots, plan, table in zip(needed, plans, self._tables, strict=True)
         )
         return ConfigurationError(
-            f"embedding_memory_bytes must hold the rows of {NUM_PARTS + 1} batches on each worker, here "
+            f"embedding_memory_bytes must hold the rows of {MOST_BATCHES} batches on each worker, here "
             f"{sum(needed):,} rows, got room for {sum(plan.num_slots for plan in plans):,}; raise it by "
             f"{missing_bytes:,} bytes at least, or use smaller batches or more replicas"
         )
@@ -176,19 +195,24 @@ def _distinct_rows(batch: Sequence[MicroBatch], table: SweptTable) -> Rows:
     return union_of([rows.numpy().astype(np.uint32) for rows in asked])
 
 
-class _Window:
-    """The batches of a window, in a file of its own."""
+class _Window(NamedTuple):
+    num_batches: int
+    rows: list[RowWindow]
+    """Of each swept table."""
 
-    def __init__(self, rows: list[RowWindow]) -> None:
+
+class _BatchFile:
+    """Some batches in an unnamed file, which is gone with the last of them."""
+
+    def __init__(self) -> None:
         self.num_batches = 0
-        self.rows = rows
-        """Of each swept table, once the window has ended."""
+        """That wait."""
 
         self._tables: list[ShardedTable] = []
         """Of all look-ups in a micro-batch, in order."""
 
         self._file: IO[bytes] | None = None
-        self._is_read = False
+        self._num_read_bytes = 0
 
     def append(self, batch: Sequence[MicroBatch], folder: Path) -> None:
         """Write a batch behind the others, into a file in a folder.
@@ -201,6 +225,7 @@ class _Window:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
                 weakref.finalize(self, self._file.close)
+            self._file.seek(0, os.SEEK_END)
             pickle.dump([_packed(part) for part in batch], self._file, protocol=5)
             self._file.flush()
         except OSError as error:
@@ -210,18 +235,20 @@ class _Window:
             ) from error
         self.num_batches += 1
 
-    def next_batch(self) -> list[MicroBatch]:
+    def next_batch(self, rows: Sequence[RowWindow]) -> list[MicroBatch]:
         """Return the next batch with the slots of its rows, which are in memory by now."""
         assert self._file is not None
-        if not self._is_read:
-            self._file.seek(0)
-            self._is_read = True
-        batch = [self._unpacked(*part) for part in pickle.load(self._file)]
-        os.posix_fadvise(self._file.fileno(), 0, self._file.tell(), os.POSIX_FADV_DONTNEED)
+        self._file.seek(self._num_read_bytes)
+        batch = [self._unpacked(rows, *part) for part in pickle.load(self._file)]
+        self._num_read_bytes = self._file.tell()
+        self.num_batches -= 1
+        os.posix_fadvise(self._file.fileno(), 0, self._num_read_bytes, os.POSIX_FADV_DONTNEED)
         return batch
 
-    def _unpacked(self, num_rows: int, columns: Any, exchanges: Any, keys: Any) -> MicroBatch:
-        windows = iter(self.rows)
+    def _unpacked(
+        self, rows: Sequence[RowWindow], num_rows: int, columns: Any, exchanges: Any, keys: Any
+    ) -> MicroBatch:
+        windows = iter(rows)
         found: list[tuple[ShardedTable, RowExchange]] = []
         for table, (inverse_BS, num_distinct, sent, received, local_rows) in zip(
             self._tables, exchanges, strict=True

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
+from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.device_types import get_device_type
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
-from heterps_core.embeddings.row_range import shard_rows
-from heterps_core.embeddings.sweep_memory import NUM_PARTS
+from heterps_core.embeddings.sweep_memory import MOST_BATCHES, memory_of_batches
 from heterps_core.hardware import InstanceOffer
 from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import ModelGraph
@@ -164,8 +165,9 @@ def dry_run_table_memory_bytes(
 ) -> int:
     """Return what a worker of a dry run may fill with rows, so that the plan's share of them is in memory.
 
-    The buffers of a sweep come beside it, as they count for nothing in a large table. A dry run has at least what all
-    rows of its first ten batches take, twice the five that its windows need: tables that are no larger are in memory.
+    The buffers of a sweep come beside it, as they count for nothing in a large table. A worker has at least what all
+    rows of the first ten batches take, trained or held out, where `MOST_BATCHES` must fit. They are counted for one
+    replica, as machines may be lost. Tables that are no larger are in memory.
 
     Args:
         memory_bytes: Of a worker of the plan.
@@ -180,30 +182,47 @@ def dry_run_table_memory_bytes(
         for stage in planned_stages
     )
     layers = list(build_chain(model, dataset.features, seed=0).children())
-    first = [
-        dataset.batch_rows(0, index, batch_size=batch_size, seed=seed)
-        for index in range(min(2 * (NUM_PARTS + 1), dataset.num_batches(batch_size)))
-    ]
-    batches = dataset.batch(np.concatenate(first))
-    needs = [0]
+    first = _first_batches(dataset, batch_size=batch_size, seed=seed)
+    needs = []
     for stage in stages:
         embeddings = [layer for layer in layers[_layers_of(stage)] if isinstance(layer, SlotEmbedding)]
-        used = [np.unique(layer.row_numbers(batches).numpy()) for layer in embeddings]
-        for shard in range(stage.num_replicas):
-            sizes = []
-            for layer, rows in zip(embeddings, used, strict=True):
-                own = shard_rows(layer.num_rows, stage.num_replicas, shard)
-                size = layer.shard_size(
+        wholes, shards = (
+            [
+                layer.shard_size(
                     get_row_optimizer(embedding_optimizer),
                     batch_size=batch_size,
-                    num_shards=stage.num_replicas,
-                    shard=shard,
+                    num_shards=num_shards,
+                    shard=0,
                 )
-                num_used = int(np.count_nonzero((rows >= own.first) & (rows < own.stop)))
-                sizes.append(replace(size, most_rows=math.ceil(num_used / (NUM_PARTS + 1))))
-            shared = sum(math.ceil(share * size.whole_bytes) + size.buffer_bytes for size in sizes)
-            needs.append(max(shared, sum(size.least_bytes for size in sizes)))
+                for layer in embeddings
+            ]
+            for num_shards in (1, stage.num_replicas)
+        )
+        num_batches = max(
+            (
+                Fraction(np.unique(layer.row_numbers(batch).numpy()).size, whole.most_rows)
+                for batch in first
+                for layer, whole in zip(embeddings, wholes, strict=True)
+            ),
+            default=0,
+        )
+        shared = sum(math.ceil(share * shard.whole_bytes) + shard.buffer_bytes for shard in shards)
+        needs.append(max(shared, memory_of_batches(wholes, num_batches)))
     return max(needs)
+
+
+def _first_batches(dataset: PreparedDataset, *, batch_size: int, seed: int) -> list[ClickBatch]:
+    """Return the rows of the first ten batches that are trained, and of those that are held out."""
+    num_first = MOST_BATCHES + 2
+    rows = [dataset.held_out_rows(index, batch_size=batch_size) for index in range(num_first)]
+    if dataset.num_batches(batch_size) <= num_first:
+        # Another epoch leaves others out of its batches.
+        trained = np.arange(dataset.num_train_rows)
+    else:
+        trained = np.concatenate(
+            [dataset.batch_rows(0, index, batch_size=batch_size, seed=seed) for index in range(num_first)]
+        )
+    return [dataset.batch(trained), dataset.batch(np.concatenate(rows))]
 
 
 def _layers_of(stage: Stage) -> slice:

@@ -16,7 +16,7 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.cold_rows import ColdRows
 from heterps_core.errors import ConfigurationError, TrainingError
 from heterps_core.training.pipeline.stage_runner import MicroBatch
-from heterps_core.training.swept_batches import _Window
+from heterps_core.training.swept_batches import _BatchFile
 
 SMALL_BYTES = 8 * 2**20
 
@@ -94,7 +94,7 @@ def test_a_disk_that_fills_up_later_leaves_rows_their_room_and_refuses_batches(s
 
     batch = ClickBatch(dense=torch.ones(4, 2), ids=torch.ones(4, 3).long(), labels=torch.ones(4))
     with pytest.raises(TrainingError) as failure:
-        _Window([]).append([MicroBatch(4, batch)], small_disk)
+        _BatchFile().append([MicroBatch(4, batch)], small_disk)
 
     assert str(failure.value).startswith(
         f"batches that wait for their rows must find room in {small_disk}, but could not be written: "

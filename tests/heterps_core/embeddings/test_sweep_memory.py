@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
-from heterps_core.embeddings.sweep_memory import ShardSize, slots_by_table
+from heterps_core.embeddings.sweep_memory import ShardSize, memory_of_batches, slots_by_table
 from heterps_core.errors import ConfigurationError
 
 
@@ -29,15 +31,33 @@ def test_memory_for_all_rows_leaves_nothing_on_disk():
     assert slots_by_table(shards, 120_000 * 68) == {"a": None, "b": None}
 
 
-def test_memory_that_holds_no_rows_is_refused_with_what_suffices_for_five_batches():
+def test_memory_that_holds_no_rows_is_refused_with_what_suffices_for_eight_batches():
     shards = {"a": size(50_000_000, 100_000)}
-    enough = shards["a"].least_bytes
+    enough = memory_of_batches(shards.values(), 8)
 
     with pytest.raises(ConfigurationError) as failure:
         slots_by_table(shards, shards["a"].fixed_bytes)
 
     assert f"at most {enough:,} bytes for a, got {shards['a'].fixed_bytes:,}" in str(failure.value)
-    assert slots_by_table(shards, enough) == {"a": 500_000}
+    assert slots_by_table(shards, enough) == {"a": 800_000}
+
+
+def test_memory_of_some_batches_has_the_rows_of_so_many_of_each_table():
+    shards = {
+        "narrow": ShardSize(num_rows=1_000_000, width=2, most_rows=3_000),
+        "wide": size(1_000_000, 2_000),
+    }
+    batches = memory_of_batches(shards.values(), Fraction(7, 2))
+
+    assert slots_by_table(shards, batches) == {"narrow": 10_500, "wide": 7_000}
+
+    shards["whole"] = size(5_000, 2_000)
+    slots = slots_by_table(shards, memory_of_batches(shards.values(), Fraction(7, 2)))
+
+    # Of the memory for 7,000 rows a table of 5,000 needs a part, and leaves the others some.
+    assert slots["whole"] is None
+    assert slots["narrow"] >= 10_500
+    assert slots["wide"] >= 7_000
 
 
 def test_buffers_are_small_beside_a_small_shard():
