@@ -88,6 +88,9 @@ class Outcome:
     generations: int
     rows_lost: int
     rows_doubled: int
+    steps_redone: int
+    """Trained in a generation and once more in a later one."""
+
     wrong: tuple[str, ...]
 
 
@@ -221,7 +224,7 @@ class Case:
                     wrong += self._left_running(host)
         elif not ended_as.startswith("refused"):
             wrong.append(ended_as)
-        lost, doubled = rows_wrong(self.notes, dataset) if ended_as == "trained" else (0, 0)
+        lost, doubled, redone = rows_wrong(self.notes, dataset) if ended_as == "trained" else (0, 0, 0)
         return Outcome(
             seed=self.seed,
             kind=self.kind,
@@ -232,6 +235,7 @@ class Case:
             generations=self.training.cluster.generation,
             rows_lost=lost,
             rows_doubled=doubled,
+            steps_redone=redone,
             wrong=tuple(wrong),
         )
 
@@ -351,8 +355,8 @@ def make_job(dataset: Path, *, redo_log: bool) -> TrainingJob:
     )
 
 
-def rows_wrong(notes: Path, dataset: PreparedDataset) -> tuple[int, int]:
-    """Return how many rows the model that is left lacks, and how many it has seen more than once.
+def rows_wrong(notes: Path, dataset: PreparedDataset) -> tuple[int, int, int]:
+    """Return how many rows the model that is left lacks, how many it has seen more than once, and steps redone.
 
     A row is known by its numeric columns. Generations are read from the last to the first: each one's steps before
     the first of the one behind it are those of the model.
@@ -364,6 +368,7 @@ def rows_wrong(notes: Path, dataset: PreparedDataset) -> tuple[int, int]:
             step_of_row[row.tobytes()] = step
     assert len(step_of_row) == NUM_STEPS * BATCH_SIZE, "rows must differ in their numeric columns"
     seen: Counter[bytes] = Counter()
+    redone: set[tuple[int, int]] = set()
     behind = NUM_STEPS
     for generation in sorted({int(path.name.partition("-")[0]) for path in notes.iterdir()}, reverse=True):
         first = behind
@@ -373,8 +378,10 @@ def rows_wrong(notes: Path, dataset: PreparedDataset) -> tuple[int, int]:
                 first = min(first, step_of_row[steps[0][0]])
             for rows in steps:
                 seen.update(row for row in rows if step_of_row[row] < behind)
+                redone.update((generation, step_of_row[row]) for row in rows if step_of_row[row] >= behind)
         behind = first
-    return len(step_of_row.keys() - seen.keys()), sum(count > 1 for count in seen.values())
+    doubled = sum(count > 1 for count in seen.values())
+    return len(step_of_row.keys() - seen.keys()), doubled, len(redone)
 
 
 def measure(folder: Path, *, seeds: range) -> None:
@@ -425,6 +432,7 @@ def run(*, seed: int = 0, num_cases: int = 200) -> list[dict[str, Any]]:
         figure("chaos_refused_with_a_reason", len(outcomes) - len(trained), "cases", higher=False),
         figure("chaos_something_wrong", sum(bool(each.wrong) for each in outcomes), "cases", higher=False),
         figure("chaos_rows_lost", sum(each.rows_lost for each in outcomes), "rows", higher=False),
+        figure("chaos_steps_redone", sum(each.steps_redone for each in outcomes), "steps", higher=False),
         figure("chaos_rows_doubled", sum(each.rows_doubled for each in outcomes), "rows", higher=False),
     ]
     show(figures, f"{len(outcomes)} trainings, each disturbed once")
