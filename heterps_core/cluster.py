@@ -35,6 +35,9 @@ class Node:
     disk_usd_per_hour: float = 0.0
     """Of its room for rows of tables, besides the price."""
 
+    zone: str | None = None
+    """That its price is of; None where prices are those of a region."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster(JsonDocument):

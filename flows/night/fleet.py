@@ -6,23 +6,34 @@ import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
-from flows.night.plan import NightPlan, OpenedRun
+from flows.night.plan import NightPlan, OpenedRun, plan_night
 from heterps_core.cluster import Cluster
 from heterps_core.device_types import get_device_type
-from heterps_core.errors import BudgetExceededError, ProvisioningError
+from heterps_core.errors import BudgetExceededError, HeterpsError, ProvisioningError
 from heterps_core.hardware import Market
 from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.step_metrics import read_progress
 from infra.billing.caps import Caps
+from infra.machines.failover import SPOT_RETRY_S
 from infra.providers.base import InsufficientCapacityError
-from tasks.prices import recheck_prices
-from tasks.provisioning import Provisioning
+from tasks.prices import billed_usd_per_hour, recheck_prices, unplanned_usd_per_hour
+from tasks.provisioning import Provisioning, check_lifetime
 from tasks.records.mlflow_store import client_of
 from tasks.records.runs import utc_now
 from tasks.running.budget import spending_of, spent_this_month_usd
-from tasks.running.fleet_decision import Decision, Rest, Way, decide_on_growth, decide_on_loss
+from tasks.running.fleet_decision import (
+    Decision,
+    Option,
+    Rest,
+    Way,
+    decide_on_growth,
+    decide_on_loss,
+    decide_on_prices,
+)
 from tasks.running.growth import Growth, with_missing
 from tasks.running.losses import (
     LOSSES_FILE,
@@ -35,6 +46,9 @@ from tasks.running.losses import (
 from tasks.running.progress import log_step
 from tasks.running.replacement import end_lost, forget_lost, replaced_machines, smaller
 from tasks.training import write_job
+
+PRICES_INTERVAL_S = 1_800.0
+"""Between two looks at the prices of now: spot prices move by the hour."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +157,7 @@ def growth_of(
     present: tuple[Provisioning, Cluster],
     launched: tuple[Provisioning, Cluster],
 ) -> Growth:
-    """Return what looks whether a fleet that shrank should grow to its former size.
+    """Return what looks whether a fleet that shrank should grow to its former size, a whole rented one be replaced.
 
     Args:
         fleet: Ends what is launched.
@@ -153,11 +167,13 @@ def growth_of(
     (now, cluster), (planned, first) = present, launched
     whole = with_missing(cluster, first)
     missing = [node for node in whole.nodes if node not in cluster.nodes]
+    interval_s = SPOT_RETRY_S if missing else math.inf if run.is_dry_run else PRICES_INTERVAL_S
 
     def decide(refused: Mapping[Way, str]) -> Decision:
-        progress = read_progress(run.directory)
+        if not missing:
+            return _decided_on_prices(run, plan, now, cluster)
         return decide_on_growth(
-            _rest_of(run, plan, now, step=0 if progress is None else progress.step),
+            _rest_of(run, plan, now, step=_last_step(run)),
             now=now,
             cluster=cluster,
             planned=planned,
@@ -175,7 +191,40 @@ def growth_of(
         absent = MachinesLost(message="", node_ids=tuple(node.node_id for node in missing[:count]))
         return fleet.enter_context(_in_places_of(run, grown, absent, bought)), bought
 
-    return Growth(run.directory, num_missing=len(missing), decide=decide, launch=launch)
+    return Growth(
+        run.directory, num_missing=len(missing), decide=decide, launch=launch, interval_s=interval_s
+    )
+
+
+def _decided_on_prices(run: OpenedRun, plan: NightPlan, bought: Provisioning, cluster: Cluster) -> Decision:
+    """Decide whether a whole fleet moves to another plan at the prices of now.
+
+    That plan is made while the fleet trains: where it cannot be, or is beyond a cap, the fleet stays.
+    """
+    decision = Decision(options=())
+    try:
+        problem, offers = plan.at_prices_of_now()
+        decided = partial(
+            decide_on_prices,
+            _rest_of(run, plan, bought, step=_last_step(run), problem=problem),
+            bought,
+            usd_per_hour=billed_usd_per_hour(cluster, offers),
+            extra_usd_per_hour=partial(unplanned_usd_per_hour, provider=run.asked.provider, offers=offers),
+        )
+        decision = decided()
+        if decision.chosen is not None and decision.chosen.way is Way.REPLAN:
+            planned = plan_night(replace(run, is_resumed=True), without=plan.without).report
+            check_lifetime(planned.chosen.evaluation, provider=run.asked.provider)
+            decision = decided(planned=planned.provisioning.launch_stages)
+    except HeterpsError as error:
+        stay = [option for option in decision.options if option.way is Way.STAY]
+        decision = Decision(options=(*stay, Option(way=Way.REPLAN, refusal=str(error))))
+    return decision
+
+
+def _last_step(run: OpenedRun) -> int:
+    progress = read_progress(run.directory)
+    return 0 if progress is None else progress.step
 
 
 def _in_places_of(
@@ -193,19 +242,26 @@ def _in_places_of(
     )
 
 
-def _rest_of(run: OpenedRun, plan: NightPlan, provisioning: Provisioning, *, step: int) -> Rest:
+def _rest_of(
+    run: OpenedRun,
+    plan: NightPlan,
+    provisioning: Provisioning,
+    *,
+    step: int,
+    problem: SchedulingProblem | None = None,
+) -> Rest:
     """Return what is left behind a step, at the speed that the run was measured at.
 
     A dry run decides for the night that it stands for: of that neither speed nor spending is measured.
     """
-    problem, caps = plan.report.problem, run.asked.caps
+    caps = run.asked.caps
     num_steps = run.dataset.num_batches(run.batch_size) * run.asked.epochs
     usd_left = math.inf
     if not run.is_dry_run and caps.max_usd_per_run is not None:
         spent = spending_of(run.workspace, run.asked.provider, run.run_id, now=utc_now())
         usd_left = caps.max_usd_per_run - spent.run_usd
     return Rest.of(
-        problem,
+        problem or plan.report.problem,
         share_left=max(num_steps - step, 1) / num_steps,
         slowness=_slowness_of(run, plan, provisioning),
         seconds_left=math.inf if plan.deadline is None else plan.deadline.seconds_left(utc_now()),

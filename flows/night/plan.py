@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from prefect.runtime import flow_run as current_flow_run
@@ -16,8 +16,8 @@ from flows.service.schedule import nightly_timezone
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.distinct_values import tables_table
 from heterps_core.data.reading.days import Night, parse_day
-from heterps_core.device_types import in_markets
-from heterps_core.hardware import Market
+from heterps_core.device_types import get_device_type, in_markets
+from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.models.model_graph import host_bytes_of_worker
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers
@@ -45,7 +45,7 @@ from tasks.planning.table_disks import (
     table_memory_bytes,
 )
 from tasks.planning.wire_format import search_with_wire_dtype
-from tasks.prices import price_files, refresh_before_renting
+from tasks.prices import REFRESH_AFTER, price_files, refresh_before_renting
 from tasks.profiling import ProfiledModel, planned_job, profile_layers
 from tasks.provisioning import check_lifetime, find_offers, provision
 from tasks.publishing import publish_plan
@@ -58,6 +58,7 @@ from tasks.records.tracking import TrackedRun
 from tasks.reports.cuts_table import cuts_table
 from tasks.reports.run_report import PlanReport, plan_summary, taken_text
 from tasks.running.budget import spent_this_month_usd
+from tasks.running.fleet_decision import REPLAN_SECONDS
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run, open_run
 from tasks.running.start import Start, choose_start, load_start
@@ -193,6 +194,12 @@ class NightPlan:
     spot_until: datetime | None
     """Until when its spot machines may be waited for; None where there is no deadline, or no machine on spot."""
 
+    without: frozenset[str]
+    """Device types that could not be had."""
+
+    at_prices_of_now: Callable[[], tuple[SchedulingProblem, tuple[InstanceOffer, ...]]]
+    """Asks for prices and returns the problem with them, and what is sold."""
+
 
 def compared(run: OpenedRun, report: PlanReport) -> PlanReport:
     """Return a report with the plans of the other search methods, which takes seconds."""
@@ -247,19 +254,29 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     )
     log_step("profile", profiled.summary)
 
-    refresh_before_renting(run.workspace, asked.provider, regions=[asked.region])
-    listed = get_provider(asked.provider).price_file
-    prices = PriceCatalogue(price_files(run.workspace, listed=listed))
-    offers = find_offers(device_types, catalogue=prices, region=asked.region)
     host_bytes = host_bytes_of_worker(job.num_samples)
     if asked.redo_log:
         host_bytes += redo_log_bytes(profiled.planned_graph.layers)
-    offers = offers_that_hold_workers(device_types, offers, host_bytes_of_worker=host_bytes)
+
+    def find_prices(max_age: timedelta) -> tuple[PriceCatalogue, tuple[InstanceOffer, ...]]:
+        refresh_before_renting(run.workspace, asked.provider, regions=[asked.region], max_age=max_age)
+        listed = get_provider(asked.provider).price_file
+        prices = PriceCatalogue(price_files(run.workspace, listed=listed))
+        offers = find_offers(device_types, catalogue=prices, region=asked.region)
+        return prices, offers_that_hold_workers(device_types, offers, host_bytes_of_worker=host_bytes)
+
+    prices, offers = find_prices(REFRESH_AFTER)
     learning = learn_from_runs(run.workspace, run_id=run.run_id)
 
     planning_time = PlanningTime(asked.max_planning_seconds or MAX_SECONDS)
 
-    def problem_with(names: Sequence[str], wire_dtype: str) -> SchedulingProblem:
+    def problem_with(
+        names: Sequence[str],
+        wire_dtype: str,
+        *,
+        offers: Sequence[InstanceOffer] = offers,
+        planning_time: PlanningTime = planning_time,
+    ) -> SchedulingProblem:
         return learning.corrected(
             make_problem(
                 profiled,
@@ -303,6 +320,14 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     with explained_by(deadline):
         wire_dtype, problem, searches = search_with_wire_dtype(asked.wire_dtype, search_with)
     log_step("calibrated", learning.summary(problem))
+
+    def at_prices_of_now() -> tuple[SchedulingProblem, tuple[InstanceOffer, ...]]:
+        planned_markets = {get_device_type(name).market for name in problem.device_types}
+        names = [name for name in device_types if get_device_type(name).market in planned_markets]
+        _, offers = find_prices(timedelta())
+        planning_time = PlanningTime(REPLAN_SECONDS)
+        return problem_with(names, wire_dtype, offers=offers, planning_time=planning_time), offers
+
     robust_choice = None
     if asked.robust:
         searches, robust_choice = with_robust(problem, searches)
@@ -380,7 +405,6 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         cuts=cuts_table(asked.sized_model, run.dataset.features, chosen.plan.stages),
         day=asked.day,
     )
-    keep_explanation(run.workspace, report)
     spot_until = None
     if deadline is not None and chosen.evaluation.interruptions_per_hour > 0:
         spot_until = deadline.spot_until(chosen.evaluation.throughput_samples_per_s)
@@ -391,6 +415,8 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         config=config,
         deadline=deadline,
         spot_until=spot_until,
+        without=frozenset(without),
+        at_prices_of_now=at_prices_of_now,
     )
 
 
@@ -406,6 +432,7 @@ def _share_left(run: OpenedRun) -> float:
 
 def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
     """Record a plan, show it, and end the run there: what would be bought, for how much and why."""
+    keep_explanation(run.workspace, plan.report)
     report = compared(run, plan.report)
     record_plan(run.workspace, report)
     text = publish_plan(run.workspace, report)

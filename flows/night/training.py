@@ -29,7 +29,7 @@ from tasks.profiling import charge_measurements
 from tasks.promotion import promote_if_better
 from tasks.publishing import publish_decision, publish_report
 from tasks.recording import record_plan, record_run, register_model
-from tasks.records.runs import COMPLETED
+from tasks.records.runs import COMPLETED, keep_explanation
 from tasks.reports.run_report import RunReport, training_summary
 from tasks.running.budget import check_not_stopped, within_budget
 from tasks.running.growth import Growth
@@ -51,6 +51,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         TrainingError: A worker failed in a way that would come again, too many launches were lost, or the run was
             asked to stop.
     """
+    keep_explanation(run.workspace, plan.report)
     provisioning = at_prices_of_now(run, plan.report.provisioning)
     run_directory = run.directory
     if run.is_resumed:

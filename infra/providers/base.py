@@ -271,4 +271,5 @@ def node_of(request: NodeRequest, *, address: str, provider_instance_id: str) ->
         price_usd_per_hour=request.offer.price_usd_per_hour,
         provider_instance_id=provider_instance_id,
         disk_usd_per_hour=request.disk_usd_per_hour,
+        zone=request.offer.zone,
     )

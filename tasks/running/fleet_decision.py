@@ -9,7 +9,7 @@ by the exact solver, warm with the present one. What is late or beyond a cap is 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -60,6 +60,9 @@ class Option:
 
     refusal: str = ""
     """Why it cannot be; empty where it can."""
+
+    stages: tuple[Stage, ...] = ()
+    """Of another plan."""
 
     def __str__(self) -> str:
         if self.refusal:
@@ -208,6 +211,52 @@ def decide_on_growth(
     return decide(options, rest)
 
 
+def decide_on_prices(
+    rest: Rest,
+    bought: Provisioning,
+    *,
+    usd_per_hour: float,
+    extra_usd_per_hour: Callable[[Sequence[Stage]], float],
+    planned: tuple[Stage, ...] | None = None,
+) -> Decision:
+    """Decide whether a whole fleet stays, or is ended for another plan that costs less at the prices of now.
+
+    Moving costs the end of these machines and the start of the others, which the saving must exceed.
+
+    Args:
+        rest: At the prices of now.
+        bought: What the fleet was bought by.
+        usd_per_hour: Of its machines now, with all else that they are billed.
+        extra_usd_per_hour: Returns what the machines of a plan are billed beyond what the planner counts.
+        planned: The other plan; None for the cheapest one for the rest.
+    """
+    stages = bought.launch_stages
+    stay = _with_purchase(rest, bought, Way.STAY, 0.0, usd_per_hour, bought)
+    if planned is None:
+        other = with_plan(rest, stages)
+    else:
+        evaluation = evaluate(rest.problem, planned)
+        other = with_fleet(
+            rest,
+            planned,
+            way=Way.REPLAN,
+            start_seconds=PLANNING_SECONDS + STARTUP_SECONDS,
+            price_usd_per_hour=evaluation.price_usd_per_hour,
+            interruptions_per_hour=evaluation.interruptions_per_hour,
+            present=stages,
+        )
+        other = replace(other, stages=planned)
+    if other.stages == stages:
+        other = Option(way=Way.REPLAN, refusal="the plan that trains is the cheapest one")
+    elif not other.refusal:
+        extra_usd = other.seconds * extra_usd_per_hour(other.stages) + TEARDOWN_SECONDS * usd_per_hour
+        other = replace(other, usd=other.usd + extra_usd / SECONDS_PER_HOUR)
+        if other.seconds > rest.seconds_left or other.usd > rest.usd_left:
+            other = replace(other, refusal=f"{other} is late or beyond the cap")
+    # Without limits: a fleet that is late or too expensive does not move to one that costs more.
+    return decide([stay, other], Rest(problem=rest.problem))
+
+
 def seconds_to_grow(rest: Rest, present: Provisioning, grown: Provisioning) -> float:
     """Return the seconds of the grown fleet's work that are lost until it is there, as the present one trains."""
     speeds = [
@@ -294,7 +343,7 @@ def with_plan(rest: Rest, present: Sequence[Stage], *, without: Collection[str] 
     evaluation = evaluate(problem, optimum.stages)
     stretch = float(objective_of(problem).stretch(evaluation.interruptions_per_hour))
     seconds = PLANNING_SECONDS + STARTUP_SECONDS + evaluation.run_seconds * stretch
-    return Option(way=Way.REPLAN, seconds=seconds, usd=optimum.cost_usd)
+    return Option(way=Way.REPLAN, seconds=seconds, usd=optimum.cost_usd, stages=optimum.stages)
 
 
 def without_types(problem: SchedulingProblem, names: Collection[str]) -> SchedulingProblem | None:

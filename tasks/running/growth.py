@@ -5,7 +5,6 @@ They are launched beside the training; once they are up, it stops at a step boun
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -32,13 +31,15 @@ def with_missing(cluster: Cluster, whole: Cluster) -> Cluster:
 class Growth:
     """Looks now and then whether a fleet should grow, from when it shrank until it has grown, or is planned again.
 
+    A whole fleet is looked at in the same way: whether it stays, or is planned again at other prices.
+
     Args:
         run: Whose training is asked to stop then.
-        num_missing: Machines that the fleet lacks.
+        num_missing: Machines that the fleet lacks; 0 for a whole one.
         decide: Says what is wanted; told which ways failed, and why.
         launch: Launches so many of them; returns the cluster that goes on, and what it was bought by. Where all
             cannot be had, half of them are asked for, and so on: capacity returns piece by piece.
-        interval_s: Between two looks; the first is at once.
+        interval_s: Between two looks; the first is at once, that at a whole fleet after so long.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Growth:
     ) -> None:
         self._run, self._decide, self._launch, self._interval_s = run, decide, launch, interval_s
         self._num_missing = num_missing
-        self._next_look_s = time.monotonic() if num_missing else math.inf
+        self._next_look_s = time.monotonic() + (0.0 if num_missing else interval_s)
         self.grown: tuple[Cluster, Provisioning] | None = None
         """The cluster that goes on, and what it was bought by; None until its machines are up."""
 
@@ -64,7 +65,7 @@ class Growth:
             return
         decision = self._decide({})
         count = self._num_missing
-        while _way_of(decision) is Way.GROW and self.grown is None:
+        while count and _way_of(decision) is Way.GROW and self.grown is None:
             try:
                 self.grown = self._launch(count)
             except (ProvisioningError, BudgetExceededError) as problem:
@@ -72,7 +73,7 @@ class Growth:
                 if not count:
                     decision = self._decide({Way.GROW: str(problem)})
         self.wants_replan = _way_of(decision) is Way.REPLAN
-        log_step("growth", decision.reason)
+        log_step("growth" if self._num_missing else "prices", decision.reason)
         if (self.grown is not None or self.wants_replan) and self._run.stop_reason() is None:
             self._run.request_stop(STOP_REASON)
         self._next_look_s = time.monotonic() + self._interval_s

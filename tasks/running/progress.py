@@ -20,6 +20,7 @@ PHASE_BEHIND = {
     "data": "profiling",
     "profile": "planning",
     "machines": LAUNCHING,
+    "prices": LAUNCHING,
     "resume": LAUNCHING,
     "trained": JUDGING,
     "champion": RECORDING,

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.hardware import Market
-from tasks.running.fleet_decision import Rest, Way, decide_on_growth, decide_on_loss
+from heterps_core.plans.scheduling_plan import Stage
+from tasks.running.fleet_decision import Rest, Way, decide_on_growth, decide_on_loss, decide_on_prices
 from tasks.running.replacement import smaller
 from tests.infra.builders import offer
 from tests.tasks.builders import SPOT_PROBLEM_TYPES, bought, cluster_of, make_spot_problem, without_spot
@@ -182,3 +183,90 @@ def test_a_fleet_that_cannot_grow_and_would_be_late_is_planned_again():
 
     assert grows(seconds_left=4_000, refused=refused).chosen.way is Way.REPLAN
     assert grows(seconds_left=4_000, refused=refused, without=["cpu-c7i"]).chosen.way is Way.STAY
+
+
+def priced(spot_price_share, *, fleet=FLEET, share_left=0.5, extra_usd_per_hour=0.0, planned=None, **limits):
+    """Whether four machines, all at hand, go on or end for others on spot, which are never interrupted here."""
+    problem = make_spot_problem(hours=8, spot_price_share=spot_price_share, interruptions_per_hour=0.0)
+    return decide_on_prices(
+        Rest.of(problem, share_left=share_left, **limits),
+        fleet,
+        usd_per_hour=float(len(cluster_of(fleet).nodes)),
+        extra_usd_per_hour=lambda stages: extra_usd_per_hour,
+        planned=planned,
+    )
+
+
+def test_a_price_that_falls_by_enough_pays_the_move():
+    decision = priced(0.1)
+
+    assert decision.chosen.way is Way.REPLAN
+    # Four at 1 USD for an hour and 30 s, or one at 0.1 USD for four hours and 120 s behind the 30 s of the four.
+    assert option(decision, Way.STAY).usd == pytest.approx(4 * 3_630 / 3_600)
+    assert decision.chosen.usd == pytest.approx(0.1 * 14_520 / 3_600 + 4 * 30 / 3_600)
+    assert option(decision, Way.STAY).usd - decision.chosen.usd == pytest.approx(3.5967, abs=1e-4)
+
+
+def test_a_saving_below_the_margin_is_left():
+    decision = priced(0.97)
+
+    assert option(decision, Way.REPLAN).usd == pytest.approx(3.9457, abs=1e-4)
+    assert decision.chosen.way is Way.STAY
+    assert decision.chosen.usd == pytest.approx(4.0333, abs=1e-4)
+
+
+def test_a_start_that_costs_more_than_is_saved_is_left():
+    # 400 s for one machine: 100 s for the four. The others would save 0.02 USD, and cost 0.03 to start.
+    decision = priced(0.8, share_left=400 / (8 * 3_600))
+
+    assert option(decision, Way.STAY).usd == pytest.approx(4 * 130 / 3_600)
+    assert option(decision, Way.REPLAN).usd == pytest.approx(0.8 * 520 / 3_600 + 4 * 30 / 3_600)
+    assert decision.chosen.way is Way.STAY
+
+
+def test_what_a_plan_is_billed_besides_its_price_counts_against_the_move():
+    assert priced(0.1, extra_usd_per_hour=0.8).chosen.way is Way.REPLAN
+    # 14,580 s of 0.9 USD an hour.
+    decision = priced(0.1, extra_usd_per_hour=0.9)
+
+    assert option(decision, Way.REPLAN).usd == pytest.approx(0.4367 + 3.645, abs=1e-4)
+    assert decision.chosen.way is Way.STAY
+
+
+def test_a_move_keeps_the_deadline_and_the_cap():
+    in_time = priced(0.1, seconds_left=4_000)
+    # Four others for an hour: 3,820 s are left to train.
+    assert in_time.chosen.way is Way.REPLAN
+    assert in_time.chosen.seconds == pytest.approx(3_780)
+
+    assert "no time is left to launch" in option(priced(0.1, seconds_left=100), Way.REPLAN).refusal
+    assert priced(0.1, usd_left=0.44).chosen.way is Way.REPLAN
+    beyond = priced(0.1, usd_left=0.43)
+    assert beyond.chosen.way is Way.STAY
+    assert option(beyond, Way.REPLAN).refusal.endswith("is late or beyond the cap")
+
+
+def test_a_whole_fleet_that_is_late_does_not_move_to_one_that_costs_more():
+    decision = priced(1.5, seconds_left=3_000)
+
+    assert option(decision, Way.STAY).seconds > 3_000 > option(decision, Way.REPLAN).seconds
+    assert decision.chosen.way is Way.STAY
+
+
+def test_the_plan_that_trains_is_not_launched_once_more():
+    decision = priced(2.0, fleet=bought(1))
+
+    assert decision.reason == (
+        "stay, of stay 4.008 USD and 240.0 min, re-plan: the plan that trains is the cheapest one"
+    )
+
+
+def test_the_plan_for_the_whole_run_that_would_be_launched_is_held_to_the_same_margin():
+    # Two on spot: two hours, behind 180 s of planning and start, and 30 s at either fleet's end.
+    two = priced(0.1, planned=(Stage(0, 0, "cpu-c7i-spot", 2),))
+
+    assert two.chosen.way is Way.REPLAN
+    assert two.chosen.usd == pytest.approx(0.2 * (7_200 + 180 + 30) / 3_600 + 4 * 30 / 3_600)
+    assert priced(0.97, planned=(Stage(0, 0, "cpu-c7i-spot", 2),)).chosen.way is Way.STAY
+    same = priced(0.1, planned=FLEET.launch_stages)
+    assert option(same, Way.REPLAN).refusal == "the plan that trains is the cheapest one"

@@ -105,6 +105,16 @@ def test_a_whole_fleet_has_nothing_to_look_for(run):
     assert found.grown is None
 
 
+def test_a_whole_fleet_whose_plan_costs_too_much_now_stops_to_be_planned_again_after_an_interval(run):
+    waiting = growth(run, Way.REPLAN, Way.STAY, num_missing=0, interval_s=1_800.0)
+    waiting.look()
+    assert (waiting.wants_replan, run.exists(STOP)) == (False, False)
+
+    due = growth(run, Way.REPLAN, Way.STAY, num_missing=0)
+    due.look()
+    assert (due.wants_replan, run.exists(STOP)) == (True, True)
+
+
 def test_machines_that_were_replaced_meanwhile_stay_where_others_come_back():
     first = cluster(*(node(name, stage=0, num_workers=1) for name in "abc"))
     other = node("a", stage=0, num_workers=1, price_usd_per_hour=0.7)
