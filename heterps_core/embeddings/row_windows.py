@@ -60,8 +60,8 @@ class WindowPlan:
 
     def __init__(self, parts: npt.NDArray[np.int64], num_slots: int) -> None:
         self.num_slots, self._num_parts = num_slots, len(parts) - 1
-        self._seen = RowSet(parts)
-        """Rows of the last windows and of this one."""
+        self._seen, self._staying = RowSet(parts), RowSet(parts)
+        """Rows of the last windows and of this one; the same without the first of them, as the next window begins."""
 
         self._last: deque[Rows] = deque(maxlen=NUM_PARTS)
         self._sizes: deque[Indices] = deque(maxlen=NUM_PARTS - 1)
@@ -71,10 +71,13 @@ class WindowPlan:
 
     def _start(self) -> None:
         self._batches: list[Rows] = []
-        self._size = np.zeros(self._num_parts, dtype=np.int64)
+        self._size, self._staying_size = np.zeros((2, self._num_parts), dtype=np.int64)
         self._seen.clear()
-        for rows_U in self._last:
+        self._staying.clear()
+        for index, rows_U in enumerate(self._last):
             self._size += self._seen.count_new(rows_U, adds=True)
+            if len(self._last) - index < NUM_PARTS:
+                self._staying_size += self._staying.count_new(rows_U, adds=True)
 
     def fits(self, rows_U: Rows, following: Sequence[Rows] = ()) -> bool:
         """Tell whether the window has room for a batch with these distinct rows, ascending.
@@ -88,7 +91,10 @@ class WindowPlan:
         """
         slots = self.slots_with(rows_U)
         if self._batches and slots + sum(map(len, following)) > self.num_slots:
-            slots += sum(int(self._seen.count_new(rows).sum()) for rows in following)
+            # No more than what the next window would have with all of them.
+            new = [self._staying.count_new(rows) for rows in (rows_U, *following)]
+            sizes = [self._size + self._seen.count_new(rows_U), *list(self._sizes)[-2:]]
+            slots = max(slots, int(np.max([self._staying_size + np.sum(new, axis=0), *sizes], axis=0).sum()))
         return slots <= self.num_slots
 
     def slots_with(self, rows_U: Rows) -> int:
@@ -99,6 +105,7 @@ class WindowPlan:
     def add(self, rows_U: Rows) -> None:
         """Take a batch with these distinct rows, ascending, into the window."""
         self._size += self._seen.count_new(rows_U, adds=True)
+        self._staying_size += self._staying.count_new(rows_U, adds=True)
         self._batches.append(rows_U)
 
     def end_window(self) -> RowWindow:

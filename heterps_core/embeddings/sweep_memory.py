@@ -15,8 +15,9 @@ INDEX_BYTES_PER_SLOT = 33
 """Row index and slot of what is in memory, and of the rows of seven windows, each three eighths of that or less (at
 Zipf 1.05 with a third of the rows in memory); the list of free slots, and the mark of a row that has changed."""
 
-BITS_PER_ROW = 3
-"""Of the shard: whether a window has it, has changed since the last checkpoint, must be read for this checkpoint."""
+BITS_PER_ROW = 4
+"""Of the shard: whether a window has it and whether one of the last three has, whether it has changed since the last
+checkpoint, and must be read for this checkpoint."""
 
 NUM_PARTS = 4
 """A sweep takes as many windows, and memory holds the rows of one more: with more parts the file is swept less often,

@@ -61,6 +61,6 @@ def test_memory_of_some_batches_has_the_rows_of_so_many_of_each_table():
 
 
 def test_buffers_are_small_beside_a_small_shard():
-    # Five blocks of a 64th, and 3 bits a row.
-    assert size(640 * 1024, 1).fixed_bytes == 5 * 10 * 1024 * 68 + 640 * 1024 * 3 // 8
+    # Five blocks of a 64th, and 4 bits a row.
+    assert size(640 * 1024, 1).fixed_bytes == 5 * 10 * 1024 * 68 + 640 * 1024 * 4 // 8
     assert size(50_000_000, 1).buffer_bytes <= 5 * 4 * 1024**2

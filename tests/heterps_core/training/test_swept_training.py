@@ -162,7 +162,7 @@ def test_memory_for_fewer_than_five_batches_ends_the_training_and_says_what_it_l
     stages, dataset, tmp_path
 ):
     """Five batches may look 2,080 rows up, so the memory of the others is enough whatever comes."""
-    config = replace(CONFIG, embedding_memory_bytes=115_000)
+    config = replace(CONFIG, embedding_memory_bytes=118_000)
 
     with pytest.raises(
         ProcessRaisedException, match=r"hold the rows of 8 batches.* raise it by [\d,]+ bytes"

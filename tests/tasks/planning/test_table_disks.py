@@ -234,7 +234,7 @@ def test_a_dry_run_has_the_share_of_rows_in_memory_that_the_plan_has(dataset, nu
     assert share_bytes < found < share_bytes + 5 / 64 * 260_000 * 68 / num_replicas + 68
     # Of the 0.4, lists of rows and marks take their part as in the plan.
     [num_slots] = {slots_by_table({"embedding": size}, found)["embedding"] for size in sizes}
-    assert num_slots / sizes[0].num_rows == pytest.approx((0.4 * 68 - 3 / 8) / (68 + 6 + 33), rel=0.001)
+    assert num_slots / sizes[0].num_rows == pytest.approx((0.4 * 68 - 4 / 8) / (68 + 6 + 33), rel=0.001)
 
 
 def test_a_dry_run_has_at_least_the_rows_of_its_first_ten_batches(dataset):

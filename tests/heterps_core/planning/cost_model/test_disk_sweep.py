@@ -59,17 +59,17 @@ def one_table(**changes):
 
 
 def test_the_time_of_a_sweep_worked_by_hand():
-    # Two replicas have 200 bytes, 5.51 of them for 3 bits of each row; a row in memory takes 1.5790 times its bytes.
-    # All cold: 194.49 / (1.25 * 1.5790 * 20) = 4.93 steps a sweep, which moves 2 * 500 bytes at 50 a second in 20 s.
-    # A tenth hot leaves 36.58 bytes: 36.58 / (1.25 * 1.5790 * 3) = 6.18 steps.
+    # Two replicas have 200 bytes, 7.35 of them for 4 bits of each row; a row in memory takes 1.5790 times its bytes.
+    # All cold: 192.65 / (1.25 * 1.5790 * 20) = 4.88 steps a sweep, which moves 2 * 500 bytes at 50 a second in 20 s.
+    # A tenth hot leaves 34.75 bytes: 34.75 / (1.25 * 1.5790 * 3) = 5.87 steps.
     sweep = evaluate_stage(one_table(), Stage(0, 0, "cpu", 2)).sweep
 
     assert sweep.hot_share == 0.1
-    assert sweep.steps_per_sweep == pytest.approx(6.178, rel=1e-3)
-    assert sweep.seconds == pytest.approx(20 / 6.178, rel=1e-3)
+    assert sweep.steps_per_sweep == pytest.approx(5.868, rel=1e-3)
+    assert sweep.seconds == pytest.approx(20 / 5.868, rel=1e-3)
     assert sweep.disk_bytes == 500
     found = evaluate(one_table(), (Stage(0, 0, "cpu", 2),))
-    assert found.throughput_samples_per_s == pytest.approx(10 / (20 / 6.178), rel=1e-3)
+    assert found.throughput_samples_per_s == pytest.approx(10 / (20 / 5.868), rel=1e-3)
 
 
 def test_what_sweeping_computes_is_added_to_the_work_of_its_replicas():
