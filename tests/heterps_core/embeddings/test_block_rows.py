@@ -5,19 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from heterps_core.embeddings import row_kernels
 from heterps_core.embeddings.block_rows import NOTHING, change_of, move_marks, write_slots
 
+pytestmark = pytest.mark.usefixtures("compiled_or_numpy")
+
 FIRST, NUM_ROWS = 3_072, 1_024
-
-
-@pytest.fixture(params=["compiled", "numpy"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "numpy":
-        monkeypatch.setattr(row_kernels, "row_kernels", lambda: None)
-    elif row_kernels.row_kernels() is None:
-        pytest.skip("no C++ compiler here")
-    return request.param
 
 
 @pytest.mark.parametrize(

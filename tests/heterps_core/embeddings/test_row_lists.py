@@ -8,17 +8,9 @@ import numpy as np
 import pytest
 
 from heterps_core.data.features import NO_ID
-from heterps_core.embeddings import row_kernels
 from heterps_core.embeddings.row_lists import RowSet, copy_records, distinct_rows, union_of, values_at
 
-
-@pytest.fixture(params=["compiled", "numpy"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "numpy":
-        monkeypatch.setattr(row_kernels, "row_kernels", lambda: None)
-    elif row_kernels.row_kernels() is None:
-        pytest.skip("no C++ compiler here")
-    return request.param
+pytestmark = pytest.mark.usefixtures("compiled_or_numpy")
 
 
 @pytest.mark.parametrize("num_rows", [1, 7, 2_048, 2_049, 5_000_000, 2**32, 2**40])
