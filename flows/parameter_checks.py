@@ -70,6 +70,11 @@ def check_parameters(asked: TrainParameters) -> None:
         )
     if asked.resume_run_id is not None:
         resumed_parameters(workspace, asked.resume_run_id)
+    for folder in asked.embedding_folders:
+        if not Path(folder).is_absolute():
+            raise ConfigurationError(
+                f"embedding_folders must be whole paths, as workers have folders of their own, got {folder!r}"
+            )
     if asked.ready_by is not None:
         parse_time_of_day(asked.ready_by)
         nightly_timezone()

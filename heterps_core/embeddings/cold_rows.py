@@ -1,19 +1,23 @@
-"""All rows of a table shard in a file on disk, which is read and written in whole blocks.
+"""All rows of a table shard in files on disk, which are read and written in whole blocks.
 
-The file has no name: it is scratch, made from initial rows or a checkpoint. So two processes never share one, none is
-taken for that of another model, and a process that is killed leaves nothing behind. Where the file system can, blocks
-go past the page cache, which would count against the memory of a container.
+Files have no names: they are scratch, made from initial rows or a checkpoint. So two processes never share one, none
+is taken for that of another model, and a process that is killed leaves nothing behind. Where the file system can,
+blocks go past the page cache, which would count against the memory of a container. Of several disks each has as many
+blocks as suit its speed, in turns, so that a sweep keeps all of them busy.
 """
 
 from __future__ import annotations
 
 import fcntl
+import heapq
+import logging
 import mmap
 import os
 import shutil
 import tempfile
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +25,8 @@ import numpy.typing as npt
 
 from heterps_core.errors import ConfigurationError, TrainingError
 from heterps_core.units import BYTES_PER_FLOAT32
+
+logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 4 * 1024**2
 """About what a block of a large shard has: sequential speed of a disk, and small beside the memory of a worker."""
@@ -31,44 +37,68 @@ MIN_BLOCKS = 64
 ROWS_PER_PAGE = 1024
 """So many records of float32 always fill whole pages of 4 KiB, as reads and writes past the page cache must."""
 
+TIMED_BLOCKS = 8
+"""Written to each of several disks and read again, to know which share of a sweep it keeps up with."""
+
 
 class ColdRows:
-    """Records of rows, each `width` float32, in an unnamed file; all 0 at first.
+    """Records of rows, each `width` float32, in unnamed files; all 0 at first.
 
     Blocks may be read and written by several threads, each block by one at a time.
 
     Args:
-        folder: Where the file lies; it is made if it is not there.
+        folders: Where files lie, one on each disk; they are made if they are not there.
         what: Whose rows they are, for messages.
         num_rows: Number of records.
         width: Values of a record.
 
     Raises:
-        ConfigurationError: The folder has no room for it.
+        ConfigurationError: There is a folder that cannot be made, or they have no room for it.
     """
 
-    def __init__(self, folder: Path, *, what: str, num_rows: int, width: int) -> None:
-        self.num_rows, self.width, self._what, self._folder = num_rows, width, what, folder
+    def __init__(self, folders: Sequence[Path], *, what: str, num_rows: int, width: int) -> None:
+        self.num_rows, self.width, self._what = num_rows, width, what
         self.rows_per_block = rows_per_block(num_rows, width)
         self.num_blocks = -(-num_rows // self.rows_per_block)
         self.block_bytes = self.rows_per_block * width * BYTES_PER_FLOAT32
-        folder.mkdir(parents=True, exist_ok=True)
-        num_bytes = self.num_blocks * self.block_bytes
-        free_bytes = shutil.disk_usage(folder).free
+        for folder in folders:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"a folder for rows on disk must exist, or be one that can be made: {error}"
+                ) from error
+        free_bytes = [shutil.disk_usage(folder).free for folder in folders]
+        rooms = [free // self.block_bytes for free in free_bytes]
         try:
-            if num_bytes > free_bytes:
+            if sum(rooms) < self.num_blocks:
                 raise OSError("no space is left")
-            self._file, name = tempfile.mkstemp(dir=folder)
-            weakref.finalize(self, os.close, self._file)
-            Path(name).unlink()
-            # What is reserved now cannot be missing in the middle of a sweep.
-            os.posix_fallocate(self._file, 0, max(num_bytes, 1))
+            self._files = [_ScratchFile(folder) for folder in folders]
+            speeds = [1.0]
+            if len(folders) > 1:
+                speeds = [self._blocks_per_s(*each) for each in zip(self._files, rooms, strict=True)]
+            self._places = spread_blocks(self.num_blocks, speeds=speeds, rooms=rooms)
+            for index, (file, speed) in enumerate(zip(self._files, speeds, strict=True)):
+                num_bytes = self.block_bytes * sum(own == index for own, _ in self._places)
+                # What is reserved now cannot be missing in the middle of a sweep.
+                file.resize(num_bytes)
+                if len(folders) > 1:
+                    logger.info(
+                        "%s has %.2f GB of %s, and was written and read at %.0f MB/s",
+                        file.folder,
+                        num_bytes / 1e9,
+                        what,
+                        2 * speed * self.block_bytes / 1e6,
+                    )
         except OSError as error:
+            places = " and ".join(
+                f"{folder} has {free:,} free" for folder, free in zip(folders, free_bytes, strict=True)
+            )
             raise ConfigurationError(
-                f"the rows of {what} that do not fit into embedding_memory_bytes need {num_bytes:,} bytes of disk, "
-                f"but {folder} has {free_bytes:,} free: {error}; free space there, or raise embedding_memory_bytes"
+                f"the rows of {what} that do not fit into embedding_memory_bytes need "
+                f"{self.num_blocks * self.block_bytes:,} bytes of disk, but {places}: {error}; free space there, or "
+                f"raise embedding_memory_bytes"
             ) from error
-        self._is_direct = _go_past_page_cache(self._file)
 
     def new_buffer(self) -> npt.NDArray[np.float32]:
         """Return memory for a block [rows_per_block, width] that reads and writes can use as it is."""
@@ -91,25 +121,83 @@ class ColdRows:
         """
         self._transfer(os.pwritev, block, buffer)
 
-    def _transfer(
-        self, call: Callable[[int, list[memoryview], int], int], block: int, buffer: npt.NDArray[np.float32]
-    ) -> None:
-        start, done = block * self.block_bytes, 0
-        content = buffer.data.cast("B")
-        verb = "read" if call is os.preadv else "written"
+    def _transfer(self, call: Transfer, block: int, buffer: npt.NDArray[np.float32]) -> None:
+        index, position = self._places[block]
+        file, start = self._files[index], position * self.block_bytes
         try:
-            while done < self.block_bytes:
-                count = call(self._file, [content[done:]], start + done)
-                if not count:
-                    raise OSError("the file ends before")
-                done += count
+            file.transfer(call, start, buffer)
         except OSError as error:
+            verb = "read" if call is os.preadv else "written"
             raise TrainingError(
                 f"bytes {start:,} to {start + self.block_bytes:,} of the file with the rows of {self._what} in "
-                f"{self._folder} could not be {verb}: {error}; check that disk, and resume the run"
+                f"{file.folder} could not be {verb}: {error}; check that disk, and resume the run"
             ) from error
+
+    def _blocks_per_s(self, file: _ScratchFile, room: int) -> float:
+        buffer, num_timed = self.new_buffer(), min(TIMED_BLOCKS, room)
+        started_s = time.perf_counter()
+        for call in (os.pwritev, os.preadv):
+            for block in range(num_timed):
+                file.transfer(call, block * self.block_bytes, buffer)
+        return num_timed / (time.perf_counter() - started_s)
+
+
+Transfer = Callable[[int, list[memoryview], int], int]
+"""`os.preadv` or `os.pwritev`."""
+
+
+class _ScratchFile:
+    """A file without a name, as long as this object lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file, name = tempfile.mkstemp(dir=folder)
+        weakref.finalize(self, os.close, self._file)
+        Path(name).unlink()
+        self._is_direct = _go_past_page_cache(self._file)
+
+    def resize(self, num_bytes: int) -> None:
+        os.ftruncate(self._file, num_bytes)
+        os.posix_fallocate(self._file, 0, max(num_bytes, 1))
+
+    def transfer(self, call: Transfer, start: int, buffer: npt.NDArray[np.float32]) -> None:
+        done, content = 0, buffer.data.cast("B")
+        while done < buffer.nbytes:
+            count = call(self._file, [content[done:]], start + done)
+            if not count:
+                raise OSError("the file ends before")
+            done += count
         if not self._is_direct:
-            os.posix_fadvise(self._file, start, self.block_bytes, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._file, start, buffer.nbytes, os.POSIX_FADV_DONTNEED)
+
+
+def spread_blocks(num_blocks: int, *, speeds: Sequence[float], rooms: Sequence[int]) -> list[tuple[int, int]]:
+    """Return of each block on which disk it lies, and as which block there.
+
+    Each goes where it is read and written first if all disks work at once.
+
+    Args:
+        num_blocks: At most the sum of `rooms`.
+        speeds: Of each disk, in blocks per second.
+        rooms: Blocks that each has room for.
+
+    Example:
+        >>> spread_blocks(5, speeds=[2.0, 1.0], rooms=[9, 9])
+        [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3)]
+        >>> spread_blocks(5, speeds=[2.0, 1.0], rooms=[1, 9])
+        [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
+    """
+    places = []
+    following = [
+        (1 / speed, disk, 0) for disk, (speed, room) in enumerate(zip(speeds, rooms, strict=True)) if room
+    ]
+    heapq.heapify(following)
+    while len(places) < num_blocks:
+        _, disk, position = heapq.heappop(following)
+        places.append((disk, position))
+        if position + 1 < rooms[disk]:
+            heapq.heappush(following, ((position + 2) / speeds[disk], disk, position + 1))
+    return places
 
 
 def rows_per_block(num_rows: int, width: int) -> int:

@@ -50,8 +50,8 @@ Block = npt.NDArray[np.float32]
 class ColdRowsPlace:
     """Where the rows of a shard are that are not in memory, and how many are."""
 
-    folder: Path
-    """For the file of cold rows."""
+    folders: Sequence[Path]
+    """For the files of cold rows, one on each disk."""
 
     num_slots: int
     """Rows that memory has room for."""
@@ -87,8 +87,8 @@ class SweptTable(ShardedTable):
 
     @property
     def folder(self) -> Path:
-        """Where its file of cold rows is."""
-        return self._place.folder
+        """Where cold rows are, and other scratch may be; the first of several."""
+        return self._place.folders[0]
 
     @property
     def slot_bytes(self) -> int:
@@ -226,7 +226,7 @@ class SweptTable(ShardedTable):
         slots |= self.optimizer.new_state(self._place.num_slots, self.dimension)
         columns = _columns(slots)
         self.cold = ColdRows(
-            self._place.folder,
+            self._place.folders,
             what=f"table {self.name!r}",
             num_rows=self.rows.num_rows,
             width=columns[-1][1].stop,

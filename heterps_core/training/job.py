@@ -179,6 +179,10 @@ class TrainingConfig:
     """Host memory of a worker for rows of tables and their optimizer state; the others are on its disk, from where
     the rows of the next batches are fetched in time. None holds all rows in memory."""
 
+    embedding_folders: tuple[str, ...] = ()
+    """Where a worker keeps the rows that are not in memory, a folder on each of its disks, which has as many as suit
+    its speed. Empty for the run's folder, or that for temporary files where the run is in a bucket."""
+
     redo_log: bool = False
     """What each step changes is kept in the memory of two machines, so that the loss of one costs at most a step. Not
     for rows that are on disk, and only where the run has a key."""

@@ -249,7 +249,7 @@ def _write_rows_behind_steps(rank: int, case: Case, folder: str) -> None:
 
 def sweep_speed(root: Path, *, num_rows: int) -> float:
     """Return the bytes per second that the disk reads and writes, block after block as a sweep does, at best of 3."""
-    rows = ColdRows(root, what="the benchmark", num_rows=num_rows, width=ROW_BYTES // 4)
+    rows = ColdRows([root], what="the benchmark", num_rows=num_rows, width=ROW_BYTES // 4)
     buffers = [rows.new_buffer() for _ in range(SWEEPING_THREADS)]
     for buffer in buffers:
         buffer.fill(1.0)

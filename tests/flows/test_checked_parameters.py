@@ -164,6 +164,7 @@ TRAINING = [
     ({"dense_learning_rate": 0.0}, "dense_learning_rate must be a number, above 0, or left out, got 0.0"),
     ({"embedding_learning_rate": NAN}, "embedding_learning_rate must be a number, above 0"),
     ({"num_threads": 0}, "num_threads must be a whole number of threads, at least 1"),
+    ({"embedding_folders": ["scratch"]}, "embedding_folders must be whole paths, .* got 'scratch'"),
     ({"embedding_memory_bytes": 0}, "embedding_memory_bytes must be a whole number of bytes, at least 1"),
     (
         {"max_usd_per_hour": 0.0},

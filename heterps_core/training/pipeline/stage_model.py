@@ -104,7 +104,7 @@ def build_stage_model(
         link: Between them where they sit on one machine; swept rows and those of dynamic ids are sent nevertheless.
         device: Where layers and tables are to be.
         device_group: The replicas of `group`, for tensors on the device; by default `group`.
-        scratch: Folder for rows that find no room in `config.embedding_memory_bytes`.
+        scratch: Folder for rows that find no room in `config.embedding_memory_bytes`, where `config` names none.
 
     Raises:
         ConfigurationError: The stages do not cover the chain, or the memory for rows is too small.
@@ -190,8 +190,9 @@ def _cold_rows_places(
         for name, layer in embeddings.items()
     }
     num_slots = slots_by_table(shards, config.embedding_memory_bytes)
+    folders = [Path(folder) for folder in config.embedding_folders] or [scratch]
     return {
-        name: ColdRowsPlace(folder=scratch, num_slots=count)
+        name: ColdRowsPlace(folders=folders, num_slots=count)
         for name, count in num_slots.items()
         if count is not None
     }

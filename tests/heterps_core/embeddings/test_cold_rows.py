@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from heterps_core.data.batch import ClickBatch
-from heterps_core.embeddings.cold_rows import ColdRows
+from heterps_core.embeddings.cold_rows import ColdRows, spread_blocks
 from heterps_core.errors import ConfigurationError, TrainingError
 from heterps_core.training.pipeline.stage_runner import MicroBatch
 from heterps_core.training.swept_batches import _BatchFile
@@ -36,7 +37,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_blocks_come_back_as_they_were_written(tmp_path):
-    rows = ColdRows(tmp_path, what="a table", num_rows=200_000, width=17)
+    rows = ColdRows([tmp_path], what="a table", num_rows=200_000, width=17)
     buffer = rows.new_buffer()
     for block in range(rows.num_blocks):
         buffer[:] = block + np.arange(17) / 32
@@ -50,7 +51,7 @@ def test_blocks_come_back_as_they_were_written(tmp_path):
 
 
 def test_two_files_in_one_folder_are_apart_and_have_no_names(tmp_path):
-    first, second = (ColdRows(tmp_path, what="a table", num_rows=10, width=4) for _ in range(2))
+    first, second = (ColdRows([tmp_path], what="a table", num_rows=10, width=4) for _ in range(2))
     ones = first.new_buffer()
     ones[:] = 1.0
     first.write(0, ones)
@@ -62,7 +63,7 @@ def test_two_files_in_one_folder_are_apart_and_have_no_names(tmp_path):
 
 
 def test_space_comes_back_when_a_table_is_gone(tmp_path, small_disk):
-    rows = ColdRows(small_disk, what="a table", num_rows=100_000, width=4)
+    rows = ColdRows([small_disk], what="a table", num_rows=100_000, width=4)
     used = shutil.disk_usage(small_disk).used
     del rows
 
@@ -70,10 +71,61 @@ def test_space_comes_back_when_a_table_is_gone(tmp_path, small_disk):
     assert shutil.disk_usage(small_disk).used == 0
 
 
+def test_each_disk_gets_blocks_by_its_speed_in_turns():
+    places = spread_blocks(700, speeds=[1.0, 4.0, 2.0], rooms=[700] * 3)
+
+    assert [sum(disk == own for disk, _ in places) for own in range(3)] == [100, 400, 200]
+    # Wherever a sweep stands, no disk has more than a block less to do than its speed allows.
+    for num_done in range(0, 700, 7):
+        of_disk = [sum(disk == own for disk, _ in places[:num_done]) for own in range(3)]
+        assert np.allclose(of_disk, np.array([1, 4, 2]) * num_done / 7, atol=1)
+    assert len(set(places)) == 700
+
+
+@pytest.mark.root
+def test_a_disk_that_is_full_leaves_its_blocks_to_the_others(tmp_path, small_disk, caplog):
+    other = tmp_path / "other"
+
+    with caplog.at_level(logging.INFO):
+        rows = ColdRows([small_disk, other], what="a table", num_rows=400_000, width=17)
+
+    buffer = rows.new_buffer()
+    for block in range(rows.num_blocks):
+        buffer[:] = block
+        rows.write(block, buffer)
+    for block in reversed(range(rows.num_blocks)):
+        rows.read(block, buffer)
+        assert (buffer == block).all()
+    used = shutil.disk_usage(small_disk).used
+    assert SMALL_BYTES - rows.block_bytes < used <= SMALL_BYTES
+    assert [f"{small_disk} has 0.01 GB of a table" in caplog.text, f"{other} has 0.0" in caplog.text] == [
+        True
+    ] * 2
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ConfigurationError, match=r"folder for rows on disk must exist.*file/rows"):
+        ColdRows([tmp_path, tmp_path / "file" / "rows"], what="a table", num_rows=10, width=4)
+
+
+@pytest.mark.root
+def test_disks_that_have_no_room_together_are_all_named(tmp_path, small_disk):
+    with pytest.raises(ConfigurationError) as failure:
+        ColdRows([small_disk, small_disk / "more"], what="table 'embedding'", num_rows=2_000_000, width=4)
+
+    message = str(failure.value)
+    assert (
+        f"{small_disk} has {SMALL_BYTES:,} free and {small_disk / 'more'} has {SMALL_BYTES:,} free: "
+        in message
+    )
+
+
 @pytest.mark.root
 def test_a_table_that_the_disk_has_no_room_for_is_refused_before_it_is_filled(small_disk):
     with pytest.raises(ConfigurationError) as failure:
-        ColdRows(small_disk, what="table 'embedding'", num_rows=1_000_000, width=4)
+        ColdRows([small_disk], what="table 'embedding'", num_rows=1_000_000, width=4)
 
     message = str(failure.value)
     assert "table 'embedding'" in message
@@ -86,7 +138,7 @@ def test_a_table_that_the_disk_has_no_room_for_is_refused_before_it_is_filled(sm
 
 @pytest.mark.root
 def test_a_disk_that_fills_up_later_leaves_rows_their_room_and_refuses_batches(small_disk):
-    rows = ColdRows(small_disk, what="a table", num_rows=100_000, width=4)
+    rows = ColdRows([small_disk], what="a table", num_rows=100_000, width=4)
     (small_disk / "other").write_bytes(bytes(shutil.disk_usage(small_disk).free))
     buffer = rows.new_buffer()
     for block in range(rows.num_blocks):

@@ -43,7 +43,7 @@ def make_tables(folder: Path, optimizer: str = "rowwise-adagrad", bags: Bags | N
         "initial_standard_deviation": 0.1,
         "bags": bags,
     }
-    place = ColdRowsPlace(folder=folder, num_slots=NUM_SLOTS)
+    place = ColdRowsPlace(folders=[folder], num_slots=NUM_SLOTS)
     return ShardedTable(**options), SweptTable(place=place, **options)
 
 

@@ -145,10 +145,14 @@ def test_200_steps_end_with_the_weights_that_they_end_with_in_memory(
 ):
     config = replace(CONFIG, **change)
     in_memory = Trained(dataset, tmp_path / "memory", stages, config)
+    disks = [tmp_path / "ssd", tmp_path / "hdd"] if stages is REPLICAS else []
 
-    swept = Trained(dataset, tmp_path / "swept", stages, replace(config, embedding_memory_bytes=memory_bytes))
+    folders = tuple(map(str, disks))
+    config = replace(config, embedding_memory_bytes=memory_bytes, embedding_folders=folders)
+    swept = Trained(dataset, tmp_path / "swept", stages, config)
 
     assert_alike(swept, in_memory)
+    assert [list(disk.iterdir()) for disk in disks] == [[] for _ in disks]
     assert len(swept.losses) >= 200
     assert in_memory.counts == []
     assert len(swept.counts) == stages[0].num_replicas
