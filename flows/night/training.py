@@ -94,7 +94,9 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         stragglers = Stragglers(run_directory)
         while True:
             growth = growth_of(fleet, run, plan, (provisioning, cluster), (bought, launched))
-            outcome = train(run_directory, cluster, on_progress=partial(_look, growth, stragglers, cluster))
+            with growth:
+                look = partial(_look, growth, stragglers, cluster)
+                outcome = train(run_directory, cluster, on_progress=look)
             if not isinstance(outcome, Stopped | MachinesLost):
                 break
             check_not_stopped(watch, outcome, run_id=run.run_id)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
+from typing import Self
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import BudgetExceededError, ProvisioningError
@@ -31,12 +34,14 @@ def with_missing(cluster: Cluster, whole: Cluster) -> Cluster:
 class Growth:
     """Looks now and then whether a fleet should grow, from when it shrank until it has grown, or is planned again.
 
-    A whole fleet is looked at in the same way: whether it stays, or is planned again at other prices.
+    A whole fleet is looked at in the same way: whether it stays, or is planned again at other prices. As a context it
+    ends once nothing is decided any more.
 
     Args:
         run: Whose training is asked to stop then.
         num_missing: Machines that the fleet lacks; 0 for a whole one.
-        decide: Says what is wanted; told which ways failed, and why.
+        decide: Says what is wanted; told which ways failed, and why. Searching and asking for prices take seconds, so
+            a look begins it in a thread of its own, and a later one takes the answer.
         launch: Launches so many of them; returns the cluster that goes on, and what it was bought by. Where all
             cannot be had, half of them are asked for, and so on: capacity returns piece by piece.
         interval_s: Between two looks; the first is at once, that at a whole fleet after so long.
@@ -58,12 +63,31 @@ class Growth:
         """The cluster that goes on, and what it was bought by; None until its machines are up."""
 
         self.wants_replan = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="growth")
+        self._deciding: Future[Decision] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        # Behind an error the machines are to end at once.
+        self._thread.shutdown(wait=kind is None)
+
+    @property
+    def is_deciding(self) -> bool:
+        """A look has begun, and its answer is not there yet."""
+        return self._deciding is not None and not self._deciding.done()
 
     def look(self) -> None:
         """Look, where it is time to; the training goes on meanwhile, and is not followed while machines start."""
-        if self.grown is not None or self.wants_replan or time.monotonic() < self._next_look_s:
+        if self.grown is not None or self.wants_replan or self.is_deciding:
             return
-        decision = self._decide({})
+        if self._deciding is None:
+            if time.monotonic() >= self._next_look_s:
+                # Lines of a run are told by its context.
+                self._deciding = self._thread.submit(copy_context().run, self._decide, {})
+            return
+        decision, self._deciding = self._deciding.result(), None
         count = self._num_missing
         while count and _way_of(decision) is Way.GROW and self.grown is None:
             try:

@@ -236,6 +236,8 @@ def as_decided(run: Run, folder: RunDirectory) -> None:
             ),
             launch=lambda count: launched(run, count),
         )
+        with growth:
+            growth.look()
         growth.look()
         next_look = run.now + SPOT_RETRY_S
         if growth.grown is not None:

@@ -79,7 +79,8 @@ def look(opened, *, share=1.0, max_usd_per_hour=None):
     ]
     write_refreshed(price_folder(run.workspace), cheap, at=now)
     run.directory.delete_file(STOP)
-    found = growth_of(ExitStack(), run, plan, present, present)
+    with growth_of(ExitStack(), run, plan, present, present) as found:
+        found.look()
     found.look()
     return found.wants_replan, run.directory.exists(STOP)
 

@@ -1,6 +1,7 @@
 """A smaller fleet looks for the machines that it lacks while it trains."""
 
 import math
+import threading
 
 import pytest
 
@@ -9,6 +10,7 @@ from heterps_core.training.storage.run_directory import STOP, RunDirectory
 from tasks.running.fleet_decision import Decision, Option, Way
 from tasks.running.growth import Growth, with_missing
 from tests.heterps_core.test_cluster import cluster, node
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -27,9 +29,16 @@ def growth(run, *ways, launch=lambda count: "grown", num_missing=1, interval_s=0
     return Growth(run, num_missing=num_missing, decide=decide(*ways), launch=launch, interval_s=interval_s)
 
 
+def look(found):
+    """Begin a look and take its answer, where it is time to."""
+    found.look()
+    wait_for(lambda: not found.is_deciding, what="a decision", timeout_s=10)
+    found.look()
+
+
 def test_machines_that_are_up_ask_the_training_to_stop_at_a_step(run):
     found = growth(run, Way.GROW, Way.STAY)
-    found.look()
+    look(found)
 
     assert found.grown == "grown"
     assert run.exists(STOP)
@@ -37,7 +46,7 @@ def test_machines_that_are_up_ask_the_training_to_stop_at_a_step(run):
 
 def test_a_fleet_that_had_better_stay_is_left_alone(run):
     found = growth(run, Way.STAY, Way.GROW)
-    found.look()
+    look(found)
 
     assert (found.grown, found.wants_replan, run.exists(STOP)) == (None, False, False)
 
@@ -53,7 +62,7 @@ def test_capacity_that_returns_is_taken_at_a_later_look(run):
 
     found = growth(run, Way.GROW, Way.STAY, launch=launch)
     for _ in range(5):
-        found.look()
+        look(found)
 
     assert (found.grown, len(tries)) == ("grown", 3)
 
@@ -68,7 +77,7 @@ def test_where_all_cannot_be_had_as_many_are_taken_as_halving_finds(run):
         return count
 
     found = growth(run, Way.GROW, Way.STAY, launch=launch, num_missing=5)
-    found.look()
+    look(found)
 
     assert (found.grown, tries) == (2, [5, 2])
 
@@ -82,7 +91,7 @@ def test_between_two_looks_nothing_is_asked(run):
 
     found = growth(run, Way.GROW, Way.STAY, launch=launch, interval_s=math.inf)
     for _ in range(5):
-        found.look()
+        look(found)
 
     assert len(tries) == 1
 
@@ -92,26 +101,47 @@ def test_where_growing_fails_and_staying_is_no_way_the_training_stops_to_be_plan
         raise ProvisioningError("none can be had")
 
     found = growth(run, Way.GROW, Way.REPLAN, Way.STAY, launch=launch)
-    found.look()
+    look(found)
 
     assert found.wants_replan
     assert run.exists(STOP)
 
 
+def test_a_decision_that_takes_long_holds_nothing_up_and_is_waited_for_at_the_end(run):
+    may_answer, begun, ended = threading.Event(), [], []
+
+    def decide_slowly(refused):
+        begun.append(1)
+        assert may_answer.wait(20)
+        ended.append(1)
+        return decide(Way.REPLAN)(refused)
+
+    found = Growth(run, num_missing=0, decide=decide_slowly, launch=lambda count: None, interval_s=0.0)
+    with found:
+        for _ in range(5):
+            found.look()
+        assert (found.is_deciding, found.wants_replan) == (True, False)
+        may_answer.set()
+
+    assert (begun, ended) == ([1], [1])
+    found.look()
+    assert found.wants_replan
+
+
 def test_a_whole_fleet_has_nothing_to_look_for(run):
     found = growth(run, Way.GROW, num_missing=0)
-    found.look()
+    look(found)
 
     assert found.grown is None
 
 
 def test_a_whole_fleet_whose_plan_costs_too_much_now_stops_to_be_planned_again_after_an_interval(run):
     waiting = growth(run, Way.REPLAN, Way.STAY, num_missing=0, interval_s=1_800.0)
-    waiting.look()
+    look(waiting)
     assert (waiting.wants_replan, run.exists(STOP)) == (False, False)
 
     due = growth(run, Way.REPLAN, Way.STAY, num_missing=0)
-    due.look()
+    look(due)
     assert (due.wants_replan, run.exists(STOP)) == (True, True)
 
 
@@ -134,7 +164,7 @@ def test_a_run_that_is_asked_to_end_does_not_go_on_because_it_grew(run, is_asked
         return "grown"
 
     found = growth(run, Way.GROW, Way.STAY, launch=launch)
-    found.look()
+    look(found)
     if not is_asked_before:
         assert not found.is_end_asked_for()
         run.request_stop()
