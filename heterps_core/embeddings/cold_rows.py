@@ -187,7 +187,7 @@ def spread_blocks(num_blocks: int, *, speeds: Sequence[float], rooms: Sequence[i
         >>> spread_blocks(5, speeds=[2.0, 1.0], rooms=[1, 9])
         [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
     """
-    places = []
+    places: list[tuple[int, int]] = []
     following = [
         (1 / speed, disk, 0) for disk, (speed, room) in enumerate(zip(speeds, rooms, strict=True)) if room
     ]

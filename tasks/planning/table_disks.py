@@ -34,9 +34,9 @@ HOT_SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 VOLUME_BYTES = 16_384 * BYTES_PER_GIB
 """The largest gp3 volume of EBS (Amazon EBS User Guide, General Purpose SSD volumes)."""
 
-SWEEP_SECONDS_PER_BYTE = 2.0e-8
+SWEEP_SECONDS_PER_BYTE = 1.75e-8
 """What a core computes for each byte of rows that come from disk, to copy them in and out, to list them and to keep
-batches until their rows are there; measured 1.2e-8 and 1.6e-8 on two busy cores, rounded up (docs/log/2026-11.md)."""
+batches until their rows are there; 1.35e-8 to 1.74e-8 on idle cores of two machines (docs/log/2026-11.md)."""
 
 FREE_MEMORY_SHARE = 0.05
 """Of a unit's memory, besides what is reserved: a sweep fills what it is given, and a machine has some hundredths

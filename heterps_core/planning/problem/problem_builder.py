@@ -18,8 +18,9 @@ from heterps_core.planning.problem.scheduling_problem import (
     SchedulingProblem,
     StepModel,
     UnitType,
+    is_cpu,
 )
-from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming
 from heterps_core.training.job import boundary_dtype
 
 ROUND_TRIP_MESSAGES = 4
@@ -32,6 +33,14 @@ ESTIMATE_RELATIVE_ERROR = 0.5
 """Assumed error of an estimated time, as a share of it: no estimate has been held against the device it is for.
 Models that extrapolate measurements from one GPU to another are off by 12 % on average (Yu et al., Habitat, USENIX
 ATC 2021); published peaks calibrated on another kind of machine must be expected to do several times worse."""
+
+
+CACHE_BYTES = 32 * 1024**2
+"""The last cache of the machine that `BEYOND_CACHES` was measured on."""
+
+BEYOND_CACHES = 1.5
+"""An embedding with tables of 1.3 GB over one with tables of 6.8 MB: 1.40 to 1.60 in eight pairs, 1,024 samples of 26
+ids by Zipf's law, on a core of an AMD EPYC (docs/log/2026-11.md)."""
 
 
 def unit_type(
@@ -168,8 +177,8 @@ def profiles_for_larger_tables(
 ) -> dict[str, LayerProfile]:
     """Take profiles of a model for the same model with other table sizes.
 
-    A dry run trains with tables that fit this machine; the job that it stands for has larger ones. Their look-ups
-    miss the caches more often, which this ignores: the times are those of the measured tables.
+    A dry run trains with tables that fit this machine; the job that it stands for has larger ones. Where caches held
+    the measured ones and cannot hold the planned ones, embeddings on CPUs take `BEYOND_CACHES` times as long.
 
     Raises:
         ConfigurationError: The models differ in more than the rows of their tables.
@@ -179,8 +188,38 @@ def profiles_for_larger_tables(
             f"a profile may be used for the same model with other table sizes only, but the layers of "
             f"{measured.name!r} and {planned.name!r} differ; profile the model again"
         )
+    measured_bytes, planned_bytes = (
+        sum(layer.parameter_bytes for layer in graph.layers if layer.is_sharded)
+        for graph in (measured, planned)
+    )
+    factor = BEYOND_CACHES if measured_bytes <= CACHE_BYTES < planned_bytes else 1.0
     fingerprint = planned.fingerprint()
-    return {name: replace(profile, graph_fingerprint=fingerprint) for name, profile in profiles.items()}
+    return {
+        name: replace(
+            profile,
+            graph_fingerprint=fingerprint,
+            timings=tuple(_slower(timing, factor) for timing in profile.timings),
+            half_batch_timings=tuple(_slower(timing, factor) for timing in profile.half_batch_timings),
+        )
+        if factor > 1.0 and is_cpu(name)
+        else replace(profile, graph_fingerprint=fingerprint)
+        for name, profile in profiles.items()
+    }
+
+
+def _slower(timing: LayerTiming, factor: float) -> LayerTiming:
+    if not timing.is_sharded:
+        return timing
+    forward, backward, update = (
+        replace(
+            phase,
+            median_ms=factor * phase.median_ms,
+            low_ms=factor * phase.low_ms,
+            high_ms=factor * phase.high_ms,
+        )
+        for phase in (timing.forward, timing.backward, timing.update)
+    )
+    return replace(timing, forward=forward, backward=backward, update=update)
 
 
 def in_stage_seconds(

@@ -75,6 +75,27 @@ def test_an_estimate_for_the_measured_speed_gives_the_measured_times_back():
         assert found.compute_ms(update_share=1.0) == pytest.approx(timing.compute_ms(update_share=1.0))
 
 
+def test_what_a_core_computes_beside_moving_rows_takes_as_long_on_one_with_less_bandwidth():
+    core = replace(DEVICE_TYPES["cpu-c5"], memory_bandwidth_bytes_per_s=5e4, kernel_launch_seconds=0.002)
+
+    rows = estimate_profile(GRAPH, make_profile(), core).timings[0]
+
+    # 12,000 bytes take 0.24 s for 0.12, and five launches 0.01 for 0.005.
+    assert rows.forward.median_ms == pytest.approx(300 - 125 + 250)
+    assert rows.backward.median_ms == pytest.approx(200)
+    # 16,000 bytes take 0.32 s for 0.16, and 21 launches 0.042 for 0.021.
+    assert rows.update.median_ms == pytest.approx(500 - 181 + 362)
+
+
+def test_a_card_misses_its_roofline_as_the_core_that_was_measured():
+    card = replace(DEVICE_TYPES["gpu-t4"], memory_bandwidth_bytes_per_s=2e5, kernel_launch_seconds=0.001)
+
+    rows = estimate_profile(GRAPH, make_profile(), card).timings[0]
+
+    assert rows.forward.median_ms == pytest.approx(5 + (300 - 5) / 2)
+    assert rows.backward.median_ms == 0.0
+
+
 @pytest.mark.parametrize("name", sorted(DEVICE_TYPES))
 def test_every_estimate_is_marked_and_says_from_what(name):
     estimate = estimate_profile(GRAPH, make_profile(), DEVICE_TYPES[name])

@@ -221,6 +221,20 @@ def test_a_profile_serves_the_same_model_with_larger_tables_and_only_memory_chan
     assert problem.layers[1] == small.layers[1]
 
 
+def test_tables_that_no_cache_holds_make_embeddings_on_cpus_slower():
+    profiles = profiles_for_larger_tables(
+        {"cpu-c5": make_profile(), "gpu-t4": make_profile()},
+        measured=GRAPH,
+        planned=with_rows_of_tables_times(10_000),
+    )
+
+    (rows, dense), (rows_on_card, _) = (profiles[name].timings for name in ("cpu-c5", "gpu-t4"))
+    before, dense_before = make_profile().timings
+    assert rows.compute_ms(update_share=1.0) == 1.5 * before.compute_ms(update_share=1.0)
+    assert profiles["cpu-c5"].half_batch_timings[0].update.median_ms == 1.5 * 260.0
+    assert (dense, rows_on_card) == (dense_before, before)
+
+
 def test_a_profile_does_not_serve_another_dense_layer():
     dense = replace(GRAPH.layers[1], parameter_bytes=8)
 
