@@ -271,9 +271,12 @@ class TrainingLoop:
         """Update dense parameters by the gradients of the batch at a cursor, and tell its loss."""
         check_losses(losses, step=at.step + 1, config=self.config)
         check_gradients(self.model.layers, step=at.step + 1, config=self.config)
-        self.model.update_dense(self.config.dense_learning_rate * remaining_share(at.step, num_steps))
+        learning_rate = self.config.dense_learning_rate * remaining_share(at.step, num_steps)
         if self.step_log is not None:
-            self.step_log.note_dense(at.step + 1)
+            self.step_log.note_gradients()
+        self.model.update_dense(learning_rate)
+        if self.step_log is not None:
+            self.step_log.note_dense(at.step + 1, learning_rate=learning_rate)
         if self.metrics is not None:
             self.metrics.add(
                 StepMetrics(

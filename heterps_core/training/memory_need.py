@@ -22,7 +22,7 @@ from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.job import DELAYED, TrainingConfig
 from heterps_core.training.node.host_memory import gigabytes
 from heterps_core.training.pipeline.stage_device import is_gpu
-from heterps_core.training.redo.step_log import KEPT_STEPS, LOG_BYTES
+from heterps_core.training.redo.step_log import KEPT_STEPS, LOG_BYTES, WHOLE_INTERVAL_STEPS
 
 READING_BYTES_PER_ROW = 1_400
 """Of a row group with Criteo's columns while it is read and hashed: Arrow's columns, float64 numbers and copies;
@@ -143,13 +143,16 @@ def worker_memory(
 
 
 def redo_log_bytes(layers: Sequence[Layer], *, num_replicas: int = 1) -> int:
-    """Return what a keeper takes for a worker: two logs, each with copies of its dense part of the last steps.
+    """Return what a keeper takes for a worker: two logs, each with its dense part and gradients of the last steps.
 
     Rows are there twice while they are merged. The worker on another machine is taken to be one of the same stage.
     """
     rows = min(_table_bytes(layers, num_replicas), LOG_BYTES)
-    dense = sum(layer.state_bytes for layer in layers if not layer.is_sharded)
-    return round(KEEPER_BYTES) + 2 * (2 * rows + (KEPT_STEPS + 1) * dense)
+    dense = [layer for layer in layers if not layer.is_sharded]
+    # Of the oldest step that is kept, all gradients behind the last whole dense part, which may be long before it.
+    num_gradients = WHOLE_INTERVAL_STEPS + KEPT_STEPS
+    changes = sum(2 * layer.state_bytes + num_gradients * layer.parameter_bytes for layer in dense)
+    return round(KEEPER_BYTES) + 2 * (2 * rows + changes)
 
 
 def _table_bytes(layers: Sequence[Layer], num_replicas: int) -> int:

@@ -124,7 +124,8 @@ class Worker:
         keeper = KeeperPlace(own_node(cluster).node_id, os.environ.get(KEEPER_VARIABLE, ""))
         if job.config.redo_log and self.generation > 1:
             is_first_here = os.environ["LOCAL_RANK"] == "0"
-            recover(self.run, keeper if is_first_here else None, generation=self.generation)
+            own_keeper = keeper if is_first_here else None
+            recover(self.run, own_keeper, generation=self.generation, config=job.config)
         if logs_steps(job.config, cluster, self.run):
             assert loop.checkpoints is not None
             step_log = StepSender(

@@ -23,7 +23,14 @@ import numpy as np
 
 from heterps_core.cluster import Cluster
 from heterps_core.training.job import TrainingConfig
-from heterps_core.training.redo.step_log import LoggedWorker, LogSummary, Rows, StepChanges, StepLog, Values
+from heterps_core.training.redo.step_log import (
+    DenseChange,
+    LoggedWorker,
+    LogSummary,
+    Rows,
+    StepChanges,
+    StepLog,
+)
 from heterps_core.training.storage.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -76,7 +83,7 @@ class StepLogs:
         with self._lock:
             return [each for log in self._logs.values() if (each := log.summary()) is not None]
 
-    def state(self, generation: int, rank: int, step: int) -> tuple[Values, dict[str, Rows]]:
+    def state(self, generation: int, rank: int, step: int) -> tuple[list[DenseChange], dict[str, Rows]]:
         """Return the state of a worker; see `StepLog.state`."""
         with self._lock:
             return self._logs[generation, rank].state(step)

@@ -11,10 +11,12 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing import AuthenticationError
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from heterps_core.training.checkpoint import (
     TrainingCursor,
@@ -23,8 +25,10 @@ from heterps_core.training.checkpoint import (
     write_manifest,
 )
 from heterps_core.training.checkpoint_writer import listed_rows
+from heterps_core.training.gradients.optimizers import get_dense_optimizer
+from heterps_core.training.job import TrainingConfig
 from heterps_core.training.redo.keeper import KeeperPlace, StepLogs, connect
-from heterps_core.training.redo.step_log import LogSummary
+from heterps_core.training.redo.step_log import DenseChange, LogSummary
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.storage.stored_tensors import TensorManifest, TensorRows, write_tensors
 from heterps_core.training.storage.verified_files import DamagedFileError
@@ -111,7 +115,9 @@ def plan_recovery(found: Sequence[Sequence[LogSummary]], *, base: str | None) ->
     return Recovery(cursor=cursor, generation=newest, base=base, written_by=written_by, shards=shards)
 
 
-def recover(run: RunDirectory, keeper: KeeperPlace | None, *, generation: int) -> None:
+def recover(
+    run: RunDirectory, keeper: KeeperPlace | None, *, generation: int, config: TrainingConfig
+) -> None:
     """Make a checkpoint of the newest kept state; all workers of a generation call it before they load any.
 
     Where it cannot be made, the log says why, and the newest checkpoint stays.
@@ -119,6 +125,7 @@ def recover(run: RunDirectory, keeper: KeeperPlace | None, *, generation: int) -
     Args:
         keeper: On this machine, for one of its workers; None for the others.
         generation: That begins.
+        config: Of the training; its dense optimizer makes the kept steps again.
     """
     logs: StepLogs | None = None
     own: list[LogSummary] = []
@@ -139,7 +146,7 @@ def recover(run: RunDirectory, keeper: KeeperPlace | None, *, generation: int) -
     dist.broadcast_object_list(agreed)
     if (plan := agreed[0]) is not None:
         outcomes: list[TensorManifest | str] = [""] * dist.get_world_size()
-        dist.all_gather_object(outcomes, _write(run, logs, plan, generation=generation))
+        dist.all_gather_object(outcomes, _write(run, logs, plan, generation=generation, config=config))
         if is_first:
             problem = _complete(run, plan, outcomes)
         # None may look for checkpoints before.
@@ -149,7 +156,7 @@ def recover(run: RunDirectory, keeper: KeeperPlace | None, *, generation: int) -
 
 
 def _write(
-    run: RunDirectory, logs: StepLogs | None, plan: Recovery, *, generation: int
+    run: RunDirectory, logs: StepLogs | None, plan: Recovery, *, generation: int, config: TrainingConfig
 ) -> TensorManifest | str:
     """Write what this worker is to write; returns why it is not written where it is not."""
     rank = dist.get_rank()
@@ -160,23 +167,50 @@ def _write(
     # Files that a worker began to write there before the loss have other names.
     name = f"redo-{generation:03d}-rank-{rank:05d}.bin"
     try:
-        return write_tensors(run, folder, name, _parts(logs, plan, own))
+        return write_tensors(run, folder, name, _parts(logs, plan, own, config))
     except (OSError, EOFError) as error:
         return f"worker {rank} could not write what is kept: {error}"
 
 
 def _parts(
-    logs: StepLogs, plan: Recovery, own: Mapping[int, Sequence[str]]
+    logs: StepLogs, plan: Recovery, own: Mapping[int, Sequence[str]], config: TrainingConfig
 ) -> Iterator[tuple[str, TensorRows]]:
     for rank, parts in own.items():
         dense, tables = logs.state(plan.generation, rank, plan.cursor.step)
-        for name, values in dense.items() if DENSE in parts else ():
-            yield name, TensorRows.whole(torch.from_numpy(values))
+        for name, tensor in dense_part(dense, config).items() if DENSE in parts else ():
+            yield name, TensorRows.whole(tensor)
         for table, (rows_U, of_table) in tables.items() if ROWS in parts else ():
             first, num_rows = plan.shards[rank][table]
             if len(rows_U):
                 tensors = {key: torch.from_numpy(values) for key, values in of_table.items()}
                 yield from listed_rows(table, torch.from_numpy(rows_U) + first, tensors, num_rows=num_rows)
+
+
+def dense_part(changes: Sequence[DenseChange], config: TrainingConfig) -> dict[str, Tensor]:
+    """Return the tensors of a dense part: the whole one that comes first, and steps by the gradients behind it."""
+    if not changes:
+        return {}
+    whole, *steps = changes
+    tensors = {name: torch.from_numpy(values.copy()) for name, values in whole.values.items()}
+    names = dict.fromkeys(chain.from_iterable(step.gradients or () for step in steps))
+    if not names:
+        return tensors
+    parameters = {name: nn.Parameter(tensors[name], requires_grad=False) for name in names}
+    optimizer = get_dense_optimizer(config.dense_optimizer).new(
+        parameters.values(), config.dense_learning_rate, l2=config.dense_l2
+    )
+    for name, parameter in parameters.items():
+        own = optimizer.state[parameter]
+        own.update({key: tensors[f"{name}.{key}"] for key in own})
+    for step in steps:
+        for group in optimizer.param_groups:
+            group["lr"] = step.learning_rate
+        for name, gradient in (step.gradients or {}).items():
+            parameters[name].grad = torch.from_numpy(gradient)
+        optimizer.step()
+        optimizer.zero_grad()
+        tensors |= {name: torch.from_numpy(values) for name, values in step.values.items()}
+    return tensors
 
 
 def _complete(run: RunDirectory, plan: Recovery, outcomes: Sequence[TensorManifest | str]) -> str:

@@ -26,6 +26,9 @@ Rows: TypeAlias = tuple[npt.NDArray[np.int64], Values]
 KEPT_STEPS = 4
 """With delayed updates workers are at most two steps apart, and what is kept of one may be one more behind."""
 
+WHOLE_INTERVAL_STEPS = 8
+"""So often the whole dense part is sent, with what its optimizer has accumulated; else gradients suffice."""
+
 MERGED_RUNS = 8
 """Changes of so many steps are merged at once: more hold more rows twice, fewer merge each row more often."""
 
@@ -50,13 +53,27 @@ class LoggedWorker:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DenseChange:
+    """What makes the dense part that is behind a step."""
+
+    values: Values
+    """Of all its tensors, or beside gradients of those that no gradient changes."""
+
+    gradients: Values | None = None
+    """By parameter, for the optimizer's step from the dense part before; None where the values are all there is."""
+
+    learning_rate: float = 0.0
+    """Of that step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepChanges:
     """What a worker changed in a step."""
 
     cursor: TrainingCursor
     """The batch behind the step."""
 
-    dense: Mapping[int, Values]
+    dense: Mapping[int, DenseChange]
     """By step, the dense part after it; with delayed updates that is the step before."""
 
     rows: Mapping[str, Rows]
@@ -96,7 +113,7 @@ class StepLog:
         """None where too much has changed since the last checkpoint."""
 
         self._later: deque[StepChanges] = deque()
-        self._dense: dict[int, Values] = {}
+        self._dense: dict[int, DenseChange] = {}
         self._segments: deque[_Segment] = deque([_Segment()])
         """Between checkpoints, oldest first."""
 
@@ -108,7 +125,8 @@ class StepLog:
         """
         self._later.append(changes)
         self._dense |= changes.dense
-        for step in sorted(self._dense)[: -KEPT_STEPS - 1]:
+        first = sorted(self._dense)[-KEPT_STEPS - 1 :][:1]
+        for step in [step for step in self._dense if step < self._whole_before(*first)] if first else []:
             del self._dense[step]
         while len(self._later) > KEPT_STEPS:
             self._settle(self._later.popleft())
@@ -122,19 +140,31 @@ class StepLog:
         if self._base_step is None:
             return None
         steps = {changes.cursor.step: changes.cursor for changes in self._later}
-        known = {step: cursor for step, cursor in steps.items() if step in self._dense}
+        newest = sorted(self._dense)[-KEPT_STEPS - 1 :]
+        known = {step: cursor for step, cursor in steps.items() if step in newest}
         is_whole = not self._worker.has_dense
         return LogSummary(
             worker=self._worker, base_step=self._base_step, cursors=steps if is_whole else known
         )
 
-    def state(self, step: int) -> tuple[Values, dict[str, Rows]]:
-        """Return the dense part after one of these steps, and of each table all rows that changed up to it."""
+    def state(self, step: int) -> tuple[list[DenseChange], dict[str, Rows]]:
+        """Return what makes the dense part after one of these steps, and all rows that changed up to it by table.
+
+        The first of the dense changes is a whole one.
+        """
         runs: list[Mapping[str, Rows]] = [segment.rows() for segment in self._segments]
         runs += [changes.rows for changes in self._later if changes.cursor.step <= step]
         tables = dict.fromkeys(chain.from_iterable(runs))
         rows = {table: merged([run[table] for run in runs if table in run]) for table in tables}
-        return self._dense.get(step, {}), rows
+        dense = []
+        if step in self._dense:
+            whole = self._whole_before(step)
+            dense = [self._dense[each] for each in sorted(self._dense) if whole <= each <= step]
+        return dense, rows
+
+    def _whole_before(self, step: int) -> int:
+        """Return the last step up to one whose dense part is kept whole."""
+        return max(each for each, change in self._dense.items() if each <= step and change.gradients is None)
 
     def _settle(self, changes: StepChanges) -> None:
         if self._base_step is not None:

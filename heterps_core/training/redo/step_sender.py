@@ -17,8 +17,15 @@ from heterps_core.training.checkpoint import TrainingCursor, all_tensors
 from heterps_core.training.checkpoint_writer import CheckpointWriter
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.redo.keeper import KeeperPlace, StepLogs, connect
-from heterps_core.training.redo.step_log import LoggedWorker, Rows, StepChanges, Values
-from heterps_core.training.storage.named_tensors import tables_by_tensor
+from heterps_core.training.redo.step_log import (
+    WHOLE_INTERVAL_STEPS,
+    DenseChange,
+    LoggedWorker,
+    Rows,
+    StepChanges,
+    Values,
+)
+from heterps_core.training.storage.named_tensors import dense_optimizer_state, parameters_of, tables_by_tensor
 from heterps_core.transport.rank_layout import RankLayout
 
 logger = logging.getLogger(__name__)
@@ -72,7 +79,16 @@ class StepSender:
         self._dense = {
             name: each.detach() for name, each in all_tensors(model).items() if name not in of_tables
         }
-        self._new_dense: dict[int, Values] = {}
+        self._parameters = parameters_of(model)
+        # What its steps change besides parameters is sent with their gradients.
+        by_gradients = self._parameters.keys() | dense_optimizer_state(model).keys()
+        self._others = {name: each for name, each in self._dense.items() if name not in by_gradients}
+        # On a CPU the same steps give the same numbers wherever they are made.
+        has_state = len(by_gradients) > len(self._parameters)
+        self._sends_gradients = model.device == CPU and has_state
+        self._num_noted = 0
+        self._gradients: dict[str, Tensor] = {}
+        self._new_dense: dict[int, DenseChange] = {}
         # Replicas of a stage have the same dense part, so where they are on two machines, two have it already.
         firsts = {places[rank].node_id: rank for rank in reversed(layout.ranks[stage])}
         is_on_one_machine = len(firsts) == 1
@@ -109,12 +125,28 @@ class StepSender:
         self._call(lambda logs, worker: logs.begin(worker, step))
         self._thread.start()
 
-    def note_dense(self, step: int) -> None:
-        """Take a copy of the dense part, which was just updated by the gradients of a step."""
-        if self._has_dense and self._keepers:
-            self._new_dense[step] = {
-                name: tensor.to(CPU, copy=True).numpy() for name, tensor in self._dense.items()
+    def note_gradients(self) -> None:
+        """Keep the gradients by which the dense part is about to be updated; nothing may write to them later."""
+        if self._sends_gradients and self._has_dense and self._keepers:
+            self._gradients = {
+                name: parameter.grad
+                for name, parameter in self._parameters.items()
+                if parameter.grad is not None
             }
+
+    def note_dense(self, step: int, *, learning_rate: float) -> None:
+        """Note the dense part, which was just updated by the gradients of a step with a learning rate."""
+        if not (self._has_dense and self._keepers):
+            return
+        if self._sends_gradients and self._num_noted % WHOLE_INTERVAL_STEPS:
+            gradients = {name: gradient.detach().numpy() for name, gradient in self._gradients.items()}
+            change = DenseChange(
+                values=_copied(self._others), gradients=gradients, learning_rate=learning_rate
+            )
+        else:
+            change = DenseChange(values=_copied(self._dense))
+        self._num_noted += 1
+        self._new_dense[step], self._gradients = change, {}
 
     def finish_step(self, cursor: TrainingCursor, *, begins_checkpoint: bool) -> None:
         """Begin to copy and send what a step changed, once what the step before did has arrived."""
@@ -175,6 +207,10 @@ class StepSender:
 
 def _tell(place: KeeperPlace, error: Exception) -> None:
     logger.warning("steps are not logged on %s any more: %s", place.node_id, error or type(error).__name__)
+
+
+def _copied(tensors: dict[str, Tensor]) -> Values:
+    return {name: tensor.to(CPU, copy=True).numpy() for name, tensor in tensors.items()}
 
 
 def _on_host(rows_U: Tensor, tensors: dict[str, Tensor]) -> Rows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from heterps_core.compute_device import CPU
 from heterps_core.embeddings.sharded_table import ShardedTable
@@ -39,14 +39,22 @@ def row_optimizer_state(model: StageModel) -> dict[str, Tensor]:
     }
 
 
+def parameters_of(model: StageModel) -> dict[str, nn.Parameter]:
+    """Return the parameters of dense layers."""
+    return {
+        tensor_name(layer_name, layer, name): parameter
+        for layer_name, layer in model.layers.items()
+        for name, parameter in layer.named_parameters()
+    }
+
+
 def dense_optimizer_state(model: StageModel) -> dict[str, Tensor]:
     """Return what the optimizer of the dense parameters has accumulated, by "layer.parameter.tensor"."""
     if model.dense_optimizer is None:
         return {}
     return {
-        f"{tensor_name(layer_name, layer, name)}.{key}": tensor
-        for layer_name, layer in model.layers.items()
-        for name, parameter in layer.named_parameters()
+        f"{name}.{key}": tensor
+        for name, parameter in parameters_of(model).items()
         for key, tensor in model.dense_optimizer.state[parameter].items()
     }
 

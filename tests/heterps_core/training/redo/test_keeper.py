@@ -15,7 +15,7 @@ import pytest
 
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.redo.keeper import Keeper, KeeperPlace, connect
-from heterps_core.training.redo.step_log import StepChanges
+from heterps_core.training.redo.step_log import DenseChange, StepChanges
 from tests.heterps_core.training.redo.test_step_log import WORKER
 from tests.waiting import wait_for
 
@@ -25,7 +25,7 @@ KEY = b"the key of this run"
 def changes(step: int) -> StepChanges:
     return StepChanges(
         cursor=TrainingCursor(step=step),
-        dense={step: {"dense": np.full(2, step)}},
+        dense={step: DenseChange(values={"dense": np.full(2, step)})},
         rows={"table": (np.array([step]), {"weight": np.full((1, 2), 0.5 * step)})},
         begins_checkpoint=False,
     )
@@ -50,7 +50,7 @@ def test_what_one_process_sends_another_reads(place):
 
     assert summary.worker == WORKER
     assert list(summary.cursors) == [1, 2]
-    assert dense["dense"].tolist() == [2, 2]
+    assert dense[0].values["dense"].tolist() == [2, 2]
     assert rows["table"][0].tolist() == [1, 2]
     assert rows["table"][1]["weight"].tolist() == [[0.5, 0.5], [1.0, 1.0]]
 

@@ -168,7 +168,8 @@ def train_until_lost(rank: int, folder: str, places: dict[str, str], last_step: 
 def recover_as(rank: int, folder: str, addresses: list[str], generation: int = 2) -> list[str]:
     """Begin a generation on as many machines as there are keepers; returns the checkpoints."""
     run = RunDirectory(folder, secret=KEY)
-    recover(run, KeeperPlace("any", addresses[rank]), generation=generation)
+    config = TrainingJob.from_json(run.require_json(JOB)).config
+    recover(run, KeeperPlace("any", addresses[rank]), generation=generation, config=config)
     return complete_checkpoints(run)
 
 
@@ -226,6 +227,7 @@ def test_what_is_kept_is_bit_for_bit_the_checkpoint_of_its_step(update_mode, has
         seed=3,
         checkpoint_interval_steps=INTERVAL_STEPS,
         update_mode=update_mode,
+        dense_l2=0.01,
         embedding_optimizer="rowwise-adam",
         day_number=700_000,
     )

@@ -7,7 +7,7 @@ import pytest
 
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.redo import step_log
-from heterps_core.training.redo.step_log import KEPT_STEPS, LoggedWorker, StepChanges, StepLog
+from heterps_core.training.redo.step_log import KEPT_STEPS, DenseChange, LoggedWorker, StepChanges, StepLog
 
 NUM_ROWS, NUM_STEPS, INTERVAL_STEPS = 60, 47, 10
 WORKER = LoggedWorker(
@@ -19,6 +19,13 @@ WORKER = LoggedWorker(
     shards={"table": (0, NUM_ROWS)},
     has_dense=True,
 )
+
+
+def dense_change(step: int) -> DenseChange:
+    """Return the dense part, which is the number of its step, whole in every fifth one from the first on."""
+    if step % 5 == 1:
+        return DenseChange(values={"dense": np.full(3, step)})
+    return DenseChange(values={}, gradients={"dense": np.ones(3)}, learning_rate=step / 100)
 
 
 class Training:
@@ -36,7 +43,7 @@ class Training:
         state[rows] = self.drawn.random((len(rows), 2))
         self.states.append(state)
         self.changed.append(rows)
-        dense = {number - delay: {"dense": np.full(3, number - delay)}} if number > delay else {}
+        dense = {number - delay: dense_change(number - delay)} if number > delay else {}
         return StepChanges(
             cursor=TrainingCursor(step=number),
             dense=dense,
@@ -62,7 +69,10 @@ def test_the_newest_checkpoint_and_the_log_are_the_state_behind_each_of_the_last
         assert list(summary.cursors) == list(expected)
         for known in summary.cursors:
             dense, rows = log.state(known)
-            assert dense["dense"].tolist() == [known] * 3
+            whole, *gradients = dense
+            assert whole.values["dense"].tolist() == [known - len(gradients)] * 3
+            steps = range(known - len(gradients) + 1, known + 1)
+            assert [each.learning_rate for each in gradients] == [step / 100 for step in steps]
             numbers, values = rows["table"]
             assert (np.diff(numbers) > 0).all()
             # What changed before a checkpoint is there with the values of later, too.
