@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from heterps_core.cluster import Cluster
 from heterps_core.compute_device import CPU
@@ -59,6 +58,7 @@ from heterps_core.transport.rank_layout import (
     is_loss_of_another,
     layout_from_places,
 )
+from heterps_core.transport.rendezvous import open_store
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 logger = logging.getLogger(__name__)
@@ -190,11 +190,9 @@ class Worker:
             raise RuntimeError(f"generation {cluster.generation} follows {self.generation} already")
         host, _, port = cluster.rendezvous.rpartition(":")
         is_host = own_node(cluster) == cluster.rendezvous_node and os.environ["LOCAL_RANK"] == "0"
-        store = TCPStore(host, int(port), is_master=is_host, wait_for_workers=False, timeout=START_LIMIT)
         dist.init_process_group(
             "gloo",
-            # Who comes late from a generation before meets none of this one there.
-            store=PrefixStore(f"generation-{self.generation}", store),
+            store=open_store(host, int(port), generation=self.generation, is_host=is_host, limit=START_LIMIT),
             rank=self.rank,
             world_size=int(os.environ["WORLD_SIZE"]),
             timeout=START_LIMIT,
