@@ -28,7 +28,7 @@ from tasks.provisioning import Provisioning
 from tasks.running.replacement import plans_of_fleet, smaller
 
 RESUME_SECONDS = 10.0
-"""Assumed, from a loss to the next step of machines that stay; 4 to 6 were seen (`tests/benchmarks/elastic.py`)."""
+"""Assumed, from a loss to the next step of machines that stay; 3 to 6 were seen (`tests/benchmarks/elastic.py`)."""
 
 REPLAN_SECONDS = 10.0
 """Most time of a search whose answer only says what another plan would cost; all machines wait for it."""
