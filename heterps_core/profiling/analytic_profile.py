@@ -137,17 +137,17 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
     launch time, peak rate F' and memory bandwidth M', and the kind's slowdown c from `slowdowns`. Where both are
     CPUs and bytes take longer than operations here, :math:`t' = t - (n \lambda + b / M) + (n \lambda' +
     \max(f / F', b / M'))`, not less than the last term: a core sorts, hashes and waits for single rows as long
-    whatever its memory carries. (With 16 % less bandwidth, taken by another process, an embedding took 7 % less
-    time and not 19 % more; with tables of 20 million rows for 100,000, which no cache holds, 28 % more:
-    docs/LOG.md.) Alpha follows from the estimates at the two batch sizes as it does from measurements.
+    whatever its memory carries. (With 16 % less bandwidth, which another process took, an embedding took 3 % more
+    time and not 19: docs/LOG.md.) Alpha follows from the estimates at the two batch sizes as it does from
+    measurements.
 
     Ignored: copies between host and accelerator (PCIe) and the preparation of input, which training overlaps with
     computation; that the host's Python may start operations more slowly than the launch time says, and that some,
     such as sorting, are several kernels on an accelerator; caches; clocks that fall under load; that a kind may
     miss the roofline by another factor on other hardware, above all embeddings on accelerators, whose random
-    reads a CPU's slowdown describes badly; tables larger than those that were measured. Links have the measured
-    latency of this machine's software and the device type's published bandwidth. That of all-reduce errs on the
-    slow side where several units share a host: a ring crosses the host's link once for all of them.
+    reads a CPU's slowdown describes badly. Links have the measured latency of this machine's software and the
+    device type's published bandwidth. That of all-reduce errs on the slow side where several units share a host:
+    a ring crosses the host's link once for all of them.
 
     Raises:
         ConfigurationError: The profile is of another model, or is itself an estimate.

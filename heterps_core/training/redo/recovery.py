@@ -193,9 +193,11 @@ def dense_part(changes: Sequence[DenseChange], config: TrainingConfig) -> dict[s
     whole, *steps = changes
     tensors = {name: torch.from_numpy(values.copy()) for name, values in whole.values.items()}
     names = dict.fromkeys(chain.from_iterable(step.gradients or () for step in steps))
-    if not names:
-        return tensors
     parameters = {name: nn.Parameter(tensors[name], requires_grad=False) for name in names}
+    for step in steps:
+        tensors |= {name: torch.from_numpy(values) for name, values in step.values.items()}
+    if not parameters:
+        return tensors
     optimizer = get_dense_optimizer(config.dense_optimizer).new(
         parameters.values(), config.dense_learning_rate, l2=config.dense_l2
     )
@@ -209,7 +211,6 @@ def dense_part(changes: Sequence[DenseChange], config: TrainingConfig) -> dict[s
             parameters[name].grad = torch.from_numpy(gradient)
         optimizer.step()
         optimizer.zero_grad()
-        tensors |= {name: torch.from_numpy(values) for name, values in step.values.items()}
     return tensors
 
 

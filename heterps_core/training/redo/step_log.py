@@ -125,9 +125,9 @@ class StepLog:
         """
         self._later.append(changes)
         self._dense |= changes.dense
-        first = sorted(self._dense)[-KEPT_STEPS - 1 :][:1]
-        for step in [step for step in self._dense if step < self._whole_before(*first)] if first else []:
-            del self._dense[step]
+        if newest := self._newest_dense():
+            whole = self._whole_before(newest[0])
+            self._dense = {step: change for step, change in self._dense.items() if step >= whole}
         while len(self._later) > KEPT_STEPS:
             self._settle(self._later.popleft())
         while len(self._segments) > 1 and self._segments[0].last_step <= (complete_step or 0):
@@ -140,8 +140,7 @@ class StepLog:
         if self._base_step is None:
             return None
         steps = {changes.cursor.step: changes.cursor for changes in self._later}
-        newest = sorted(self._dense)[-KEPT_STEPS - 1 :]
-        known = {step: cursor for step, cursor in steps.items() if step in newest}
+        known = {step: cursor for step, cursor in steps.items() if step in self._newest_dense()}
         is_whole = not self._worker.has_dense
         return LogSummary(
             worker=self._worker, base_step=self._base_step, cursors=steps if is_whole else known
@@ -161,6 +160,10 @@ class StepLog:
             whole = self._whole_before(step)
             dense = [self._dense[each] for each in sorted(self._dense) if whole <= each <= step]
         return dense, rows
+
+    def _newest_dense(self) -> list[int]:
+        """Return the last steps whose dense part can be made."""
+        return sorted(self._dense)[-KEPT_STEPS - 1 :]
 
     def _whole_before(self, step: int) -> int:
         """Return the last step up to one whose dense part is kept whole."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException
@@ -32,8 +33,8 @@ from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.redo import recovery
 from heterps_core.training.redo.keeper import Keeper, KeeperPlace
-from heterps_core.training.redo.recovery import NotKeptError, plan_recovery, recover
-from heterps_core.training.redo.step_log import LoggedWorker, LogSummary
+from heterps_core.training.redo.recovery import NotKeptError, dense_part, plan_recovery, recover
+from heterps_core.training.redo.step_log import DenseChange, LoggedWorker, LogSummary
 from heterps_core.training.redo.step_sender import StepSender, buddy_of
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import CHECKPOINTS, JOB, RunDirectory
@@ -119,6 +120,25 @@ def test_nothing_is_written_where_the_checkpoint_is_as_new():
     found = [[log_of(0, 9, 10), log_of(1, 10), log_of(2, 10, 11)]]
 
     assert plan_recovery(found, base="00000010") is None
+
+
+def test_a_dense_part_is_made_by_its_optimizer_and_what_no_gradient_changes_is_the_last_that_was_sent():
+    config = TrainingConfig(batch_size=4, num_microbatches=1, num_epochs=1, seed=0)
+    whole = {"fc.weight": np.ones(2, np.float32), "norm.mean": np.zeros(1)}
+    whole |= {f"fc.weight.{name}": np.zeros(2, np.float32) for name in ("exp_avg", "exp_avg_sq")}
+    whole["fc.weight.step"] = np.zeros((), np.float32)
+    gradient = np.array([2.0, -5.0], np.float32)
+    step = DenseChange(
+        values={"norm.mean": np.ones(1)}, gradients={"fc.weight": gradient}, learning_rate=0.25
+    )
+
+    made = dense_part([DenseChange(values=whole), step], config)
+
+    # Adam's first step is the learning rate, against the sign of the gradient.
+    assert made["fc.weight"].tolist() == pytest.approx([0.75, 1.25])
+    assert made["fc.weight.step"].item() == made["norm.mean"].item() == 1.0
+    without_parameters = [DenseChange(values={"norm.mean": np.zeros(1)}), replace(step, gradients={})]
+    assert dense_part(without_parameters, config)["norm.mean"].item() == 1.0
 
 
 def test_the_machines_form_a_ring():
