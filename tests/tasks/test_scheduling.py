@@ -95,15 +95,15 @@ def units_of_job(*, tables_bytes, redo_log):
 def test_redo_logs_take_memory_of_a_core_and_keep_tables_off_its_disk():
     plain, logged = (units_of_job(tables_bytes=8_000, redo_log=redo_log) for redo_log in (False, True))
 
-    # By hand: the keeper's process, and two logs, each with the rows twice and the dense part of five steps.
+    # By hand: the keeper's process, and two logs: rows twice, two dense parts, gradients of 12 steps.
     assert logged.reserved_bytes - plain.reserved_bytes == pytest.approx(
-        0.1e9 + 2 * (2 * 8_000 + 5 * 3_000), abs=1.0
+        0.1e9 + 2 * (2 * 8_000 + 2 * 3_000 + 12 * 1_000), abs=1.0
     )
     large = {redo_log: units_of_job(tables_bytes=10**13, redo_log=redo_log) for redo_log in (False, True)}
     assert (large[False].disk_bytes > 0, large[True].disk_bytes) == (True, 0)
     # By hand: rows fill a log's 256 MiB, and copies for checkpoints are 0.31 GB and no longer the whole model.
     assert large[True].reserved_bytes - plain.reserved_bytes == pytest.approx(
-        0.1e9 + 2 * (2 * 256 * 2**20 + 5 * 3_000) + 0.31e9 - 11_000, abs=1.0
+        0.1e9 + 2 * (2 * 256 * 2**20 + 2 * 3_000 + 12 * 1_000) + 0.31e9 - 11_000, abs=1.0
     )
 
 

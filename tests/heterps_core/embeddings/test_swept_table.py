@@ -190,11 +190,11 @@ def test_sweeps_go_on_where_changed_rows_cannot_be_read(tmp_path):
     for batch in swept_in_turn(table, draw_batches(20)):
         learn(table, batch, torch.ones(len(batch), NUM_COLUMNS * DIMENSION))
     list(table.take_changes(2_000))
-    size = os.fstat(table.cold._file).st_size
-    os.ftruncate(table.cold._file, 0)
+    size = os.fstat(table.cold._files[0]._file).st_size
+    os.ftruncate(table.cold._files[0]._file, 0)
     with pytest.raises(TrainingError, match="could not be read"):
         list(table.remaining_changes())
-    os.ftruncate(table.cold._file, size)
+    os.ftruncate(table.cold._files[0]._file, size)
 
     table.empty()
 
@@ -272,7 +272,7 @@ def test_a_row_that_is_not_in_the_table_is_refused_ahead(tmp_path):
 
 def test_a_file_that_became_shorter_ends_the_sweep_with_its_place(tmp_path):
     _, table = make_tables(tmp_path)
-    os.ftruncate(table.cold._file, 3 * table.cold.block_bytes)
+    os.ftruncate(table.cold._files[0]._file, 3 * table.cold.block_bytes)
 
     with pytest.raises(TrainingError) as failure:
         visit_all(table, range(10, 4_011, 4_000))
