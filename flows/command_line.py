@@ -200,4 +200,4 @@ def _json(text: str) -> Any:
 def _default(default: Any) -> str:
     if default in (None, PydanticUndefined, {}):
         return ""
-    return f" (default: {(' '.join(default) or 'none') if isinstance(default, list | tuple) else default})"
+    return f" (default: {(' '.join(default) or 'none') if isinstance(default, list) else default})"

@@ -175,7 +175,7 @@ class TrainedParameters(ModelParameters):
     """Memory of a worker for rows of embedding tables with their optimizer state; the others are on its disk, and
     those that the next batches look up are fetched in time. Empty to hold all in memory. For stages on CPUs."""
 
-    embedding_folders: tuple[str, ...] = ENGINE["embedding_folders"]
+    embedding_folders: list[str] = Field([])
     """Folders of a worker for those other rows, one on each disk, each used by its speed. Empty for the run's own
     folder, or with a bucket for the one that TMPDIR names."""
 

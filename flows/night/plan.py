@@ -357,6 +357,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     log_step("machines", provisioning.summary)
 
     settings = asked.values_for(TrainingConfig) | {"wire_dtype": wire_dtype, "batch_size": run.batch_size}
+    settings["embedding_folders"] = tuple(asked.embedding_folders)
     settings["dense_learning_rate"] = asked.dense_learning_rate or default_dense_learning_rate(asked.model)
     if asked.embedding_memory_bytes is None:
         memory_bytes = table_memory_bytes(problem, chosen.evaluation)

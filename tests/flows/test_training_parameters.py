@@ -36,6 +36,7 @@ def test_the_defaults_are_those_of_the_engine():
     assert values.pop("update_mode") is None
     assert values.pop("dense_learning_rate") is None
     assert values.pop("wire_dtype") is None
+    assert tuple(values.pop("embedding_folders")) == own.embedding_folders
     assert values.items() <= asdict(own).items()
 
 
