@@ -23,8 +23,6 @@ from heterps_core.profiling.layer_profile import (
 from heterps_core.profiling.timing import Timing
 from heterps_core.units import MS_PER_S
 
-PHASES = ("forward", "backward", "update")
-
 NUM_OPERATIONS: Mapping[LayerKind, Mapping[str, int]] = {
     # Product and bias at once; products for the gradients of input and weight, and the sum for the bias; the step
     # count and a fused optimizer.

@@ -1,4 +1,4 @@
-"""Workers of a generation meet at its own store, whoever is there first."""
+"""Workers of a generation meet at its own store, also those that are there before it."""
 
 from __future__ import annotations
 
