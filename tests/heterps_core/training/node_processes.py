@@ -58,19 +58,25 @@ class Slow(nn.Module):
 
 
 class Held(Slow):
-    """Stands in step 13 until a file is there, so that whatever happens meanwhile happens in this step."""
+    """Stands in one step until a file is there, so that whatever happens meanwhile happens in this step."""
+
+    held_step = HELD_STEP
+    """Counted from the worker's first."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_calls = 0
 
+    def go_on_path(self) -> Path:
+        return Path(os.environ[GO_ON_VARIABLE])
+
     def forward(self, activation: torch.Tensor) -> torch.Tensor:
         self.num_calls += self.training
-        if self.num_calls == (HELD_STEP - 1) * NUM_MICROBATCHES:
+        if self.num_calls == (self.held_step - 1) * NUM_MICROBATCHES:
             # The end of this step is then told: of several within the interval only one is.
             time.sleep(1.5 * REPORT_INTERVAL_S)
-        if self.num_calls == (HELD_STEP - 1) * NUM_MICROBATCHES + 1:
-            wait_for(Path(os.environ[GO_ON_VARIABLE]).exists, timeout_s=60, what="the word to go on")
+        if self.num_calls == (self.held_step - 1) * NUM_MICROBATCHES + 1:
+            wait_for(self.go_on_path().exists, timeout_s=60, what="the word to go on")
         return super().forward(activation)
 
 

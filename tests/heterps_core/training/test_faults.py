@@ -35,6 +35,9 @@ from heterps_core.training.training_run import TrainingRun
 from heterps_core.transport.rank_layout import SILENCE_LIMIT_S
 from tests.heterps_core.training.node_processes import (
     CHECKPOINT_INTERVAL_STEPS,
+    GO_ON_VARIABLE,
+    HELD,
+    HELD_STEP,
     NUM_MICROBATCHES,
     NUM_STEPS,
     build_tiny,
@@ -193,18 +196,20 @@ def test_a_worker_that_stands_still_in_a_checkpoint_is_named_as_elsewhere_and_no
     assert training_run.steps[-1].step == NUM_STEPS
 
 
-def test_a_machine_that_is_lost_is_named_with_its_replica_and_last_step(dataset, tmp_path):
+def test_a_machine_that_is_lost_is_named_with_its_replica_and_last_step(dataset, tmp_path, monkeypatch):
     """Two replicas of one stage on two machines, one of which is gone without a word."""
-    job = replace(make_job(dataset, (1, 1)), stages=(Stage(0, 2, "cpu", 2),))
-    run = RunDirectory(str(tmp_path))
+    monkeypatch.setenv(GO_ON_VARIABLE, str(tmp_path / "go on"))
+    job = replace(make_job(dataset, (1, 1), model=HELD), stages=(Stage(0, 2, "cpu", 2),))
+    run = RunDirectory(str(tmp_path / "run"))
     lost = []
 
     with running_nodes(run, job, is_one_per_replica=True) as (cluster, nodes):
 
         def lose_the_second(progress: Progress) -> None:
-            if progress.step >= 13 and not lost:
+            if progress.step >= HELD_STEP - 1 and not lost:
                 lost.append(progress.step)
                 kill_machine(nodes[1])
+                (tmp_path / "go on").touch()
 
         outcome = monitor.follow_training(run, cluster, on_progress=lose_the_second)
 

@@ -28,6 +28,7 @@ from tests.heterps_core.training.node_processes import (
     CHECKPOINT_INTERVAL_STEPS,
     NUM_MICROBATCHES,
     NUM_STEPS,
+    Held,
     Slow,
     kill_machine,
     make_job,
@@ -35,6 +36,7 @@ from tests.heterps_core.training.node_processes import (
     running_nodes,
     worker_processes,
 )
+from tests.waiting import wait_for
 
 NUM_CASES, NUM_FAST_CASES = 200, 5
 FOLDER_VARIABLE = "HETERPS_TEST_ROWS"
@@ -122,15 +124,29 @@ class NotesRows(Slow):
         return super().forward(activation)
 
 
-def build_noting(features):
+def build_noting(features, **before):
     embedding = SlotEmbedding(features, dimension=4)
     return nn.Sequential(
         OrderedDict(
             embedding=embedding,
+            **before,
             notes=NotesRows(features.num_dense),
             output=nn.Linear(embedding.output_width, 1),
         )
     )
+
+
+class HeldUntilLost(Held):
+    """Stands in the sixteenth step of a generation that is to lose something until it has."""
+
+    held_step = 16
+
+    def go_on_path(self) -> Path:
+        return Path(os.environ[FOLDER_VARIABLE]).with_name(f"lost-{os.environ[GENERATION_VARIABLE]}")
+
+
+def build_held_noting(features):
+    return build_noting(features, held=HeldUntilLost())
 
 
 def noted_steps(path: Path) -> list[np.ndarray]:
@@ -155,24 +171,27 @@ def test_a_training_that_loses_one_machine_and_a_worker_of_the_others_trains_eac
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "notes"))
     (tmp_path / "notes").mkdir()
     run = RunDirectory(str(tmp_path / "run"), secret=b"the key of this run")
-    job = make_job(dataset.directory, (2, 1), model=f"{__name__}:build_noting")
+    job = make_job(dataset.directory, (2, 1), model=f"{__name__}:build_held_noting")
     job = replace(job, config=replace(job.config, redo_log=redo_log))
     # The noting layer is in the first stage, whose replicas share the rows of each batch.
-    job = replace(job, stages=(Stage(0, 1, "cpu", 2), Stage(2, 2, "cpu", 1)))
+    job = replace(job, stages=(Stage(0, 2, "cpu", 2), Stage(3, 3, "cpu", 1)))
     draw = random.Random(7)
 
     with running_nodes(run, job, is_one_per_replica=True) as (cluster, nodes):
 
-        def at_step(step, action):
-            done = []
+        def at_step(step, action, generation):
+            done = tmp_path / f"lost-{generation}"
 
             def on_progress(progress):
-                if progress.step >= step and complete_checkpoints(run) and not done:
-                    done.append(action())
+                if progress.step >= step and not done.exists():
+                    wait_for(lambda: complete_checkpoints(run), timeout_s=30, what="a checkpoint")
+                    action()
+                    done.touch()
 
             return on_progress
 
-        lose = at_step(draw.randrange(11, 19), lambda: kill_machine(nodes[1]))
+        (tmp_path / "lost-3").touch()
+        lose = at_step(draw.randrange(11, 16), lambda: kill_machine(nodes[1]), 1)
         lost = follow_training(run, cluster, on_progress=lose)
         assert isinstance(lost, MachinesLost), lost
         assert lost.node_ids == ("stage0-1",), lost.message
@@ -186,7 +205,8 @@ def test_a_training_that_loses_one_machine_and_a_worker_of_the_others_trains_eac
             # The process of this machine that keeps redo logs is older.
             max(worker_processes(nodes[2:]), key=lambda each: each.create_time()).kill()
 
-        kill = at_step(draw.randrange(22, 29), kill_worker)
+        # The second generation begins at the eleventh step at the earliest, and stands in its sixteenth.
+        kill = at_step(draw.randrange(22, 26), kill_worker, 2)
         lost = follow_training(run, following, on_progress=kill)
         assert isinstance(lost, MachinesLost), lost
         assert lost.node_ids == (), lost.message
