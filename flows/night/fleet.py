@@ -18,6 +18,7 @@ from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.step_metrics import read_progress
 from infra.billing.caps import Caps
+from infra.ledger.ledger import EndReason
 from infra.machines.failover import SPOT_RETRY_S
 from infra.providers.base import InsufficientCapacityError
 from tasks.prices import billed_usd_per_hour, recheck_prices, unplanned_usd_per_hour
@@ -44,7 +45,14 @@ from tasks.running.losses import (
     slowness_of,
 )
 from tasks.running.progress import log_step
-from tasks.running.replacement import end_lost, forget_lost, replaced_machines, smaller
+from tasks.running.replacement import (
+    end_nodes,
+    forget_lost,
+    planned_machines,
+    replaced_machines,
+    share_beside,
+    smaller,
+)
 from tasks.training import write_job
 
 PRICES_INTERVAL_S = 1_800.0
@@ -144,7 +152,7 @@ def _shrunk(
     run: OpenedRun, plan: NightPlan, provisioning: Provisioning, cluster: Cluster, lost: MachinesLost
 ) -> tuple[Cluster, Provisioning]:
     found = smaller(provisioning, cluster, lost.node_ids)
-    end_lost(run.workspace, cluster, lost, run_id=run.run_id)
+    end_nodes(run.workspace, cluster, lost.node_ids, run_id=run.run_id, reason=EndReason.GONE)
     forget_lost(run.directory, lost)
     write_job_of(run, plan, found, is_under_way=True)
     return cluster.next_generation(without=lost.node_ids), found
@@ -157,7 +165,7 @@ def growth_of(
     present: tuple[Provisioning, Cluster],
     launched: tuple[Provisioning, Cluster],
 ) -> Growth:
-    """Return what looks whether a fleet that shrank should grow to its former size, a whole rented one be replaced.
+    """Return what looks whether a fleet that shrank should grow to its former size, a whole rented one move.
 
     Args:
         fleet: Ends what is launched.
@@ -183,7 +191,18 @@ def growth_of(
         )
 
     def launch(count: int) -> tuple[Cluster, Provisioning]:
-        bought = at_prices_of_now(run, planned)
+        bought = at_prices_of_now(run, planned if missing else now)
+        if not missing:
+            beside = planned_machines(
+                run.workspace,
+                cluster,
+                bought,
+                run_id=run.run_id,
+                run_directory=run.directory,
+                model=run.asked.sized_model,
+                caps=run.asked.caps,
+            )
+            return fleet.enter_context(beside)
         left_out = [node.node_id for node in missing[count:]]
         grown = replace(whole, nodes=tuple(node for node in whole.nodes if node.node_id not in left_out))
         if left_out:
@@ -197,9 +216,9 @@ def growth_of(
 
 
 def _decided_on_prices(run: OpenedRun, plan: NightPlan, bought: Provisioning, cluster: Cluster) -> Decision:
-    """Decide whether a whole fleet moves to another plan at the prices of now.
+    """Decide whether a whole fleet moves to the machines that were planned, or to another plan, at the prices of now.
 
-    That plan is made while the fleet trains: where it cannot be, or is beyond a cap, the fleet stays.
+    Another plan is made while the fleet trains: where it cannot be, or is beyond a cap, the fleet stays.
     """
     decision = Decision(options=())
     try:
@@ -210,6 +229,7 @@ def _decided_on_prices(run: OpenedRun, plan: NightPlan, bought: Provisioning, cl
             bought,
             usd_per_hour=billed_usd_per_hour(cluster, offers),
             extra_usd_per_hour=partial(unplanned_usd_per_hour, provider=run.asked.provider, offers=offers),
+            share_beside=share_beside(bought, cluster),
         )
         decision = decided()
         if decision.chosen is not None and decision.chosen.way is Way.REPLAN:
@@ -220,6 +240,16 @@ def _decided_on_prices(run: OpenedRun, plan: NightPlan, bought: Provisioning, cl
         stay = [option for option in decision.options if option.way is Way.STAY]
         decision = Decision(options=(*stay, Option(way=Way.REPLAN, refusal=str(error))))
     return decision
+
+
+def end_left(run: OpenedRun, cluster: Cluster, following: Cluster) -> bool:
+    """End the machines of a cluster that have no place in the one that goes on; tell whether there are any."""
+    kept = {node.provider_instance_id for node in following.nodes}
+    left = [node.node_id for node in cluster.nodes if node.provider_instance_id not in kept]
+    if left:
+        end_nodes(run.workspace, cluster, left, run_id=run.run_id, reason=EndReason.LEFT)
+        log_step("fleet", f"{', '.join(left)} ended, as what was planned goes on in place of it")
+    return bool(left)
 
 
 def _last_step(run: OpenedRun) -> int:

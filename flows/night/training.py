@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 from flows.night.fleet import (
     Replan,
     at_prices_of_now,
+    end_left,
     fleet_after_loss,
     growth_of,
     plan_without,
@@ -107,8 +109,16 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
                 outcome = stragglers.left if isinstance(outcome, Stopped) else outcome
                 stragglers.left = None
             if growth.grown is not None:
-                cluster, provisioning = growth.grown
+                before, (cluster, provisioning) = cluster, growth.grown
                 write_job_of(run, plan, provisioning, is_under_way=True)
+                if end_left(run, before, cluster):
+                    launched, bought = growth.grown
+                if isinstance(outcome, MachinesLost) and outcome.node_ids:
+                    # Those that are left are not missed.
+                    names = {node.node_id for node in cluster.nodes}
+                    outcome = replace(outcome, node_ids=tuple(sorted(names.intersection(outcome.node_ids))))
+                    if not outcome.node_ids:
+                        continue
             if isinstance(outcome, Stopped):
                 if growth.grown is not None:
                     continue

@@ -34,7 +34,7 @@ REPLAN_SECONDS = 10.0
 """Most time of a search whose answer only says what another plan would cost; all machines wait for it."""
 
 WORTH_A_MOVE = 0.95
-"""Another plan must cost at most this share of going on: ending machines that are at hand may find no others."""
+"""Other machines must cost at most this share of going on: ending those that are at hand may find no others."""
 
 
 class Way(StrEnum):
@@ -44,6 +44,9 @@ class Way(StrEnum):
     REPLACE = "replace"
     SHRINK = "shrink"
     GROW = "grow"
+    MOVE = "move"
+    """To the machines that were planned, where others were bought in place of them."""
+
     REPLAN = "re-plan"
 
 
@@ -115,6 +118,11 @@ class Decision:
         name = "nothing" if self.chosen is None else self.chosen.way
         return f"{name}, of {', '.join(map(str, self.options))}"
 
+    def refusing(self, way: Way, why: str) -> Decision:
+        """Return the decision where one way cannot be gone."""
+        left = tuple(option for option in self.options if option.way is not way)
+        return Decision(options=(*left, Option(way=way, refusal=why)))
+
 
 def decide(options: Sequence[Option], rest: Rest) -> Decision:
     """Order the ways to go on: possible ones before others, in time and within the cap, then by USD.
@@ -127,7 +135,7 @@ def decide(options: Sequence[Option], rest: Rest) -> Decision:
             return (2.0,)
         if option.seconds > rest.seconds_left or option.usd > rest.usd_left:
             return (1.0, option.seconds)
-        return (0.0, option.usd / (WORTH_A_MOVE if option.way is Way.REPLAN else 1.0))
+        return (0.0, option.usd / (WORTH_A_MOVE if option.way in (Way.MOVE, Way.REPLAN) else 1.0))
 
     return Decision(options=tuple(sorted(options, key=rank)))
 
@@ -217,44 +225,62 @@ def decide_on_prices(
     *,
     usd_per_hour: float,
     extra_usd_per_hour: Callable[[Sequence[Stage]], float],
+    share_beside: float = 0.0,
     planned: tuple[Stage, ...] | None = None,
 ) -> Decision:
-    """Decide whether a whole fleet stays, or is ended for another plan that costs less at the prices of now.
+    """Decide whether a whole fleet stays, or goes where machines cost less at the prices of now.
 
-    Moving costs the end of these machines and the start of the others, which the saving must exceed.
+    Where others were bought in place of the machines that were planned, those may be had by now: they are launched
+    beside the training, so it waits for nothing, and both are paid meanwhile. For another plan this fleet is ended.
+    Either costs the end of these machines and the start of the others, which the saving must exceed.
 
     Args:
         rest: At the prices of now.
         bought: What the fleet was bought by.
         usd_per_hour: Of its machines now, with all else that they are billed.
         extra_usd_per_hour: Returns what the machines of a plan are billed beyond what the planner counts.
+        share_beside: Of the plan's price, of machines that others were bought in place of.
         planned: The other plan; None for the cheapest one for the rest.
     """
     stages = bought.launch_stages
-    stay = _with_purchase(rest, bought, Way.STAY, 0.0, usd_per_hour, bought)
-    if planned is None:
-        other = with_plan(rest, stages)
-    else:
-        evaluation = evaluate(rest.problem, planned)
-        other = with_fleet(
+
+    def launched(way: Way, stages_: tuple[Stage, ...], start_seconds: float) -> Option:
+        evaluation = evaluate(rest.problem, stages_)
+        option = with_fleet(
             rest,
-            planned,
-            way=Way.REPLAN,
-            start_seconds=PLANNING_SECONDS + STARTUP_SECONDS,
+            stages_,
+            way=way,
+            start_seconds=start_seconds,
             price_usd_per_hour=evaluation.price_usd_per_hour,
             interruptions_per_hour=evaluation.interruptions_per_hour,
             present=stages,
         )
-        other = replace(other, stages=planned)
+        return replace(option, stages=stages_)
+
+    def billed(option: Option) -> Option:
+        if option.refusal:
+            return option
+        extra_usd = option.seconds * extra_usd_per_hour(option.stages) + TEARDOWN_SECONDS * usd_per_hour
+        if option.way is Way.MOVE:
+            price = evaluate(rest.problem, stages).price_usd_per_hour + extra_usd_per_hour(stages)
+            extra_usd += STARTUP_SECONDS * price * share_beside
+        option = replace(option, usd=option.usd + extra_usd / SECONDS_PER_HOUR)
+        if option.seconds > rest.seconds_left or option.usd > rest.usd_left:
+            option = replace(option, refusal=f"{option} is late or beyond the cap")
+        return option
+
+    options = [_with_purchase(rest, bought, Way.STAY, 0.0, usd_per_hour, bought)]
+    if share_beside:
+        options.append(billed(launched(Way.MOVE, stages, RESUME_SECONDS)))
+    if planned is None:
+        other = with_plan(rest, stages)
+    else:
+        other = launched(Way.REPLAN, planned, PLANNING_SECONDS + STARTUP_SECONDS)
     if other.stages == stages:
         other = Option(way=Way.REPLAN, refusal="the plan that trains is the cheapest one")
-    elif not other.refusal:
-        extra_usd = other.seconds * extra_usd_per_hour(other.stages) + TEARDOWN_SECONDS * usd_per_hour
-        other = replace(other, usd=other.usd + extra_usd / SECONDS_PER_HOUR)
-        if other.seconds > rest.seconds_left or other.usd > rest.usd_left:
-            other = replace(other, refusal=f"{other} is late or beyond the cap")
+    options.append(billed(other))
     # Without limits: a fleet that is late or too expensive does not move to one that costs more.
-    return decide([stay, other], Rest(problem=rest.problem))
+    return decide(options, Rest(problem=rest.problem))
 
 
 def seconds_to_grow(rest: Rest, present: Provisioning, grown: Provisioning) -> float:

@@ -1,6 +1,7 @@
-"""A fleet that shrank gets its machines again while it trains, where that pays or the night would be late without.
+"""While a fleet trains, machines that it lacks are launched, or those that were planned where others were bought.
 
-They are launched beside the training; once they are up, it stops at a step boundary behind a checkpoint.
+Where that pays, or the night would be late without. Once they are up, the training stops at a step boundary behind a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ def with_missing(cluster: Cluster, whole: Cluster) -> Cluster:
 class Growth:
     """Looks now and then whether a fleet should grow, from when it shrank until it has grown, or is planned again.
 
-    A whole fleet is looked at in the same way: whether it stays, or is planned again at other prices. As a context it
-    ends once nothing is decided any more.
+    A whole fleet is looked at in the same way: whether it stays, moves to the machines that were planned, or is
+    planned again at other prices. As a context it ends once nothing is decided any more.
 
     Args:
         run: Whose training is asked to stop then.
         num_missing: Machines that the fleet lacks; 0 for a whole one.
         decide: Says what is wanted; told which ways failed, and why. Searching and asking for prices take seconds, so
             a look begins it in a thread of its own, and a later one takes the answer.
-        launch: Launches so many of them; returns the cluster that goes on, and what it was bought by. Where all
-            cannot be had, half of them are asked for, and so on: capacity returns piece by piece.
+        launch: Launches so many of them, or all that were planned beside a whole fleet; returns the cluster that goes
+            on, and what it was bought by. Where all that a fleet lacks cannot be had, half of them are asked for, and
+            so on: capacity returns piece by piece.
         interval_s: Between two looks; the first is at once, that at a whole fleet after so long.
     """
 
@@ -96,6 +98,11 @@ class Growth:
                 count //= 2
                 if not count:
                     decision = self._decide({Way.GROW: str(problem)})
+        if _way_of(decision) is Way.MOVE:
+            try:
+                self.grown = self._launch(0)
+            except (ProvisioningError, BudgetExceededError) as problem:
+                decision = decision.refusing(Way.MOVE, str(problem))
         self.wants_replan = _way_of(decision) is Way.REPLAN
         log_step("growth" if self._num_missing else "prices", decision.reason)
         if (self.grown is not None or self.wants_replan) and self._run.stop_reason() is None:

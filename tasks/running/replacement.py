@@ -1,4 +1,4 @@
-"""A fleet without its lost machines: the others stay, and only the difference is bought, or nothing."""
+"""A fleet of other machines: in place of lost ones, where only the difference is bought, or nothing; or of all."""
 
 from __future__ import annotations
 
@@ -47,28 +47,110 @@ def replaced_machines(
     if not kept:
         raise ProvisioningError("no machine of the fleet is left to be kept")
     plans = [plan.only(lost.node_ids) for plan in plans_of_fleet(provisioning, cluster)]
-    provider = provider_of(workspace, cluster.provider)
-    ledger = Ledger(workspace.ledger_path)
     if not lost.is_noticed:
-        end_lost(workspace, cluster, lost, run_id=run_id)
+        end_nodes(workspace, cluster, lost.node_ids, run_id=run_id, reason=EndReason.GONE)
     forget_lost(run_directory, lost)
+    share = plans[0].price_usd_per_hour / provisioning.launch_plan.price_usd_per_hour
+    with _launched_beside(
+        workspace,
+        cluster.provider,
+        kept,
+        plans,
+        run_id=run_id,
+        run_directory=run_directory,
+        model=model,
+        caps=caps,
+        predicted_cost_usd=provisioning.predicted_cost_usd * share,
+    ) as launched:
+        if lost.is_noticed:
+            end_nodes(workspace, cluster, lost.node_ids, run_id=run_id, reason=EndReason.GONE)
+        yield cluster.next_generation({node.node_id: node for node in launched.nodes})
+
+
+@contextmanager
+def planned_machines(
+    workspace: Workspace,
+    cluster: Cluster,
+    provisioning: Provisioning,
+    *,
+    run_id: str,
+    run_directory: RunDirectory,
+    model: str,
+    caps: Caps,
+) -> Iterator[tuple[Cluster, Provisioning]]:
+    """Launch the machines that were planned beside others that were bought in place of them; end them at last.
+
+    Yields the cluster of the next generation, without those others, and what it was bought by. They live until
+    `end_nodes`, so a name that is in use gets the number of the generation.
+
+    Raises:
+        BudgetExceededError: A cap is exceeded, that of an hour by all machines that live at once.
+        ProvisioningError: The machines cannot be had.
+    """
+    plan = provisioning.launch_plan
+    kept = as_planned(provisioning, cluster)
+    suffix = f"-generation{cluster.generation + 1}"
+    unnamed = replace(plan, node_ids=()).node_requests()
+    names = tuple(
+        request.node_id if request.node_id in kept else first.node_id + suffix
+        for request, first in zip(plan.node_requests(), unnamed, strict=True)
+    )
+    bought = replace(
+        provisioning,
+        launch_plan=replace(plan, node_ids=names),
+        fallback_plans=tuple(
+            replace(other, node_ids=names)
+            for other in provisioning.fallback_plans
+            if len(other.node_requests()) == len(names)
+        ),
+    )
+    launch = bought.launch_plan.only([name for name in names if name not in kept])
+    launch = replace(launch, groups=tuple(replace(group, alternatives=()) for group in launch.groups))
+    with _launched_beside(
+        workspace,
+        cluster.provider,
+        cluster.nodes,
+        [launch],
+        run_id=run_id,
+        run_directory=run_directory,
+        model=model,
+        caps=caps,
+        predicted_cost_usd=provisioning.predicted_cost_usd * share_beside(provisioning, cluster),
+    ) as launched:
+        nodes = kept | {node.node_id: node for node in launched.nodes}
+        yield replace(cluster, nodes=tuple(nodes[name] for name in names)).next_generation(), bought
+
+
+@contextmanager
+def _launched_beside(
+    workspace: Workspace,
+    provider_name: str,
+    kept: Sequence[Node],
+    plans: Sequence[ProvisioningPlan],
+    *,
+    run_id: str,
+    run_directory: RunDirectory,
+    model: str,
+    caps: Caps,
+    predicted_cost_usd: float,
+) -> Iterator[Cluster]:
+    """Launch the first of some purchases that can be had beside machines that live; see `first_running_cluster`."""
+    provider = provider_of(workspace, provider_name)
+    ledger = Ledger(workspace.ledger_path)
     if caps.max_usd_per_hour is not None:
         kept_usd_per_hour = sum(node.price_usd_per_hour + node.disk_usd_per_hour for node in kept)
         caps = replace(caps, max_usd_per_hour=max(caps.max_usd_per_hour - kept_usd_per_hour, 0.0))
-    share = plans[0].price_usd_per_hour / provisioning.launch_plan.price_usd_per_hour
     with first_running_cluster(
         provider,
         plans,
         new_launch_id=lambda: next_launch_id(ledger, run_id),
-        bootstrap=node_bootstrap(cluster.provider, run_directory, model=model),
+        bootstrap=node_bootstrap(provider_name, run_directory, model=model),
         ledger=ledger,
         caps=caps,
-        predicted_cost_usd=provisioning.predicted_cost_usd * share,
+        predicted_cost_usd=predicted_cost_usd,
         spent=lambda: spent_before_launch(provider, ledger, run_id),
     ) as launched:
-        if lost.is_noticed:
-            end_lost(workspace, cluster, lost, run_id=run_id)
-        yield cluster.next_generation({node.node_id: node for node in launched.nodes})
+        yield launched
 
 
 def smaller(provisioning: Provisioning, cluster: Cluster, lost_ids: Collection[str]) -> Provisioning:
@@ -111,6 +193,32 @@ def plans_of_fleet(provisioning: Provisioning, cluster: Cluster) -> list[Provisi
     return plans
 
 
+def as_planned(provisioning: Provisioning, cluster: Cluster) -> dict[str, Node]:
+    """Return the machines of a cluster that are those of the first purchase, by name.
+
+    None is, where the cluster is of another purchase or zone; else those are not that stand in for others.
+    """
+    plan = provisioning.launch_plan
+    if not _is_plan_of(plan, cluster.nodes):
+        return {}
+    offers = {request.node_id: request.offer for request in plan.node_requests()}
+    if any(offers[node.node_id].zone != node.zone for node in cluster.nodes):
+        return {}
+    return {
+        node.node_id: node
+        for node in cluster.nodes
+        if offers[node.node_id].instance_type.name == node.instance_type
+    }
+
+
+def share_beside(provisioning: Provisioning, cluster: Cluster) -> float:
+    """Return the share of a plan's price whose machines are to be launched, where others stand in for them."""
+    kept = as_planned(provisioning, cluster)
+    plan = provisioning.launch_plan
+    missing = [request for request in plan.node_requests() if request.node_id not in kept]
+    return sum(request.offer.price_usd_per_hour for request in missing) / plan.price_usd_per_hour
+
+
 def forget_lost(run_directory: RunDirectory, lost: MachinesLost) -> None:
     """Delete the signs of life and notices of lost machines; others may take their places under the same names."""
     for node_id in lost.node_ids:
@@ -132,14 +240,16 @@ def _is_plan_of(plan: ProvisioningPlan, nodes: Sequence[Node]) -> bool:
     )
 
 
-def end_lost(workspace: Workspace, cluster: Cluster, lost: MachinesLost, *, run_id: str) -> None:
-    """End lost machines, as far as they are there, and close them in the books.
+def end_nodes(
+    workspace: Workspace, cluster: Cluster, node_ids: Collection[str], *, run_id: str, reason: EndReason
+) -> None:
+    """End machines of a cluster that has others to go on with, as far as they are there; close them in the books.
 
     Raises:
         ProvisioningError: One could not be ended.
     """
     provider, ledger = provider_of(workspace, cluster.provider), Ledger(workspace.ledger_path)
-    ids = {node.provider_instance_id for node in cluster.nodes if node.node_id in lost.node_ids}
+    ids = {node.provider_instance_id for node in cluster.nodes if node.node_id in node_ids}
     of_run = ledger_entries(workspace, run_id)
     entries = [entry for entry in of_run if entry.ended_at is None and entry.provider_instance_id in ids]
     for launch_id in sorted({entry.run_id for entry in entries}):
@@ -147,4 +257,4 @@ def end_lost(workspace: Workspace, cluster: Cluster, lost: MachinesLost, *, run_
             if instance.provider_instance_id in ids:
                 provider.terminate_instance(instance)
     for entry in entries:
-        ledger.ended(entry.run_id, entry.node_id, reason=EndReason.GONE, at=provider.now())
+        ledger.ended(entry.run_id, entry.node_id, reason=reason, at=provider.now())

@@ -1,7 +1,7 @@
 """A whole rented fleet that looks at the prices of now, by a night that is really planned; only its machines are not
 launched."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -17,6 +17,7 @@ from heterps_core.errors import ProvisioningError
 from heterps_core.training.storage.run_directory import STOP
 from infra.prices.price_catalogue import PriceCatalogue, write_refreshed
 from infra.providers.aws.prices import AwsPrices
+from infra.providers.base import InsufficientCapacityError
 from infra.workspace import HOME_VARIABLE, RUN_STORE_VARIABLE, Workspace
 from tasks import prices as prices_module
 from tasks.prices import price_folder, refresh_prices_of
@@ -63,11 +64,22 @@ def opened(tmp_path_factory):
 
 
 @flow(validate_parameters=False)
-def look(opened, *, share=1.0, max_usd_per_hour=None):
-    """Look at the fleet of a plan once, where all machines of other families cost a share of what they did."""
+def look(opened, *, share=1.0, max_usd_per_hour=None, times_the_price=1.0):
+    """Look at the fleet of a plan once, where all machines of other families cost a share of what they did.
+
+    Args:
+        times_the_price: Of the plan, that the fleet costs; above 1 its machines are others than those of the plan.
+    """
     run, plan = opened
     run = replace(run, asked=run.asked.model_copy(update={"max_usd_per_hour": max_usd_per_hour}))
-    present = plan.report.provisioning, cluster_of(plan.report.provisioning)
+    cluster = cluster_of(plan.report.provisioning)
+    if times_the_price > 1.0:
+        nodes = [
+            replace(node, zone="us-east-1f", price_usd_per_hour=node.price_usd_per_hour * times_the_price)
+            for node in cluster.nodes
+        ]
+        cluster = replace(cluster, provider="aws", nodes=tuple(nodes))
+    present = plan.report.provisioning, cluster
     used = {group.offer.instance_type.family for group in present[0].launch_plan.groups}
     others = [
         each for each in PriceCatalogue().offers(region=REGION) if each.instance_type.family not in used
@@ -82,7 +94,7 @@ def look(opened, *, share=1.0, max_usd_per_hour=None):
     with growth_of(ExitStack(), run, plan, present, present) as found:
         found.look()
     found.look()
-    return found.wants_replan, run.directory.exists(STOP)
+    return found.grown or found.wants_replan, run.directory.exists(STOP)
 
 
 def test_at_prices_that_stay_the_fleet_stays(opened, caplog):
@@ -98,3 +110,29 @@ def test_where_other_machines_cost_half_the_training_stops_to_be_planned_again(o
 def test_a_plan_that_a_cap_refuses_is_found_out_while_the_fleet_trains(opened, caplog):
     assert look(opened, share=0.5, max_usd_per_hour=1e-3) == (False, False)
     assert "re-plan: the plan must stay within 0.001 USD per hour" in caplog.text
+
+
+def test_a_fleet_that_costs_more_than_the_one_in_its_place_moves_once_that_can_be_had(
+    opened, monkeypatch, caplog
+):
+    launched = []
+
+    @contextmanager
+    def planned_machines(workspace, cluster, bought, **others):
+        launched.append(bought.launch_plan)
+        if len(launched) == 1:
+            raise InsufficientCapacityError("none can be had")
+        yield "moved", bought
+
+    monkeypatch.setattr(fleet_module, "planned_machines", planned_machines)
+
+    assert look(opened, times_the_price=1.5) == (False, False)
+    assert "move: none can be had" in caplog.text
+    (moved, _), is_stopped = look(opened, times_the_price=1.5)
+    assert (moved, is_stopped) == ("moved", True)
+    assert [each.groups for each in launched] == [opened[1].report.provisioning.launch_plan.groups] * 2
+
+
+def test_a_fleet_of_another_zone_at_the_same_price_stays(opened, caplog):
+    assert look(opened, times_the_price=1.01) == (False, False)
+    assert ", move " in caplog.text

@@ -207,6 +207,49 @@ def test_a_price_that_falls_by_enough_pays_the_move():
     assert option(decision, Way.STAY).usd - decision.chosen.usd == pytest.approx(3.5967, abs=1e-4)
 
 
+def moved(usd_per_hour, *, share_left=0.5, share_beside=1.0, extra_usd_per_hour=0.0, **limits):
+    """Whether four machines that were bought in place of four at 1 USD an hour move to those."""
+    return decide_on_prices(
+        Rest.of(STEADY, share_left=share_left, **limits),
+        FLEET,
+        usd_per_hour=usd_per_hour,
+        extra_usd_per_hour=lambda stages: extra_usd_per_hour,
+        share_beside=share_beside,
+        planned=FLEET.launch_stages,
+    )
+
+
+def test_a_fleet_of_other_machines_moves_to_those_that_were_planned_where_both_at_once_are_paid_back():
+    decision = moved(8.0)
+
+    assert decision.chosen.way is Way.MOVE
+    assert option(decision, Way.STAY).usd == pytest.approx(8 * 3_630 / 3_600)
+    # 120 s beside the others, 10 s to go on, an hour, and the end of either.
+    assert decision.chosen.usd == pytest.approx(4 * (120 + 10 + 3_600 + 30) / 3_600 + 8 * 30 / 3_600)
+    assert decision.chosen.seconds == pytest.approx(3_610)
+    # What both are billed besides counts in the same way.
+    extra = moved(8.0, extra_usd_per_hour=2.0)
+    assert extra.chosen.usd - decision.chosen.usd == pytest.approx(2 * (120 + 3_610) / 3_600)
+    # Where one of the four is of another kind, only that one is paid twice.
+    one = moved(8.0, share_beside=0.25)
+    assert decision.chosen.usd - one.chosen.usd == pytest.approx(3 * 120 / 3_600)
+
+
+def test_a_fleet_of_other_machines_stays_where_the_rest_is_short_or_they_cost_no_more():
+    assert moved(4.0).chosen.way is Way.STAY
+    assert moved(8.0, share_left=0.01).chosen.way is Way.STAY
+    beyond = moved(8.0, usd_left=4.0)
+    assert beyond.chosen.way is Way.STAY
+    assert option(beyond, Way.MOVE).refusal.endswith("is late or beyond the cap")
+
+
+def test_machines_that_cannot_be_had_leave_the_fleet_as_it_is():
+    decision = moved(8.0).refusing(Way.MOVE, "none can be had")
+
+    assert decision.chosen.way is Way.STAY
+    assert decision.reason.endswith("move: none can be had")
+
+
 def test_a_saving_below_the_margin_is_left():
     decision = priced(0.97)
 

@@ -128,6 +128,24 @@ def test_a_decision_that_takes_long_holds_nothing_up_and_is_waited_for_at_the_en
     assert found.wants_replan
 
 
+def test_a_whole_fleet_of_other_machines_moves_once_those_that_were_planned_can_be_had(run, caplog):
+    tries = []
+
+    def launch(count):
+        tries.append(count)
+        if len(tries) < 2:
+            raise ProvisioningError("none can be had")
+        return "moved"
+
+    found = growth(run, Way.MOVE, Way.STAY, launch=launch, num_missing=0)
+    look(found)
+    assert (found.grown, run.exists(STOP)) == (None, False)
+    assert "move: none can be had" in caplog.text
+    look(found)
+
+    assert (found.grown, tries, run.exists(STOP)) == ("moved", [0, 0], True)
+
+
 def test_a_whole_fleet_has_nothing_to_look_for(run):
     found = growth(run, Way.GROW, num_missing=0)
     look(found)
