@@ -155,7 +155,6 @@ def worker_environments(
         NODE_ID_VARIABLE: node.node_id,
         GENERATION_VARIABLE: str(cluster.generation),
         SIGNS_VARIABLE: str(signs),
-        "OMP_NUM_THREADS": str(job.config.num_threads),
         "WORLD_SIZE": str(sum(other.num_workers for other in cluster.nodes)),
     }
     if keeper is not None:
