@@ -2,6 +2,45 @@ import subprocess
 import sys
 from pathlib import Path
 
+TELL_THREADS = """
+import multiprocessing, os, threading
+from heterps_core.training.node import worker_processes
+
+def tell(numbers):
+    import torch
+    torch.set_num_threads(3)
+    beside = threading.Thread(target=lambda: numbers.put(torch.get_num_threads()))
+    beside.start()
+    beside.join()
+    numbers.put(torch.get_num_threads())
+
+if __name__ == "__main__":
+    # Forked workers find OpenMP loaded.
+    worker_processes._IMPORTED_BEFORE = ("torch",)
+    worker_processes.prepare_to_fork()
+    context = multiprocessing.get_context("forkserver")
+    numbers = context.Queue()
+    context.Process(target=tell, args=(numbers,)).start()
+    print(numbers.get(timeout=50), numbers.get(timeout=50), os.environ["OMP_NUM_THREADS"])
+"""
+
+
+def test_of_a_worker_only_the_main_thread_takes_several_cores(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(TELL_THREADS)
+
+    told = subprocess.run(
+        [sys.executable, str(tmp_path / "run.py")],
+        env={"OMP_NUM_THREADS": "2", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    # What this process and its others take stays as it was.
+    assert told.stdout.split() == ["1", "3", "2"]
+
+
 RUN_ONE_WORKER = """
 import os, sys
 from pathlib import Path
