@@ -19,10 +19,10 @@ _IMPORTED_BEFORE = ("heterps_core.training.worker", "torch._dynamo")
 """The second is what the first optimizer of a process imports, for a second."""
 
 _THREADS_VARIABLE = "OMP_NUM_THREADS"
-"""1 for a loop on any thread but the main one, which the job tells its own number.
+"""1 for a compiled loop on any thread but the main one, for which torch sets the job's number.
 
-It is read where the library is loaded, so before workers are forked. By default each thread that logs steps, reads
-batches or writes checkpoints gets a helper on every other core, and that one spins for a while behind each loop.
+It is read where the library is loaded, so before workers are forked. By default the threads that log steps, exchange
+rows or write checkpoints get a helper on every other core, and that one spins for a while behind each loop.
 """
 
 _LONGEST_FOLDER = 60
