@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from flows.night.plan import NightPlan, OpenedRun, plan_night
 from heterps_core.cluster import Cluster
@@ -54,6 +55,8 @@ from tasks.running.replacement import (
     smaller,
 )
 from tasks.training import write_job
+
+_Launched = TypeVar("_Launched")
 
 PRICES_INTERVAL_S = 1_800.0
 """Between two looks at the prices of now: spot prices move by the hour."""
@@ -128,7 +131,10 @@ def fleet_after_loss(
         chosen = decision.chosen
         try:
             if chosen is not None and chosen.way is Way.REPLACE:
-                following = fleet.enter_context(_in_places_of(run, cluster, lost, bought)), bought
+                following = (
+                    fleet.enter_context(_launch_of(run, replaced_machines)(cluster, lost, bought)),
+                    bought,
+                )
             elif chosen is not None and chosen.way in (Way.SHRINK, Way.GROW):
                 following = _shrunk(run, plan, bought, cluster, lost)
             break
@@ -193,22 +199,13 @@ def growth_of(
     def launch(count: int) -> tuple[Cluster, Provisioning]:
         bought = at_prices_of_now(run, planned if missing else now)
         if not missing:
-            beside = planned_machines(
-                run.workspace,
-                cluster,
-                bought,
-                run_id=run.run_id,
-                run_directory=run.directory,
-                model=run.asked.sized_model,
-                caps=run.asked.caps,
-            )
-            return fleet.enter_context(beside)
+            return fleet.enter_context(_launch_of(run, planned_machines)(cluster, bought))
         left_out = [node.node_id for node in missing[count:]]
         grown = replace(whole, nodes=tuple(node for node in whole.nodes if node.node_id not in left_out))
         if left_out:
             bought = smaller(bought, whole, left_out)
         absent = MachinesLost(message="", node_ids=tuple(node.node_id for node in missing[:count]))
-        return fleet.enter_context(_in_places_of(run, grown, absent, bought)), bought
+        return fleet.enter_context(_launch_of(run, replaced_machines)(grown, absent, bought)), bought
 
     return Growth(
         run.directory, num_missing=len(missing), decide=decide, launch=launch, interval_s=interval_s
@@ -257,14 +254,13 @@ def _last_step(run: OpenedRun) -> int:
     return 0 if progress is None else progress.step
 
 
-def _in_places_of(
-    run: OpenedRun, cluster: Cluster, lost: MachinesLost, provisioning: Provisioning
-) -> AbstractContextManager[Cluster]:
-    return replaced_machines(
+def _launch_of(
+    run: OpenedRun, launch: Callable[..., AbstractContextManager[_Launched]]
+) -> Callable[..., AbstractContextManager[_Launched]]:
+    """Return a launch beside a fleet with what it needs of a run."""
+    return partial(
+        launch,
         run.workspace,
-        cluster,
-        lost,
-        provisioning,
         run_id=run.run_id,
         run_directory=run.directory,
         model=run.asked.sized_model,
