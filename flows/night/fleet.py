@@ -185,7 +185,7 @@ def growth_of(
 
     def decide(refused: Mapping[Way, str]) -> Decision:
         if not missing:
-            return _decided_on_prices(run, plan, now, cluster)
+            return _decided_on_prices(run, plan, now, cluster, refused)
         return decide_on_growth(
             _rest_of(run, plan, now, step=_last_step(run)),
             now=now,
@@ -212,7 +212,9 @@ def growth_of(
     )
 
 
-def _decided_on_prices(run: OpenedRun, plan: NightPlan, bought: Provisioning, cluster: Cluster) -> Decision:
+def _decided_on_prices(
+    run: OpenedRun, plan: NightPlan, bought: Provisioning, cluster: Cluster, refused: Mapping[Way, str]
+) -> Decision:
     """Decide whether a whole fleet moves to the machines that were planned, or to another plan, at the prices of now.
 
     Another plan is made while the fleet trains: where it cannot be, or is beyond a cap, the fleet stays.
@@ -227,6 +229,7 @@ def _decided_on_prices(run: OpenedRun, plan: NightPlan, bought: Provisioning, cl
             usd_per_hour=billed_usd_per_hour(cluster, offers),
             extra_usd_per_hour=partial(unplanned_usd_per_hour, provider=run.asked.provider, offers=offers),
             share_beside=share_beside(bought, cluster),
+            refused=refused,
         )
         decision = decided()
         if decision.chosen is not None and decision.chosen.way is Way.REPLAN:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import InfeasiblePlanError, ProvisioningError
@@ -48,6 +49,9 @@ class Way(StrEnum):
     """To the machines that were planned, where others were bought in place of them."""
 
     REPLAN = "re-plan"
+
+
+NOTHING_REFUSED: Mapping[Way, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,11 +121,6 @@ class Decision:
         """What was decided and why, in one line."""
         name = "nothing" if self.chosen is None else self.chosen.way
         return f"{name}, of {', '.join(map(str, self.options))}"
-
-    def refusing(self, way: Way, why: str) -> Decision:
-        """Return the decision where one way cannot be gone."""
-        left = tuple(option for option in self.options if option.way is not way)
-        return Decision(options=(*left, Option(way=way, refusal=why)))
 
 
 def decide(options: Sequence[Option], rest: Rest) -> Decision:
@@ -226,6 +225,7 @@ def decide_on_prices(
     usd_per_hour: float,
     extra_usd_per_hour: Callable[[Sequence[Stage]], float],
     share_beside: float = 0.0,
+    refused: Mapping[Way, str] = NOTHING_REFUSED,
     planned: tuple[Stage, ...] | None = None,
 ) -> Decision:
     """Decide whether a whole fleet stays, or goes where machines cost less at the prices of now.
@@ -240,6 +240,7 @@ def decide_on_prices(
         usd_per_hour: Of its machines now, with all else that they are billed.
         extra_usd_per_hour: Returns what the machines of a plan are billed beyond what the planner counts.
         share_beside: Of the plan's price, of machines that others were bought in place of.
+        refused: As in `decide_on_loss`.
         planned: The other plan; None for the cheapest one for the rest.
     """
     stages = bought.launch_stages
@@ -270,7 +271,9 @@ def decide_on_prices(
         return option
 
     options = [_with_purchase(rest, bought, Way.STAY, 0.0, usd_per_hour, bought)]
-    if share_beside:
+    if Way.MOVE in refused:
+        options.append(Option(way=Way.MOVE, refusal=refused[Way.MOVE]))
+    elif share_beside:
         options.append(billed(launched(Way.MOVE, stages, RESUME_SECONDS)))
     if planned is None:
         other = with_plan(rest, stages)

@@ -86,28 +86,28 @@ class Growth:
             return
         if self._deciding is None:
             if time.monotonic() >= self._next_look_s:
-                # Lines of a run are told by its context.
-                self._deciding = self._thread.submit(copy_context().run, self._decide, {})
+                self._begin_to_decide({})
             return
         decision, self._deciding = self._deciding.result(), None
         count = self._num_missing
-        while count and _way_of(decision) is Way.GROW and self.grown is None:
+        way = _way_of(decision)
+        while self.grown is None and (way is Way.MOVE or (way is Way.GROW and count)):
             try:
                 self.grown = self._launch(count)
             except (ProvisioningError, BudgetExceededError) as problem:
                 count //= 2
                 if not count:
-                    decision = self._decide({Way.GROW: str(problem)})
-        if _way_of(decision) is Way.MOVE:
-            try:
-                self.grown = self._launch(0)
-            except (ProvisioningError, BudgetExceededError) as problem:
-                decision = decision.refusing(Way.MOVE, str(problem))
-        self.wants_replan = _way_of(decision) is Way.REPLAN
+                    self._begin_to_decide({way: str(problem)})
+                    return
+        self.wants_replan = way is Way.REPLAN
         log_step("growth" if self._num_missing else "prices", decision.reason)
         if (self.grown is not None or self.wants_replan) and self._run.stop_reason() is None:
             self._run.request_stop(STOP_REASON)
         self._next_look_s = time.monotonic() + self._interval_s
+
+    def _begin_to_decide(self, refused: Mapping[Way, str]) -> None:
+        # Lines of a run are told by its context.
+        self._deciding = self._thread.submit(copy_context().run, self._decide, refused)
 
     def is_end_asked_for(self) -> bool:
         """Return whether the run is to end, as far as its mark of a stop says, which a later one overwrites."""

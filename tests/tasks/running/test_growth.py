@@ -30,10 +30,11 @@ def growth(run, *ways, launch=lambda count: "grown", num_missing=1, interval_s=0
 
 
 def look(found):
-    """Begin a look and take its answer, where it is time to."""
+    """Begin a look, where it is time to, and take its answer: another one where machines could not be had."""
     found.look()
-    wait_for(lambda: not found.is_deciding, what="a decision", timeout_s=10)
-    found.look()
+    while found._deciding is not None:
+        wait_for(lambda: not found.is_deciding, what="a decision", timeout_s=10)
+        found.look()
 
 
 def test_machines_that_are_up_ask_the_training_to_stop_at_a_step(run):
@@ -144,6 +145,16 @@ def test_a_whole_fleet_of_other_machines_moves_once_those_that_were_planned_can_
     look(found)
 
     assert (found.grown, tries, run.exists(STOP)) == ("moved", [0, 0], True)
+
+
+def test_where_planned_machines_cannot_be_had_another_plan_is_decided_on_anew(run):
+    def launch(count):
+        raise ProvisioningError("none can be had")
+
+    found = growth(run, Way.MOVE, Way.REPLAN, Way.STAY, launch=launch, num_missing=0)
+    look(found)
+
+    assert (found.grown, found.wants_replan) == (None, True)
 
 
 def test_a_whole_fleet_has_nothing_to_look_for(run):
