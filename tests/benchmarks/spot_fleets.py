@@ -56,7 +56,7 @@ from tasks.running.replacement import smaller
 from tests.benchmarks.planner import figure, show
 from tests.benchmarks.spot_nights import INTERRUPTIONS_PER_HOUR
 from tests.paths import PROJECT
-from tests.tasks.builders import SPOT_PROBLEM_TYPES, bought, cluster_of, make_spot_problem
+from tests.tasks.builders import SPOT_PROBLEM_TYPES, bought, cluster_of, look_and_decide, make_spot_problem
 
 TRACES = PROJECT.parent / "shared" / "data" / "spot_traces"
 MOST_ON_SPOT = 16
@@ -237,8 +237,7 @@ def as_decided(run: Run, folder: RunDirectory) -> None:
             launch=lambda count: launched(run, count),
         )
         with growth:
-            growth.look()
-        growth.look()
+            look_and_decide(growth)
         next_look = run.now + SPOT_RETRY_S
         if growth.grown is not None:
             ready = run.now + STARTUP_SECONDS

@@ -22,8 +22,7 @@ from infra.workspace import HOME_VARIABLE, RUN_STORE_VARIABLE, Workspace
 from tasks import prices as prices_module
 from tasks.prices import price_folder, refresh_prices_of
 from tests.moto_server import REGION
-from tests.tasks.builders import cluster_of
-from tests.waiting import wait_for
+from tests.tasks.builders import cluster_of, look_and_decide
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
@@ -93,10 +92,7 @@ def look(opened, *, share=1.0, max_usd_per_hour=None, times_the_price=1.0):
     write_refreshed(price_folder(run.workspace), cheap, at=now)
     run.directory.delete_file(STOP)
     with growth_of(ExitStack(), run, plan, present, present) as found:
-        found.look()
-        while found._deciding is not None:
-            wait_for(lambda: not found.is_deciding, what="a decision", timeout_s=60)
-            found.look()
+        look_and_decide(found)
     return found.grown or found.wants_replan, run.directory.exists(STOP)
 
 

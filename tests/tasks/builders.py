@@ -1,5 +1,6 @@
 """A small planning problem whose figures can be checked by hand, and a search result over it."""
 
+from concurrent.futures import wait
 from dataclasses import replace
 
 from heterps_core.cluster import Cluster
@@ -138,6 +139,14 @@ def cluster_of(provisioning):
     return Cluster(
         run_id="r1", provider="local", nodes=nodes, rendezvous="127.0.0.1:1", created_at="2026-11-23T00:00:00"
     )
+
+
+def look_and_decide(growth):
+    """Begin a look, where it is time to, and take its answer: another one where machines could not be had."""
+    growth.look()
+    while growth._deciding is not None:
+        wait([growth._deciding], timeout=60)
+        growth.look()
 
 
 def make_result(problem, *, scheduler="exact", stages=None, cost_lower_bound_usd=None):

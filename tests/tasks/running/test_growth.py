@@ -10,7 +10,7 @@ from heterps_core.training.storage.run_directory import STOP, RunDirectory
 from tasks.running.fleet_decision import Decision, Option, Way
 from tasks.running.growth import Growth, with_missing
 from tests.heterps_core.test_cluster import cluster, node
-from tests.waiting import wait_for
+from tests.tasks.builders import look_and_decide
 
 
 @pytest.fixture
@@ -29,17 +29,9 @@ def growth(run, *ways, launch=lambda count: "grown", num_missing=1, interval_s=0
     return Growth(run, num_missing=num_missing, decide=decide(*ways), launch=launch, interval_s=interval_s)
 
 
-def look(found):
-    """Begin a look, where it is time to, and take its answer: another one where machines could not be had."""
-    found.look()
-    while found._deciding is not None:
-        wait_for(lambda: not found.is_deciding, what="a decision", timeout_s=10)
-        found.look()
-
-
 def test_machines_that_are_up_ask_the_training_to_stop_at_a_step(run):
     found = growth(run, Way.GROW, Way.STAY)
-    look(found)
+    look_and_decide(found)
 
     assert found.grown == "grown"
     assert run.exists(STOP)
@@ -47,7 +39,7 @@ def test_machines_that_are_up_ask_the_training_to_stop_at_a_step(run):
 
 def test_a_fleet_that_had_better_stay_is_left_alone(run):
     found = growth(run, Way.STAY, Way.GROW)
-    look(found)
+    look_and_decide(found)
 
     assert (found.grown, found.wants_replan, run.exists(STOP)) == (None, False, False)
 
@@ -63,7 +55,7 @@ def test_capacity_that_returns_is_taken_at_a_later_look(run):
 
     found = growth(run, Way.GROW, Way.STAY, launch=launch)
     for _ in range(5):
-        look(found)
+        look_and_decide(found)
 
     assert (found.grown, len(tries)) == ("grown", 3)
 
@@ -78,7 +70,7 @@ def test_where_all_cannot_be_had_as_many_are_taken_as_halving_finds(run):
         return count
 
     found = growth(run, Way.GROW, Way.STAY, launch=launch, num_missing=5)
-    look(found)
+    look_and_decide(found)
 
     assert (found.grown, tries) == (2, [5, 2])
 
@@ -92,7 +84,7 @@ def test_between_two_looks_nothing_is_asked(run):
 
     found = growth(run, Way.GROW, Way.STAY, launch=launch, interval_s=math.inf)
     for _ in range(5):
-        look(found)
+        look_and_decide(found)
 
     assert len(tries) == 1
 
@@ -102,7 +94,7 @@ def test_where_growing_fails_and_staying_is_no_way_the_training_stops_to_be_plan
         raise ProvisioningError("none can be had")
 
     found = growth(run, Way.GROW, Way.REPLAN, Way.STAY, launch=launch)
-    look(found)
+    look_and_decide(found)
 
     assert found.wants_replan
     assert run.exists(STOP)
@@ -139,10 +131,10 @@ def test_a_whole_fleet_of_other_machines_moves_once_those_that_were_planned_can_
         return "moved"
 
     found = growth(run, Way.MOVE, Way.STAY, launch=launch, num_missing=0)
-    look(found)
+    look_and_decide(found)
     assert (found.grown, run.exists(STOP)) == (None, False)
     assert "move: none can be had" in caplog.text
-    look(found)
+    look_and_decide(found)
 
     assert (found.grown, tries, run.exists(STOP)) == ("moved", [0, 0], True)
 
@@ -152,25 +144,25 @@ def test_where_planned_machines_cannot_be_had_another_plan_is_decided_on_anew(ru
         raise ProvisioningError("none can be had")
 
     found = growth(run, Way.MOVE, Way.REPLAN, Way.STAY, launch=launch, num_missing=0)
-    look(found)
+    look_and_decide(found)
 
     assert (found.grown, found.wants_replan) == (None, True)
 
 
 def test_a_whole_fleet_has_nothing_to_look_for(run):
     found = growth(run, Way.GROW, num_missing=0)
-    look(found)
+    look_and_decide(found)
 
     assert found.grown is None
 
 
 def test_a_whole_fleet_whose_plan_costs_too_much_now_stops_to_be_planned_again_after_an_interval(run):
     waiting = growth(run, Way.REPLAN, Way.STAY, num_missing=0, interval_s=1_800.0)
-    look(waiting)
+    look_and_decide(waiting)
     assert (waiting.wants_replan, run.exists(STOP)) == (False, False)
 
     due = growth(run, Way.REPLAN, Way.STAY, num_missing=0)
-    look(due)
+    look_and_decide(due)
     assert (due.wants_replan, run.exists(STOP)) == (True, True)
 
 
@@ -193,7 +185,7 @@ def test_a_run_that_is_asked_to_end_does_not_go_on_because_it_grew(run, is_asked
         return "grown"
 
     found = growth(run, Way.GROW, Way.STAY, launch=launch)
-    look(found)
+    look_and_decide(found)
     if not is_asked_before:
         assert not found.is_end_asked_for()
         run.request_stop()
