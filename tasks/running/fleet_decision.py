@@ -244,46 +244,55 @@ def decide_on_prices(
         planned: The other plan; None for the cheapest one for the rest.
     """
     stages = bought.launch_stages
+    stay = _with_purchase(rest, bought, Way.STAY, 0.0, usd_per_hour, bought)
+    options = [stay]
 
-    def launched(way: Way, stages_: tuple[Stage, ...], start_seconds: float) -> Option:
-        evaluation = evaluate(rest.problem, stages_)
-        option = with_fleet(
-            rest,
-            stages_,
-            way=way,
-            start_seconds=start_seconds,
-            price_usd_per_hour=evaluation.price_usd_per_hour,
-            interruptions_per_hour=evaluation.interruptions_per_hour,
-            present=stages,
-        )
-        return replace(option, stages=stages_)
-
-    def billed(option: Option) -> Option:
+    def billed(option: Option, both_usd: float = 0.0) -> Option:
         if option.refusal:
             return option
         extra_usd = option.seconds * extra_usd_per_hour(option.stages) + TEARDOWN_SECONDS * usd_per_hour
+        option = replace(option, usd=option.usd + extra_usd / SECONDS_PER_HOUR + both_usd)
+        is_late = option.seconds > rest.seconds_left
+        is_beyond = option.usd > rest.usd_left
         if option.way is Way.MOVE:
-            price = evaluate(rest.problem, stages).price_usd_per_hour + extra_usd_per_hour(stages)
-            extra_usd += STARTUP_SECONDS * price * share_beside
-        option = replace(option, usd=option.usd + extra_usd / SECONDS_PER_HOUR)
-        if option.seconds > rest.seconds_left or option.usd > rest.usd_left:
+            # At the speed of now, so where staying is no better it is cheaper, too.
+            is_late &= stay.seconds <= rest.seconds_left
+            is_beyond &= stay.usd <= rest.usd_left
+        if is_late or is_beyond:
             option = replace(option, refusal=f"{option} is late or beyond the cap")
         return option
 
-    options = [_with_purchase(rest, bought, Way.STAY, 0.0, usd_per_hour, bought)]
     if Way.MOVE in refused:
         options.append(Option(way=Way.MOVE, refusal=refused[Way.MOVE]))
     elif share_beside:
-        options.append(billed(launched(Way.MOVE, stages, RESUME_SECONDS)))
+        price = evaluate(rest.problem, stages).price_usd_per_hour + extra_usd_per_hour(stages)
+        both_usd = STARTUP_SECONDS / SECONDS_PER_HOUR * price * share_beside
+        options.append(billed(_launched(rest, Way.MOVE, stages, RESUME_SECONDS, stages), both_usd))
     if planned is None:
         other = with_plan(rest, stages)
     else:
-        other = launched(Way.REPLAN, planned, PLANNING_SECONDS + STARTUP_SECONDS)
+        other = _launched(rest, Way.REPLAN, planned, PLANNING_SECONDS + STARTUP_SECONDS, stages)
     if other.stages == stages:
         other = Option(way=Way.REPLAN, refusal="the plan that trains is the cheapest one")
     options.append(billed(other))
     # Without limits: a fleet that is late or too expensive does not move to one that costs more.
     return decide(options, Rest(problem=rest.problem))
+
+
+def _launched(
+    rest: Rest, way: Way, stages: tuple[Stage, ...], start_seconds: float, present: Sequence[Stage]
+) -> Option:
+    evaluation = evaluate(rest.problem, stages)
+    option = with_fleet(
+        rest,
+        stages,
+        way=way,
+        start_seconds=start_seconds,
+        price_usd_per_hour=evaluation.price_usd_per_hour,
+        interruptions_per_hour=evaluation.interruptions_per_hour,
+        present=present,
+    )
+    return replace(option, stages=stages)
 
 
 def seconds_to_grow(rest: Rest, present: Provisioning, grown: Provisioning) -> float:

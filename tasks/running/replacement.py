@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 from heterps_core.cluster import Cluster, Node
@@ -121,7 +121,6 @@ def planned_machines(
         yield replace(cluster, nodes=tuple(nodes[name] for name in names)).next_generation(), bought
 
 
-@contextmanager
 def _launched_beside(
     workspace: Workspace,
     provider_name: str,
@@ -133,14 +132,14 @@ def _launched_beside(
     model: str,
     caps: Caps,
     predicted_cost_usd: float,
-) -> Iterator[Cluster]:
+) -> AbstractContextManager[Cluster]:
     """Launch the first of some purchases that can be had beside machines that live; see `first_running_cluster`."""
     provider = provider_of(workspace, provider_name)
     ledger = Ledger(workspace.ledger_path)
     if caps.max_usd_per_hour is not None:
         kept_usd_per_hour = sum(node.price_usd_per_hour + node.disk_usd_per_hour for node in kept)
         caps = replace(caps, max_usd_per_hour=max(caps.max_usd_per_hour - kept_usd_per_hour, 0.0))
-    with first_running_cluster(
+    return first_running_cluster(
         provider,
         plans,
         new_launch_id=lambda: next_launch_id(ledger, run_id),
@@ -149,8 +148,7 @@ def _launched_beside(
         caps=caps,
         predicted_cost_usd=predicted_cost_usd,
         spent=lambda: spent_before_launch(provider, ledger, run_id),
-    ) as launched:
-        yield launched
+    )
 
 
 def smaller(provisioning: Provisioning, cluster: Cluster, lost_ids: Collection[str]) -> Provisioning:

@@ -239,9 +239,16 @@ def test_a_fleet_of_other_machines_moves_to_those_that_were_planned_where_both_a
 def test_a_fleet_of_other_machines_stays_where_the_rest_is_short_or_they_cost_no_more():
     assert moved(4.0).chosen.way is Way.STAY
     assert moved(8.0, share_left=0.01).chosen.way is Way.STAY
-    beyond = moved(8.0, usd_left=4.0)
-    assert beyond.chosen.way is Way.STAY
-    assert option(beyond, Way.MOVE).refusal.endswith("is late or beyond the cap")
+    late = moved(8.0, seconds_left=3_605)
+    assert late.chosen.way is Way.STAY
+    assert option(late, Way.MOVE).refusal.endswith("is late or beyond the cap")
+    rising = moved(4.0, usd_left=4.1)
+    assert option(rising, Way.MOVE).refusal.endswith("is late or beyond the cap")
+
+
+def test_a_fleet_of_other_machines_that_is_late_or_beyond_its_cap_moves_to_cheaper_ones():
+    assert moved(8.0, seconds_left=3_000).chosen.way is Way.MOVE
+    assert moved(8.0, usd_left=4.0).chosen.way is Way.MOVE
 
 
 def test_machines_that_cannot_be_had_leave_the_fleet_as_it_is():
