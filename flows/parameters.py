@@ -286,7 +286,8 @@ class TrainParameters(PlannedParameters, TrainedParameters):
     champion's."""
 
     max_cost_ratio: Positive = GATES.max_cost_ratio
-    """Promote only if a million samples cost at most this many times the champion's, or the gain in AUC is proven."""
+    """Promote only if a million samples cost, by plan, at most this many times the champion's, or the gain in AUC is
+    proven."""
 
     min_positives: Annotated[int, of_unit("clicks", ge=2)] = GATES.min_positives
     """Decide only on rows with so many clicks and so many rows without one."""

@@ -53,6 +53,7 @@ def promote_if_better(
     day: str | None,
     dataset: PreparedDataset,
     usd_per_million_samples: float | None,
+    planned_usd_per_million_samples: float | None,
     gates: PromotionGates,
     baseline: Baseline | str | None,
     judgement: HeldOutJudgement | None = None,
@@ -69,7 +70,8 @@ def promote_if_better(
 
     Args:
         day: That it was trained on; None where the data has no days.
-        usd_per_million_samples: What its training cost; None where that is not known.
+        usd_per_million_samples: What its training was billed; None where that is not known.
+        planned_usd_per_million_samples: By its plan, which is compared with the champion's.
         baseline: On a sample of the same rows, or why there is none; None where none was asked for.
         judgement: What the workers that trained the model found, beside version `judged_beside`; where the champion
             is another one, both models predict here.
@@ -94,6 +96,7 @@ def promote_if_better(
         folder=verified_folder(workspace, registered),
         champion=champion,
         usd_per_million_samples=usd_per_million_samples,
+        planned_usd_per_million_samples=planned_usd_per_million_samples,
         gates=gates,
         baseline=baseline,
         judgement=judgement,
@@ -113,6 +116,7 @@ def judge_challenger(
     folder: Path,
     champion: Champion | None,
     usd_per_million_samples: float | None,
+    planned_usd_per_million_samples: float | None,
     gates: PromotionGates,
     baseline: Baseline | str | None,
     judgement: HeldOutJudgement | None = None,
@@ -172,7 +176,7 @@ def judge_challenger(
     ]
     if not all(verdict.is_met for verdict in verdicts):
         return case.decision(verdicts)
-    challenger = _figures(judgement.quality, usd_per_million_samples)
+    challenger = _figures(judgement.quality, usd_per_million_samples, planned_usd_per_million_samples)
 
     if opponent is not None and judgement.other_not_finite:
         logger.warning("the champion, version %s, predicts what is not finite", opponent.version)
@@ -188,8 +192,12 @@ def judge_challenger(
             verdicts.append(gate_against_baseline(against_baseline, confidence=confidence))
         return case.decision(verdicts, challenger=challenger, log_loss_difference=above_mean_rate)
     kept = decision_of(find_version(workspace, opponent.version))
-    champion_usd = kept.challenger.usd_per_million_samples if kept and kept.challenger else None
-    champion_figures = _figures(judgement.other, champion_usd)
+    before = kept.challenger if kept else None
+    champion_figures = _figures(
+        judgement.other,
+        before.usd_per_million_samples if before else None,
+        before.planned_usd_per_million_samples if before else None,
+    )
     assert judgement.auc_difference is not None
     assert judgement.log_loss_difference is not None
     comparison = PairedComparison(
@@ -235,7 +243,11 @@ def judge_here(dataset: PreparedDataset, folder: Path, champion: Champion | None
         raise _OtherColumnsError(str(error)) from error
 
 
-def _figures(quality: ModelQuality | None, usd_per_million_samples: float | None) -> ModelFigures:
+def _figures(
+    quality: ModelQuality | None,
+    usd_per_million_samples: float | None,
+    planned_usd_per_million_samples: float | None,
+) -> ModelFigures:
     """Return a model's figures on rows with clicks and others."""
     assert quality is not None
     assert quality.auc is not None
@@ -245,6 +257,7 @@ def _figures(quality: ModelQuality | None, usd_per_million_samples: float | None
         log_loss=quality.log_loss,
         calibration_ratio=quality.calibration_ratio,
         usd_per_million_samples=usd_per_million_samples,
+        planned_usd_per_million_samples=planned_usd_per_million_samples,
     )
 
 

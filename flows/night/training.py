@@ -193,6 +193,7 @@ def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecisio
         day=run.asked.day,
         dataset=run.dataset,
         usd_per_million_samples=report.billed_usd_per_million_samples,
+        planned_usd_per_million_samples=report.chosen.plan.usd_per_million_samples,
         gates=run.asked.gates,
         baseline=report.baseline,
         judgement=report.training.judgement,

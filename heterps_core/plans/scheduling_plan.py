@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from heterps_core.errors import ConfigurationError
 from heterps_core.field_rules import Positive, Text
 from heterps_core.json_codec import JsonDocument, JsonForm
+from heterps_core.units import SAMPLES_PER_MILLION, SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,13 @@ class SchedulingPlan(JsonDocument):
 
     def __post_init__(self) -> None:
         check_stages_cover_chain(self.stages)
+
+    @property
+    def usd_per_million_samples(self) -> float:
+        """Of its machines while they train, without start-up and what else a run is charged."""
+        return (
+            self.price_usd_per_hour / SECONDS_PER_HOUR / self.throughput_samples_per_s * SAMPLES_PER_MILLION
+        )
 
 
 def check_stages_cover_chain(stages: Sequence[Stage], num_layers: int | None = None) -> None:

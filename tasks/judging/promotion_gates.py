@@ -47,9 +47,9 @@ class PromotionGates:
     probabilities, and AUC does not see whether all of them are too high."""
 
     max_cost_ratio: float = 1.5
-    """Cost over the champion's above which a challenger must have a proven gain: an AUC interval above 0. So prices
-    that have risen for good do not keep an old champion for ever, and an expensive night does not replace a cheap
-    equal."""
+    """Planned cost over the champion's above which a challenger must have a proven gain: an AUC interval above 0. So
+    prices that have risen for good do not keep an old champion for ever, and an expensive model does not replace a
+    cheap equal."""
 
     min_positives: int = 30
     """Clicks, and rows without a click, below which nothing is decided: the intervals are normal approximations."""
@@ -101,7 +101,10 @@ class ModelFigures:
     log_loss: float
     calibration_ratio: float
     usd_per_million_samples: float | None
-    """None where it is not known."""
+    """Billed; None where it is not known."""
+
+    planned_usd_per_million_samples: float | None = None
+    """By the plan of its run; None in decisions that were written before it was kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,13 +242,10 @@ def gate_of_rows(gates: PromotionGates, *, num_rows: int, num_clicks: int) -> Ga
 def _cost_gate(
     gates: PromotionGates, *, challenger: ModelFigures, champion: ModelFigures, has_gain: bool
 ) -> GateVerdict:
-    ratio = cost_ratio(challenger, champion)
+    ours, theirs, kind = compared_costs(challenger, champion)
+    ratio = cost_ratio(ours, theirs)
     is_cheap = ratio is not None and ratio <= gates.max_cost_ratio
-    remark = (
-        "a cost is not known"
-        if ratio is None
-        else f"{challenger.usd_per_million_samples:.4f} USD per million"
-    )
+    remark = "a cost is not known" if ours is None or theirs is None else f"{kind} {ours:.4g} USD per million"
     if not is_cheap and has_gain:
         remark += "; the gain in AUC is proven, which may cost more"
     return GateVerdict(
@@ -258,9 +258,23 @@ def _cost_gate(
     )
 
 
-def cost_ratio(challenger: ModelFigures, champion: ModelFigures) -> float | None:
-    """Return the challenger's cost of a million samples over the champion's; None where one is not known."""
-    ours, theirs = challenger.usd_per_million_samples, champion.usd_per_million_samples
+def compared_costs(
+    challenger: ModelFigures, champion: ModelFigures
+) -> tuple[float | None, float | None, str]:
+    """Return the costs of a million samples that are compared, the challenger's first, and their kind.
+
+    Planned costs are those of the machines that each model asks for. A bill holds besides how busy the machine of a
+    dry run was, or how often spot machines were lost: the same model trained again was billed 1.87 times as much.
+    Bills are compared only where a plan's cost is not known of both.
+    """
+    ours, theirs = challenger.planned_usd_per_million_samples, champion.planned_usd_per_million_samples
+    if ours is not None and theirs is not None:
+        return ours, theirs, "planned"
+    return challenger.usd_per_million_samples, champion.usd_per_million_samples, "billed"
+
+
+def cost_ratio(ours: float | None, theirs: float | None) -> float | None:
+    """Return one cost over another; None where one is not known, or only the other is nothing."""
     if ours is None or theirs is None:
         return None
     if theirs == 0.0:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal
 from heterps_core.device_types import get_device_type
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.units import SAMPLES_PER_MILLION, SECONDS_PER_HOUR
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import CHOSEN_TAG, KIND_SEARCH, KIND_TAG, PARENT_TAG, RUN_ID_TAG
 from tasks.records.mlflow_store import client_of
@@ -109,12 +108,11 @@ def record_search(
 def plan_metrics(result: SearchResult) -> dict[str, float]:
     """Return what a plan promises and what finding it took, under the stable names."""
     plan = result.plan
-    usd_per_second = plan.price_usd_per_hour / SECONDS_PER_HOUR
     return {
         "predicted/throughput_samples_per_s": plan.throughput_samples_per_s,
         "predicted/price_usd_per_hour": plan.price_usd_per_hour,
         "predicted/cost_usd": plan.cost_usd,
-        "cost/usd_per_million_samples": usd_per_second / plan.throughput_samples_per_s * SAMPLES_PER_MILLION,
+        "cost/usd_per_million_samples": plan.usd_per_million_samples,
         "search/optimality_gap": plan.optimality_gap,
         "search/cost_lower_bound_usd": plan.cost_lower_bound_usd,
         "search/num_evaluations": float(plan.num_evaluations),

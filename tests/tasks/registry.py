@@ -110,6 +110,7 @@ class Models:
             "folder": self.folder_of(version),
             "champion": champion_of(self.workspace),
             "usd_per_million_samples": usd,
+            "planned_usd_per_million_samples": None,
             "gates": gates or PromotionGates(),
             "baseline": baseline_of(self.dataset, np.zeros(self.dataset.num_eval_rows)),
             **changes,

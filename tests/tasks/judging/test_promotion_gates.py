@@ -28,9 +28,13 @@ def around(value, half_width=0.0005):
     return Estimate(value=value, low=value - half_width, high=value + half_width)
 
 
-def figures(*, calibration_ratio=1.0, usd=1.0):
+def figures(*, calibration_ratio=1.0, usd=1.0, planned_usd=None):
     return ModelFigures(
-        auc=0.75, log_loss=0.45, calibration_ratio=calibration_ratio, usd_per_million_samples=usd
+        auc=0.75,
+        log_loss=0.45,
+        calibration_ratio=calibration_ratio,
+        usd_per_million_samples=usd,
+        planned_usd_per_million_samples=planned_usd,
     )
 
 
@@ -128,6 +132,25 @@ def test_calibration_counts_beside_that_of_the_champion(challenger, champion, ex
 )
 def test_what_costs_more_must_have_a_proven_gain(usd, champion_usd, auc, expected):
     assert missed(auc=auc, challenger=figures(usd=usd), champion=figures(usd=champion_usd)) == expected
+
+
+@pytest.mark.parametrize(
+    ("planned", "champion_planned", "expected"),
+    [
+        (1.0, 1.0, []),
+        (1.6, 1.0, ["cost over the champion's"]),
+        (1.0, None, ["cost over the champion's"]),  # Of a champion from before plans were kept: by the bills.
+    ],
+)
+def test_a_busy_machine_that_doubles_the_bill_does_not_count_where_plans_are_known(
+    planned, champion_planned, expected
+):
+    challenger, champion = (
+        figures(usd=1.87, planned_usd=planned),
+        figures(usd=1.0, planned_usd=champion_planned),
+    )
+
+    assert missed(challenger=challenger, champion=champion) == expected
 
 
 @pytest.mark.parametrize(("difference", "is_met"), [(-0.0006, True), (-0.0004, False)])
