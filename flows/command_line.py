@@ -10,13 +10,13 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic_core import PydanticUndefined
 
 from flows import INTERRUPTED
 from flows.commands import OneLineParser
-from flows.parameter_model import FlowParameters
+from flows.parameter_model import REMOVED, FlowParameters
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
 from heterps_core.json_file import read_json
 from heterps_core.toml_file import PARAMETERS_TABLE, SCHEMA_TABLE, SUFFIX, read_toml
@@ -168,6 +168,21 @@ def add_options(parser: argparse.ArgumentParser, model: type[FlowParameters]) ->
         if kind == "object":
             options["type"] = _json
         parser.add_argument(f"--{name.replace('_', '-')}", **options)
+    for name in REMOVED:
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            action=_Removed,
+            nargs="*",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+
+
+class _Removed(argparse.Action):
+    """Refuses an option of an earlier version, and says what stands in its place."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        parser.error(f"{self.option_strings[0]} was removed: {REMOVED[self.dest]}; leave it out")
 
 
 def read_parameters(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
+from flows.parameter_model import REMOVED
 from flows.parameters import (
     BackfillParameters,
     CompareParameters,
@@ -103,6 +104,7 @@ def resumed_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:
         UnknownNameError, ConfigurationError: There is no such run, or its saved parameters cannot be used.
     """
     saved = saved_parameters(workspace, run_id)
+    saved = {name: value for name, value in saved.items() if name not in REMOVED}
     return dict(TrainedParameters.of(saved, place=f" in the saved parameters of run {run_id}"))
 
 

@@ -32,6 +32,11 @@ BOUNDS = {
     "minItems": "length at least",
 }
 
+REMOVED = {
+    "redo_log": "checkpoints, as often as the market's losses make worth it, are what a run goes on from",
+}
+"""Parameters of earlier versions, and what stands in their place."""
+
 Result = TypeVar("Result")
 
 
@@ -72,9 +77,11 @@ class FlowParameters(BaseModel):
 
         Raises:
             UnknownNameError: There is no such parameter, or a name is in no registry.
-            ConfigurationError: A value has another type, or is out of its range.
+            ConfigurationError: A value has another type, or is out of its range, or the parameter was removed.
         """
         for name in values:
+            if name in REMOVED:
+                raise ConfigurationError(f"{name}{place} was removed: {REMOVED[name]}; leave it out")
             if name not in cls.model_fields:
                 raise UnknownNameError(f"parameter{place}", name, cls.model_fields)
         try:

@@ -179,10 +179,6 @@ class TrainedParameters(ModelParameters):
     """Folders of a worker for those other rows, one on each disk, each used by its speed. Empty for the run's own
     folder, or with a bucket for the one that TMPDIR names."""
 
-    redo_log: bool = ENGINE["redo_log"]
-    """Keep what each step changes in the memory of two machines, so that the loss of one costs at most a step and not
-    all steps since the last checkpoint. For rows in memory; takes memory and processor time of all machines."""
-
     num_threads: Annotated[int, of_unit("threads", ge=1)] = ENGINE["num_threads"]
     """CPU threads of a worker. Plans assume one for workers on a CPU; more are for dry runs and for GPU workers."""
 

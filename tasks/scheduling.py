@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import InfeasiblePlanError
-from heterps_core.hardware import DeviceKind, InstanceOffer
+from heterps_core.hardware import InstanceOffer
 from heterps_core.models.model_graph import reserved_bytes
 from heterps_core.planning.explain.explanation import PlanExplanation, default_detail, explain_plan
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
@@ -34,7 +34,6 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.machine import num_cores
 from heterps_core.profiling.profile_cache import worker_costs_of
 from heterps_core.training.job import DELAYED, TrainingConfig, TrainingJob, default_update_mode
-from heterps_core.training.memory_need import redo_log_bytes
 from tasks.planning.deadline import Deadline
 from tasks.planning.extra_costs import job_extra_costs, pause_share
 from tasks.planning.planning_time import PlanningTime
@@ -69,15 +68,13 @@ def make_problem(
     profiling_usd: float = 0.0,
     update_mode: str | None = None,
     wire_dtype: str = "float32",
-    redo_log: bool = False,
     planning_time: PlanningTime | None = None,
 ) -> SchedulingProblem:
     """Put profiles, offers, the job, the floor and what else is charged together.
 
     The step is the trainer's with delayed updates, else the papers'; without an update mode by the number of steps.
     Where prices differ between zones, the problem is that of the zone with the cheapest plan. Their proofs share the
-    planning time with one more, that of the plan itself. Tables may lie on disks where some unit cannot hold them,
-    but not with redo logs; for these each core is left memory for changes of the whole model.
+    planning time with one more, that of the plan itself. Tables may lie on disks where some unit cannot hold them.
 
     Raises:
         ProvisioningError: A device type is sold in no zone.
@@ -90,7 +87,6 @@ def make_problem(
     extra_costs = job_extra_costs(
         profiled.planned_graph, leave_out=leave_out_costs, profiling_usd=profiling_usd
     )
-    log_bytes = redo_log_bytes(profiled.planned_graph.layers) if redo_log else 0
     problems = []
     for zone in zones_of(offers):
         in_zone = offers_in_zone(offers, zone)
@@ -112,8 +108,7 @@ def make_problem(
                     profiled.planned_graph,
                     batch_size=job.batch_size,
                     num_samples=job.num_samples,
-                )
-                + log_bytes * (get_device_type(name).kind is DeviceKind.CPU),
+                ),
             )
             for name in device_types
             if name in prices
@@ -131,8 +126,8 @@ def make_problem(
             pause_share=pause_share(job.evaluated_share / num_epochs),
             wire_dtype=wire_dtype,
         )
-        # Tables with dynamic ids are in memory, and so are those whose changes are logged.
-        is_in_memory = redo_log or profiled.planned_request.features.dynamic_ids is not None
+        # Tables with dynamic ids are in memory.
+        is_in_memory = profiled.planned_request.features.dynamic_ids is not None
         problems.append(
             in_memory if is_in_memory else with_table_disks(in_memory, profiled.planned_graph, in_zone)
         )

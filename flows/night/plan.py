@@ -28,7 +28,6 @@ from heterps_core.training.job import (
     default_batch_size,
     default_dense_learning_rate,
 )
-from heterps_core.training.memory_need import redo_log_bytes
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider
@@ -255,8 +254,6 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     log_step("profile", profiled.summary)
 
     host_bytes = host_bytes_of_worker(job.num_samples)
-    if asked.redo_log:
-        host_bytes += redo_log_bytes(profiled.planned_graph.layers)
 
     def find_prices(max_age: timedelta) -> tuple[PriceCatalogue, tuple[InstanceOffer, ...]]:
         refresh_before_renting(run.workspace, asked.provider, regions=[asked.region], max_age=max_age)
@@ -289,7 +286,6 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
                 profiling_usd=profiled.profiling_usd(run.run_id),
                 update_mode=asked.update_mode,
                 wire_dtype=wire_dtype,
-                redo_log=asked.redo_log,
                 planning_time=planning_time,
             )
         )

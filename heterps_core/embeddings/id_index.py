@@ -114,9 +114,6 @@ class IdIndex:
         self.layout = layout
         self.keys_R, self.sightings_R, self.last_seen_day_R = keys_R, sightings_R, last_seen_day_R
         self._first_row, self._day = first_row, day
-        self.sighted: list[Int64Array] | None = None
-        """Where it notes the rows of ids that it has counted, if anyone asks for them."""
-
         self._described = _Index(
             keys_R.data_ptr(),
             first_row,
@@ -209,8 +206,6 @@ class IdIndex:
         sightings_R[placed] += 1
         self.last_seen_day_R.numpy()[placed] = self._day
         changed_R[placed] = True
-        if self.sighted is not None:
-            self.sighted.append(placed)
         admitted = placed[sightings_R[placed] >= self.layout.min_sightings]
         keys_R[admitted] |= HAS_ROW
         has_row_U = (rows_U != NO_ID) & (keys_R[rows_U] & HAS_ROW > 0)

@@ -10,25 +10,23 @@ X = S * D; with bags, which sum rows, X = G * D.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU, to_device
-from heterps_core.data.features import BUCKET_ROWS, KEY_BITS, NO_ID
+from heterps_core.data.features import BUCKET_ROWS, KEY_BITS
 from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.id_index import IdIndex, IdLayout
 from heterps_core.embeddings.row_kernels import kernels_for
-from heterps_core.embeddings.row_lists import distinct_rows, union_of
+from heterps_core.embeddings.row_lists import distinct_rows
 from heterps_core.embeddings.row_optimizers import RowOptimizer, State, sum_by_row
-from heterps_core.embeddings.row_range import RowRange, initial_rows, rows_per_shard, shard_rows
+from heterps_core.embeddings.row_range import initial_rows, rows_per_shard, shard_rows
 from heterps_core.embeddings.row_wire import from_wire, new_message, to_wire, wire_bytes
 from heterps_core.transport.shared_memory import use_huge_pages
 
@@ -118,7 +116,6 @@ class ShardedTable:
         for tensor in (*self._tensors().values(), self._changed_R):
             use_huge_pages(tensor)
         self._pending: list[tuple[Tensor, Tensor]] = []
-        self._rows_of_step: list[npt.NDArray[np.int64]] | None = None
         self._expected: RowExchange | None = None
         # Autograd calls a function's backward only where an input needs a gradient.
         self._anchor = torch.zeros(1, requires_grad=True, device=device)
@@ -197,37 +194,7 @@ class ShardedTable:
                 bags=self.bags if self.group is None else None,
                 changed_R=self._changed_R,
             )
-            self._log(self._pending)
             self._pending.clear()
-
-    def log_rows(self, *, is_on: bool) -> None:
-        """Note from here on which rows a step changes, where `take_step` is called behind each; or no more."""
-        self._rows_of_step = [] if is_on else None
-        if self.ids is not None:
-            self.ids.sighted = self._rows_of_step
-
-    def take_step(self) -> Callable[[], tuple[Tensor, dict[str, Tensor]]]:
-        """Take what a step changed; what is returned copies it, on any thread, before the next `apply_gradients`.
-
-        Of dynamic ids, which look-ups change too, it is copied before this returns.
-
-        Returns:
-            A function that returns the rows [U] of the shard, on the host and ascending, and copies of them.
-        """
-        noted = self._rows_of_step
-        assert noted is not None
-        self.log_rows(is_on=True)
-
-        def copy() -> tuple[Tensor, dict[str, Tensor]]:
-            rows_U = torch.from_numpy(union_of(noted).astype(np.int64))
-            if self.ids is not None:
-                self.ids.note_seen(rows_U)
-            return rows_U, self.copies_of(to_device(rows_U, self.device))
-
-        if self.ids is None:
-            return copy
-        copied = copy()
-        return lambda: copied
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the shard's tensors by their name in a checkpoint; the first size is `rows.num_rows`."""
@@ -282,18 +249,6 @@ class ShardedTable:
 
     def _tensors(self) -> dict[str, Tensor]:
         return self.weights() | self.state
-
-    def _log(self, parts: Sequence[tuple[Tensor, Tensor]], *, shard: RowRange | None = None) -> None:
-        """Note the rows of parts as `update_repeated` takes them."""
-        if self._rows_of_step is None:
-            return
-        for rows_BS, _ in parts:
-            rows_N = rows_BS.reshape(-1).cpu().numpy()
-            if shard is not None:
-                rows_N = rows_N[(rows_N >= shard.first) & (rows_N < shard.stop)] - shard.first
-            elif self.bags is not None:
-                rows_N = rows_N[rows_N != NO_ID]
-            self._rows_of_step.append(rows_N)
 
     def _rows_of_ids(self, ids: IdIndex, ids_BS: Tensor) -> Tensor:
         """Find the rows of a look-up's ids, or of those that replicas ask this one for, in the expected exchange."""

@@ -48,7 +48,6 @@ class SharedMemoryTable(ShardedTable):
                 bags=self.bags,
                 changed_R=self._changed_R,
             )
-            self._log(parts, shard=self.rows)
         self._link.wait_for_all()
 
     def _new_weight(self) -> Tensor:

@@ -106,9 +106,6 @@ class CheckpointWriter:
         self.blocked_s = 0.0
         """For which the training stood still."""
 
-        self.complete_step: int | None = None
-        """Of the newest checkpoint of this training."""
-
         self._run, self._model, self._world = run, model, world
         self._rank = dist.get_rank()
         self._is_first = group is None or dist.get_rank(group) == 0
@@ -243,8 +240,6 @@ class CheckpointWriter:
         dist.broadcast_object_list(outcome, group=self._world)
         if isinstance(outcome[0], str):
             raise CheckpointError(outcome[0])
-        if outcome[0] is not None:
-            self.complete_step = cursor.step
         return bool(outcome[0])
 
     def _part(self, folder: str, written: TensorManifest) -> _Part:

@@ -183,10 +183,6 @@ class TrainingConfig:
     """Where a worker keeps the rows that are not in memory, a folder on each of its disks, which has as many as suit
     its speed. Empty for the run's folder, or that for temporary files where the run is in a bucket."""
 
-    redo_log: bool = False
-    """What each step changes is kept in the memory of two machines, so that the loss of one costs at most a step. Not
-    for rows that are on disk, and only where the run has a key."""
-
     day_number: int = 0
     """That is trained on, in days since 0001-01-01; 0 where the data has none. Dynamic ids note it as the one
     when they were last seen."""

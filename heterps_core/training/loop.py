@@ -33,7 +33,6 @@ from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_exchange import RowSlice
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
-from heterps_core.training.redo.step_sender import StepSender
 from heterps_core.training.step_metrics import MetricWriter, StepMetrics
 from heterps_core.training.stop_question import StopQuestion
 from heterps_core.training.storage.run_directory import RunDirectory
@@ -108,9 +107,6 @@ class TrainingLoop:
     on_step: Callable[[int], None]
     """Told the number of each finished step, so that an error can name the last one."""
 
-    step_log: StepSender | None = None
-    """None where steps are not logged."""
-
     def train(self, cursor: TrainingCursor) -> TrainingCursor:
         """Train from `cursor` to the end, or until a stop is asked for.
 
@@ -130,8 +126,6 @@ class TrainingLoop:
             coming, is_stopping = next(batches, None), False
             if self.checkpoints is not None and coming is not None:
                 self.checkpoints.begin(cursor.step)
-                if self.step_log is not None:
-                    self.step_log.begin(cursor.step)
             while coming is not None:
                 (at, microbatches), coming = coming, next(batches, None)
                 cursor = at.after_batch(batches_per_epoch)
@@ -144,12 +138,8 @@ class TrainingLoop:
                 for losses in self._train_step(microbatches, step=at.step, following=following):
                     self._update_dense(trained.popleft(), losses, num_steps=num_steps, started_s=started_s)
                 share = remaining_share(at.step, num_steps)
-                if self.step_log is not None:
-                    self.step_log.wait_for_copies()
                 self.model.update_rows(self.config.embedding_learning_rate * share)
                 source.finish_step()
-                if self.step_log is not None:
-                    self.step_log.finish_step(cursor, begins_checkpoint=is_saved)
                 self.on_step(cursor.step)
                 if self.checkpoints is not None:
                     self.checkpoints.check()
@@ -177,8 +167,6 @@ class TrainingLoop:
         )
         if self.checkpoints is not None:
             self.checkpoints.finish()
-        if self.step_log is not None:
-            self.step_log.close()
         batches.close()
         source.close()
         if self.metrics is not None:
@@ -272,11 +260,7 @@ class TrainingLoop:
         check_losses(losses, step=at.step + 1, config=self.config)
         check_gradients(self.model.layers, step=at.step + 1, config=self.config)
         learning_rate = self.config.dense_learning_rate * remaining_share(at.step, num_steps)
-        if self.step_log is not None:
-            self.step_log.note_gradients()
         self.model.update_dense(learning_rate)
-        if self.step_log is not None:
-            self.step_log.note_dense(at.step + 1, learning_rate=learning_rate)
         if self.metrics is not None:
             self.metrics.add(
                 StepMetrics(

@@ -22,14 +22,10 @@ from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.job import DELAYED, TrainingConfig
 from heterps_core.training.node.host_memory import gigabytes
 from heterps_core.training.pipeline.stage_device import is_gpu
-from heterps_core.training.redo.step_log import KEPT_STEPS, LOG_BYTES, WHOLE_INTERVAL_STEPS
 
 READING_BYTES_PER_ROW = 1_400
 """Of a row group with Criteo's columns while it is read and hashed: Arrow's columns, float64 numbers and copies;
 measured with row groups of 0.5 and 1 million rows on 2 cores, 2026-11-22."""
-
-KEEPER_BYTES = 0.1e9
-"""Of the process that keeps redo logs beside what it shares with the workers of its machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,26 +42,16 @@ class WorkerMemory:
     checkpoint_bytes: int
     """Copies that wait to be written, and the marks of changed rows."""
 
-    redo_log_bytes: int = 0
-    """Changes since the last checkpoint, of this worker and of one on another machine."""
-
     @property
     def num_bytes(self) -> int:
         """All of it."""
-        return (
-            self.process_bytes
-            + self.row_group_bytes
-            + self.state_bytes
-            + self.checkpoint_bytes
-            + self.redo_log_bytes
-        )
+        return self.process_bytes + self.row_group_bytes + self.state_bytes + self.checkpoint_bytes
 
     def __str__(self) -> str:
         return (
             f"{gigabytes(self.process_bytes)} for the process, {gigabytes(self.row_group_bytes)} for row groups, "
             f"{gigabytes(self.state_bytes)} for tables, weights and optimizers and "
             f"{gigabytes(self.checkpoint_bytes)} for checkpoints"
-            + (f" and {gigabytes(self.redo_log_bytes)} for redo logs" if self.redo_log_bytes else "")
         )
 
 
@@ -134,25 +120,9 @@ def worker_memory(
                     )
                     for layer in layers
                 ),
-                redo_log_bytes=redo_log_bytes(layers, num_replicas=stage.num_replicas)
-                if config.redo_log
-                else 0,
             )
         )
     return tuple(needs)
-
-
-def redo_log_bytes(layers: Sequence[Layer], *, num_replicas: int = 1) -> int:
-    """Return what a keeper takes for a worker: two logs, each with its dense part and gradients of the last steps.
-
-    Rows are there twice while they are merged. The worker on another machine is taken to be one of the same stage.
-    """
-    rows = min(_table_bytes(layers, num_replicas), LOG_BYTES)
-    dense = [layer for layer in layers if not layer.is_sharded]
-    # Of the oldest step that is kept, all gradients behind the last whole dense part, which may be long before it.
-    num_gradients = WHOLE_INTERVAL_STEPS + KEPT_STEPS
-    changes = sum(2 * layer.state_bytes + num_gradients * layer.parameter_bytes for layer in dense)
-    return round(KEEPER_BYTES) + 2 * (2 * rows + changes)
 
 
 def _table_bytes(layers: Sequence[Layer], num_replicas: int) -> int:

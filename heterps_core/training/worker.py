@@ -11,7 +11,6 @@ import logging
 import os
 import tempfile
 import time
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -41,9 +40,6 @@ from heterps_core.training.pipeline.shared_memory_neighbours import connect_neig
 from heterps_core.training.pipeline.stage_device import is_gpu, join_by_nccl, stage_device
 from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_runner import StageRunner
-from heterps_core.training.redo.keeper import KEEPER_VARIABLE, KeeperPlace, logs_steps
-from heterps_core.training.redo.recovery import recover
-from heterps_core.training.redo.step_sender import StepSender
 from heterps_core.training.start_model import begin
 from heterps_core.training.step_metrics import MetricWriter, ProcessReport, write_process_report
 from heterps_core.training.storage.run_directory import CLUSTER, DATA, JOB, RESULT, STEPS, RunDirectory
@@ -121,22 +117,6 @@ class Worker:
             checkpoint_group=checkpoint_group,
             link=link,
         )
-        keeper = KeeperPlace(own_node(cluster).node_id, os.environ.get(KEEPER_VARIABLE, ""))
-        if job.config.redo_log and self.generation > 1:
-            is_first_here = os.environ["LOCAL_RANK"] == "0"
-            own_keeper = keeper if is_first_here else None
-            recover(self.run, own_keeper, generation=self.generation, config=job.config)
-        if logs_steps(job.config, cluster, self.run):
-            assert loop.checkpoints is not None
-            step_log = StepSender(
-                keeper,
-                key=self.run.secret,
-                generation=self.generation,
-                layout=layout,
-                model=loop.model,
-                checkpoints=loop.checkpoints,
-            )
-            loop = replace(loop, step_log=step_log)
         cursor = begin(self.run, job, loop.model)
         self._finish_step(cursor.step)
         if loop.model.tables:
@@ -155,9 +135,6 @@ class Worker:
         try:
             end = loop.train(cursor)
         except Exception:
-            if loop.step_log is not None and loop.metrics is not None:
-                # Steps that are finished may not be done again.
-                loop.metrics.flush("training")
             if loop.checkpoints is not None:
                 loop.checkpoints.settle()
             raise

@@ -79,7 +79,6 @@ class Outcome:
 
     seed: int
     kind: str
-    redo_log: bool
     step: int
     """At which it happened."""
 
@@ -103,7 +102,6 @@ class Case:
         self.seed, self.store, self.folder = seed, store, folder
         self.draw = random.Random(seed)
         self.kind = self.draw.choice(list(KINDS))
-        self.redo_log = self.draw.random() < 0.5
         self.shrinks = self.draw.random() < 0.5
         self.at_step = self.draw.randrange(2, NUM_STEPS - 15)
         self.notes = folder / "notes"
@@ -119,7 +117,7 @@ class Case:
         for host in self.hosts:
             self.boot(host)
         self.spares = self.hosts[len(STAGE_OF_HOST) :]
-        self.job = make_job(folder.parent / "prepared", redo_log=self.redo_log)
+        self.job = make_job(folder.parent / "prepared")
         self.training = Training(self.run, self.hosts, self.job)
         self.trouble: list[str] = []
 
@@ -228,7 +226,6 @@ class Case:
         return Outcome(
             seed=self.seed,
             kind=self.kind,
-            redo_log=self.redo_log,
             step=self.at_step,
             seconds=round(seconds, 1),
             ended_as=ended_as,
@@ -337,7 +334,7 @@ KINDS: dict[str, Callable[[Case], None]] = {
 }
 
 
-def make_job(dataset: Path, *, redo_log: bool) -> TrainingJob:
+def make_job(dataset: Path) -> TrainingJob:
     """Return the training of all cases; the two replicas of the first stage note the rows that they train."""
     return TrainingJob(
         run_id="elastic",
@@ -350,7 +347,6 @@ def make_job(dataset: Path, *, redo_log: bool) -> TrainingJob:
             num_epochs=1,
             seed=3,
             checkpoint_interval_steps=CHECKPOINT_INTERVAL_STEPS,
-            redo_log=redo_log,
         ),
     )
 

@@ -38,7 +38,6 @@ from heterps_core.training.node.worker_life import Sign, read_signs
 from heterps_core.training.outcome import MachinesLost, Stopped
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from infra.workspace import answers
-from tests.benchmarks.elastic_protection import measure_protection
 from tests.benchmarks.planner import figure, show
 from tests.heterps_core.training.node_processes import kill_machine
 from tests.moto_server import REGION
@@ -271,7 +270,6 @@ def make_job(folder: Path) -> TrainingJob:
             num_epochs=1_000,
             seed=0,
             checkpoint_interval_steps=CHECKPOINT_INTERVAL_STEPS,
-            redo_log=True,
         ),
     )
 
@@ -283,7 +281,6 @@ class Measured:
     spare: list[Recovery]
     shrink: list[Recovery]
     steps_redone_noticed: list[int]
-    protection: dict[str, float]
 
 
 def start_store() -> subprocess.Popen[bytes]:
@@ -366,7 +363,6 @@ def measure(folder: Path, *, num_cases: int, seed: int) -> Measured:
             training.wait_for(grown, 1)
             noticed.append(stopped_at - training.slowest_step())
         training.stop()
-        protection = measure_protection(training, job, num_rounds=num_cases)
     finally:
         for host in hosts:
             if host.node is not None:
@@ -374,7 +370,7 @@ def measure(folder: Path, *, num_cases: int, seed: int) -> Measured:
             host.network.end()
         server.kill()
         server.wait()
-    return Measured(**found, steps_redone_noticed=noticed, protection=protection)
+    return Measured(**found, steps_redone_noticed=noticed)
 
 
 def run(*, seed: int = 0) -> list[dict[str, Any]]:
@@ -405,8 +401,6 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
     for name, steps in (("unannounced", unannounced), ("noticed", found["steps_redone_noticed"])):
         figures.append(figure(f"steps_redone_{name}", statistics.median(steps), "steps", higher=False))
         figures.append(figure(f"steps_redone_{name}_most", max(steps), "steps", higher=False))
-    for name, ratio in found["protection"].items():
-        figures.append(figure(name, ratio, "", higher=True))
     show(figures, f"{CASES} hosts killed with a spare one at hand, {CASES} without")
     return figures
 

@@ -199,7 +199,7 @@ def test_a_training_with_a_wrong_parameter_leaves_nothing(wrong, message, home, 
 
 
 def test_every_parameter_of_a_training_that_can_be_wrong_is_tried_here():
-    cannot_be_wrong = {"again", "baseline", "redo_log", "robust"}
+    cannot_be_wrong = {"again", "baseline", "robust"}
 
     tried = {name for wrong, _ in TRAINING for name in wrong}
     assert tried | cannot_be_wrong == set(TrainParameters.model_fields)
@@ -267,9 +267,11 @@ def test_good_parameters_of_own_data_and_an_own_model_pass(home, inputs):
     TrainParameters.of(placed(own, inputs)).check()
 
 
-def test_a_resumed_run_reads_what_was_saved_also_before_there_were_days(tmp_path):
+def test_a_resumed_run_reads_what_was_saved_by_an_earlier_version(tmp_path):
     save_parameters(
-        Workspace(root=tmp_path), "run-1", {"data": "clicks.tsv", "epochs": 3, "batch_size": None}
+        Workspace(root=tmp_path),
+        "run-1",
+        {"data": "clicks.tsv", "epochs": 3, "batch_size": None, "redo_log": False},
     )
 
     kept = resumed_parameters(Workspace(root=tmp_path), "run-1")

@@ -66,6 +66,14 @@ def test_a_wrong_parameter_is_told_with_its_file(tmp_path, capsys):
     assert re.search(r"'epoch' is not a known parameter in .*x\.toml;.*Did you mean 'epochs'", told)
 
 
+def test_an_option_of_an_earlier_version_is_answered_by_its_successor(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main("flows.train_ctr", TrainParameters, ["--redo-log", "--epochs", "2"])
+
+    told = capsys.readouterr().err
+    assert re.fullmatch(r"[^\n]*--redo-log was removed: checkpoints, [^\n]*; leave it out;[^\n]*\n", told)
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
@@ -81,6 +89,7 @@ def test_a_wrong_parameter_is_told_with_its_file(tmp_path, capsys):
         ({"schema_file": "no-such-schema.json"}, ConfigurationError, "no-such-schema.json"),
         ({"provider": "aws"}, ConfigurationError, "HETERPS_RUN_STORE"),
         ({"plan_only": True, "resume_run_id": "run-1"}, ConfigurationError, "resume_run_id must be left out"),
+        ({"redo_log": True}, ConfigurationError, "redo_log was removed: checkpoints, .*; leave it out"),
     ],
 )
 def test_a_wrong_name_is_told_before_any_work(monkeypatch, wrong, error, message):

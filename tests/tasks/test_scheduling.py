@@ -4,15 +4,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from heterps_core.data.features import FeatureSpec
-from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.search.schedulers.exact import ExactScheduler
-from heterps_core.profiling.analytic_profile import estimate_profile
-from heterps_core.profiling.measuring_process import ProfileRequest
 from tasks import scheduling
 from tasks.planning.deadline import deadline_for
-from tasks.profiling import PlannedJob, ProfiledModel
 from tasks.reports.run_report import taken_text
 from tasks.scheduling import (
     Searches,
@@ -23,8 +18,6 @@ from tasks.scheduling import (
     with_robust,
 )
 from tests.heterps_core.planning.explain.test_measurement_worth import problem as tiny_choice
-from tests.heterps_core.profiling.builders import DENSE, EMBEDDING, GRAPH, make_profile
-from tests.infra.builders import offer
 from tests.tasks.builders import make_problem, make_spot_problem, without_spot
 
 
@@ -64,52 +57,8 @@ def test_a_floor_that_nothing_meets_is_an_error_with_the_shortfall():
         search(throughput_floor_samples_per_s=1e9)
 
 
-def units_of_job(*, tables_bytes, redo_log):
-    tables = replace(EMBEDDING, parameter_bytes=tables_bytes, optimizer_state_bytes=0)
-    graph = replace(GRAPH, layers=(tables, DENSE))
-    features = FeatureSpec(num_dense=2, slot_rows=(50, 50))
-    request = ProfileRequest(model="lr", features=features, batch_size=64, dataset="clicks", budget_s=0.1)
-    profile = replace(
-        estimate_profile(GRAPH, make_profile(), DEVICE_TYPES["cpu-c7i"]),
-        graph_fingerprint=graph.fingerprint(),
-    )
-    profiled = ProfiledModel(
-        graph=graph,
-        local_profile=make_profile(),
-        planned_graph=graph,
-        profiles={"cpu-c7i": profile},
-        planned_request=request,
-    )
-    problem = scheduling.make_problem.fn(
-        profiled,
-        [offer("c7i.large", price_usd_per_hour=0.09)],
-        PlannedJob(num_samples=10_000, features=features, batch_size=64, evaluated_share=0.1),
-        device_types=["cpu-c7i"],
-        num_epochs=1,
-        throughput_floor_samples_per_s=0.0,
-        redo_log=redo_log,
-    )
-    return problem.device_types["cpu-c7i"]
-
-
-def test_redo_logs_take_memory_of_a_core_and_keep_tables_off_its_disk():
-    plain, logged = (units_of_job(tables_bytes=8_000, redo_log=redo_log) for redo_log in (False, True))
-
-    # By hand: the keeper's process, and two logs: rows twice, two dense parts, gradients of 12 steps.
-    assert logged.reserved_bytes - plain.reserved_bytes == pytest.approx(
-        0.1e9 + 2 * (2 * 8_000 + 2 * 3_000 + 12 * 1_000), abs=1.0
-    )
-    large = {redo_log: units_of_job(tables_bytes=10**13, redo_log=redo_log) for redo_log in (False, True)}
-    assert (large[False].disk_bytes > 0, large[True].disk_bytes) == (True, 0)
-    # By hand: rows fill a log's 256 MiB, and copies for checkpoints are 0.31 GB and no longer the whole model.
-    assert large[True].reserved_bytes - plain.reserved_bytes == pytest.approx(
-        0.1e9 + 2 * (2 * 256 * 2**20 + 2 * 3_000 + 12 * 1_000) + 0.31e9 - 11_000, abs=1.0
-    )
-
-
 def search(**problem):
     # `.fn` of each task is called, so no Prefect server is needed.
-    from tasks import scheduling
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduling, "search_plan", scheduling.search_plan.fn)
@@ -119,7 +68,6 @@ def search(**problem):
 
 
 def test_before_a_launch_only_the_chosen_method_and_the_proof_are_searched(monkeypatch):
-    from tasks import scheduling
 
     monkeypatch.setattr(scheduling, "search_plan", scheduling.search_plan.fn)
 
@@ -129,7 +77,6 @@ def test_before_a_launch_only_the_chosen_method_and_the_proof_are_searched(monke
 
 
 def search_before_launch(monkeypatch, *, scheduler, budget_evaluations=64, **problem):
-    from tasks import scheduling
 
     monkeypatch.setattr(scheduling, "search_plan", scheduling.search_plan.fn)
     asked = make_problem(**problem)

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -42,7 +42,6 @@ from heterps_core.training.node.node_life import (
 )
 from heterps_core.training.node.worker_life import SIGNS_VARIABLE, workers_watched
 from heterps_core.training.node.worker_processes import prepare_to_fork, run_workers
-from heterps_core.training.redo.keeper import KEEPER_VARIABLE, Keeper, logs_steps
 from heterps_core.training.storage.run_directory import JOB, RESULT, RunDirectory
 from heterps_core.transport.rank_layout import START_LIMIT_S
 
@@ -67,10 +66,9 @@ def main() -> int:
             return 0
         can_be_preempted = is_machine() and place.node.market is Market.SPOT
         notices = watch_notices(run, place.node.node_id) if can_be_preempted else nullcontext()
-        keeper = Keeper(place.node.address, key=run.secret)
-        with heartbeat(run, place.node.node_id), notices, closing(keeper):
+        with heartbeat(run, place.node.node_id), notices:
             while True:
-                status = _run_generation(run, place.cluster, place.node, keeper, is_ending)
+                status = _run_generation(run, place.cluster, place.node, is_ending)
                 following = None
                 if not _is_complete(run):
                     following = _wait_for_place(run, place.cluster.generation, is_ending)
@@ -79,14 +77,12 @@ def main() -> int:
                 place = following
 
 
-def _run_generation(
-    run: RunDirectory, cluster: Cluster, node: Node, keeper: Keeper, is_ending: threading.Event
-) -> int:
+def _run_generation(run: RunDirectory, cluster: Cluster, node: Node, is_ending: threading.Event) -> int:
     """Run the workers of one generation to their end and tell it; returns their exit status."""
     is_mistake = False
     try:
         job = TrainingJob.from_json(run.require_json(JOB))
-        status, log_tail = _run_workers(run, cluster, node, job, keeper, is_ending)
+        status, log_tail = _run_workers(run, cluster, node, job, is_ending)
     except HeterpsError as error:
         logger.error("%s", error)
         status, log_tail, is_mistake = error.exit_status, str(error), True
@@ -145,7 +141,7 @@ def _wait_for_place(run: RunDirectory, generation: int, is_ending: threading.Eve
 
 
 def worker_environments(
-    cluster: Cluster, node: Node, job: TrainingJob, *, signs: Path, keeper: str | None = None
+    cluster: Cluster, node: Node, job: TrainingJob, *, signs: Path
 ) -> list[dict[str, str]]:
     """Return the variables of each worker of a node.
 
@@ -157,8 +153,6 @@ def worker_environments(
         SIGNS_VARIABLE: str(signs),
         "WORLD_SIZE": str(sum(other.num_workers for other in cluster.nodes)),
     }
-    if keeper is not None:
-        shared[KEEPER_VARIABLE] = keeper
     interface = "lo" if cluster.rendezvous.startswith("127.") else interface_of(node.address)
     if interface is not None:
         # Otherwise gloo binds to what the host name resolves to, which may be nothing, or what no other node reaches.
@@ -175,7 +169,6 @@ def _run_workers(
     cluster: Cluster,
     node: Node,
     job: TrainingJob,
-    keeper: Keeper,
     is_ending: threading.Event,
 ) -> tuple[int, str]:
     """Run the workers to their end, where they fit into memory; returns exit status and the end of their log."""
@@ -184,8 +177,6 @@ def _run_workers(
             {f"stage {node.stage}": [job.worker_bytes[node.stage]] * node.num_workers},
             where=f"{node.node_id} ({node.instance_type})",
         )
-    if logs_steps(job.config, cluster, run):
-        keeper.start()
     log_key = node_key(node.node_id, "workers.log")
     with tempfile.TemporaryDirectory(prefix="heterps-node-") as folder:
         log_path = run.path(log_key) if run.is_local else Path(folder) / "workers.log"
@@ -196,7 +187,7 @@ def _run_workers(
         positions = [(node.stage, replica) for replica in cluster.replicas_of(node)]
         with workers_watched(run, signs, positions):
             status = run_workers(
-                worker_environments(cluster, node, job, signs=signs, keeper=keeper.address),
+                worker_environments(cluster, node, job, signs=signs),
                 log_path=log_path,
                 is_over=lambda: is_ending.is_set() or successor.is_there(),
             )

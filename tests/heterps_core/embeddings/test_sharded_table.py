@@ -92,21 +92,3 @@ def test_shards_are_cut_as_torch_cuts_chunks(num_rows, num_shards):
     sizes = [shard_rows(num_rows, num_shards, shard).num_rows for shard in range(num_shards)]
 
     assert [size for size in sizes if size] == chunks
-
-
-def test_what_is_logged_of_a_step_are_the_rows_that_differ_from_before_and_what_they_hold():
-    table = make_table(None)
-    look_up_and_learn(table, rows_of(0), torch.ones(5, DIMENSION))
-    table.apply_gradients(learning_rate=0.1)
-    table.log_rows(is_on=True)
-    for rank in (2, 0):
-        before_RD = table.weight_RD.clone()
-        look_up_and_learn(table, rows_of(rank), torch.ones(len(rows_of(rank)), DIMENSION))
-        table.apply_gradients(learning_rate=0.1)
-
-        rows_U, tensors = table.take_step()()
-
-        differs_R = (table.weight_RD != before_RD).any(1)
-        assert rows_U.tolist() == differs_R.nonzero()[:, 0].tolist()
-        for name, tensor in table.tensors().items():
-            assert torch.equal(tensors[name], tensor[rows_U])

@@ -160,19 +160,14 @@ def noted_steps(path: Path) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("redo_log", [False, True])
 def test_a_training_that_loses_one_machine_and_a_worker_of_the_others_trains_each_row_once(
-    redo_log, dataset, tmp_path, monkeypatch
+    dataset, tmp_path, monkeypatch
 ):
-    """Two replicas of the first stage; its second machine is lost and not replaced, later a worker is.
-
-    With redo logs the step under way and at most one more are trained again, else all since a checkpoint.
-    """
+    """Two replicas of the first stage; its second machine is lost and not replaced, later a worker is."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "notes"))
     (tmp_path / "notes").mkdir()
     run = RunDirectory(str(tmp_path / "run"), secret=b"the key of this run")
     job = make_job(dataset.directory, (2, 1), model=f"{__name__}:build_held_noting")
-    job = replace(job, config=replace(job.config, redo_log=redo_log))
     # The noting layer is in the first stage, whose replicas share the rows of each batch.
     job = replace(job, stages=(Stage(0, 2, "cpu", 2), Stage(3, 3, "cpu", 1)))
     draw = random.Random(7)
@@ -202,7 +197,6 @@ def test_a_training_that_loses_one_machine_and_a_worker_of_the_others_trains_eac
         publish_cluster(run, following)
 
         def kill_worker():
-            # The process of this machine that keeps redo logs is older.
             max(worker_processes(nodes[2:]), key=lambda each: each.create_time()).kill()
 
         # The second generation begins at the eleventh step at the earliest, and stands in its sixteenth.
@@ -217,14 +211,11 @@ def test_a_training_that_loses_one_machine_and_a_worker_of_the_others_trains_eac
     assert isinstance(outcome, Complete), outcome
     firsts = [steps[0].step for steps in read_steps(run)]
     assert len(firsts) == 3
-    if not redo_log:
-        assert all((first - 1) % CHECKPOINT_INTERVAL_STEPS == 0 for first in firsts)
+    assert all((first - 1) % CHECKPOINT_INTERVAL_STEPS == 0 for first in firsts)
     batches_per_epoch = dataset.num_batches(job.config.batch_size)
     stops = [*firsts[1:], NUM_STEPS + 1]
     for generation, (first, stop) in enumerate(zip(firsts, stops, strict=True), start=1):
         by_replica = [noted_steps(path) for path in sorted((tmp_path / "notes").glob(f"{generation}-*"))]
-        if redo_log:
-            assert first + max(map(len, by_replica)) - stop <= 2
         for step in range(first, stop):
             trained = np.concatenate([steps[step - first] for steps in by_replica])
             epoch, batch_index = divmod(step - 1, batches_per_epoch)
