@@ -6,6 +6,7 @@ HeterpsError
 |   |-- MalformedDocumentError     a problem, or another JSON document, breaks its contract; carries the field
 |   `-- LedgerError               the ledger of machines cannot be read or written
 |-- DataError                     training data that cannot be read; carries file and line
+|   `-- OtherColumnsError         rows lack a column that a model needs, or hold something else in it
 |-- InfeasiblePlanError           no plan meets the constraints; carries the constraint and the shortfall
 |-- BudgetExceededError           a plan or run would cost more than a cap allows
 |-- ProvisioningError             machines could not be had, or an offer does not exist
@@ -73,6 +74,10 @@ class DataError(HeterpsError):
         self.path = str(path)
         self.problem = problem
         self.line = line
+
+
+class OtherColumnsError(DataError):
+    """Rows lack a column that a model needs, or hold something in it that the model cannot read."""
 
 
 class InfeasiblePlanError(HeterpsError):

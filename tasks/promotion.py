@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.reading.row_batch import first_label
 from heterps_core.data.row_arrays import targets_of
-from heterps_core.errors import CheckpointError, ConfigurationError
+from heterps_core.errors import CheckpointError, ConfigurationError, OtherColumnsError
 from heterps_core.judging.held_out import HeldOutJudgement, ModelQuality
 from heterps_core.judging.intervals import Estimate, PairedComparison
 from heterps_core.judging.quality import auc_difference
@@ -24,7 +24,6 @@ from infra.workspace import Workspace
 from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import (
     BASELINE_GATE,
-    COLUMNS_GATE,
     MARGIN_GATES,
     GateVerdict,
     ModelFigures,
@@ -125,11 +124,11 @@ def judge_challenger(
 ) -> PromotionDecision:
     """Decide whether a version should become champion; nothing is changed yet, `apply_decision` does that.
 
-    Both models predict the same rows: those that the data set holds out, or all of it where it holds out none. The
-    champion may have other table sizes or another numeric transform: the rows are then read from their sources as it
-    reads them. Without a champion, the challenger must be better than the mean click rate of these rows, and not
-    proven worse than the logistic regression. A champion whose predictions are not finite counts as none, and so does
-    one of a lesser kind of data.
+    Both models predict the same rows: those that the data set holds out, or all of it where it holds out none. Each
+    reads its own columns, with its own table sizes and numeric transform. Without a champion, the challenger must be
+    better than the mean click rate of these rows, and not proven worse than the logistic regression. A champion that
+    cannot predict these rows counts as none, since they lack its columns, its code is gone or its predictions are not
+    finite, and so does one of a lesser kind of data.
 
     Args:
         folder: Its exported model.
@@ -142,7 +141,7 @@ def judge_challenger(
 
     Raises:
         UnknownNameError: There is no such version.
-        ConfigurationError: The challenger has other columns than the rows.
+        ConfigurationError: The challenger's code cannot be imported, or has other layers than were exported.
         DataError: A source that must be read again is gone or has changed.
     """
     registered = find_version(workspace, version)
@@ -160,14 +159,9 @@ def judge_challenger(
     if judgement is None or (opponent is not None and opponent.version != judged_beside):
         try:
             judgement = judge_here(dataset, folder, opponent)
-        except _OtherColumnsError as error:
-            remark = (
-                f"{error}; one workspace serves one kind of rows: predict these with --version {version}, give them "
-                f"a HETERPS_HOME of their own, or remove the alias champion in MLflow"
-            )
-            bound = f"those of version {champion.version if champion else 'none'}"
-            verdicts.append(GateVerdict.of(COLUMNS_GATE, "others", "equal to", bound, remark))
-            return case.decision(verdicts)
+        except _CannotPredictError as error:
+            case.champion_counts_as_none = f"which cannot predict these rows ({error})"
+            opponent, judgement = None, judgement or judge_here(dataset, folder, None)
     case.judgement = judgement
     num_bad = float(judgement.num_not_finite)
     verdicts += [
@@ -220,27 +214,29 @@ def judge_challenger(
     )
 
 
-class _OtherColumnsError(ConfigurationError):
-    """The champion has other columns than the rows."""
+class _CannotPredictError(ConfigurationError):
+    """The champion cannot predict these rows."""
 
 
 def judge_here(dataset: PreparedDataset, folder: Path, champion: Champion | None) -> HeldOutJudgement:
     """Judge an exported model beside the champion on this machine, row group by row group.
 
     Raises:
-        _OtherColumnsError: The champion has other columns than the rows.
-        ConfigurationError: The model has.
+        _CannotPredictError: The rows lack a column of the champion, or its code cannot be imported.
+        ConfigurationError: The code of the model cannot.
     """
     from heterps_core.judging.held_out import judge_held_out
-    from heterps_core.serving.exported_model import ClickPredictor, held_out_scores
+    from heterps_core.serving.exported_model import ClickPredictor
+    from heterps_core.serving.held_out_predictions import held_out_scores
 
     scores = held_out_scores(ClickPredictor(folder), dataset)
     if champion is None:
         return judge_held_out(scores)
     try:
-        return judge_held_out(scores, held_out_scores(ClickPredictor(champion.folder), dataset))
-    except ConfigurationError as error:
-        raise _OtherColumnsError(str(error)) from error
+        others = held_out_scores(ClickPredictor(champion.folder), dataset)
+    except (OtherColumnsError, ConfigurationError) as error:
+        raise _CannotPredictError(str(error)) from error
+    return judge_held_out(scores, others)
 
 
 def _figures(
@@ -265,7 +261,8 @@ def _against_baseline(
     dataset: PreparedDataset, folder: Path, baseline: Baseline | str, *, confidence: float
 ) -> Estimate | str:
     """Return AUC of a model less that of the logistic regression on the rows that it rated, or why there is none."""
-    from heterps_core.serving.exported_model import ClickPredictor, predicted_parts
+    from heterps_core.serving.exported_model import ClickPredictor
+    from heterps_core.serving.held_out_predictions import predicted_parts
 
     if isinstance(baseline, str):
         return f"there is none: {baseline}"

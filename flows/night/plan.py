@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from zoneinfo import ZoneInfo
 
 from prefect.runtime import flow_run as current_flow_run
@@ -60,7 +61,7 @@ from tasks.running.budget import spent_this_month_usd
 from tasks.running.fleet_decision import REPLAN_SECONDS
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run, open_run
-from tasks.running.start import Start, choose_start, load_start
+from tasks.running.start import Start, choose_start, fits_night, load_start
 from tasks.scheduling import (
     Searches,
     explain_choice,
@@ -141,15 +142,16 @@ def begin_run(
     )
     start = load_start(directory_of_run(workspace, asked.provider, run_id)) if is_resumed else None
     if start is None:
-        champion = None
+        champion, schema = None, schema_of(asked.schema_file)
         if night is not None and asked.start_from == CHAMPION:
-            champion = champion_before(workspace, night.day)
+            fits = partial(fits_night, model=asked.sized_model, schema=schema)
+            champion = champion_before(workspace, night.day, fits=fits)
         start = choose_start(
             champion,
             start_from=asked.start_from,
             day=None if night is None else night.day,
             model=asked.sized_model,
-            schema=schema_of(asked.schema_file),
+            schema=schema,
             optimizers=asked.model_dump(include={"dense_optimizer", "embedding_optimizer"}),
         )
     if start.reason:

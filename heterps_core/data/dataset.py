@@ -18,6 +18,7 @@ from heterps_core.data.manifest import (
     MANIFEST_NAME,
     DatasetManifest,
     Folder,
+    SourceFile,
     folder_of,
     read_manifest,
 )
@@ -154,6 +155,13 @@ class PreparedDataset:
                 features or self.features,
                 numeric_transform or self.manifest.numeric_transform,
             )
+
+    def sources_from(self, first: int) -> tuple[SourceFile, ...]:
+        """Return the files of the source that hold row `first` or later rows."""
+        ends = self._groups.starts[np.cumsum(self.manifest.file_groups)]
+        return tuple(
+            file for file, end in zip(self.manifest.sources, ends.tolist(), strict=True) if end > first
+        )
 
     @property
     def bucket_requests(self) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +60,10 @@ class SequenceColumn(JsonDocument):
 
     name: str
     max_length: Annotated[int, count(MAX_LIST_LENGTH)] = 20
+
+
+LAYOUT_FIELDS = ("column_names", "separator", "has_header")
+"""Of a schema: how the fields of a text file lie, not what they mean."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,6 +225,17 @@ class DataSchema(JsonDocument):
         :math:`\mathrm{logit}\, p = \mathrm{logit}\, p_s + \log s`.
         """
         return math.log(self.negative_share)
+
+    @property
+    def meaning(self) -> str:
+        """Return a hash of all that decides what a row means to a model's weights.
+
+        The schema's name, the order of rows and the layout of files are not part of it.
+        """
+        document = self.to_json()
+        for name in ("name", "time_column", *LAYOUT_FIELDS):
+            document.pop(name, None)
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     @property
     def count_flags(self) -> tuple[bool, ...]:

@@ -1,10 +1,10 @@
-"""A trained model as files, and what predicts from them: raw columns as they come, or rows prepared as its own."""
+"""A trained model as files, and what predicts from them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
-from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.distinct_values import IdTurnover
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.manifest import DatasetManifest
 from heterps_core.data.numeric_transform import NumericTransform
-from heterps_core.data.reading.row_batch import first_label
-from heterps_core.data.row_arrays import RowArrays
 from heterps_core.data.schema import DataSchema
 from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.id_index import ID_TENSORS, IdIndex, IdLayout
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import CheckpointError, ConfigurationError
-from heterps_core.judging.held_out import HeldOutScores
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.graph_block import tensor_name
 from heterps_core.models.slot_embedding import SlotEmbedding
@@ -126,46 +122,6 @@ def _load_layers(model: str, features: FeatureSpec, weights: Mapping[str, Tensor
                 f"of {name!r} do not fit; load it with the code of then, or train it again"
             ) from error
     return list(chain.eval().children())
-
-
-def held_out_rows(dataset: PreparedDataset) -> tuple[int, int]:
-    """Return the first of the rows that a data set holds out, and where they stop; all where it holds out none."""
-    return (dataset.num_train_rows if dataset.num_eval_rows else 0), dataset.manifest.num_rows
-
-
-def predicted_parts(
-    predictor: ClickPredictor, dataset: PreparedDataset, first: int, stop: int
-) -> Iterator[tuple[RowArrays, npt.NDArray[np.float64]]]:
-    """Yield rows first..stop - 1, those of one row group at a time, and a model's logits, [n] or [n, labels].
-
-    Raises:
-        ConfigurationError: The data set has other columns than the model.
-        DataError: A source is gone or has changed.
-    """
-    _check_columns(predictor, dataset)
-    for part in dataset.parts(
-        first, stop, features=predictor.features, numeric_transform=predictor.numeric_transform
-    ):
-        yield part, predictor.logits(part.dense, part.ids)
-
-
-def held_out_scores(predictor: ClickPredictor, dataset: PreparedDataset) -> HeldOutScores:
-    """Return a model's scores of held-out rows, of the first label; raises as `predicted_parts`."""
-    scores = HeldOutScores()
-    for rows, logits in predicted_parts(predictor, dataset, *held_out_rows(dataset)):
-        scores.add(first_label(rows.labels), first_label(logits), rows.weights)
-    return scores
-
-
-def _check_columns(predictor: ClickPredictor, dataset: PreparedDataset) -> None:
-    own, other = predictor.schema, dataset.manifest.schema
-    for kind in ("numeric_columns", "categorical_columns", "multi_hot_columns", "sequence_columns"):
-        needed, found = getattr(own, kind), getattr(other, kind)
-        if needed != found:
-            raise ConfigurationError(
-                f"rows must have the {kind} of the model, {', '.join(map(str, needed))}, to be predicted by it, "
-                f"got {', '.join(map(str, found)) or 'none'}"
-            )
 
 
 def export_model(

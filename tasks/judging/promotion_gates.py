@@ -18,9 +18,13 @@ from heterps_core.judging.intervals import Estimate, PairedComparison
 AUC_GATE = "AUC difference, lower end"
 LOG_LOSS_GATE = "log-loss difference, upper end"
 BASELINE_GATE = "AUC less the logistic regression's, upper end"
-COLUMNS_GATE = "columns of the rows"
+CALIBRATION_GATE = "calibration error"
+COST_GATE = "cost over the champion's"
 MARGIN_GATES = (AUC_GATE, LOG_LOSS_GATE)
 """That more rows make easier to keep."""
+
+COMPARISON_GATES = frozenset({*MARGIN_GATES, BASELINE_GATE, CALIBRATION_GATE, COST_GATE})
+"""That compare a sound model with another one."""
 
 RULES = {
     "at least": operator.ge,
@@ -145,14 +149,10 @@ class PromotionDecision(JsonDocument):
         return not self.is_promoted and bool(self.gates) and all(gate.is_met for gate in self.gates)
 
     @property
-    def is_of_other_columns(self) -> bool:
-        """The champion is of other columns, so the two were not compared."""
-        return any(gate.name == COLUMNS_GATE and not gate.is_met for gate in self.gates)
-
-    @property
-    def missed_baseline_alone(self) -> bool:
-        """Only the logistic regression kept it from becoming the first champion."""
-        return [gate.name for gate in self.gates if not gate.is_met] == [BASELINE_GATE]
+    def missed_comparison_alone(self) -> bool:
+        """The model is sound; only the champion or the logistic regression kept it out."""
+        missed = {gate.name for gate in self.gates if not gate.is_met}
+        return bool(missed) and missed <= COMPARISON_GATES
 
 
 def gates_against_champion(
@@ -187,7 +187,7 @@ def gates_against_champion(
             f"difference {log_loss.value:+.5f}, {confidence} from {log_loss.low:+.5f}",
         ),
         GateVerdict.of(
-            "calibration error",
+            CALIBRATION_GATE,
             errors[0],
             "at most",
             errors[1] + gates.max_calibration_increase,
@@ -249,7 +249,7 @@ def _cost_gate(
     if not is_cheap and has_gain:
         remark += "; the gain in AUC is proven, which may cost more"
     return GateVerdict(
-        name="cost over the champion's",
+        name=COST_GATE,
         value=ratio,
         bound=gates.max_cost_ratio,
         rule="at most",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -68,33 +68,29 @@ def champion_of(workspace: Workspace) -> Champion | None:
     return None if registered is None else _verified(workspace, registered)
 
 
-def champion_before(workspace: Workspace, day: date) -> Champion | None:
-    """Return whom a night of `day` goes on from: the newest champion that knows only days before.
+def champion_before(
+    workspace: Workspace, day: date, *, fits: Callable[[RegisteredVersion], bool] = lambda _: True
+) -> Champion | None:
+    """Return whom a night of `day` goes on from: the newest champion that knows only days before and fits the night.
 
     So a day that is trained once more, since its run was killed after it had made its model the champion, and one
     that is back-filled, go on from where the day began, and no weights see a day twice. A back-filled version that
-    passed its gates counts as a champion here. Where none fits, the champion of now is returned.
+    passed its gates counts as a champion here. Where none is found, the champion of now is returned.
 
-    Where there is no champion yet, the newest version that only the logistic regression has kept out is gone on from,
-    so that it becomes better night by night; None where there is none either.
+    Where the champion of now does not fit, for instance as a feature was added, or where there is none yet, a version
+    counts too that only the comparison with another model kept out, so that it becomes better night by night.
     """
     current = model_registry.version_called(workspace, CHAMPION_ALIAS)
-    if current is None:
-        kept_out = [
-            each
-            for each in model_registry.registered_versions(workspace)
-            if each.day is not None and each.day < day.isoformat() and _was_kept_out_by_baseline(each)
-        ]
-        newest = max(kept_out, key=lambda each: each.day or "", default=None)
-        return None if newest is None else _verified(workspace, newest)
-    if current.day is None or current.day >= day.isoformat():
+    is_fit = current is not None and fits(current)
+    if current is None or not is_fit or current.day is None or current.day >= day.isoformat():
+        versions = model_registry.registered_versions(workspace)
         earlier = [
             each
-            for each in champions_by_day(model_registry.registered_versions(workspace))
-            if each.model == current.model and (each.day or "") < day.isoformat()
+            for each in versions_by_day(versions, _counts_as_champion if is_fit else _can_be_gone_on_from)
+            if (each.day or "") < day.isoformat() and fits(each)
         ]
         current = earlier[-1] if earlier else current
-    return _verified(workspace, current)
+    return None if current is None else _verified(workspace, current)
 
 
 def opponent_of(workspace: Workspace, challenger: RegisteredVersion) -> Champion | None:
@@ -112,24 +108,31 @@ def opponent_of(workspace: Workspace, challenger: RegisteredVersion) -> Champion
 
 
 def champions_by_day(versions: Sequence[RegisteredVersion]) -> list[RegisteredVersion]:
-    """Return the versions that a day may go on from, by the day that they know, the newest last.
+    """Return the versions that were champion, or passed their gates in a back-fill; see `versions_by_day`."""
+    return versions_by_day(versions, _counts_as_champion)
 
-    They were champion, or passed their gates in a back-fill; those that were rolled back are left out. Of one day the
-    version that was registered last stands last.
 
-    Versions come with the newest first.
+def versions_by_day(
+    versions: Sequence[RegisteredVersion], counts: Callable[[RegisteredVersion], bool]
+) -> list[RegisteredVersion]:
+    """Return the versions that count and were not rolled back, by the day that they know, the newest last.
+
+    Of one day the version that was registered last stands last.
+
+    Args:
+        versions: The newest first.
     """
     known = [
         registered
         for registered in reversed(versions)
-        if registered.day is not None and _counts_as_champion(registered) and not is_rolled_back(registered)
+        if registered.day is not None and counts(registered) and not is_rolled_back(registered)
     ]
     return sorted(known, key=lambda registered: registered.day or "")
 
 
-def _was_kept_out_by_baseline(registered: RegisteredVersion) -> bool:
+def _can_be_gone_on_from(registered: RegisteredVersion) -> bool:
     decision = decision_of(registered)
-    return decision is not None and decision.missed_baseline_alone
+    return _counts_as_champion(registered) or (decision is not None and decision.missed_comparison_alone)
 
 
 def _counts_as_champion(registered: RegisteredVersion) -> bool:

@@ -18,6 +18,9 @@ DATA_TAG = "heterps.data"
 MADE_UP_DATA = "synthetic click stream"
 
 MODEL_TAG = "heterps.model"
+SCHEMA_TAG = "heterps.schema"
+"""`DataSchema.meaning` of a version's rows; missing at versions from before there was this tag."""
+
 SKIPPED_TAG = "heterps.skipped"
 """When a later run last found this one's day done, and did nothing."""
 

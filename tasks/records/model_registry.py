@@ -19,8 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from heterps_core.data.schema import DataSchema
 from heterps_core.errors import CheckpointError, ConfigurationError, UnknownNameError
-from heterps_core.training.storage.exported_files import exported_sha256
+from heterps_core.training.storage.exported_files import exported_sha256, read_description
 from infra.workspace import Workspace
 from tasks import click_model
 from tasks.click_model import ClickModel, columns_taken, example_rows
@@ -32,6 +33,7 @@ from tasks.records.mlflow_names import (
     MODEL_TAG,
     REGISTERED_MODEL,
     RUN_ID_TAG,
+    SCHEMA_TAG,
 )
 from tasks.records.mlflow_store import (
     answering_client,
@@ -109,7 +111,13 @@ def register_model(
             "start the store, then resume the run"
         )
     mlflow_run_id = outbox(workspace).created_runs().get(run.mlflow_run_id, run.mlflow_run_id)
-    tags = {RUN_ID_TAG: run_id, MODEL_TAG: model, DATA_TAG: data, SHA256_TAG: exported_sha256(folder)}
+    tags = {
+        RUN_ID_TAG: run_id,
+        MODEL_TAG: model,
+        DATA_TAG: data,
+        SCHEMA_TAG: DataSchema.from_json(read_description(folder)["schema"]).meaning,
+        SHA256_TAG: exported_sha256(folder),
+    }
     if day is not None:
         tags[DAY_TAG] = day
     with TemporaryDirectory(prefix="heterps-mlflow-") as name:

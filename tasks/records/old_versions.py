@@ -13,7 +13,14 @@ from datetime import datetime
 from infra.workspace import Workspace
 from tasks.records import model_registry
 from tasks.records.champion import ROLLED_BACK_TAG, SINCE_TAG, champion_lock, champions_by_day, decision_of
-from tasks.records.mlflow_names import CHAMPION_ALIAS, KIND_TAG, KIND_TRAINING, REGISTERED_MODEL, START_TAG
+from tasks.records.mlflow_names import (
+    CHAMPION_ALIAS,
+    KIND_TAG,
+    KIND_TRAINING,
+    REGISTERED_MODEL,
+    SCHEMA_TAG,
+    START_TAG,
+)
 from tasks.records.mlflow_store import (
     answering_client,
     client_of,
@@ -117,14 +124,18 @@ def _needed(
     for registered in versions:
         if registered.registered_at >= registered_before:
             whys.setdefault(registered.version, f"was registered after {since}")
-    # Of each model the old champion of the latest day, from which `champion_before` would go on.
+    # Of each model and schema the old champion of the latest day, from which `champion_before` would go on.
     old = [registered for registered in versions if registered.registered_at < registered_before]
-    for registered in {each.model: each for each in champions_by_day(old)}.values():
+    for registered in {_lineage(each): each for each in champions_by_day(old)}.values():
         whys.setdefault(registered.version, "a day after its own goes on from it, where it is trained again")
-    for model in {registered.model for registered in versions}:
-        newest = next(registered for registered in versions if registered.model == model)
-        whys.setdefault(newest.version, f"is the newest of {model}")
+    for registered in {_lineage(each): each for each in reversed(versions)}.values():
+        whys.setdefault(registered.version, f"is the newest of {registered.model} by its schema")
     return whys
+
+
+def _lineage(registered: RegisteredVersion) -> tuple[str, str | None]:
+    """Return what versions must have alike for one to go on from another."""
+    return registered.model, registered.tags.get(SCHEMA_TAG)
 
 
 def _champions_before(

@@ -55,10 +55,7 @@ def _champion(decision: PromotionDecision) -> str:
         return f"yes: version {decision.version} serves from now on"
     if decision.champion_version is None:
         return f"no: version {decision.version} did not pass every gate"
-    stays = f"no: version {decision.champion_version} stays"
-    if decision.is_of_other_columns:
-        return f"{stays}, which is of other columns; predict with --version {decision.version}"
-    return f"{stays}; version {decision.version} is not proven better"
+    return f"no: version {decision.champion_version} stays; version {decision.version} is not proven better"
 
 
 def usd_text(usd: float) -> str:

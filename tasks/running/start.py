@@ -7,7 +7,7 @@ mean to its weights what the rows before meant.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from heterps_core.training.storage.exported_files import (
 )
 from heterps_core.training.storage.run_directory import JOB, START_MODEL, RunDirectory
 from tasks.records.champion import Champion
+from tasks.records.mlflow_names import SCHEMA_TAG
+from tasks.records.model_registry import RegisteredVersion
 
 ACCUMULATORS_KEPT = 0.5
 """Of what Adagrad has accumulated, at each night: best for clicks that drift (docs/LOG.md)."""
@@ -79,9 +81,7 @@ def choose_start(
     description = read_description(champion.folder)
     if _of_weights(champion.model) != _of_weights(model):
         return Start(reason=f"from scratch: {name}, is {champion.model} and not {model}")
-    known = DataSchema.from_json(description["schema"])
-    # What rows are put in order by, no model sees.
-    if replace(known, time_column=schema.time_column) != schema:
+    if DataSchema.from_json(description["schema"]).meaning != schema.meaning:
         return Start(reason=f"from scratch: {name}, was trained by another schema")
     if champion.day is None:
         return Start(reason=f"from scratch: {name}, was trained on data that is not cut into days")
@@ -104,6 +104,13 @@ def choose_start(
         reason=f"goes on from version {champion.version} of {champion.day}, with its tables and numeric transform; "
         f"{of_optimizers}",
     )
+
+
+def fits_night(registered: RegisteredVersion, *, model: str, schema: DataSchema) -> bool:
+    """Tell whether a night of a model and a schema can go on with the weights of a version."""
+    # Versions from before there was the tag may fit: their description says so.
+    has_meaning = registered.tags.get(SCHEMA_TAG, schema.meaning) == schema.meaning
+    return has_meaning and _of_weights(registered.model) == _of_weights(model)
 
 
 def _of_weights(model: str) -> str:

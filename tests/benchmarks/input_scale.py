@@ -41,7 +41,8 @@ from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.judging.held_out import judge_held_out
 from heterps_core.judging.quality import measure_quality
-from heterps_core.serving.exported_model import ClickPredictor, held_out_scores
+from heterps_core.serving.exported_model import ClickPredictor
+from heterps_core.serving.held_out_predictions import held_out_scores
 from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.node.host_memory import peak_bytes
 from heterps_core.training.pipeline.stage_exchange import RowSlice, replica_slice

@@ -12,7 +12,8 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError
-from heterps_core.serving.exported_model import ClickPredictor, held_out_rows, predicted_parts
+from heterps_core.serving.exported_model import ClickPredictor
+from heterps_core.serving.held_out_predictions import held_out_rows, predicted_parts
 from tests.heterps_core.serving.builders import fit_logistic, raw_columns, write_logistic
 
 NUM_ROWS = 1_000

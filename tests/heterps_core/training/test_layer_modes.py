@@ -23,13 +23,8 @@ from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.judging.held_out import HeldOutJudgement, judge_held_out
 from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.serving.exported_model import (
-    ClickPredictor,
-    export_model,
-    held_out_rows,
-    held_out_scores,
-    predicted_parts,
-)
+from heterps_core.serving.exported_model import ClickPredictor, export_model
+from heterps_core.serving.held_out_predictions import held_out_rows, held_out_scores, predicted_parts
 from heterps_core.training.checkpoint import complete_checkpoints
 from heterps_core.training.evaluation import judge_trained
 from heterps_core.training.job import UPDATE_MODES, StartModel, TrainingConfig, TrainingJob

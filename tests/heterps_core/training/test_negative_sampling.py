@@ -17,7 +17,8 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.judging.held_out import HeldOutJudgement
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.serving.exported_model import ClickPredictor, export_model, held_out_scores
+from heterps_core.serving.exported_model import ClickPredictor, export_model
+from heterps_core.serving.held_out_predictions import held_out_scores
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.storage.run_directory import RunDirectory

@@ -21,7 +21,8 @@ from heterps_core.errors import DataError
 from heterps_core.judging.held_out import HeldOutJudgement
 from heterps_core.judging.quality import measure_quality
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.serving.exported_model import ClickPredictor, export_model, held_out_rows, predicted_parts
+from heterps_core.serving.exported_model import ClickPredictor, export_model
+from heterps_core.serving.held_out_predictions import held_out_rows, predicted_parts
 from heterps_core.training.evaluation import judge_trained
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job

@@ -9,8 +9,6 @@ from datetime import date
 import numpy as np
 import pytest
 
-from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.errors import CheckpointError, ConfigurationError, UnknownNameError
 from heterps_core.judging.quality import measure_quality
 from heterps_core.serving.exported_model import ClickPredictor
@@ -20,7 +18,7 @@ from tasks.records import model_registry
 from tasks.records.champion import apply_decision, champion_before, champion_of, roll_back
 from tasks.records.mlflow_names import EXPERIMENT
 from tests.heterps_core.data.synthetic_rows import all_rows
-from tests.heterps_core.serving.builders import fit_logistic, raw_columns, write_logistic
+from tests.heterps_core.serving.builders import raw_columns
 from tests.tasks.registry import BROKEN, EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED
 
 
@@ -221,27 +219,6 @@ def test_a_champion_of_other_tables_and_another_transform_is_compared_all_the_sa
     quality = measure_quality(models.dataset.eval_labels, np.log(probabilities / (1 - probabilities)))
     assert decision.champion.auc == pytest.approx(quality.auc, abs=1e-6)
     assert decision.champion.log_loss == pytest.approx(quality.log_loss, abs=1e-6)
-
-
-def test_a_champion_of_other_columns_stays_and_the_way_on_is_told(models, tmp_path):
-    models.crown(OLD)
-    manifest = models.dataset.manifest
-    reversed_names = CRITEO_SCHEMA.numeric_columns[::-1]
-    other = PreparedDataset(
-        models.dataset.directory,
-        replace(
-            manifest,
-            schema=replace(CRITEO_SCHEMA, numeric_columns=reversed_names),
-            features=replace(manifest.features, dense_names=reversed_names),
-        ),
-    )
-    folder = write_logistic(tmp_path / "reversed", other, fit_logistic(other))
-
-    decision = models.judge(FITTED, champion=replace(champion_of(models.workspace), folder=folder))
-
-    assert missed(decision) == ["columns of the rows"]
-    assert f"one workspace serves one kind of rows: predict these with --version {FITTED}" in decision.why
-    assert decision.is_of_other_columns
 
 
 def test_a_version_whose_files_were_exchanged_is_never_promoted(models):

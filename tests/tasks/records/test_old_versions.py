@@ -211,7 +211,7 @@ def test_what_has_an_alias_or_is_begun_with_or_is_the_newest_of_a_model_stays(wo
 
     assert whys(tidied)["1"] == "is called shadow"
     assert whys(tidied)["2"] == "a run that is under way began with it"
-    assert whys(tidied)["9"] == "is the newest of another"
+    assert whys(tidied)["9"] == "is the newest of another by its schema"
     assert list(tidied.removed) == ["3", "4", "5"]
     run_lifecycle.close_run(workspace, live, status="FAILED", reason="test")
     assert list(tidy_versions(workspace, registered_before=MONTH_AGO).removed) == ["2"]
