@@ -122,7 +122,7 @@ class ModelParameters(FlowParameters):
 
     wire_dtype: Annotated[str, OneOf("wire dtype", WIRE_DTYPES)] | None = None
     """Number format in which activations and gradients cross between stages, and table rows and theirs between
-    machines: float32; bfloat16, for half the bytes; or int8, for a third of the bytes of rows. Empty for bfloat16
+    machines: float32; or bfloat16, for half the bytes. Empty for bfloat16
     where a link of the plan has less than 10 Gbit/s and the plan costs less with it, else float32."""
 
     update_mode: Annotated[str, OneOf("update mode", UPDATE_MODES)] | None = None

@@ -15,8 +15,6 @@ from heterps_core.data.manifest import read_manifest
 from heterps_core.data.reading.bucket_path import BucketPath
 from heterps_core.errors import LedgerError, ProvisioningError
 from heterps_core.json_codec import to_json
-from heterps_core.planning.cost_model.arrays import Floats
-from heterps_core.planning.provisioning.node_order import near_order
 from heterps_core.training.storage.run_directory import DATA, RunDirectory
 from heterps_core.training.storage.store import StorageUsage
 from infra.billing.bill import Bill, bill_for_run
@@ -75,14 +73,11 @@ def rented_cluster(
     run_directory: RunDirectory,
     model: str,
     caps: Caps,
-    traffic: Floats,
     spot_until: datetime | None = None,
 ) -> Iterator[Cluster]:
     """Launch a plan, or what may stand in for it, yield its cluster, end it whatever happens.
 
-    Its nodes are ordered by `traffic` between its ranks and where they stand in the network. Until `spot_until` a
-    plan on spot waits for machines. See
-    `infra.machines.failover.first_running_cluster`.
+    Until `spot_until` a plan on spot waits for machines. See `infra.machines.failover.first_running_cluster`.
     """
     ledger = Ledger(workspace.ledger_path)
     rented_from = provider_of(workspace, provider)
@@ -99,36 +94,9 @@ def rented_cluster(
             spent=lambda: spent_before_launch(rented_from, ledger, run_id),
             spot_until=spot_until,
         ) as cluster:
-            yield by_network(rented_from, cluster, traffic)
+            yield cluster
     finally:
         keep_spot_records(workspace, rented_from, run_id)
-
-
-def by_network(provider: Provider, cluster: Cluster, traffic: Floats) -> Cluster:
-    """Return a cluster in the order in which nodes that exchange most are near, where the provider tells who is."""
-    if len(cluster.nodes) <= 2:  # each is as near to the other
-        return cluster
-    try:
-        paths = provider.network_paths(cluster)
-    except ProvisioningError as problem:
-        logger.warning("run %s: nodes stay in the order of their launch: %s", cluster.run_id, problem)
-        return cluster
-    if not paths:
-        logger.info(
-            "run %s: nodes stay in the order of their launch, as of none the place in the network is known",
-            cluster.run_id,
-        )
-        return cluster
-    ordered = near_order(cluster, paths, traffic)
-    moved = sum(node is not before for node, before in zip(ordered.nodes, cluster.nodes, strict=True))
-    logger.info(
-        "run %s: %d of %d nodes change places to be near those they exchange most with; they meet at %s",
-        cluster.run_id,
-        moved,
-        len(cluster.nodes),
-        ordered.rendezvous,
-    )
-    return ordered
 
 
 def spent_before_launch(provider: Provider, ledger: Ledger, run_id: str) -> Spent:

@@ -18,7 +18,6 @@ from flows.night.fleet import (
 from flows.night.plan import NightPlan, OpenedRun, compared
 from heterps_core.cluster import Cluster
 from heterps_core.data.distinct_values import turnover_summary
-from heterps_core.planning.provisioning.node_order import plan_traffic
 from heterps_core.training.outcome import Complete, Failed, MachinesLost, Stopped
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
@@ -68,12 +67,6 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
             run_directory=run_directory,
             model=run.asked.sized_model,
             caps=run.asked.caps,
-            traffic=plan_traffic(
-                plan.profiled.graph,
-                provisioning.launch_stages,
-                batch_size=plan.config.batch_size,
-                num_microbatches=plan.config.num_microbatches,
-            ),
             spot_until=plan.spot_until,
         )
         try:

@@ -27,7 +27,6 @@ from heterps_core.embeddings.row_kernels import kernels_for
 from heterps_core.embeddings.row_lists import distinct_rows
 from heterps_core.embeddings.row_optimizers import RowOptimizer, State, sum_by_row
 from heterps_core.embeddings.row_range import initial_rows, rows_per_shard, shard_rows
-from heterps_core.embeddings.row_wire import from_wire, new_message, to_wire, wire_bytes
 from heterps_core.transport.shared_memory import use_huge_pages
 
 
@@ -67,7 +66,7 @@ class ShardedTable:
         device: Where the shard lies, and what is looked up goes to.
         rows_group: The same replicas, for rows and gradients on the device; by default `group`.
         bags: Which rows of a sample are pooled; None where each row is returned as it is.
-        wire_dtype: Of the rows and gradients that replicas send each other: float32, bfloat16 or int8.
+        wire_dtype: Of the rows and gradients that replicas send each other: float32 or bfloat16.
         ids: Where the table has the rows of dynamic ids, which are then looked up in the place of row indices; a
             look-up that is trained gives new ones a row. Shards have whole buckets.
         day: On which ids are seen.
@@ -303,7 +302,7 @@ class ShardedTable:
         asked_UD = torch.empty(len(exchange.local_rows), self.dimension, device=self.device)
         copy_rows(self.weight_RD, exchange.local_rows[:, None], asked_UD)
         found = self._send(asked_UD, exchange.received_counts, exchange.sent_counts)
-        copy_rows(from_wire(found), exchange.inverse_BS, out_BX, self.bags)
+        copy_rows(found, exchange.inverse_BS, out_BX, self.bags)
         return exchange
 
     def _scatter(self, rows_BS: Tensor, exchange: RowExchange | None, gradients_BX: Tensor) -> None:
@@ -315,16 +314,16 @@ class ShardedTable:
             [(exchange.inverse_BS, gradients_BX)], exchange.num_distinct, self.dimension, self.bags
         )
         received = self._send(gradients_UD, exchange.sent_counts, exchange.received_counts)
-        self._pending.append((exchange.local_rows[:, None], from_wire(received)))
+        self._pending.append((exchange.local_rows[:, None], received))
 
     def _send(self, rows_UD: Tensor, sent_counts: list[int], received_counts: list[int]) -> Tensor:
-        """Send consecutive rows to replicas in order, so many to each, and return the message that they send."""
-        message = to_wire(rows_UD, self._wire_dtype)
-        received = new_message(sum(received_counts), self.dimension, self._wire_dtype, device=self.device)
+        """Send consecutive rows to replicas in order, so many to each, and return the rows that they send."""
+        message = rows_UD.to(self._wire_dtype)
+        received = message.new_empty(sum(received_counts), self.dimension)
         dist.all_to_all_single(received, message, received_counts, sent_counts, group=self._rows_group)
         num_away = len(rows_UD) - sent_counts[self._shard]
-        self.sent_bytes += num_away * wire_bytes(self.dimension, self._wire_dtype)
-        return received
+        self.sent_bytes += num_away * self.dimension * self._wire_dtype.itemsize
+        return received.float()
 
 
 def copy_rows(weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor, bags: Bags | None = None) -> None:

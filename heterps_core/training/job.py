@@ -14,10 +14,9 @@ from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
 PRECISIONS = ("float32", "bfloat16")
 """In what dense layers multiply; parameters and what crosses between stages are float32 in both."""
 
-WIRE_DTYPES = ("float32", "bfloat16", "int8")
+WIRE_DTYPES = ("float32", "bfloat16")
 """Number formats of what workers send: activations and their gradients between stages, and between machines the rows
-of tables and theirs. With int8 rows and their gradients have a float32 scale each (`embeddings/row_wire.py`), and
-what crosses between stages is bfloat16. The update of a row, and sums, are float32 in all."""
+of tables and theirs. The update of a row, and sums, are float32 in both."""
 
 SYNC, DELAYED = UPDATE_MODES = ("sync", "delayed")
 """When a batch's gradients are applied: before the next batch begins, or while others run (`stage_runner.py`)."""
@@ -57,11 +56,6 @@ on CTR-DNN (docs/LOG.md)."""
 
 LEAST_MICROBATCH_ROWS = 64
 """Below, the fixed cost of a message and of a layer's call outweighs its work."""
-
-
-def boundary_dtype(wire_dtype: str) -> str:
-    """Return the number format of activations and gradients between stages, by the name in `WIRE_DTYPES`."""
-    return "float32" if wire_dtype == "float32" else "bfloat16"
 
 
 def default_batch_size(num_train_rows: int) -> int:

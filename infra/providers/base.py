@@ -181,16 +181,6 @@ class Provider(ABC):
             ProvisioningError: One ended, or is not up in time.
         """
 
-    def network_paths(self, cluster: Cluster) -> dict[str, tuple[str, ...]]:
-        """Return by node id the nodes of the network above each machine that is up, from the top down.
-
-        Machines that share more of them are nearer to one another; those of which nothing is known are left out.
-
-        Raises:
-            ProvisioningError: The provider does not answer.
-        """
-        return {}
-
     @abstractmethod
     def renew_lease(self, run_id: str, *, until: datetime) -> None:
         """Move the lease of all machines of a run."""

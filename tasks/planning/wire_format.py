@@ -24,7 +24,7 @@ def search_with_wire_dtype(asked: str | None, search: Search) -> tuple[str, Sche
     """Search a plan, and choose the number format of what its workers send unless one is asked for.
 
     That is bfloat16 where the plan in float32 has a link of less than 10 Gbit/s, and the plan in bfloat16 costs at
-    least a hundredth less by the cost model. int8 is never chosen: it rounds the gradients of rows more than that.
+    least a hundredth less by the cost model.
 
     Args:
         asked: Name in `WIRE_DTYPES`; None leaves the choice.

@@ -160,7 +160,7 @@ TRAINING = [
     ({"embedding_optimizer": "adam"}, "not a known embedding optimizer; known are: rowwise-adagrad"),
     ({"update_mode": "late"}, "not a known update mode; known are: delayed, sync"),
     ({"precision": "fp16"}, "not a known precision; known are: bfloat16, float32"),
-    ({"wire_dtype": "int4"}, "not a known wire dtype; known are: bfloat16, float32, int8"),
+    ({"wire_dtype": "int4"}, "not a known wire dtype; known are: bfloat16, float32"),
     ({"dense_learning_rate": 0.0}, "dense_learning_rate must be a number, above 0, or left out, got 0.0"),
     ({"embedding_learning_rate": NAN}, "embedding_learning_rate must be a number, above 0"),
     ({"num_threads": 0}, "num_threads must be a whole number of threads, at least 1"),

@@ -154,9 +154,6 @@ class Wire:
 
     refusal_message: str = "as the test wants it"
 
-    network_nodes: dict[str, list[str]] = field(default_factory=dict)
-    """By instance id, from the top down: what EC2 tells of where instances stand, which moto does not know."""
-
     throttled: int = 0
     """How many of the first requests are answered that there were too many."""
 
@@ -184,17 +181,7 @@ class Wire:
         if code is not None:
             self.after()
             return refused_fleet(request.url, code, message=self.refusal_message)
-        if form["Action"] == "DescribeInstanceTopology":
-            asked = [value for name, value in form.items() if name.startswith("InstanceId.")]
-            found = "".join(
-                _STANDS.format(
-                    id=each, path="".join(f"<item>{node}</item>" for node in self.network_nodes[each])
-                )
-                for each in asked
-                if each in self.network_nodes
-            )
-            answer = 200, {}, _TOPOLOGY.format(found=found).encode()
-        elif token is not None and token in self._answers:
+        if token is not None and token in self._answers:
             answer = self._answers[token]
         else:
             real = URLLib3Session().send(request)
@@ -223,11 +210,6 @@ _REFUSED_FLEET = """<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/201
 """What EC2 answers to a fleet of type instant that it cannot fill: a success without machines."""
 
 _FLEET_ERROR = "<item><errorCode>{code}</errorCode><errorMessage>{message}</errorMessage></item>"
-
-_TOPOLOGY = """<DescribeInstanceTopologyResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">
-<requestId>1</requestId><instanceSet>{found}</instanceSet></DescribeInstanceTopologyResponse>"""
-
-_STANDS = "<item><instanceId>{id}</instanceId><networkNodeSet>{path}</networkNodeSet></item>"
 
 _TAGS = re.compile(rb"<tagSet>.*?</tagSet>", re.DOTALL)
 _RESERVATIONS = re.compile(rb"(?<=<reservationSet>).*(?=</reservationSet>)", re.DOTALL)

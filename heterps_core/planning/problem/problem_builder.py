@@ -21,12 +21,11 @@ from heterps_core.planning.problem.scheduling_problem import (
     is_cpu,
 )
 from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming
-from heterps_core.training.job import boundary_dtype
 
 ROUND_TRIP_MESSAGES = 4
 """Of an embedding for one batch: counts, row indices and rows on the way forward, gradients on the way back."""
 
-_EXCHANGED_BYTES = {"float32": 8 + 2 * 64, "bfloat16": 8 + 2 * 32, "int8": 8 + 2 * (16 + 4)}
+_EXCHANGED_BYTES = {"float32": 8 + 2 * 64, "bfloat16": 8 + 2 * 32}
 """By the name of a wire dtype, for a row of 16 numbers: its index, the row and its gradient."""
 
 ESTIMATE_RELATIVE_ERROR = 0.5
@@ -157,7 +156,7 @@ def build_problem(
 
 def crossing_bytes_per_sample(layer: Layer, *, wire_dtype: str) -> int:
     """Return the bytes that cross a boundary behind a layer; a graph has them in float32."""
-    return layer.output_bytes_per_sample // (1 if boundary_dtype(wire_dtype) == "float32" else 2)
+    return layer.output_bytes_per_sample // (1 if wire_dtype == "float32" else 2)
 
 
 def exchanged_share(wire_dtype: str) -> float:
@@ -166,8 +165,8 @@ def exchanged_share(wire_dtype: str) -> float:
     Narrower rows have a larger share.
 
     Example:
-        >>> round(exchanged_share("bfloat16"), 3), round(exchanged_share("int8"), 3)
-        (0.529, 0.353)
+        >>> round(exchanged_share("bfloat16"), 3)
+        0.529
     """
     return _EXCHANGED_BYTES[wire_dtype] / _EXCHANGED_BYTES["float32"]
 

@@ -34,7 +34,6 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
 from heterps_core.training.gradients.gradient_sum import GradientSum, PendingSum
 from heterps_core.training.gradients.weight_gradients import WeightGradients
-from heterps_core.training.job import boundary_dtype
 from heterps_core.training.pipeline.delayed_layers import DelayedLayers
 from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE, one_forward_one_backward
 from heterps_core.training.pipeline.shared_memory_boundary import (
@@ -162,7 +161,7 @@ class StageRunner:
             link.silence_limit_s = FIRST_SILENCE_LIMIT_S
         self._warmup_per_stage = warmup_per_stage
         self._neighbours = neighbours or {}
-        self._wire_dtype: torch.dtype = getattr(torch, boundary_dtype(wire_dtype))
+        self._wire_dtype: torch.dtype = getattr(torch, wire_dtype)
         self._before = None if self.is_first else self._boundary(layout, stage - 1, input_width)
         self._after = None if self.is_last else self._boundary(layout, stage + 1, output_width)
         self._arriving: deque[Receiving | ArrivingRows] = deque()

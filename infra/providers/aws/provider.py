@@ -41,7 +41,6 @@ from infra.providers.aws.prices import AwsPrices, spot_records
 from infra.providers.aws.queries import (
     Ec2Clock,
     live_instances,
-    network_nodes,
     remembered_instances,
     renew_lease_tags,
     terminate_all,
@@ -198,13 +197,6 @@ class AwsEc2Provider(Provider):
             self.client.get_waiter("instance_running").wait(
                 InstanceIds=ids, WaiterConfig={"Delay": POLL_INTERVAL_S, "MaxAttempts": attempts}
             )
-
-    def network_paths(self, cluster: Cluster) -> dict[str, tuple[str, ...]]:
-        """Ask for the network nodes of instances, which EC2 tells of some types; see `Provider.network_paths`."""
-        node_of = {node.provider_instance_id: node.node_id for node in cluster.nodes}
-        with explained("tell where instances stand in its network"):
-            found = network_nodes(self.client, list(node_of))
-        return {node_of[instance_id]: path for instance_id, path in found.items()}
 
     def renew_lease(self, run_id: str, *, until: datetime) -> None:
         """Move the lease tags of a run; see `Provider.renew_lease`."""

@@ -28,7 +28,6 @@ IMAGE_NAME_PATTERN = "heterps-node-*"
 
 MAX_FILTER_VALUES = 200
 
-MAX_TOPOLOGY_IDS = 100
 
 DESCRIBE_TIMEOUT_S = 60.0
 """EC2 may not know for some seconds an instance that it has just launched."""
@@ -133,18 +132,6 @@ def describe_when_known(client: EC2Client, instance_ids: Sequence[str]) -> list[
                 f"not; what was launched is ended, try again"
             )
         time.sleep(DESCRIBE_POLL_S)
-
-
-def network_nodes(client: EC2Client, instance_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the network nodes above running instances from the top down, by id, of types that EC2 tells them of."""
-    found = [
-        instance
-        for start in range(0, len(instance_ids), MAX_TOPOLOGY_IDS)
-        for instance in client.describe_instance_topology(
-            InstanceIds=list(instance_ids[start : start + MAX_TOPOLOGY_IDS])
-        )["Instances"]
-    ]
-    return {each["InstanceId"]: tuple(each["NetworkNodes"]) for each in found if each.get("NetworkNodes")}
 
 
 def is_ended(instance: InstanceTypeDef) -> bool:

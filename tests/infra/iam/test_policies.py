@@ -50,14 +50,13 @@ def whole_life(client, folder):
     for _ in range(2):
         provider = provider_with_roles(client)
         wire.attach(provider.iam)
-        cluster = provider.launch(
+        provider.launch(
             plan(),
             run_id="left",
             lease_until=datetime.now(UTC),
             bootstrap=bootstrap(Path("/srv/heterps/run")),
             ledger=ledger,
         )
-        provider.network_paths(cluster)
     for days in (1, 2):
         sweep(provider, now=datetime.now(UTC) + timedelta(days=days), ledger=ledger)
     return wire.requests
