@@ -33,7 +33,9 @@ BOUNDS = {
 }
 
 REMOVED = {
+    "nights": "profile-devices measures each device type that has no measurement of the last 30 days",
     "redo_log": "checkpoints, as often as the market's losses make worth it, are what a run goes on from",
+    "robust": "each time has its spread in the plan's explanation, and profile-devices measures device types",
 }
 """Parameters of earlier versions, and what stands in their place."""
 

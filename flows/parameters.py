@@ -16,7 +16,6 @@ from heterps_core.hardware import Market
 from heterps_core.models import sized_model
 from heterps_core.planning.problem.extra_costs import COST_TERMS
 from heterps_core.planning.search.schedulers import SCHEDULERS
-from heterps_core.profiling import VALID_FOR
 from heterps_core.training.job import (
     CHAMPION,
     DENSE_OPTIMIZERS,
@@ -233,10 +232,6 @@ class TrainParameters(PlannedParameters, TrainedParameters):
     max_planning_seconds: Annotated[float, of_unit("seconds", ge=0.1)] | None = None
     """Of all proofs together, of zones, floors and markets; those that take longer end with a gap; empty for 60."""
 
-    robust: bool = False
-    """Take the plan of least worst regret where times are off by their spread: of the cheapest plans of all such
-    cases the one that costs least too much in its worst case."""
-
     markets: list[Annotated[str, OneOf("market", tuple(map(str, Market)))]] = Field(
         [str(Market.ON_DEMAND)], min_length=1
     )
@@ -311,10 +306,7 @@ class TrainParameters(PlannedParameters, TrainedParameters):
 
 
 class ProfileParameters(PlannedParameters):
-    """Parameters of profile-devices, which measures a model on rented machines where that is worth its cost."""
-
-    nights: Count = VALID_FOR.days
-    """Runs of train-ctr that a measurement serves before it expires, 30 days after."""
+    """Parameters of profile-devices, which measures a model on a rented machine of each device type."""
 
     def check(self) -> None:
         """Check as for train-ctr."""

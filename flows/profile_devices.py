@@ -1,7 +1,7 @@
 """Measures device types on machines that are rented for it, so that plans need not rest on estimates.
 
-Runs on request (`prefect deployment run profile-devices`). Only those are rented whose true speed may change the plan
-by more than the rent costs; the provider local makes a dry run of all of it with processes of this machine.
+Runs on request (`prefect deployment run profile-devices`). Rents a machine of each device type without a measurement
+that still counts; the provider local makes a dry run of all of it with processes of this machine.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tasks.planning.device_profiles import (
     check_all_measured,
     keep_profiles,
     measure_device_types,
+    measuring_plan,
     record_profiling,
     rented_for_measuring,
     with_costs,
 )
-from tasks.planning.measurement_decision import decide_measurements, measuring_plan
 from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import planned_job, profile_layers
 from tasks.provisioning import find_offers
@@ -49,7 +49,6 @@ from tasks.running.budget import spent_this_month_usd
 from tasks.running.live_fleet import check_no_other_fleet
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run, open_run
-from tasks.scheduling import make_problem
 
 
 @flow(
@@ -62,7 +61,7 @@ from tasks.scheduling import make_problem
 )
 @takes(ProfileParameters)
 def profile_devices(asked: ProfileParameters) -> str:
-    """Measure a click model on rented machines of the device types where that is worth its cost.
+    """Measure a click model on a rented machine of each device type.
 
     Returns:
         The run's id.
@@ -113,30 +112,13 @@ def profile_devices(asked: ProfileParameters) -> str:
     listed = get_provider(asked.provider).price_file
     prices = PriceCatalogue(price_files(workspace, listed=listed))
     offers = find_offers(device_types, catalogue=prices, region=asked.region)
-    problem = make_problem(
-        profiled,
-        offers,
-        job,
-        device_types=device_types,
-        num_epochs=asked.epochs,
-        throughput_floor_samples_per_s=asked.throughput_floor_samples_per_s,
-        update_mode=asked.update_mode,
-        wire_dtype=asked.wire_dtype or "float32",
-    )
-    decisions = decide_measurements(
-        problem,
-        profiled.graph,
-        offers,
-        measured=profiled.measured,
-        nights=asked.nights,
-        minimum_billed_s=get_provider(asked.provider).minimum_billed_s,
-    )
-    for decision in decisions:
-        log_step("weighed", f"{decision.device_type}: {decision.text}")
-    rented = [each.device_type for each in decisions if each.is_rented]
+    for kept in profiled.measured.values():
+        log_step(
+            "measured", f"{kept.device_type} {kept}; counts until {kept.expires_at:%Y-%m-%d}, not rented"
+        )
+    rented = [name for name in device_types if name not in map(hardware_name, profiled.measured)]
     if not rented:
-        record_profiling(workspace, tracked, decisions, None)
-        close_run(workspace, tracked, status="FINISHED", reason="nothing was worth measuring")
+        close_run(workspace, tracked, status="FINISHED", reason="all device types are measured")
         return run_id
 
     run_directory = RunDirectory(get_provider(asked.provider).run_location(workspace, run_id))
@@ -154,7 +136,7 @@ def profile_devices(asked: ProfileParameters) -> str:
     devices = with_costs(results, cluster, bills_of_run(workspace, asked.provider, run_id), run_id=run_id)
     for line in keep_profiles(workspace, profiled, devices):
         log_step("measured", line)
-    record_profiling(workspace, tracked, decisions, devices)
+    record_profiling(workspace, tracked, devices)
     for bill in devices.bills:
         log_block(bill_text(bill))
     check_all_measured(devices)

@@ -64,7 +64,6 @@ def record_plan(workspace: Workspace, report: PlanReport, bills: Sequence[Bill] 
         "problem": report.problem,
         "explanation": report.explanation,
         "provisioning": report.provisioning.cloud_plan,
-        **({"robust_choice": report.robust_choice} if report.robust_choice else {}),
     }
     for name, document in documents.items():
         client.log_dict(run.mlflow_run_id, document.to_json(), f"{name}.json")

@@ -24,7 +24,6 @@ from heterps_core.planning.provisioning.offer_choice import (
     zones_of,
 )
 from heterps_core.planning.search.optimum import MAX_SECONDS, find_optimum
-from heterps_core.planning.search.robust_choice import ROBUST, RobustChoice, robust_result
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction, predict_dry_run
@@ -284,15 +283,6 @@ def search_in_time(
         if not in_time or steady.chosen.plan.cost_usd <= searches.chosen.plan.cost_usd:
             return steady_problem, steady
     return problem, searches
-
-
-@task(name="choose robust plan", cache_policy=NO_CACHE)
-def with_robust(problem: SchedulingProblem, searches: Searches) -> tuple[Searches, RobustChoice]:
-    """Take the plan of least worst regret in the place of the cheapest, where it is another one."""
-    result, choice = robust_result(problem, searches.chosen)
-    if result is searches.chosen:
-        return searches, choice
-    return replace(searches, results={**searches.results, ROBUST: result}, taken=ROBUST), choice
 
 
 def with_compared(

@@ -26,7 +26,7 @@ Search the cheapest plan for a planning problem and print it with its proof and 
 examples:
   heterps plan problem.json --scheduler exact --seconds 10
   heterps plan problem.json --scheduler reinforce --seed 7 --budget-evaluations 100000 --output plan.json
-  heterps plan problem.json --scheduler exact --robust --output plan.json
+  heterps plan problem.json --scheduler exact --output plan.json
   heterps plan problem.json --scheduler exact --leave-out-costs startup storage --explain none
 
 exit status: 0 with a plan; 2 where the problem or an argument is malformed; 3 where no plan exists.
@@ -76,12 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"plan without these costs, of: {', '.join(COST_TERMS)}",
     )
     parser.add_argument(
-        "--robust",
-        action="store_true",
-        help="take the plan of least worst regret where times are off by their spread: of the cheapest plans of all "
-        "such cases the one that costs least too much in its worst case",
-    )
-    parser.add_argument(
         "--explain",
         choices=EXPLAIN_CHOICES,
         help="how much to say about the plan (default: full, or short where full would take many seconds)",
@@ -106,17 +100,11 @@ def run(options: argparse.Namespace) -> None:
         seed=options.seed,
         max_seconds=options.seconds,
     )
-    choice = None
-    if options.robust:
-        from heterps_core.planning.search.robust_choice import robust_result
-
-        result, choice = robust_result(problem, result)
     explanation = _explain(problem, result, asked=options.explain)
     if options.output is not None:
-        added = {"explanation": explanation, "robust_choice": choice}
-        documents = {name: each.to_json() for name, each in added.items() if each is not None}
-        write_json(options.output, {**result.plan.to_json(), **documents})
-    print(plan_table(problem, result, *(() if choice is None else [("robust", str(choice))])))
+        added = {} if explanation is None else {"explanation": explanation.to_json()}
+        write_json(options.output, {**result.plan.to_json(), **added})
+    print(plan_table(problem, result))
     if explanation is not None:
         from heterps_core.planning.explain.text import explanation_text
 

@@ -70,7 +70,6 @@ from tasks.scheduling import (
     search_in_time,
     simulate_choice,
     with_compared,
-    with_robust,
 )
 from tasks.training import training_config
 
@@ -326,10 +325,6 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         planning_time = PlanningTime(REPLAN_SECONDS)
         return problem_with(names, wire_dtype, offers=offers, planning_time=planning_time), offers
 
-    robust_choice = None
-    if asked.robust:
-        searches, robust_choice = with_robust(problem, searches)
-        log_step("robust", str(robust_choice))
     chosen = searches.chosen
     floor = floor_text(
         deadline,
@@ -391,7 +386,6 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         scheduler=asked.scheduler,
         explanation=explanation,
         simulation=simulation,
-        robust_choice=robust_choice,
         provisioning=provisioning,
         tracked=run.tracked,
         config=config,

@@ -10,13 +10,18 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.cluster import Cluster
-from heterps_core.errors import TrainingError
+from heterps_core.device_types import get_device_type
+from heterps_core.errors import ProvisioningError, TrainingError
+from heterps_core.hardware import DeviceKind, InstanceOffer, Market
+from heterps_core.models.model_graph import ModelGraph
+from heterps_core.planning.provisioning.offer_choice import choose_instances
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
+from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache, without_dataset
 from heterps_core.profiling.profiling_node import PROFILE_JOB, ProfilingResults, follow_profiling
 from heterps_core.training.monitor import publish_cluster
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.units import MS_PER_S
+from heterps_core.units import BYTES_PER_GIB, MS_PER_S
 from infra.billing.bill import Bill
 from infra.billing.caps import Caps, check_caps
 from infra.ledger.ledger import Ledger
@@ -24,7 +29,6 @@ from infra.machines.lifecycle import READY_TIMEOUT_S, running_cluster
 from infra.providers import get_provider, provider_of
 from infra.workspace import Workspace
 from tasks.clusters import next_launch_id, node_bootstrap
-from tasks.planning.measurement_decision import MeasurementDecision
 from tasks.profiling import ProfiledModel
 from tasks.provisioning import usd_for
 from tasks.records.mlflow_store import client_of
@@ -39,6 +43,33 @@ TIME_LIMIT_S = 600.0
 
 LIFETIME_S = 1800
 """After this a node ends itself, whatever became of the flow."""
+
+
+FREE_MEMORY_BYTES = 2 * BYTES_PER_GIB
+"""Assumed beside the tables, in a machine and on a card: system, torch and batches."""
+
+
+def measuring_plan(
+    device_types: Sequence[str], offers: Sequence[InstanceOffer], graph: ModelGraph
+) -> ProvisioningPlan:
+    """Return the cheapest on-demand machines to measure each device type on one, each a stage of its own.
+
+    Raises:
+        ProvisioningError: A card or all offers of a type lack memory for the tables, or no zone has all types.
+    """
+    least_bytes = graph.state_bytes + FREE_MEMORY_BYTES
+    for card in map(get_device_type, device_types):
+        if card.kind is DeviceKind.GPU and card.memory_bytes < least_bytes:
+            raise ProvisioningError(
+                f"a card must hold the tables to be measured, but {card.name} has {card.memory_bytes:,.0f} bytes "
+                f"and {least_bytes:,.0f} are needed; leave it out of device_types, or take smaller tables"
+            )
+    able = [
+        offer
+        for offer in offers
+        if offer.market is Market.ON_DEMAND and offer.instance_type.memory_bytes >= least_bytes
+    ]
+    return choose_instances([Stage(0, 0, name, 1) for name in device_types], able)
 
 
 @contextmanager
@@ -181,26 +212,10 @@ def check_all_measured(devices: MeasuredDevices) -> None:
 def record_profiling(
     workspace: Workspace,
     run: TrackedRun,
-    decisions: Sequence[MeasurementDecision],
-    devices: MeasuredDevices | None,
+    devices: MeasuredDevices,
 ) -> None:
-    """Write decisions, profiles and bills to MLflow."""
-    for decision in decisions:
-        record_metrics(
-            workspace,
-            run,
-            {
-                f"worth/{decision.device_type}/expected_usd": decision.worth.expected_usd,
-                f"worth/{decision.device_type}/most_usd": decision.worth.most_usd,
-                f"worth/{decision.device_type}/cost_usd": decision.cost_usd,
-            },
-        )
+    """Write profiles and bills to MLflow."""
     client = client_of(workspace)
-    client.log_dict(
-        run.mlflow_run_id, {"decisions": [each.to_json() for each in decisions]}, "decisions.json"
-    )
-    if devices is None:
-        return
     record_metrics(workspace, run, {"cost/billed_usd": devices.cost_usd})
     documents = {f"profiles/{measured.device_type}": measured.to_json() for measured in devices.profiles}
     documents |= {f"bills/{bill.run_id}": bill.to_json() for bill in devices.bills}

@@ -13,7 +13,8 @@ MODEL_COLUMNS = {
     "AUC": ".4f",
     "log-loss": ".4f",
     "predicted over observed clicks": ".4f",
-    "USD per million samples": ".4f",
+    "billed USD per million samples": ".4f",
+    "planned USD per million samples": ".4f",
 }
 GATE_COLUMNS = {"gate": "", "found": "s", "must be": "", "verdict": "", "remark": ""}
 

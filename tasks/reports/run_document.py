@@ -210,8 +210,6 @@ def _plan_section(report: PlanReport, *more: Block) -> Section:
         *((f"disk of stage {index}", str(sweep)) for index, sweep in report.chosen.evaluation.sweeps.items()),
         ("proof", gap_text(plan)),
     ]
-    if report.robust_choice is not None:
-        facts.append(("robust", str(report.robust_choice)))
     if report.is_estimated:
         facts.append(
             ("note", "times of device types that are not at hand are estimates from published figures")

@@ -13,7 +13,6 @@ from heterps_core.planning.calibration.correction import NO_CORRECTION, Correcti
 from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
 from heterps_core.planning.explain.explanation import PlanExplanation
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.search.robust_choice import ROBUST, RobustChoice
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction
 from heterps_core.planning.simulate.plan_simulation import PlanSimulation, run_cost_usd
@@ -55,7 +54,6 @@ class PlanReport:
     is_estimated: bool
     """Times of at least one device type of the plan are a roofline and not a measurement."""
 
-    robust_choice: RobustChoice | None = None
     """None where the cheapest plan was asked for."""
 
     tables: Table
@@ -320,13 +318,8 @@ def _metric_part(column: str) -> str:
 
 def explanation_metrics(explanation: PlanExplanation) -> dict[str, float | None]:
     """Return the figures of an explanation under their stable names."""
-    cost, runner_up = explanation.cost_range, explanation.runner_up
+    runner_up = explanation.runner_up
     return {
-        "explanation/low_cost_usd": cost.low_usd if cost else None,
-        "explanation/high_cost_usd": cost.high_usd if cost else None,
-        "explanation/regret_usd": max((worth.most_usd for worth in explanation.measurements), default=0.0)
-        if cost
-        else None,
         "explanation/runner_up_extra_usd": runner_up.extra_usd if runner_up else None,
         "explanation/ten_percent_more_usd": explanation.ten_percent_more.extra_usd,
     }
@@ -343,8 +336,6 @@ def taken_text(searches: Searches, asked: str) -> str:
     """Return why a plan is not that of the method that was asked for; nothing where it is."""
     if searches.taken == asked:
         return ""
-    if searches.taken == ROBUST:
-        return "; least worst regret, not least cost"
     if asked in searches.without_plan:
         return f"; {asked}, which was asked for, found no plan"
     extra = searches.results[asked].plan.cost_usd / searches.chosen.plan.cost_usd - 1

@@ -39,7 +39,6 @@ BENCHMARKS = {
     "planner_anytime": "tests.benchmarks.planner_anytime:run",
     "planner_proofs": "tests.benchmarks.planner_proofs:run",
     "planner_quality": "tests.benchmarks.planner_quality:run",
-    "planner_robust": "tests.benchmarks.planner_robust:run",
     "planner_speed": "tests.benchmarks.planner_speed:run",
     "prediction_error": "tests.benchmarks.prediction_error:run",
     "prediction_learning": "tests.benchmarks.prediction_learning:run",

@@ -24,7 +24,7 @@ def test_what_stands_by_default_can_be_used():
         ({"device_types": ["cpu-c7"]}, UnknownNameError, "cpu-c7i"),
         ({"model": "ctrdn"}, UnknownNameError, "ctrdnn"),
         ({"provider": "aws"}, ConfigurationError, "HETERPS_RUN_STORE"),
-        ({"nights": 0}, ConfigurationError, "nights must be a whole number, at least 1"),
+        ({"nights": 3}, ConfigurationError, "nights was removed: .* the last 30 days; leave it out"),
     ],
 )
 def test_what_cannot_be_used_is_told_before_any_work(monkeypatch, wrong, error, message):
@@ -35,13 +35,12 @@ def test_what_cannot_be_used_is_told_before_any_work(monkeypatch, wrong, error, 
 
 
 @pytest.mark.slow
-def test_a_dry_run_weighs_rents_measures_ends_and_records(tmp_path, monkeypatch, caplog):
+def test_a_dry_run_rents_measures_ends_and_records(tmp_path, monkeypatch, caplog):
     home = tmp_path / "home"
     monkeypatch.setenv("HETERPS_HOME", str(home))
     write_click_stream(tmp_path / "clicks.tsv", num_rows=3_000, seed=0)
 
     with prefect_test_harness(server_startup_timeout=60), caplog.at_level(logging.INFO):
-        # Two processors of nearly the same price for the same work: whichever is slower decides.
         profile_devices(
             data=str(tmp_path / "clicks.tsv"),
             device_types=["cpu-c7i", "cpu-m7a"],
@@ -51,8 +50,7 @@ def test_a_dry_run_weighs_rents_measures_ends_and_records(tmp_path, monkeypatch,
         )
 
     workspace = Workspace(root=home)
-    assert "rented as" in caplog.text
-    assert "not kept, since this machine is none of that type" in caplog.text
+    assert caplog.text.count("not kept, since this machine is none of that type") == 2
     assert not (workspace.profiles_directory / "rented").exists()
     assert provider_of(workspace, "local").list_instances() == ()
     assert {entry.state for entry in Ledger(workspace.ledger_path).entries()} == {EntryState.ENDED}
@@ -61,5 +59,4 @@ def test_a_dry_run_weighs_rents_measures_ends_and_records(tmp_path, monkeypatch,
     [run] = client.search_runs([experiment.experiment_id])
     assert (run.data.tags[KIND_TAG], run.info.status) == ("profiling", "FINISHED")
     assert run.data.metrics["cost/billed_usd"] > 0
-    assert {"worth/cpu-c7i/expected_usd", "worth/cpu-m7a/cost_usd"} <= set(run.data.metrics)
-    assert {entry.path for entry in client.list_artifacts(run.info.run_id)} >= {"bills", "decisions.json"}
+    assert {entry.path for entry in client.list_artifacts(run.info.run_id)} >= {"bills", "profiles"}

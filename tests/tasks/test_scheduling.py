@@ -8,16 +8,12 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.search.schedulers.exact import ExactScheduler
 from tasks import scheduling
 from tasks.planning.deadline import deadline_for
-from tasks.reports.run_report import taken_text
 from tasks.scheduling import (
     Searches,
     search_chosen,
     search_in_time,
-    search_plan,
     with_compared,
-    with_robust,
 )
-from tests.heterps_core.planning.explain.test_measurement_worth import problem as tiny_choice
 from tests.tasks.builders import make_problem, make_spot_problem, without_spot
 
 
@@ -106,38 +102,6 @@ def test_a_method_that_finds_no_plan_does_not_keep_a_proven_one_from_being_taken
 
     assert set(found.without_plan) == {"gpu-only"}
     assert found.chosen.plan.scheduler == "exact"
-
-
-def test_the_robust_plan_is_taken_in_the_place_of_the_cheapest_which_stays_in_the_record(monkeypatch):
-    known = tiny_choice(floor_samples_per_s=750.0)
-    layer = replace(known.layers[0], compute_relative_spread={"cpu-a": 0.5})
-    asked = replace(known, layers=(layer,))
-    monkeypatch.setattr("tasks.scheduling.search_plan", search_plan.fn)
-    searches = search_chosen(asked, scheduler="exact", budget_evaluations=64, seed=0)
-
-    robust, choice = with_robust.fn(asked, searches)
-
-    # By hand: a is cheaper and may miss the floor, b keeps it.
-    assert [result.plan.stages[0].device_type for result in (searches.chosen, robust.chosen)] == [
-        "cpu-a",
-        "cpu-b",
-    ]
-    assert (robust.taken, robust.chosen.plan.scheduler, set(robust.results)) == (
-        "robust",
-        "robust",
-        {"exact", "robust"},
-    )
-    assert robust.chosen.plan.optimality_gap == pytest.approx(4.32 / 3.60 - 1)
-    assert choice.stages == robust.chosen.plan.stages
-    assert taken_text(robust, "exact") == "; least worst regret, not least cost"
-
-
-def test_a_plan_that_is_robust_already_stays_that_of_its_method(monkeypatch):
-    asked = tiny_choice(spread=0.05)
-    monkeypatch.setattr("tasks.scheduling.search_plan", search_plan.fn)
-    searches = search_chosen(asked, scheduler="exact", budget_evaluations=64, seed=0)
-
-    assert with_robust.fn(asked, searches)[0] is searches
 
 
 NOW = datetime(2026, 11, 21, 0, 0, tzinfo=UTC)

@@ -6,7 +6,7 @@ the explanation says by how much and what it places elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,12 +20,6 @@ from heterps_core.planning.explain.changes import (
     price_of_floor,
     price_of_throughput,
 )
-from heterps_core.planning.explain.cost_range import (
-    CostRange,
-    MeasurementWorth,
-    find_cost_range,
-    find_measurements,
-)
 from heterps_core.planning.explain.placement import Move, moves_between
 from heterps_core.planning.explain.reasons import (
     RunnerUp,
@@ -36,6 +30,7 @@ from heterps_core.planning.explain.reasons import (
     find_single_types,
 )
 from heterps_core.planning.explain.variants import SAME_COST
+from heterps_core.planning.problem.estimates import estimates_of
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
@@ -52,7 +47,7 @@ class Detail(StrEnum):
     """How much is explained."""
 
     SHORT = "short"
-    """What a handful of searches tells: reasons, the price of the floor and of more throughput, the cost range."""
+    """What a handful of searches tells: reasons, the price of the floor and of more throughput, spreads of times."""
 
     FULL = "full"
     """All; one search for each layer, several for each device type."""
@@ -62,7 +57,7 @@ class Detail(StrEnum):
 class PlanExplanation(JsonDocument):
     """What is known about the cheapest plan besides itself."""
 
-    json_form = JsonForm(version=3)
+    json_form = JsonForm(version=4)
 
     detail: Detail
     """Where it is `SHORT`, the parts that say so are empty because they were not looked for."""
@@ -84,15 +79,13 @@ class PlanExplanation(JsonDocument):
     """None where the floor costs nothing."""
 
     ten_percent_more: PriceOfThroughput
-    cost_range: CostRange | None
-    """None where no time has a spread."""
+    spreads: Mapping[str, float]
+    """By hardware and quantity, the largest spread of its times as a share of them; exact times are left out."""
 
     runner_up: RunnerUp | None
     """Only in full; None where no other placement comes near."""
 
     price_flips: tuple[PriceFlip, ...]
-    measurements: tuple[MeasurementWorth, ...]
-    """Of the estimates that could change the plan noticeably. Only in full."""
 
 
 def default_detail(problem: SchedulingProblem) -> Detail:
@@ -123,8 +116,7 @@ def explain_plan(problem: SchedulingProblem, chosen: Sequence[Stage], *, detail:
         single_types=find_single_types(problem),
         floor_price=price_of_floor(problem, cost_usd),
         ten_percent_more=price_of_throughput(problem, MORE_THROUGHPUT * throughput, cost_usd),
-        cost_range=find_cost_range(problem, stages),
+        spreads={str(estimate): spread for estimate, spread in estimates_of(problem).items()},
         runner_up=find_runner_up(problem, stages, cost_usd) if is_full else None,
         price_flips=find_price_flips(problem, stages) if is_full else (),
-        measurements=find_measurements(problem, stages) if is_full else (),
     )

@@ -14,7 +14,6 @@ from heterps_core.planning.explain.changes import (
     PriceFlip,
     PriceOfThroughput,
 )
-from heterps_core.planning.explain.cost_range import CostRange
 from heterps_core.planning.explain.explanation import Detail, PlanExplanation
 from heterps_core.planning.explain.placement import layers_text, moves_text, plan_text
 from heterps_core.planning.explain.reasons import RunnerUp, TypeRole
@@ -25,7 +24,6 @@ LEAST_SPEED_RATIO = 1.5
 """Of two units; less is no reason for a choice."""
 
 MAX_SINGLE_TYPES = 3
-MAX_OTHER_ESTIMATES = 2
 
 _Line = tuple[str, str]
 
@@ -50,7 +48,7 @@ def explanation_text(explanation: PlanExplanation) -> str:
 
 def essential_facts(explanation: PlanExplanation) -> list[tuple[str, str]]:
     """Return what a report has room for: the next best plan, the nearest price flip and the step of
-    throughput, and the estimate that could change the plan."""
+    throughput, and how far times may be off."""
     lines: list[_Line] = []
     if explanation.runner_up is not None:
         lines.append(("next best", _runner_up_text(explanation, explanation.runner_up)))
@@ -63,9 +61,7 @@ def essential_facts(explanation: PlanExplanation) -> list[tuple[str, str]]:
         _, nearest = min(distances, key=itemgetter(0))
         lines.append((nearest.device_type, _flip_text(nearest)))
     lines.append(("10 % more", _throughput_text(explanation, explanation.ten_percent_more)))
-    if explanation.cost_range is not None:
-        lines.append(("cost range", _range_text(explanation, explanation.cost_range)))
-    return [*lines, *_measurement_lines(explanation)]
+    return [*lines, *_spread_lines(explanation)]
 
 
 def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
@@ -75,7 +71,7 @@ def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
             "note",
             f"the plan above is not the cheapest: {_extra_text(explanation, explanation.chosen_extra_usd)}. The "
             f"cheapest has {plan_text(explanation.stages)}{moved}. All below is about "
-            f"that one; --scheduler exact without --robust returns it",
+            f"that one; --scheduler exact returns it",
         )
     for role in explanation.roles:
         yield role.device_type, _role_text(role)
@@ -97,9 +93,7 @@ def _change_lines(explanation: PlanExplanation) -> Iterator[_Line]:
     if explanation.floor_price is not None:
         yield "limit", _floor_text(explanation.floor_price, explanation)
     yield "10 % more", _throughput_text(explanation, explanation.ten_percent_more)
-    if explanation.cost_range is not None:
-        yield "cost range", _range_text(explanation, explanation.cost_range)
-    yield from _measurement_lines(explanation)
+    yield from _spread_lines(explanation)
 
 
 def _role_text(role: TypeRole) -> str:
@@ -167,34 +161,10 @@ def _throughput_text(explanation: PlanExplanation, price: PriceOfThroughput) -> 
     return f"{what} {_extra_text(explanation, price.extra_usd)}"
 
 
-def _range_text(explanation: PlanExplanation, cost: CostRange) -> str:
-    text = f"{usd_text(cost.low_usd)} to {usd_text(cost.high_usd)} within the spread of all times"
-    if cost.misses_floor:
-        text += (
-            f"; at its slow end only {cost.lowest_throughput_samples_per_s:,.0f} samples/s, below the floor"
-        )
-    return text
-
-
-def _measurement_lines(explanation: PlanExplanation) -> Iterator[_Line]:
-    """Yield which estimate could change the plan most, what measuring it saves, and the others in a few words."""
-    if not explanation.measurements:
-        return
-    first, *rest = explanation.measurements
-    what = f"{first.estimate} (±{first.largest_spread:.0%})"
-    saving = f"saves at most {usd_text(first.most_usd)} a run, {usd_text(first.expected_usd)} expected"
-    end = f"at its {'slow' if first.is_slow_end else 'fast'} end"
-    other = moves_text(first.moves) if first.moves else "other replica counts"
-    if first.may_break:
-        text = f"{what} could break the plan: {end} it misses a limit that {other} would keep"
-        text += f"; short of that, measuring it {saving}" * (first.most_usd > 0)
-    else:
-        text = f"{what} could change the plan: measuring it {saving}; {end} {other} would be cheaper"
-    others = [
-        f"{each.estimate}, {'a limit' if each.may_break else usd_text(each.most_usd)}"
-        for each in rest[:MAX_OTHER_ESTIMATES]
-    ]
-    yield "measure", "; then ".join([text, *others])
+def _spread_lines(explanation: PlanExplanation) -> Iterator[_Line]:
+    if explanation.spreads:
+        spreads = sorted(explanation.spreads.items(), key=lambda item: -item[1])
+        yield "times", f"may be off by {', '.join(f'±{spread:.0%} ({name})' for name, spread in spreads)}"
 
 
 def _extra_text(explanation: PlanExplanation, extra_usd: float) -> str:

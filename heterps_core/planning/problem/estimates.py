@@ -14,9 +14,6 @@ from heterps_core.field_rules import within_limits
 from heterps_core.hardware import hardware_name
 from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem
 
-LEAST_FACTOR = 0.1
-"""On a time at the fast end of a spread that is wider than the time itself."""
-
 Factor = Callable[[LayerCosts, str], float]
 
 
@@ -52,30 +49,6 @@ def estimates_of(problem: SchedulingProblem) -> dict[Estimate, float]:
             estimate = Estimate(device_type=hardware_name(name), quantity=quantity)
             spreads[estimate] = max(spread, spreads.get(estimate, 0.0))
     return {estimate: spread for estimate, spread in spreads.items() if spread > 0}
-
-
-def with_errors(problem: SchedulingProblem, positions: Mapping[Estimate, float]) -> SchedulingProblem:
-    """Return the problem with times 1 + position * spread as long, for each estimate that is named.
-
-    Positions are within the spread: -1 for the fast end, 1 for the slow one.
-    """
-
-    def factor(name: str, quantity: Quantity, spread: float) -> float:
-        position = positions.get(Estimate(device_type=hardware_name(name), quantity=quantity), 0.0)
-        return max(LEAST_FACTOR, 1 + position * spread)
-
-    network = {
-        name: factor(name, Quantity.COMMUNICATION, unit.communication_relative_spread)
-        for name, unit in problem.device_types.items()
-    }
-    return with_scaled_times(
-        problem,
-        computing=lambda layer, name: factor(
-            name, Quantity.COMPUTING, layer.compute_relative_spread.get(name, 0.0)
-        ),
-        in_stage=lambda _, name: network[name],
-        across=network,
-    )
 
 
 def with_scaled_times(

@@ -48,32 +48,6 @@ def test_writes_the_contracts_fields_and_prints_a_table(tmp_path, capsys):
     assert "<- slowest" in printed
 
 
-def test_a_robust_plan_costs_more_at_the_estimated_times_and_says_what_for(tmp_path, capsys):
-    document = json.loads((PROBLEMS / "thirty_two_layers.json").read_text())
-    for unit in document["device_types"].values():
-        unit["communication_relative_spread"] = 0.3
-    for layer in document["layers"]:
-        layer["compute_relative_spread"] = dict.fromkeys(document["device_types"], 0.3)
-    problem, output = tmp_path / "problem.json", tmp_path / "plan.json"
-    problem.write_text(json.dumps(document))
-
-    asked = ["--scheduler", "exact", "--robust", "--explain", "short", "--output", str(output)]
-    assert main(["plan", str(problem), *asked]) == 0
-
-    plan, printed = json.loads(output.read_text()), " ".join(capsys.readouterr().out.split())
-    choice = plan["robust_choice"]
-    assert plan["scheduler"] == "robust"
-    assert plan["cost_usd"] == choice["cost_usd"] > choice["cost_at_hand_usd"]
-    assert plan["cost_lower_bound_usd"] == choice["cost_at_hand_usd"]
-    at_hand, robust = choice["regret_at_hand"], choice["regret"]
-    assert robust["share"] < at_hand["share"]
-    assert (
-        f"robust +{choice['cost_usd'] / choice['cost_at_hand_usd'] - 1:.2%} at the estimated times" in printed
-    )
-    assert "one that is cheapest in none of these may do better" in printed
-    assert "--scheduler exact without --robust returns it" in printed
-
-
 def test_the_budget_reaches_the_search(tmp_path):
     output = tmp_path / "plan.json"
 

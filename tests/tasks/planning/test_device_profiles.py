@@ -12,7 +12,7 @@ import torch
 from heterps_core.cluster import Cluster, Node
 from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import DEVICE_TYPES
-from heterps_core.errors import BudgetExceededError, HeterpsError, TrainingError
+from heterps_core.errors import BudgetExceededError, HeterpsError, ProvisioningError, TrainingError
 from heterps_core.hardware import Market
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
@@ -30,10 +30,10 @@ from tasks.planning.device_profiles import (
     check_all_measured,
     keep_profiles,
     measure_device_types,
+    measuring_plan,
     rented_for_measuring,
     with_costs,
 )
-from tasks.planning.measurement_decision import measuring_plan
 from tasks.profiling import ProfiledModel, charge_measurements, measured_device_types
 from tasks.records import mlflow_store
 from tasks.records.mlflow_names import KIND_PROFILING, PROCESS_TAG
@@ -364,3 +364,11 @@ def test_the_record_of_a_measurement_whose_process_died_is_found_as_those_of_tra
     assert run_lifecycle.runs_without_process(workspace) == ["dead"]
     assert run_lifecycle.close_dead_run(workspace, "dead", status="KILLED", reason="test") == 1
     assert client.get_run(alive.mlflow_run_id).info.status == "RUNNING"
+
+
+def test_a_card_that_is_too_small_for_the_tables_is_refused_before_machines_are_rented():
+    # By hand: a T4 has 16 GiB, of which 2 GiB stay free.
+    large = replace(GRAPH, layers=(replace(GRAPH.layers[0], parameter_bytes=17_000_000_000), GRAPH.layers[1]))
+
+    with pytest.raises(ProvisioningError, match=r"gpu-t4 has .*; leave it out of device_types"):
+        measuring_plan(("cpu-c7i", "gpu-t4"), OFFERS, large)

@@ -6,8 +6,14 @@ from tasks.reports.decision_document import decision_metrics, decision_tables
 from tasks.reports.document import Document, Section, markdown
 
 
-def figures(auc, usd):
-    return ModelFigures(auc=auc, log_loss=0.45, calibration_ratio=1.02, usd_per_million_samples=usd)
+def figures(auc, usd, planned_usd=None):
+    return ModelFigures(
+        auc=auc,
+        log_loss=0.45,
+        calibration_ratio=1.02,
+        usd_per_million_samples=usd,
+        planned_usd_per_million_samples=planned_usd,
+    )
 
 
 DECISION = PromotionDecision(
@@ -36,7 +42,7 @@ DECISION = PromotionDecision(
     confidence=0.95,
     num_rows=40_000,
     num_clicks=10_000,
-    challenger=figures(0.7812, 0.2),
+    challenger=figures(0.7812, 0.2, 0.3),
     champion=figures(0.7810, 0.1),
     auc_difference=Estimate(value=0.0002, low=-0.0002, high=0.0006),
     log_loss_difference=Estimate(value=-0.0001, low=-0.0003, high=0.0001),
@@ -51,9 +57,12 @@ def text_of(decision):
 def test_the_tables_have_both_models_and_every_gate_with_its_verdict():
     lines = text_of(DECISION).splitlines()
 
-    assert "| model | AUC | log-loss | predicted over observed clicks | USD per million samples |" in lines
-    assert "| challenger, version 7 | 0.7812 | 0.4500 | 1.0200 | 0.2000 |" in lines
-    assert "| champion, version 6 | 0.7810 | 0.4500 | 1.0200 | 0.1000 |" in lines
+    assert (
+        "| model | AUC | log-loss | predicted over observed clicks | billed USD per million samples "
+        "| planned USD per million samples |" in lines
+    )
+    assert "| challenger, version 7 | 0.7812 | 0.4500 | 1.0200 | 0.2000 | 0.3000 |" in lines
+    assert "| champion, version 6 | 0.7810 | 0.4500 | 1.0200 | 0.1000 | - |" in lines
     assert r"| cost over the champion's | 2 | at most 1.5 | missed | a \| b |" in lines
     assert "| SHA-256 of the files | - | equal to 78f4b5173829 | met |  |" in lines
 

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from heterps_core.planning.explain.explanation import Detail, explain_plan
@@ -19,17 +17,10 @@ def test_the_flow_explains_small_problems_in_full():
 
 
 def test_figures_of_an_explanation_have_stable_names():
-    spread = {"cpu-c7i": 0.1, "gpu-t4": 0.5}
     problem = make_problem()
-    layers = tuple(replace(layer, compute_relative_spread=spread) for layer in problem.layers)
-    problem = replace(problem, layers=layers)
 
     metrics = explanation_metrics(explain_choice.fn(problem, make_result(problem)))
 
-    # By hand: 5 cpu units and a gpu take 8 ms a batch; fast 7.2 and 4, slow 8.8 and 12.
-    assert metrics["explanation/low_cost_usd"] == pytest.approx(0.00072)
-    assert metrics["explanation/high_cost_usd"] == pytest.approx(0.0012)
-    assert metrics["explanation/regret_usd"] > 0
     assert metrics["explanation/runner_up_extra_usd"] >= 0
     assert metrics["explanation/ten_percent_more_usd"] > 0
 
@@ -41,9 +32,4 @@ def test_what_is_not_known_has_no_figure():
     metrics = explanation_metrics(explanation)
 
     unknown = {name for name, value in metrics.items() if value is None}
-    assert unknown == {
-        "explanation/low_cost_usd",
-        "explanation/high_cost_usd",
-        "explanation/regret_usd",
-        "explanation/runner_up_extra_usd",
-    }
+    assert unknown == {"explanation/runner_up_extra_usd"}

@@ -9,7 +9,6 @@ from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.text_table import WIDTH, labelled_lines
 from tests.builders import make_problem
-from tests.heterps_core.planning.explain.test_measurement_worth import problem as tiny_choice
 from tests.heterps_core.planning.explain.trying_all import tiny_problem
 from tests.tasks import builders
 
@@ -59,7 +58,7 @@ def test_a_plan_that_is_not_the_cheapest_is_called_so_first():
     text = joined(explain(tiny_problem(0), stages=(Stage(0, 2, "gpu_a", 4),)))
 
     assert "note the plan above is not the cheapest: +" in text
-    assert "--scheduler exact without --robust returns it" in text
+    assert "--scheduler exact returns it" in text
 
 
 def test_the_offer_and_its_price_are_named():
@@ -89,32 +88,6 @@ def test_the_essential_lines_are_few():
     facts = essential_facts(explain_plan(problem, find_optimum(problem).stages, detail=Detail.FULL))
 
     labels = [label for label, _ in facts]
-    assert len(labels) == 5
-    assert [labels[0], *labels[2:]] == ["next best", "10 % more", "cost range", "measure"]
+    assert [labels[0], *labels[2:]] == ["next best", "10 % more", "times"]
+    assert all(f"±20% (computing on {name})" in facts[-1][1] for name in problem.device_types)
     assert len(labelled_lines(facts)) <= 10
-
-
-def test_what_a_measurement_saves_is_told_in_a_line():
-    # By hand: a costs 3.60 USD, 5.40 at the slow end of ±50 %; b 4.32 USD.
-    problem = tiny_choice(spread=0.5)
-    known = replace(problem.layers[0], compute_relative_spread={"cpu-a": 0.5})
-
-    text = joined(explain(replace(problem, layers=(known,))))
-
-    assert (
-        "measure computing on cpu-a (±50%) could change the plan: measuring it saves at most 1.08 USD a run, 0.18 "
-        "USD expected; at its slow end layer 0 to cpu-b would be cheaper"
-    ) in text
-
-
-def test_an_estimate_that_could_break_the_plan_is_told():
-    text = joined(explain(tiny_choice(floor_samples_per_s=750.0)))
-
-    assert (
-        "measure computing on cpu-a (±50%) could break the plan: at its slow end it misses a limit that layer 0 "
-        "to cpu-b would keep; short of that, measuring it saves at most 0.18 USD a run"
-    ) in text
-
-
-def test_an_estimate_that_changes_nothing_is_not_told():
-    assert "measure" not in explain(tiny_choice(spread=0.05))
