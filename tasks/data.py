@@ -21,8 +21,9 @@ from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.proposal.day_check import check_day
 from heterps_core.data.reading.bucket_path import SourcePath, source_path
-from heterps_core.data.reading.days import Night, files_of_day, find_night, parse_day, partitions_of
+from heterps_core.data.reading.days import Night, find_night, parse_day, partitions_of
 from heterps_core.data.reading.readers import check_columns, list_source_files
+from heterps_core.data.reading.source_files import files_of_day
 from heterps_core.data.reading.time_order import times_of
 from heterps_core.data.row_query import RowQuery, inputs_of
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema

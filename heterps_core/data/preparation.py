@@ -38,6 +38,7 @@ from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.parquet_reader import group_sizes, read_footer
 from heterps_core.data.reading.readers import Source, is_parquet, list_source_files, read_rows
 from heterps_core.data.reading.row_batch import is_list
+from heterps_core.data.reading.source_files import check_partitions_are_times
 from heterps_core.data.reading.time_order import check_time_order
 from heterps_core.data.row_groups import SOURCE_STARTS_NAME, STARTS_NAME, RowGroups, footer_name, parquet_name
 from heterps_core.data.schema import DataSchema
@@ -96,6 +97,9 @@ def prepare_dataset(
     _check_replaceable(out_dir)
     files = list_source_files(source)
     eval_files = () if eval_source is None else list_source_files(eval_source)
+    is_by_name = isinstance(source, str | SourcePath) and schema.time_column is None
+    if is_by_name and eval_fraction and not eval_files:
+        check_partitions_are_times(files)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(out_dir.parent):
         with ThreadPoolExecutor() as pool:

@@ -38,8 +38,9 @@ def run(options: argparse.Namespace) -> None:
     from pathlib import Path
 
     from heterps_core.data.proposal.day_check import check_day
-    from heterps_core.data.reading.days import files_of_day, partitions_of
+    from heterps_core.data.reading.days import partitions_of
     from heterps_core.data.reading.readers import list_source_files
+    from heterps_core.data.reading.source_files import files_of_day
     from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 
     schema = CRITEO_SCHEMA if options.schema is None else DataSchema.load(Path(options.schema))

@@ -54,8 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Propose a schema, write it and print what was seen."""
     from heterps_core.data.proposal.schema_proposal import propose_schema
-    from heterps_core.data.reading.days import files_of_day, partitions_of
+    from heterps_core.data.reading.days import partitions_of
     from heterps_core.data.reading.readers import list_source_files
+    from heterps_core.data.reading.source_files import files_of_day
 
     if options.output.exists():
         raise ConfigurationError(

@@ -78,6 +78,10 @@ class BucketPath:
         """Arrow's file system, in which `key` is the path."""
         return _file_system(self.key.partition("/")[0], self.options)
 
+    def __truediv__(self, name: str) -> BucketPath:
+        """Return what lies below, by its name."""
+        return BucketPath(key=f"{self.key}/{name}", options=self.options)
+
     def absolute(self) -> BucketPath:
         """Return itself."""
         return self
@@ -118,7 +122,7 @@ class BucketPath:
                     if fnmatchcase(each.name, part)
                 ]
             else:
-                found = [BucketPath(key=f"{folder.key}/{part}", options=self.options) for folder in found]
+                found = [folder / part for folder in found]
         return [each for each in found if each.exists()]
 
     def open_ranges(self) -> NativeFile:

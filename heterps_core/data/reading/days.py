@@ -8,61 +8,41 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from glob import has_magic
+from itertools import chain
 
 from heterps_core.data.reading.bucket_path import SourcePath, matching, source_path
+from heterps_core.data.reading.source_files import (
+    check_no_log_above,
+    entries_of,
+    files_of_day,
+    in_time_order,
+    is_data,
+    partitions_in,
+)
 from heterps_core.errors import ConfigurationError, DataError
 
 PARTITION_PREFIX = "day="
 """Of the days that are written here; others may have another key."""
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
-_DAY_FOLDER = re.compile(r"(?:day|dt|date|ds)=(.*)")
+_DAY_FOLDER = re.compile(r"(?:day|dt|date|ds)=.*")
+"""Folders that are left out, with a word, where they name no day."""
+
+_DATE = re.compile(r"(\d{4})(-?)(\d\d)\2(\d\d)(?:[-T _]?\d\d(?::?\d\d){0,2}(?:\.0+)?Z?)?")
+"""With the hour that a folder may be of."""
+
+_DAY_KEY = re.compile(r"(?:.*_)?(?:day|date|dt|ds|pt)")
+"""Of folders in which eight digits are a day."""
+
+_DATE_KEYS = ("year", "y", "yyyy"), ("month", "m", "mm"), ("day", "d", "dd")
 
 _ONE_DAY = timedelta(days=1)
 
 logger = logging.getLogger(__name__)
-
-
-def is_data(path: SourcePath) -> bool:
-    """Tell whether a name is one of data; marks and unfinished files of other programs begin with "." or "_"."""
-    return path.name[0] not in "._"
-
-
-def data_files_of(folder: SourcePath) -> list[SourcePath]:
-    """Return the data files of a folder and of its partitions, which are folders named key=value, in time order.
-
-    Raises:
-        DataError: It holds another folder with files, which may or may not be meant.
-    """
-    files: list[SourcePath] = []
-    for entry in folder.iterdir():
-        if not is_data(entry):
-            continue
-        if entry.is_file():
-            files.append(entry)
-        elif "=" in entry.name:
-            files += data_files_of(entry)
-        elif any(found.is_file() for found in entry.rglob("*")):
-            raise DataError(
-                folder,
-                f"must hold files, or folders named key=value such as hour=01, but holds the folder {entry.name!r}; "
-                f"rename it to _{entry.name} to leave it out, or name the files by a pattern",
-            )
-    return in_time_order(files)
-
-
-def in_time_order(files: list[SourcePath]) -> list[SourcePath]:
-    """Return files ordered by name, with numbers by value: day_2 before day_10, hour=9 before hour=10."""
-    return sorted(files, key=_name_with_numbers)
-
-
-def _name_with_numbers(file: SourcePath) -> list[tuple[int, str]]:
-    """Return a sort key that compares runs of digits by value."""
-    parts = re.split(r"(\d+)", str(file))
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,25 +85,29 @@ def partitions_of(source: str | SourcePath) -> dict[date, tuple[SourcePath, ...]
     What lies in the folders is not looked at: a bucket may hold years.
 
     Args:
-        source: A folder with day=YYYY-MM-DD folders, a pattern of such folders, or one of the files in them, also
-            in folders such as hour=01 there. One that names a single day is not cut into days.
+        source: A folder with folders of days in it, such as day=2026-11-21, dt=2026-11-21-03 (hours), ds=20261121 or
+            year=2026/month=11/day=21, also within others (region=eu); a pattern of such folders, or of the files in
+            them. One that names a single day is not cut into days.
+
+    Raises:
+        DataError: A folder names a day in a form that is not known, or two days; or the source is a table with a log.
     """
     path = source_path(source)
-    if any(_names_a_day(part) for part in path.parts):
-        # One day, or files of one, are data like any other.
+    is_folder, num_above = path.is_dir(), _num_above(path)
+    found = entries_of(path) if is_folder else [entry for entry in matching(path) if is_data(entry)]
+    check_no_log_above([path] if is_folder else found)
+    if not _are_days(found, num_above):
         return {}
-    found: list[SourcePath] = list(path.iterdir()) if path.is_dir() else matching(path)
     days: dict[date, list[SourcePath]] = {}
     left_out = []
-    for entry in found:
-        if not is_data(entry):
-            continue
-        day = _day_of(entry)
+    for day, entry in chain.from_iterable(_by_day(each, num_above) for each in found):
         if day is None:
             left_out.append(entry)
         else:
             days.setdefault(day, []).append(entry)
-    unreadable = sorted(entry.name for entry in left_out if _DAY_FOLDER.fullmatch(entry.name))
+    unreadable = sorted(
+        part for entry in left_out for part in entry.parts[num_above:] if _DAY_FOLDER.fullmatch(part)
+    )
     if unreadable and not days:
         raise DataError(
             path,
@@ -138,23 +122,13 @@ def partitions_of(source: str | SourcePath) -> dict[date, tuple[SourcePath, ...]
     return {day: tuple(days[day]) for day in sorted(days)}
 
 
-def files_of_day(entries: Sequence[SourcePath]) -> tuple[SourcePath, ...]:
-    """Return the data files among and below the folders and files of a day, in time order.
-
-    Raises:
-        DataError: A folder holds another one that may not be meant; see `data_files_of`.
-    """
-    files = {file for entry in entries for file in (data_files_of(entry) if entry.is_dir() else [entry])}
-    return tuple(in_time_order(list(files)))
-
-
 def find_night(source: str | SourcePath, day: date | None) -> Night | None:
     """Return what a night trains on and is judged on; None where the source is not cut into days.
 
     `day` None stands for the latest whose next day is there too.
 
     Raises:
-        DataError: The day or the one after it is missing, or a folder of them holds no file.
+        DataError: The day or the one after it is missing, or a folder of them holds no file, or files of another day.
         ConfigurationError: A day is asked for, and the source is not cut into days.
     """
     partitions = partitions_of(source)
@@ -165,8 +139,7 @@ def find_night(source: str | SourcePath, day: date | None) -> Night | None:
                 f"but {source} has none; leave the day out, or give the folder that holds them"
             )
         return None
-    some_folder = next(part for part in partitions[min(partitions)][0].parts if _names_a_day(part))
-    key = some_folder.partition("=")[0]
+    some_day = min(partitions)
     there = f"there are {len(partitions)} days from {min(partitions)} to {max(partitions)}"
     if day is None:
         complete = [each for each in partitions if each + _ONE_DAY in partitions]
@@ -178,14 +151,18 @@ def find_night(source: str | SourcePath, day: date | None) -> Night | None:
             )
         day = complete[-1]
     files: dict[date, tuple[SourcePath, ...]] = {}
+    num_above = _num_above(source_path(source))
     for each, purpose in ((day, "which the night trains on"), (day + _ONE_DAY, f"which {day} is judged on")):
         if each not in partitions:
             raise DataError(
                 source,
-                f"must have a folder {key}={each}, {purpose}, but {there}; nothing was launched: "
+                f"must have a folder {_renamed(partitions[some_day][0], some_day, each)}, {purpose}, but {there}; "
+                f"nothing was launched: "
                 f"wait for that day, or choose another",
             )
         files[each] = files_of_day(partitions[each])
+        for file in files[each]:
+            _day_of(file, num_above)
         if not files[each]:
             raise DataError(
                 source,
@@ -195,19 +172,75 @@ def find_night(source: str | SourcePath, day: date | None) -> Night | None:
     return Night(day=day, train_files=files[day], eval_files=files[day + _ONE_DAY])
 
 
-def _names_a_day(part: str) -> bool:
-    found = _DAY_FOLDER.fullmatch(part)
-    return found is not None and _DAY.fullmatch(found[1]) is not None
+def _num_above(source: SourcePath) -> int:
+    """Return how many parts of the path of a folder or pattern are the same for all that lies in it."""
+    is_pattern = not source.is_dir()
+    return next(
+        (at for at, part in enumerate(source.parts) if is_pattern and has_magic(part)), len(source.parts)
+    )
 
 
-def _day_of(entry: SourcePath) -> date | None:
-    """Return the day of the folder that a file or folder is, or lies in."""
-    for folder in (entry, *entry.parents):
-        found = _DAY_FOLDER.fullmatch(folder.name)
-        if found is not None:
-            try:
-                return parse_day(found[1])
-            except ConfigurationError as error:
-                logger.warning("%s is left out: %s", folder, error)
-                return None
+def _are_days(entries: Sequence[SourcePath], num_above: int) -> bool:
+    """Tell whether files and folders are of days, or the first folders in them are: of a bucket few are listed."""
+    if any(_DAY_FOLDER.fullmatch(part) for entry in entries for part in entry.parts[num_above:]):
+        return True
+    if any(_day_of(entry, num_above) for entry in entries):
+        return True
+    inner = (entries_of(entry) for entry in in_time_order(list(entries)) if _is_partition(entry))
+    below = next(filter(None, inner), None)
+    return below is not None and _are_days(below, num_above)
+
+
+def _by_day(entry: SourcePath, num_above: int) -> Iterator[tuple[date | None, SourcePath]]:
+    """Yield files and folders with the day that each is of: the entry, or where it has none those in it."""
+    day = _day_of(entry, num_above)
+    is_unreadable = _DAY_FOLDER.fullmatch(entry.name) is not None
+    if day is not None or is_unreadable or not _is_partition(entry):
+        yield day, entry
+        return
+    for each in entries_of(entry):
+        yield from _by_day(each, num_above)
+
+
+def _is_partition(entry: SourcePath) -> bool:
+    return "=" in entry.name and entry.is_dir()
+
+
+def _day_of(entry: SourcePath, num_above: int) -> date | None:
+    """Return the day of the folder that a file or folder is, or lies in; `num_above` parts of the path are no day.
+
+    Raises:
+        DataError: Its folders name several days.
+    """
+    below = partitions_in(entry.parts[num_above:])
+    texts = {
+        f"{key}={value}": f"{found[1]}-{found[3]}-{found[4]}"
+        for key, value in below.items()
+        if (found := _DATE.fullmatch(value)) and (found[2] or _DAY_KEY.fullmatch(key))
+    }
+    # A year and a month may stand in the path of the source.
+    parts = partitions_in(entry.parts)
+    numbers = [next((parts[name] for name in names if name in parts), "") for names in _DATE_KEYS]
+    if not texts and all(map(str.isdecimal, numbers)) and any(name in below for name in _DATE_KEYS[-1]):
+        year, month, day = map(int, numbers)
+        texts = {str(entry): f"{year:04d}-{month:02d}-{day:02d}"}
+    if len(set(texts.values())) > 1:
+        raise DataError(
+            entry,
+            f"must be of one day, but names {' and '.join(texts)}; give a pattern of one of these folders",
+        )
+    for name, text in texts.items():
+        try:
+            return date.fromisoformat(text)
+        except ValueError as error:
+            logger.warning("%s is left out: %s", name, error)
     return None
+
+
+def _renamed(entry: SourcePath, old: date, new: date) -> str:
+    """Return what the folder of another day would be called, as that of this one is."""
+    for form in ("%Y-%m-%d", "%Y%m%d"):
+        for part in entry.parts:
+            if "=" in part and f"{old:{form}}" in part:
+                return part.replace(f"{old:{form}}", f"{new:{form}}")
+    return f"{new:year=%Y/month=%m/day=%d}"

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from heterps_core.data.reading.bucket_path import SourcePath, matching, source_path
-from heterps_core.data.reading.days import data_files_of, in_time_order
 from heterps_core.data.reading.parquet_reader import read_footer, read_parquet
 from heterps_core.data.reading.row_batch import RowBatch
+from heterps_core.data.reading.source_files import (
+    check_no_log_above,
+    data_files_of,
+    in_time_order,
+    is_data,
+)
 from heterps_core.data.reading.text_reader import GZIP_MAGIC, check_text_columns, read_text
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
@@ -34,14 +39,16 @@ def list_source_files(source: Source) -> tuple[SourcePath, ...]:
         return files
     path = source_path(source)
     if path.is_dir():
-        found = data_files_of(path)
+        matches = [path]
         expected = "a folder must hold at least one data file, got none"
     elif path.exists():
+        check_no_log_above([path])
         return (path,)
     else:
-        matches = matching(path)
-        found = [file for match in matches for file in (data_files_of(match) if match.is_dir() else [match])]
+        matches = [match for match in matching(path) if is_data(match)]
         expected = "there is no such file or folder; check the path"
+    check_no_log_above(matches)
+    found = [file for match in matches for file in (data_files_of(match) if match.is_dir() else [match])]
     if not found:
         raise DataError(path, expected)
     return tuple(in_time_order(found))

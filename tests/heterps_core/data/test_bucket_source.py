@@ -190,7 +190,8 @@ def test_of_a_bucket_of_days_only_the_two_of_the_night_are_listed(bucket, tmp_pa
     listed = [
         query for method, _, query in bucket.requests if "list-type" in query and "max-keys=1000" in query
     ]
-    assert len(listed) == 1 + 2 * 3
+    # The folder, each of both days and its hours, and the folder above for the log of a table, of three kinds.
+    assert len(listed) == 1 + 2 * 3 + 3
 
 
 @pytest.mark.parametrize("pattern", ["raw/dt=*", "raw/dt=2026-11-*/*.parquet", "raw/*/rows*"])
@@ -201,6 +202,16 @@ def test_a_pattern_finds_the_days_of_a_bucket(bucket, tmp_path, pattern):
 
     assert [str(day) for day in partitions_of(f"s3://clicks/{pattern}")] == ["2026-11-09", "2026-11-10"]
     assert len(list_source_files(f"s3://clicks/{pattern}")) == 2
+
+
+@pytest.mark.parametrize("source", ["lake/clicks", "lake/clicks/day=2026-11-01", "lake/clicks/day=*"])
+def test_a_delta_table_in_a_bucket_is_refused(bucket, tmp_path, source):
+    bucket.put("lake/clicks/_delta_log/00000000000000000000.json", write_lines(tmp_path / "log", ["{}"]))
+    bucket.put("lake/clicks/day=2026-11-01/a.parquet", write_parquet(tmp_path / "rows.parquet", 5))
+
+    for find in (partitions_of, list_source_files):
+        with pytest.raises(DataError, match=r"s3://clicks/lake/clicks: is a table of Delta"):
+            find(f"s3://clicks/{source}")
 
 
 def test_a_missing_object_is_named(bucket, tmp_path):

@@ -2,7 +2,8 @@ from datetime import date
 
 import pytest
 
-from heterps_core.data.reading.days import files_of_day, find_night, parse_day, partitions_of
+from heterps_core.data.reading.days import find_night, parse_day, partitions_of
+from heterps_core.data.reading.source_files import files_of_day
 from heterps_core.errors import ConfigurationError, DataError
 
 
@@ -172,3 +173,87 @@ def test_a_day_that_is_missing_is_named_as_the_others_are(tmp_path):
     assert find_night(tmp_path, None).day == date(2026, 11, 1)
     with pytest.raises(DataError, match=r"must have a folder dt=2026-11-03, which 2026-11-02 is judged on"):
         find_night(tmp_path, date(2026, 11, 2))
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "year={0:%Y}/month={0:%m}/day={0:%d}",
+        "Year={0:%Y}/Month={0.month}/Day={0.day}/hour=03",
+        "ds={0:%Y%m%d}",
+        "dt={0:%Y-%m-%d}-03",
+        "dt={0:%Y%m%d}03",
+        "event_date={0:%Y-%m-%d}",
+        "ts={0:%Y-%m-%d} 03%3A00%3A00",
+        "region=eu/day={0:%Y-%m-%d}",
+        "region=eu/year={0:%Y}/month={0:%m}/day={0:%d}",
+    ],
+)
+@pytest.mark.parametrize("pattern", ["", "*"])
+def test_days_are_found_in_every_form_that_writers_give_their_folders(tmp_path, folder, pattern):
+    days = [date(2026, 10, 31), date(2026, 11, 1), date(2026, 11, 2)]
+    for day in days:
+        (tmp_path / folder.format(day)).mkdir(parents=True)
+        (tmp_path / folder.format(day) / "a.tsv").write_text("row\n")
+
+    night = find_night(tmp_path / pattern, date(2026, 11, 1))
+
+    assert list(partitions_of(tmp_path / pattern)) == days
+    assert night.train_files == (tmp_path / folder.format(days[1]) / "a.tsv",)
+    assert night.eval_files == (tmp_path / folder.format(days[2]) / "a.tsv",)
+
+
+def test_a_day_has_the_files_of_all_regions_and_hours(tmp_path):
+    for name in ("region=us/dt=2026-11-01-10", "region=us/dt=2026-11-01-09", "region=eu/dt=2026-11-01-00"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.tsv").write_text("row\n")
+
+    [files] = files_by_day(tmp_path).values()
+
+    assert [str(file.parent.relative_to(tmp_path)) for file in files] == [
+        "region=eu/dt=2026-11-01-00",
+        "region=us/dt=2026-11-01-09",
+        "region=us/dt=2026-11-01-10",
+    ]
+
+
+def test_days_of_a_month_are_those_of_the_folders_above(tmp_path):
+    for day in ("01", "02"):
+        (tmp_path / f"year=2026/month=11/day={day}").mkdir(parents=True)
+
+    assert list(partitions_of(tmp_path / "year=2026" / "month=11")) == [date(2026, 11, 1), date(2026, 11, 2)]
+    assert partitions_of(tmp_path / "year=2026" / "month=11" / "day=01") == {}
+
+
+def test_a_date_above_the_source_is_no_day_of_it(tmp_path):
+    make_days(tmp_path / "date=2026-12-01", "2026-11-09", "2026-11-10")
+
+    assert list(partitions_of(tmp_path / "date=2026-12-01")) == [date(2026, 11, 9), date(2026, 11, 10)]
+
+
+def test_folders_that_name_two_days_are_refused(tmp_path):
+    make_days(tmp_path / "load_date=2026-11-05", "2026-11-04")
+    make_days(tmp_path / "load_date=2026-11-06", "2026-11-06")
+
+    with pytest.raises(
+        DataError, match="must be of one day, but names load_date=2026-11-05 and day=2026-11-04"
+    ):
+        find_night(tmp_path, None)
+
+
+def test_a_day_without_its_month_is_refused(tmp_path):
+    make_days(tmp_path, "01", "02")
+
+    with pytest.raises(DataError, match="must name the days of its folders as day=2026-11-21, got day=01"):
+        find_night(tmp_path, None)
+
+
+def test_a_missing_day_of_years_and_months_is_named_as_the_others_are(tmp_path):
+    for folder in ("year=2026/month=11/day=29", "year=2026/month=11/day=30"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.tsv").write_text("row\n")
+
+    with pytest.raises(
+        DataError, match=r"must have a folder year=2026/month=12/day=01, which 2026-11-30 is judged"
+    ):
+        find_night(tmp_path, date(2026, 11, 30))

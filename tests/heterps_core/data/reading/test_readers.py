@@ -3,6 +3,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.reading.days import partitions_of
 from heterps_core.data.reading.readers import list_source_files, read_rows
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.errors import DataError
@@ -40,6 +41,85 @@ def test_a_folder_within_that_is_no_partition_is_refused_by_name(tmp_path):
         DataError, match="but holds the folder 'backup'; rename it to _backup to leave it out"
     ):
         list_source_files(tmp_path)
+
+
+LEFT_BY_WRITERS = [
+    *(
+        "_SUCCESS",
+        "_committed_1",
+        "_started_1",
+        "_metadata",
+        "_common_metadata",
+        ".part-0.tsv.crc",
+        ".DS_Store",
+    ),
+    *("part-0.tsv.crc", "day=1_$folder$", "part-1.tsv.tmp", "part-2.tsv._COPYING_", "part-0.tsv~"),
+]
+
+
+@pytest.mark.parametrize("name", ["", "*", "hour=*", "hour=*/*"])
+def test_what_writers_leave_is_passed_over(tmp_path, name):
+    (tmp_path / "hour=01").mkdir()
+    for left in ("part-0.tsv", *LEFT_BY_WRITERS):
+        write_lines(tmp_path / "hour=01" / left, ["x"])
+        if left in LEFT_BY_WRITERS:
+            write_lines(tmp_path / left, ["x"])
+
+    assert list_source_files(tmp_path / name) == (tmp_path / "hour=01" / "part-0.tsv",)
+
+
+@pytest.mark.parametrize(
+    ("log", "data", "kind"),
+    [
+        ("_delta_log/00000000000000000000.json", "day=2026-11-01/a.parquet", "Delta"),
+        ("metadata/v1.metadata.json", "data/day=2026-11-01/a.parquet", "Iceberg"),
+        (".hoodie/hoodie.properties", "day=2026-11-01/a.parquet", "Hudi"),
+    ],
+)
+@pytest.mark.parametrize("inner", ["", "lake/region=eu"])
+@pytest.mark.parametrize("below", [0, 1, 2, "*"])
+def test_a_table_with_a_log_is_refused_at_every_level(tmp_path, log, data, kind, inner, below):
+    table = tmp_path / inner
+    for name in (log, data):
+        (table / name).parent.mkdir(parents=True, exist_ok=True)
+        write_lines(table / name, ["x"])
+    file = table / data
+    source = [table, file.parent, file][below] if below != "*" else file.parent.parent / "*"
+
+    for find in (list_source_files, partitions_of):
+        with pytest.raises(
+            DataError, match=f"is a table of {kind}.* write the rows to a folder of plain Parquet"
+        ):
+            find(source)
+
+
+def test_a_day_that_was_copied_out_of_a_hudi_table_is_refused(tmp_path):
+    for name in (".hoodie_partition_metadata", "a.parquet"):
+        write_lines(tmp_path / name, ["x"])
+
+    with pytest.raises(DataError, match=r"is a table of Hudi, as \.hoodie_partition_metadata shows"):
+        list_source_files(tmp_path)
+
+
+def test_a_folder_of_metadata_is_no_table_of_its_own(tmp_path):
+    (tmp_path / "metadata").mkdir()
+    write_lines(tmp_path / "metadata" / "columns.json", ["{}"])
+    write_lines(tmp_path / "a.tsv", ["x"])
+
+    assert list_source_files(tmp_path / "a.tsv") == (tmp_path / "a.tsv",)
+
+
+def test_partitions_of_something_else_than_time_have_no_latest_rows(tmp_path):
+    for name in ("region=eu/hour=01/a.tsv", "region=us/hour=01/a.tsv"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        write_lines(tmp_path / name, criteo_lines(5))
+
+    with pytest.raises(DataError, match="region=eu and region=us lie side by side; name a time_column"):
+        prepare_dataset(tmp_path, schema=CRITEO_SCHEMA, out_dir=tmp_path / "out")
+    one = prepare_dataset(tmp_path / "region=eu", schema=CRITEO_SCHEMA, out_dir=tmp_path / "one")
+    in_an_order = sorted(tmp_path.glob("region=*"))
+    both = prepare_dataset(in_an_order, schema=CRITEO_SCHEMA, out_dir=tmp_path / "both")
+    assert (one.manifest.num_rows, both.manifest.num_rows) == (5, 10)
 
 
 def test_a_pattern_takes_the_files_that_match(tmp_path):

@@ -10,7 +10,8 @@ from sklearn.feature_extraction import FeatureHasher
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss, roc_auc_score
 
-from heterps_core.data.reading.days import files_of_day, partitions_of
+from heterps_core.data.reading.days import partitions_of
+from heterps_core.data.reading.source_files import files_of_day
 from heterps_core.data.synthetic.click_stream import truth_of_day, write_click_days, write_click_stream
 from heterps_core.data.synthetic.click_truth import SLOT_CARDINALITIES
 from heterps_core.errors import ConfigurationError

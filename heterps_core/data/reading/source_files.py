@@ -1,0 +1,151 @@
+"""Which files of a folder are data, in the order of time; a table whose log lists the files that count is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote
+
+from heterps_core.data.reading.bucket_path import SourcePath
+from heterps_core.errors import DataError
+
+_LEFT_BY_WRITERS = re.compile(r"[._].*|.*(?:_\$folder\$|\.crc|\.tmp|\.partial|\._COPYING_|~)", re.DOTALL)
+"""Marks, checksums, footers without rows, and files that are still written."""
+
+_LOG_FOLDERS = {"_delta_log": "delta", ".hoodie": "hudi", "metadata": "iceberg"}
+"""Beside or above the data files; a folder `metadata` only where it holds `_ICEBERG_LOG`."""
+
+_ICEBERG_LOG = ".metadata.json"
+_HUDI_PARTITION = ".hoodie_partition_metadata"
+
+_TIME_KEY = re.compile(
+    r"(?:.*_)?(?:y+|year|m+|month|w+|week|q|quarter|d+|day|date|dt|ds|pt|h+|hr|hour|min|minute|ts|time|timestamp)"
+)
+_TIME_VALUE = re.compile(r"\d{4}-\d\d\b.*")
+
+
+def is_data(path: SourcePath) -> bool:
+    """Tell by its name whether a file or folder is data, and not what a writer leaves beside it."""
+    return _LEFT_BY_WRITERS.fullmatch(path.name) is None
+
+
+def entries_of(folder: SourcePath) -> list[SourcePath]:
+    """Return the data files and the folders directly in a folder.
+
+    Raises:
+        DataError: It is a table of Delta, Iceberg or Hudi.
+    """
+    entries: list[SourcePath] = list(folder.iterdir())
+    for entry in entries:
+        if entry.name == _HUDI_PARTITION or _is_log(entry):
+            raise _table_with_log(folder, entry)
+    return [entry for entry in entries if is_data(entry)]
+
+
+def check_no_log_above(paths: Iterable[SourcePath]) -> None:
+    """Refuse files and folders that are a part of a table of Delta, Iceberg or Hudi.
+
+    Raises:
+        DataError: They are.
+    """
+    real: list[SourcePath] = [path.resolve() if isinstance(path, Path) else path for path in paths]
+    folders = dict.fromkeys(parent for path in real for parent in path.parents)
+    for folder in folders:
+        # A pattern may fit the days of years, each of which would be asked for in a bucket.
+        if any(map(_TIME_KEY.fullmatch, partitions_in([folder.name]))):
+            continue
+        for name in _LOG_FOLDERS:
+            if folder.name and _is_log(folder / name):
+                raise _table_with_log(folder, folder / name)
+
+
+def _is_log(entry: SourcePath) -> bool:
+    if entry.name not in _LOG_FOLDERS:
+        return False
+    # A folder above may be closed to who reads the data.
+    with suppress(OSError, DataError):
+        return any(
+            _LOG_FOLDERS[entry.name] != "iceberg" or file.name.endswith(_ICEBERG_LOG)
+            for file in entry.iterdir()
+        )
+    return False
+
+
+def _table_with_log(folder: SourcePath, entry: SourcePath) -> DataError:
+    kind = _LOG_FOLDERS.get(entry.name, "hudi")
+    return DataError(
+        folder,
+        f"is a table of {kind.title()}, as {entry.name} shows: some of its files hold rows that were deleted or "
+        f"replaced, and only its log lists those that count; write the rows to a folder of plain Parquet, in Spark "
+        f"by spark.read.format('{kind}').load('{folder}').write.parquet('OTHER FOLDER'), with partitionBy('day') for "
+        f"days",
+    )
+
+
+def data_files_of(folder: SourcePath) -> list[SourcePath]:
+    """Return the data files of a folder and of its partitions, which are folders named key=value, in time order.
+
+    Raises:
+        DataError: It holds another folder with files, which may or may not be meant, or is a table with a log.
+    """
+    files: list[SourcePath] = []
+    for entry in entries_of(folder):
+        if entry.is_file():
+            files.append(entry)
+        elif "=" in entry.name:
+            files += data_files_of(entry)
+        elif any(found.is_file() for found in entry.rglob("*")):
+            raise DataError(
+                folder,
+                f"must hold files, or folders named key=value such as hour=01, but holds the folder {entry.name!r}; "
+                f"rename it to _{entry.name} to leave it out, or name the files by a pattern",
+            )
+    return in_time_order(files)
+
+
+def files_of_day(entries: Sequence[SourcePath]) -> tuple[SourcePath, ...]:
+    """Return the data files among and below the folders and files of a day, in time order.
+
+    Raises:
+        DataError: A folder holds another one that may not be meant; see `data_files_of`.
+    """
+    files = {file for entry in entries for file in (data_files_of(entry) if entry.is_dir() else [entry])}
+    return tuple(in_time_order(list(files)))
+
+
+def in_time_order(files: list[SourcePath]) -> list[SourcePath]:
+    """Return files ordered by name, with numbers by value: day_2 before day_10, hour=9 before hour=10."""
+    return sorted(files, key=_name_with_numbers)
+
+
+def check_partitions_are_times(files: Sequence[SourcePath]) -> None:
+    """Refuse files in the order of their names where partitions of something else than time lie side by side.
+
+    Raises:
+        DataError: They do, such as region=eu and region=us: which rows are the latest cannot be seen.
+    """
+    found: dict[str, str] = {}
+    for file in files:
+        for key, value in partitions_in(file.parts).items():
+            other = found.setdefault(key, value)
+            if other != value and not (_TIME_KEY.fullmatch(key) or _TIME_VALUE.fullmatch(value)):
+                raise DataError(
+                    file,
+                    f"rows must be in the order of time, as the latest are held out, but {key}={other} and "
+                    f"{key}={value} lie side by side; name a time_column in the schema and sort the rows by it, name "
+                    f"one of the folders, or cut the rows into folders day=YYYY-MM-DD",
+                )
+
+
+def partitions_in(parts: Iterable[str]) -> dict[str, str]:
+    """Return the values of folders named key=value among the parts of a path, by the key in small letters."""
+    pairs = (part.partition("=") for part in parts)
+    return {key.lower(): unquote(value) for key, mark, value in pairs if mark}
+
+
+def _name_with_numbers(file: SourcePath) -> list[tuple[int, str]]:
+    """Return a sort key that compares runs of digits by value."""
+    parts = re.split(r"(\d+)", str(file))
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
