@@ -45,7 +45,7 @@ COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")
 
 SPEED_ON_SPOT, MOST_FOR_SPEED = 2.0, 1.1
 """How many times as fast as it must be a plan on spot is made, where that costs at most so many times as much: on
-recorded markets nights that can wait cost a quarter less (`tests/benchmarks/spot_nights.py`)."""
+recorded markets nights that can wait cost a quarter less (docs/log, 2026-11)."""
 
 SAME_COST = 1e-9
 """Relative difference of two costs that is rounding."""

@@ -23,7 +23,7 @@ SYNC, DELAYED = UPDATE_MODES = ("sync", "delayed")
 
 STEPS_TO_DELAY = 1_000
 """From as many steps on updates are delayed by default: the AUC is then that of `sync` within
-0.0005, over five seeds; with 312 steps it was 0.0035 lower (`python -m tests.benchmarks update_modes`)."""
+0.0005, over five seeds; with 312 steps it was 0.0035 lower (docs/log, 2026-11)."""
 
 DENSE_OPTIMIZERS = ("adam", "sgd")
 """Names of those in `gradients/optimizers.py`, which loads torch."""

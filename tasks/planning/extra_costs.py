@@ -28,7 +28,7 @@ TRANSFER_USD_PER_GB = 0.02
 
 CHECKPOINT_SECONDS = 1.0
 """Assumed pause of all workers for one checkpoint: steps drain, and the rows that changed are copied, 256 MiB in some
-0.4 s; what is written is written beside the training (`python -m tests.benchmarks incremental_checkpoint`)."""
+0.4 s; what is written is written beside the training (docs/log, 2026-11-24)."""
 
 CHECKPOINT_INTERVAL_SECONDS = 600.0
 """Between two checkpoints of a long run, at most."""

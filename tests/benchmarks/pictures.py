@@ -22,9 +22,11 @@ from tasks.publishing import PREFECT_FLOW_RUN
 from tasks.records.mlflow_views import nights_address
 from tasks.records.past_runs import past_trainings
 from tests.benchmarks.browser import Browser, open_browser
-from tests.benchmarks.mlflow_page import TABLE_HAS_ROWS, VIEW_IS_APPLIED
 from tests.paths import PROJECT
 from tests.served_workspace import ServedWorkspace
+
+TABLE_HAS_ROWS = "document.querySelectorAll('.ag-center-cols-container .ag-row').length >= {rows}"
+VIEW_IS_APPLIED = "document.querySelector('[col-id*=\"night/auc\"]') !== null"
 
 PICTURES = PROJECT / "docs" / "pictures"
 FIRST_DAY = date(2026, 11, 1)

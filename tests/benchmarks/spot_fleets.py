@@ -54,9 +54,12 @@ from tasks.running.growth import Growth
 from tasks.running.losses import restart_budget
 from tasks.running.replacement import smaller
 from tests.benchmarks.planner import figure, show
-from tests.benchmarks.spot_nights import INTERRUPTIONS_PER_HOUR
+from tests.infra.builders import offer
 from tests.paths import PROJECT
 from tests.tasks.builders import SPOT_PROBLEM_TYPES, bought, cluster_of, look_and_decide, make_spot_problem
+
+[_CPU_ON_SPOT] = with_interruptions([offer(market=Market.SPOT)])
+INTERRUPTIONS_PER_HOUR = _CPU_ON_SPOT.interruptions_per_hour
 
 TRACES = PROJECT.parent / "shared" / "data" / "spot_traces"
 MOST_ON_SPOT = 16
