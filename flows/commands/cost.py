@@ -51,12 +51,12 @@ def run(options: argparse.Namespace) -> None:
 
 def _print_bill(workspace: Workspace, named: str, *, as_json: bool) -> None:
     from tasks.clusters import bills_of_run, providers_of_run
-    from tasks.records.runs import find_run
+    from tasks.records.runs import find_run, known_runs
     from tasks.reports.bills import bill_text
     from tasks.running.losses import restarts_text
 
     providers = providers_of_run(workspace)
-    run_id = find_run(named, providers, family="run with machines")
+    run_id = find_run(named, known_runs(workspace, among=providers), family="run with machines")
     bills = bills_of_run(workspace, providers[run_id], run_id)
     if as_json:
         print(json.dumps([bill.to_json() for bill in bills], indent=2))

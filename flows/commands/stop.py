@@ -42,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Stop a run."""
     from tasks.clusters import directory_of_run, end_machines_of, machines_of_run, providers_of_run
-    from tasks.records.runs import find_run
+    from tasks.records.runs import find_run, known_runs
 
     workspace = Workspace.locate()
     providers = providers_of_run(workspace)
-    run_id = find_run(options.run_id, providers, family="run with machines")
+    run_id = find_run(options.run_id, known_runs(workspace, among=providers), family="run with machines")
     live = machines_of_run(workspace, run_id)
     if not live:
         print(

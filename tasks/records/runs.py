@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.json_file import replace_json
-from infra.workspace import Workspace
-from tasks.clusters import cost_metrics, end_machines_of, providers_of_run
+from infra.workspace import Workspace, run_of_launch
+from tasks.clusters import cost_metrics, end_machines_of, ledger_entries
 from tasks.records.mlflow_names import DATA_TAG, END_REASON_TAG, KIND_TRAINING, MODEL_TAG, SKIPPED_TAG
 from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
 from tasks.records.past_runs import past_trainings
@@ -34,6 +35,8 @@ MOST_RUNS_OF_A_DAY = 1_000
 ID_CHARACTERS = 8
 """Of the flow run's id, from its end, which is its random part."""
 
+_MINUTE_CHARACTERS = len("20261121-0430")
+
 logger = logging.getLogger(__name__)
 
 
@@ -46,7 +49,7 @@ REPORT_FILE = "report.txt"
 
 
 def new_run_id(flow_run_id: str | None, *, now: datetime) -> str:
-    """Return a name that sorts by time and from which the flow run can be told.
+    """Return a name that begins with the minute of the start and from which the flow run can be told.
 
     Example:
         >>> new_run_id("067e5f3c-0000-7000-8000-1234567890ab", now=datetime(2026, 11, 21, 4, 30, tzinfo=UTC))
@@ -80,7 +83,9 @@ def saved_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:
     Raises:
         ConfigurationError: There is no such run to resume, or what was written beside it is damaged.
     """
-    known = sorted(entry.parent.name for entry in workspace.runs_directory.glob(f"*/{PARAMETERS_FILE}"))
+    known = known_runs(
+        workspace, among={path.parent.name for path in workspace.runs_directory.glob(f"*/{PARAMETERS_FILE}")}
+    )
     return _read(
         workspace.run_directory(run_id) / PARAMETERS_FILE,
         where_missing=f"resume_run_id must be a run in {workspace.runs_directory} whose files heterps tidy has not "
@@ -172,14 +177,32 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def known_runs(workspace: Workspace) -> list[str]:
-    """Return the ids of all runs that left a folder or an entry in the ledger, the newest last."""
-    folders = {path.name for path in workspace.runs_directory.glob("*") if path.is_dir()}
-    return sorted(folders | set(providers_of_run(workspace)))
+def known_runs(workspace: Workspace, *, among: Container[str] | None = None) -> list[str]:
+    """Return the ids of all runs that left a folder or an entry in the ledger, by their start, the newest last.
+
+    Ids begin with the minute of the start; within it the first file of a run, or its first machine, decides.
+
+    Args:
+        among: Only these; None for all.
+    """
+    first_s: dict[str, float] = {}
+    for entry in ledger_entries(workspace):
+        first_s.setdefault(run_of_launch(entry.run_id), entry.intended_at.timestamp())
+    for folder in workspace.runs_directory.glob("*"):
+        if folder.is_dir():
+            times_s = [path.stat().st_mtime for path in folder.iterdir()] or [folder.stat().st_mtime]
+            first_s[folder.name] = min(*times_s, first_s.get(folder.name, math.inf))
+    found = sorted(first_s, key=lambda run_id: (run_id[:_MINUTE_CHARACTERS], first_s[run_id], run_id))
+    return found if among is None else [run_id for run_id in found if run_id in among]
 
 
-def find_run(named: str, known: Iterable[str], *, family: str = "run") -> str:
+def find_run(named: str, known: Sequence[str], *, family: str = "run") -> str:
     """Return the id of the run that is meant.
+
+    Args:
+        named: An id, the beginning of one, or `LATEST`.
+        known: By their start, the newest last, as `known_runs` has them.
+        family: What they are called in errors.
 
     Raises:
         UnknownNameError: No run begins like this; the newest are named.
@@ -189,16 +212,15 @@ def find_run(named: str, known: Iterable[str], *, family: str = "run") -> str:
         >>> find_run("20261121", ["20261120-0430-1a2b3c4d", "20261121-0430-5e6f7a8b"])
         '20261121-0430-5e6f7a8b'
     """
-    ids = sorted(known)
-    if named in ids:
+    if named in known:
         return named
     if named == LATEST:
-        if not ids:
+        if not known:
             raise ConfigurationError(f"{LATEST} must be a {family}, but there is none yet")
-        return ids[-1]
-    fitting = [run_id for run_id in ids if named and run_id.startswith(named)]
+        return known[-1]
+    fitting = [run_id for run_id in known if named and run_id.startswith(named)]
     if not fitting:
-        raise UnknownNameError(family, named, ids[-SHOWN:])
+        raise UnknownNameError(family, named, known[-SHOWN:])
     if len(fitting) > 1:
         raise ConfigurationError(
             f"the beginning of a run's id must fit one run, but {named!r} fits {len(fitting)}; "

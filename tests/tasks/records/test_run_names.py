@@ -1,8 +1,15 @@
+import os
+from datetime import UTC, datetime
+from itertools import permutations
+
 import pytest
 
 from heterps_core.errors import ConfigurationError, UnknownNameError
+from infra.ledger.ledger import Ledger
 from infra.workspace import Workspace
+from tasks.clusters import providers_of_run
 from tasks.records.runs import find_run, known_runs
+from tests.infra.builders import offer, plan
 
 IDS = ["20261120-0430-1a2b3c4d", "20261121-0430-5e6f7a8b", "20261121-0930-5e6f0000"]
 
@@ -17,7 +24,7 @@ IDS = ["20261120-0430-1a2b3c4d", "20261121-0430-5e6f7a8b", "20261121-0930-5e6f00
     ],
 )
 def test_an_id_its_beginning_or_latest_means_a_run(named, meant):
-    assert find_run(named, reversed(IDS)) == meant
+    assert find_run(named, IDS) == meant
 
 
 def test_a_whole_id_wins_over_longer_ones_that_begin_with_it():
@@ -42,10 +49,51 @@ def test_latest_of_none_says_so():
         find_run("latest", [])
 
 
-def test_runs_are_known_by_their_folders(tmp_path):
-    workspace = Workspace(root=tmp_path).create()
-    assert known_runs(workspace) == []
-    for name in ("r2", "r1"):
-        workspace.run_directory(name).mkdir()
+@pytest.fixture
+def workspace(tmp_path):
+    return Workspace(root=tmp_path).create()
 
-    assert known_runs(workspace) == ["r1", "r2"]
+
+def begin(workspace, run_id, *, at_s, ended_at_s=None):
+    """A run's folder, with what was written when it began and when it ended."""
+    folder = workspace.run_directory(run_id)
+    folder.mkdir()
+    for name, stamp_s in (("parameters.json", at_s), ("flow.log", ended_at_s or at_s)):
+        (folder / name).touch()
+        os.utime(folder / name, (stamp_s, stamp_s))
+
+
+@pytest.mark.parametrize("tails", list(permutations(["000000aa", "777777bb", "ffffffcc"])))
+def test_runs_of_one_minute_are_ordered_by_their_start_and_not_by_the_random_end_of_their_ids(
+    workspace, tails
+):
+    in_order = [f"20261121-0430-{tail}" for tail in tails]
+    for second, run_id in reversed(list(enumerate(in_order))):
+        # The first one ends last.
+        begin(workspace, run_id, at_s=1_795_235_400 + second, ended_at_s=1_795_235_500 - second)
+
+    assert known_runs(workspace) == in_order
+    assert find_run("latest", known_runs(workspace)) == in_order[-1]
+
+
+def test_runs_of_other_minutes_are_ordered_by_their_ids_whatever_was_done_to_their_files(workspace):
+    begin(workspace, "20261121-0431-000000aa", at_s=1)
+    begin(workspace, "20261121-0430-777777bb", at_s=2)
+    workspace.run_directory("20261121-0429-ffffffcc").mkdir()
+
+    assert [run_id[9:13] for run_id in known_runs(workspace)] == ["0429", "0430", "0431"]
+
+
+def test_runs_that_only_the_ledger_knows_are_ordered_by_their_first_machine(workspace):
+    ledger, (request,) = Ledger(workspace.ledger_path), plan(offer()).node_requests()
+    for second, run_id in enumerate(
+        ["20261121-0430-ffffffcc", "20261121-0430-000000aa", "20261121-0430-ffffffcc.2"]
+    ):
+        ledger.intend(run_id, "local", request, at=datetime(2026, 11, 21, 4, 30, second, tzinfo=UTC))
+    begin(workspace, "20261121-0430-777777bb", at_s=1_795_235_400)
+
+    assert known_runs(workspace, among=providers_of_run(workspace)) == [
+        "20261121-0430-ffffffcc",
+        "20261121-0430-000000aa",
+    ]
+    assert find_run("latest", known_runs(workspace)) == "20261121-0430-000000aa"
