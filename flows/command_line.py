@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 from flows import INTERRUPTED
 from flows.commands import OneLineParser
 from flows.parameter_model import REMOVED, FlowParameters
-from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
+from heterps_core.errors import ConfigurationError, HeterpsError, RunStoppedError, TrainingError
 from heterps_core.json_file import read_json
 from heterps_core.toml_file import PARAMETERS_TABLE, SCHEMA_TABLE, SUFFIX, read_toml
 from infra.workspace import Workspace
@@ -59,7 +59,7 @@ def main(
         told = _told(error)
         if told is None:
             raise
-        print(f"error: {told}", file=sys.stderr)
+        print(f"{'stopped' if isinstance(told, RunStoppedError) else 'error'}: {told}", file=sys.stderr)
         return told.exit_status
     except KeyboardInterrupt:
         print(ENDED_HINT, file=sys.stderr)

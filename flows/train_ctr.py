@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 from prefect import State, flow
 from prefect.runtime import flow_run as current_flow_run
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed
 
 from flows import PROJECT_LOGGERS
 from flows.night.fleet import Replan
@@ -29,10 +29,12 @@ from flows.parameter_model import takes
 from flows.service.prefect_connection import name_flow_run
 from flows.service.recovery import clean_up_after
 from flows.service.schedule import TRAIN_CTR
+from heterps_core.errors import RunStoppedError
 from infra.workspace import Workspace
 from tasks.data import find_night_of, source_name
 from tasks.recording import record_overhead
-from tasks.records.runs import finished_run, new_run_id, note_skipped, utc_now
+from tasks.records.mlflow_names import STOPPED
+from tasks.records.runs import clean_up_run, finished_run, new_run_id, note_skipped, utc_now
 from tasks.running.live_fleet import only_fleet
 from tasks.running.progress import log_step
 from tasks.running.run_log import kept_log
@@ -51,10 +53,25 @@ def train_ctr(asked: TrainParameters) -> str | State[str]:
     """Train a click model on machines that a proven plan chose, and record what it cost.
 
     Returns:
-        The run's id; where the day is done already, the state Skipped with that of the run that did it.
+        The run's id; where the day is done already, the state Skipped with that of the run that did it. A run that
+        was asked to stop ends as Stopped, and raises a RunStoppedError in its caller.
     """
-    started_at = utc_now()
     workspace = Workspace.locate().create()
+    try:
+        return _trained(workspace, asked)
+    except RunStoppedError as stop:
+        clean_up_run(
+            workspace,
+            str(current_flow_run.id),
+            resume_run_id=asked.resume_run_id,
+            status="KILLED",
+            reason=f"{STOPPED}: {stop}",
+        )
+        return Cancelled(name=STOPPED.capitalize(), message=str(stop), data=stop)
+
+
+def _trained(workspace: Workspace, asked: TrainParameters) -> str | State[str]:
+    started_at = utc_now()
     run_id = asked.resume_run_id or new_run_id(current_flow_run.id, now=utc_now())
     is_resumed = asked.resume_run_id is not None
     night = None if is_resumed else find_night_of(asked.data, asked.day)

@@ -12,6 +12,7 @@ HeterpsError
 |-- ProvisioningError             machines could not be had, or an offer does not exist
 |   `-- LiveFleetError            another run of the workspace has machines alive
 |-- TrainingError                 a worker failed; carries rank, stage and last step where known
+|   `-- RunStoppedError           a training was stopped as a person asked
 `-- CheckpointError               a checkpoint could not be written or read
 
 Every message says the rule that was broken, the values that broke it, and the fix. The command
@@ -110,6 +111,10 @@ class TrainingError(HeterpsError):
     """A training worker failed."""
 
     exit_status = 6
+
+
+class RunStoppedError(TrainingError):
+    """A training was stopped as a person asked; nothing failed."""
 
 
 class CheckpointError(TrainingError):

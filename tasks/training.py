@@ -13,7 +13,7 @@ from prefect.cache_policies import NO_CACHE
 
 from heterps_core.cluster import Cluster
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.errors import TrainingError
+from heterps_core.errors import RunStoppedError
 from heterps_core.training.job import (
     DELAYED,
     TrainingConfig,
@@ -54,10 +54,10 @@ def resume_summary(run: RunDirectory) -> str:
     return f"from the checkpoint of step {step:,}"
 
 
-def stopped_error(stopped: Stopped, *, run_id: str) -> TrainingError:
+def stopped_error(stopped: Stopped, *, run_id: str) -> RunStoppedError:
     """Return what to say of a run that was stopped, as `heterps stop` asks; its model is not judged."""
     steps = stopped.training.steps
-    return TrainingError(
+    return RunStoppedError(
         f"run {run_id} was asked to stop: it wrote a checkpoint at step {steps[-1].step if steps else 0:,} and its "
         f"model is not judged; set resume_run_id={run_id} to go on from there"
     )

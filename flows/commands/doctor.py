@@ -15,6 +15,7 @@ from heterps_core.errors import ConfigurationError, HeterpsError
 from infra.checks import Check, CheckState, machine_checks, package_checks
 from infra.providers import PROVIDERS, provider_of
 from infra.workspace import TRACKING_VARIABLE, Workspace
+from tasks.records.mlflow_names import DIED
 
 HELP = """\
 Look for what is missing on this machine to run the line, and say how to fix it. Nothing is changed.
@@ -31,6 +32,7 @@ examples:
 exit status: 0 where nothing that is needed is missing; 1 where something is; notes alone do not count.
 """
 
+MOST_OPEN_RUNS = 1_000
 LOCK_FILE = Path(__file__).parents[2] / "requirements.lock"
 
 
@@ -68,6 +70,7 @@ def all_checks(workspace: Workspace, *, provider: str, region: str | None) -> It
     from infra.checks import database_checks
 
     yield from database_checks(workspace)
+    yield from _dead_runs(workspace)
     yield from _ports(workspace)
     if "MLFLOW_TRACKING_URI" in os.environ and TRACKING_VARIABLE not in os.environ:
         yield Check(
@@ -97,6 +100,21 @@ def _time_zone() -> Check:
         return Check(
             "nightly zone", CheckState.MISSING, str(problem), "export HETERPS_TIMEZONE=Europe/Berlin"
         )
+
+
+def _dead_runs(workspace: Workspace) -> Iterator[Check]:
+    from tasks.records.past_runs import past_trainings
+
+    try:
+        running = past_trainings(workspace, most=MOST_OPEN_RUNS, status="RUNNING")
+    except ConfigurationError:
+        # The check of the database says why.
+        return
+    for run in running:
+        if run.outcome == DIED:
+            found = f"{run.run_id} died: its process is gone, its record is open"
+            fix = f"heterps sweep   (then go on with resume_run_id={run.run_id})"
+            yield Check("runs", CheckState.NOTE, found, fix)
 
 
 def _ports(workspace: Workspace) -> Iterator[Check]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from flows.commands import whole_number
 from heterps_core.text_table import Table
 from infra.workspace import Workspace
+from tasks.records.mlflow_names import OUTCOMES
 
 if TYPE_CHECKING:
     from tasks.records.past_runs import PastRun
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 HELP = """\
 Show the last runs, the newest last: what each was, how it ended, what it cost, and whether it was fast and good.
 
-The figures are those of MLflow, under the same names in every run. A run that is called running although its process
-is gone says so; the sweeper closes it. USD of a dry run are list prices; nothing is charged.
+The figures are those of MLflow, under the same names in every run. A run whose process is gone has died, and says how
+to go on; one that heterps stop ended is stopped. USD of a dry run are list prices; nothing is charged.
 
 examples:
   heterps runs
@@ -40,7 +41,6 @@ COLUMNS = {
     "AUC": ".4f",
     "how it ended": "",
 }
-STATUSES = ("finished", "failed", "killed", "running")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many (default: %(default)s)",
     )
     parser.add_argument("--model", metavar="NAME", help="only of this model")
-    parser.add_argument("--status", choices=STATUSES, help="only those that ended so, or still run")
+    parser.add_argument("--status", choices=OUTCOMES, help="only those that ended so, or still run")
     parser.add_argument(
         "--day", type=_day, metavar="YYYY-MM-DD", help="only those that trained on this day's data"
     )
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
         line
         for line in past
         if options.model in (None, line.model)
-        and options.status in (None, line.status.lower())
+        and options.status in (None, line.outcome)
         and options.day in (None, line.day)
     ][-options.last :]
     if options.json:
@@ -90,7 +90,7 @@ def _table(lines: list[PastRun]) -> list[str]:
             line.model,
             line.parameters.get("method"),
             line.plan or None,
-            line.status.lower(),
+            line.outcome,
             line.usd,
             line.throughput_samples_per_s,
             line.auc,

@@ -20,6 +20,7 @@ from flows.service.schedule import NIGHTLY_TIME, TRAIN_CTR, nightly_timezone
 from heterps_core.errors import ConfigurationError
 from heterps_core.text_table import Table
 from infra.workspace import Workspace, answers, run_of_launch
+from tasks.records.mlflow_names import DIED, STOPPED
 
 if TYPE_CHECKING:
     from infra.ledger.ledger import LedgerEntry
@@ -38,6 +39,9 @@ examples:
 
 exit status: 0, whatever runs and whatever is down; 2 where the workspace cannot be read.
 """
+
+MOST_OPEN, NEWEST = 1_000, 20
+"""Runs that are looked at: open ones, and those of which the last that has ended is shown."""
 
 CAPS = ("max_usd_per_hour", "max_usd_per_run", "max_usd_per_month")
 LIVE_STATES = ("PENDING", "RUNNING", "PAUSED", "CANCELLING")
@@ -105,6 +109,7 @@ def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
     """Ask everything that can be asked, each part by itself; None stands for what cannot be known now."""
     from infra.ledger.ledger import EntryState, Ledger
     from tasks.records import mlflow_store
+    from tasks.running.live_fleet import waiting_runs
 
     api_url = _api_url(workspace)
     deployment = api_url and ask(api_url, f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}")
@@ -114,7 +119,9 @@ def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
         "workspace": str(workspace.root),
         "services": _services(workspace, api_url, deployment, now=now),
         "flow_runs": api_url and _flow_runs(api_url),
+        "waiting": [asdict(waiting) for waiting in waiting_runs(workspace)],
         "open_records": _open_records(workspace, entries, now=now),
+        "last_run": _last_run(workspace),
         "machines": [
             {
                 "run_id": entry.run_id,
@@ -162,6 +169,7 @@ def as_text(status: dict[str, Any]) -> str:
     rows = {
         "month so far": month or "0 USD",
         "nightly caps": _caps_text(status["caps"]),
+        "last run": _last_run_text(status["last_run"]),
         "champion": status["champion"] or "none yet",
         "next night": status["next_night"],
         "records": records + (f", {refused} were refused by it" if refused else ""),
@@ -207,15 +215,29 @@ def _open_records(
     from tasks.records.past_runs import past_trainings
 
     try:
-        running = past_trainings(workspace, most=1_000, status="RUNNING")
+        running = past_trainings(workspace, most=MOST_OPEN, status="RUNNING")
     except ConfigurationError:
         return None
     return [
         run.summary()
         | _state(workspace, run)
-        | {"usd": _usd([each for each in entries if run_of_launch(each.run_id) == run.run_id], now=now)}
+        | {
+            "usd": _usd(of_run, now=now),
+            "num_machines": sum(entry.is_open for entry in of_run),
+        }
         for run in running
+        for of_run in [[entry for entry in entries if run_of_launch(entry.run_id) == run.run_id]]
     ]
+
+
+def _last_run(workspace: Workspace) -> dict[str, Any] | None:
+    """Return the newest run that has ended; None where there is none, or the record does not answer."""
+    from tasks.records.past_runs import past_trainings
+
+    with suppress(ConfigurationError):
+        ended = [run for run in past_trainings(workspace, most=NEWEST) if run.status != "RUNNING"]
+        return ended[-1].summary() if ended else None
+    return None
 
 
 def _state(workspace: Workspace, run: PastRun) -> dict[str, Any]:
@@ -271,20 +293,35 @@ def _next_night(api_url: str | None) -> str:
 
 
 def _flow_run_lines(status: dict[str, Any]) -> list[str]:
+    waiting = {each["flow_run_id"]: each for each in status["waiting"]}
     lines = [
-        f"  {run['name']:<28}{run['state']:<12}since {(run['started'] or '-')[:19]}"
+        f"  {run['name']:<28}{'Waiting' if run['id'] in waiting else run['state']:<12}"
+        f"since {(run['started'] or '-')[:19]}"
         for run in status["flow_runs"] or []
     ]
+    for each in status["waiting"]:
+        lines.append(f"  {each['run_id']:<28}waits for {each['waits_for']}, and has not begun")
     for record in status["open_records"] or []:
         lines.append(f"  {record['run_id']:<28}{record['model']}, since {record['started_at'][:19]}")
         lines.append(f"  {'':<28}{_state_text(record)}")
-        if record["end_reason"]:
-            lines.append(f"  {'':<28}{record['end_reason']}")
+        if record["outcome"] == DIED:
+            lines.append(f"  {'':<28}died, with {record['num_machines']} machines: {record['end_reason']}")
     if status["flow_runs"] is None:
         lines.append("  not known from Prefect, whose server does not answer")
     if status["open_records"] is None:
         lines.append("  not known from MLflow, whose store does not answer")
     return lines or ["  none"]
+
+
+def _last_run_text(last: dict[str, Any] | None) -> str:
+    if last is None:
+        return "none has ended yet, or the record does not answer"
+    text = f"{last['run_id']} {last['outcome']}"
+    return (
+        text
+        if last["outcome"] == "finished"
+        else f"{text}: {last['end_reason'].removeprefix(f'{STOPPED}: ')}"
+    )
 
 
 def _state_text(record: dict[str, Any]) -> str:

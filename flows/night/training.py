@@ -49,8 +49,8 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
     Raises:
         BudgetExceededError: A cap is exceeded at the prices of now, or was reached.
         ProvisioningError: Machines could not be had, and no other device types are left.
-        TrainingError: A worker failed in a way that would come again, too many launches were lost, or the run was
-            asked to stop.
+        RunStoppedError: The run was asked to stop.
+        TrainingError: A worker failed in a way that would come again, or too many launches were lost.
     """
     keep_explanation(run.workspace, plan.report)
     provisioning = at_prices_of_now(run, plan.report.provisioning)

@@ -9,6 +9,12 @@ RUN_ID_TAG = "heterps.run_id"
 KIND_TAG = "heterps.kind"
 CHOSEN_TAG = "heterps.chosen"
 END_REASON_TAG = "heterps.end_reason"
+STOPPED, DIED = "stopped", "died"
+"""Outcomes of runs that MLflow has no status for; the end reason of a run that was asked
+to stop begins with the first."""
+
+OUTCOMES = ("finished", "failed", "killed", STOPPED, DIED, "running")
+
 HOST_TAG = "heterps.host"
 DAY_TAG = "heterps.day"
 """Of the rows that were trained on, YYYY-MM-DD; missing where the data has no days."""

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from urllib.parse import quote, urlencode
 
-from tasks.records.mlflow_names import KIND_TAG, KIND_TRAINING, NOTE_TAG
+from tasks.records.mlflow_names import KIND_TAG, KIND_TRAINING, NOTE_TAG, PROMOTED_TAG
 from tasks.records.tracking import TRAINING_VIEW, TrackedRun
 from tasks.reports.run_report import PlanReport
 
@@ -23,33 +23,36 @@ EXPERIMENT_KIND_TAG = "mlflow.experimentKind"
 """Named, MLflow need not guess it, and opens the table of runs."""
 
 _RUN_NAME, _CREATED = "attributes.`Run Name`", "runDateAndNestInfo"
+"""MLflow keeps both before all others, so they are narrow."""
 
 VIEW_WRITTEN_AT_MS = 1_795_219_200_000
 """2026-11-21. The same in every run, so that the tag is written once."""
 
 NIGHT_COLUMNS = (
-    ("night/usd", 95),
-    ("night/samples_per_s", 150),
-    ("night/auc", 90),
+    ("night/auc", 85),
+    ("night/usd", 80),
+    ("night/samples_per_s", 85),
     ("night/off_by", 100),
     ("night/auc_gap", 110),
     ("night/usd_per_million", 160),
     ("night/plan_gap", 115),
 )
-"""Metric and width in pixels. One of cost, speed and quality each comes first, for narrow windows."""
+"""Metric and width in pixels. One of quality, cost and speed each comes first, for narrow windows."""
 
 EXPERIMENT_NOTE = f"""What did a night cost, was it faster, is its model better? **Open _Views_ > _Nights_.**
 
-The view (also `?{VIEW_PARAMETER}={NIGHTS_VIEW}` behind this page's address) has one row a night, newest first: cost
-(`night/usd`, and for a million samples), speed (`night/samples_per_s`, and how far the prediction was off), quality
-(`night/auc`, and what is missing to the best reachable), and how far the plan is from the optimum. Each run has its
-whole report as `report.html` among its artifacts, and the last nights beside one another as `nights.html`. Children
+The view (also `?{VIEW_PARAMETER}={NIGHTS_VIEW}` behind this page's address) has one row a night, newest first:
+whether its model became champion (`{PROMOTED_TAG}`), quality (`night/auc`, and what is missing to the best
+reachable), cost (`night/usd`, and for a million samples), speed (`night/samples_per_s`, and how far the prediction
+was off), and how far the plan is from the optimum. Each run has its whole report as `report.html` among its
+artifacts, and the last nights beside one another as `nights.html`. Children
 named _search ..._ are what each search method found for the same problem."""
 
 
 def experiment_tags() -> dict[str, str]:
     """Return the note, the kind and the saved view of the experiment of trainings."""
-    widths = {_RUN_NAME: 250, _CREATED: 140} | {f"metrics.`{name}`": width for name, width in NIGHT_COLUMNS}
+    figures = {f"metrics.`{name}`": width for name, width in NIGHT_COLUMNS}
+    widths = {_RUN_NAME: 200, _CREATED: 80, f"tags.`{PROMOTED_TAG}`": 95} | figures
     state = {
         "searchFilter": f"tags.`{KIND_TAG}` = '{KIND_TRAINING}'",
         "orderByKey": "attributes.start_time",

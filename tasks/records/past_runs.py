@@ -14,6 +14,7 @@ from heterps_core.planning.calibration.run_speed import RunSpeed
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import (
     DAY_TAG,
+    DIED,
     END_REASON_TAG,
     EXPERIMENT,
     KIND_TAG,
@@ -22,6 +23,7 @@ from tasks.records.mlflow_names import (
     PROMOTED_TAG,
     RUN_ID_TAG,
     SPEED_TAG,
+    STOPPED,
 )
 from tasks.records.mlflow_store import client_of, read_rows, store_must_answer
 from tasks.records.tracking import TrackedRun
@@ -78,11 +80,23 @@ class PastRun:
         return " + ".join(f"{count} x {kind}" for count, kind in zip(replicas, device_types, strict=True))
 
     @property
+    def outcome(self) -> str:
+        """One of `OUTCOMES`: MLflow's status, or that it was asked to stop, or that its process is gone."""
+        if self.status == "RUNNING" and process_is_gone(self.tags):
+            return DIED
+        is_stopped = self.status == "KILLED" and self.tags.get(END_REASON_TAG, "").startswith(STOPPED)
+        return STOPPED if is_stopped else self.status.lower()
+
+    @property
     def end_reason(self) -> str | None:
-        """Why it ended, or that its process is gone."""
-        is_gone = self.status == "RUNNING" and process_is_gone(self.tags)
-        reason = "its process is gone; the sweeper closes it" if is_gone else None
-        return self.tags.get(END_REASON_TAG) or reason
+        """Why it ended, or that its process is gone and how to go on."""
+        if self.outcome == DIED:
+            return (
+                f"its process is gone; heterps sweep ends the machines that it left and closes its record, "
+                f"resume_run_id={self.run_id} goes on from its newest checkpoint"
+            )
+        # A run that was resumed has the reason of its first end.
+        return None if self.status == "RUNNING" else self.tags.get(END_REASON_TAG)
 
     @property
     def usd(self) -> float | None:
@@ -143,6 +157,7 @@ class PastRun:
             "scheduler": self.parameters.get("method"),
             "plan": self.plan,
             "status": self.status,
+            "outcome": self.outcome,
             "end_reason": self.end_reason,
             "usd": self.usd,
             "throughput_samples_per_s": self.throughput_samples_per_s,

@@ -45,7 +45,7 @@ def nights_document(
                 night.prediction_error,
                 night.auc,
                 _mark(night, newest=promoted[-1:]),
-                "this run" if night.run_id == current_run_id else night.status.lower(),
+                "this run" if night.run_id == current_run_id else night.outcome,
                 night.run_id,
             )
             for night in nights
@@ -73,7 +73,9 @@ def nights_document(
 def _answers(nights: Sequence[PastRun]) -> list[Answer]:
     costs = [night.usd for night in nights if night.usd is not None]
     errors = [abs(error) for night in nights if (error := night.prediction_error) is not None]
-    found, cheap = _best(nights), _cheapest(nights)
+    # A model that was kept out is no good one, however cheap it was.
+    good = [night for night in nights if night.was_promoted is not False]
+    found, cheap = _best(good), _cheapest(good)
     facts = [Answer("All nights cost", f"{sum(costs):.4f} USD" if costs else NOT_KNOWN)]
     if cheap is not None:
         facts.append(Answer("Cheapest", f"{cheap.usd_per_million_samples:.4f} USD per million", cheap.night))

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from heterps_core.errors import TrainingError
+from heterps_core.errors import RunStoppedError, TrainingError
 from heterps_core.training.node.node_life import leaving_nodes
 from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.step_metrics import read_progress
@@ -125,8 +125,8 @@ def note_loss(
     Steps that an earlier loss has counted are not counted again where nothing was trained since.
 
     Raises:
-        TrainingError: The run was asked to stop, or ended as it did before, or the restarts of this hour are used
-            up; says how to go on.
+        RunStoppedError: The run was asked to stop; says how to go on.
+        TrainingError: It ended as it did before, or the restarts of this hour are used up; says how to go on.
     """
     from heterps_core.training.checkpoint import complete_checkpoints
 
@@ -134,7 +134,7 @@ def note_loss(
     complete = complete_checkpoints(run_directory)
     checkpoint_step = int(complete[-1]) if complete else 0
     if run_directory.stop_reason() == "" and not leaving_nodes(run_directory):
-        raise TrainingError(
+        raise RunStoppedError(
             f"run {run_id} was asked to stop, and ended before it wrote another checkpoint; set "
             f"resume_run_id={run_id} to go on from step {checkpoint_step:,}: {lost.message}"
         )

@@ -163,7 +163,8 @@ def test_a_run_that_is_asked_for_twice_and_then_stopped_is_not_judged_and_goes_o
     assert status == 6
     assert line.endswith(f"set resume_run_id={folder.name} to go on from there")
     stopped = record_of(workspace, folder.name)
-    assert stopped.status == "FAILED"
+    assert stopped.status == "KILLED"
+    assert stopped.tags["heterps.end_reason"] == f"stopped: {line.removeprefix('stopped: ')}"
     assert stopped.metrics["night/usd"] > 0
     client = MlflowClient(workspace.tracking_uri)
     assert not client.search_registered_models()

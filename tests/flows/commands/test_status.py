@@ -4,6 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
@@ -14,11 +15,13 @@ from flows.commands.status import run
 from infra.ledger.ledger import Ledger
 from infra.workspace import ServiceAddresses, Workspace
 from tasks.records import mlflow_store
-from tasks.records.mlflow_names import DAY_TAG
+from tasks.records.mlflow_names import DAY_TAG, PROCESS_TAG
 from tasks.records.past_runs import past_trainings
 from tasks.records.record_outbox import Write
-from tasks.running import run_lifecycle
+from tasks.running import live_fleet, run_lifecycle
+from tasks.running.live_fleet import only_fleet
 from tests.infra.builders import offer, plan
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -93,6 +96,80 @@ def test_machines_runs_and_waiting_records_show_while_every_server_is_down(works
     assert "not known from Prefect, whose server does not answer" in text
     assert "1 wait for MLflow to answer" in text
     assert "starting, 1.000000 USD so far" in text
+
+
+def record_run(workspace, run_id, *, is_alive=True, ended_as=None, reason=""):
+    """A run's record; its process is this one, or one that is gone."""
+    tracked = run_lifecycle.open_run(workspace, run_id=run_id, run_name=f"ctrdnn exact {run_id}", tags={})
+    if not is_alive:
+        mlflow_store.client_of(workspace).set_tag(tracked.mlflow_run_id, PROCESS_TAG, "2147483647 1.00")
+    if ended_as is not None:
+        run_lifecycle.close_run(workspace, tracked, status=ended_as, reason=reason)
+
+
+def test_a_run_that_died_says_so_with_what_it_left_and_how_to_go_on(workspace, status, monkeypatch, capsys):
+    workspace.create()
+    ledger, (request,) = Ledger(workspace.ledger_path), plan(offer()).node_requests()
+    ledger.intend("r1", "local", request, at=datetime.now(UTC))
+    record_run(workspace, "r1", is_alive=False)
+    record_run(workspace, "r2")
+
+    text = status()[1].out
+
+    [died] = [line.strip() for line in text.splitlines() if "died, with" in line]
+    assert died.startswith("died, with 1 machines: its process is gone; heterps sweep ends the machines")
+    assert died.endswith("resume_run_id=r1 goes on from its newest checkpoint")
+    monkeypatch.setattr("sys.argv", ["heterps", "doctor"])
+    main()
+    doctor = capsys.readouterr().out
+    assert "r1 died: its process is gone, its record is open" in doctor
+    assert "heterps sweep   (then go on with resume_run_id=r1)" in doctor
+    assert "r2 died" not in doctor
+
+
+@pytest.mark.parametrize(
+    ("ended_as", "reason", "shown"),
+    [
+        ("FINISHED", "completed", "r1 finished"),
+        ("FAILED", "Failed: a worker died", "r1 failed: Failed: a worker died"),
+        ("KILLED", "the process of the flow is gone", "r1 killed: the process of the flow is gone"),
+        ("KILLED", "stopped: run r1 was asked to stop", "r1 stopped: run r1 was asked to stop"),
+    ],
+)
+def test_how_the_last_run_ended_is_shown(workspace, status, ended_as, reason, shown):
+    workspace.create()
+    record_run(workspace, "r1", ended_as=ended_as, reason=reason)
+
+    assert f"last run        {shown}" in status()[1].out
+    assert json.loads(status("--json")[1].out)["last_run"]["outcome"] == shown.split()[1].strip(":")
+
+
+def test_a_run_that_goes_on_has_no_reason_of_its_end(workspace, status):
+    workspace.create()
+    record_run(workspace, "r1", ended_as="FAILED", reason="Failed: a worker died")
+    record_run(workspace, "r1")
+
+    [record] = json.loads(status("--json")[1].out)["open_records"]
+    assert (record["outcome"], record["end_reason"]) == ("running", None)
+
+
+def test_a_waiting_run_is_shown_as_one_with_the_run_that_it_waits_for(workspace, status, monkeypatch):
+    monkeypatch.setattr("tasks.running.live_fleet.POLL_INTERVAL_S", 0.05)
+    workspace.create()
+
+    def wait_and_enter():
+        with only_fleet(workspace, "r2", max_wait_s=60):
+            pass
+
+    waiting = threading.Thread(target=wait_and_enter)
+    with only_fleet(workspace, "r1"):
+        waiting.start()
+        wait_for(lambda: live_fleet.waiting_runs(workspace))
+        text = status()[1].out
+    waiting.join(timeout=30)
+
+    assert "r2                          waits for r1, and has not begun" in text
+    assert "waits for" not in status()[1].out
 
 
 def test_a_store_that_does_not_answer_is_said_and_the_rest_is_shown(workspace, status, monkeypatch):

@@ -28,7 +28,11 @@ def test_the_saved_view_shows_trainings_alone_newest_first_with_existing_columns
     assert view["name"] == "Nights"
     assert state["searchFilter"] == "tags.`heterps.kind` = 'training'"
     assert (state["orderByKey"], state["orderByAsc"]) == ("attributes.start_time", False)
-    assert "metrics.`night/usd`" in state["selectedColumns"]
+    figures = ["metrics.`night/auc`", "metrics.`night/usd`", "metrics.`night/samples_per_s`"]
+    # These fit into a window of 1,280 pixels, of which MLflow's own panels take the first 295 and those from 920 on.
+    columns = ["attributes.`Run Name`", "runDateAndNestInfo", "tags.`heterps.promoted`", *figures]
+    assert state["columnOrder"][:6] == columns
+    assert 295 + sum(state["columnWidths"][name] for name in columns) <= 920
     report = make_run_report()
     recorded = {**tracking.plan_metrics(report.chosen), **report.metrics()}
     assert {name for name, _ in NIGHT_COLUMNS} <= set(recorded)

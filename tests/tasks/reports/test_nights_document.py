@@ -2,7 +2,7 @@ import pytest
 
 from heterps_core.planning.calibration.correction import NO_CORRECTION
 from heterps_core.text_table import Table
-from tasks.records.mlflow_names import DAY_TAG
+from tasks.records.mlflow_names import DAY_TAG, PROMOTED_TAG
 from tasks.reports.document import Links
 from tasks.reports.nights_document import nights_document
 from tests.tasks.report_builders import make_night, make_speed
@@ -54,6 +54,20 @@ def test_the_best_and_the_cheapest_are_those_that_have_figures(failed, named):
 
     assert answers.get("Best AUC") == (["0.7400", "2026-10-01"] if named else None)
     assert answers.get("Cheapest") == (["2.5000 USD per million", "2026-10-01"] if named else None)
+
+
+def test_a_model_that_was_kept_out_is_neither_the_best_nor_the_cheapest():
+    cheap = make_night(1)
+    cheap = make_night(
+        1,
+        tags={**cheap.tags, PROMOTED_TAG: "false"},
+        metrics={**cheap.metrics, "cost/billed_usd_per_million_samples": 0.1, "quality/auc": 0.99},
+    )
+
+    answers = {name: told for name, *told in page_of([make_night(0), cheap]).answers}
+
+    assert answers["Cheapest"] == ["2.5000 USD per million", "2026-10-01"]
+    assert answers["Best AUC"] == ["0.7400", "2026-10-01"]
 
 
 def test_nights_stand_in_the_order_of_their_days_and_the_newest_champion_is_marked():

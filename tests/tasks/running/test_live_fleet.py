@@ -16,7 +16,14 @@ from infra.providers import provider_of
 from infra.workspace import Workspace
 from tasks.clusters import end_machines_of
 from tasks.running import live_fleet
-from tasks.running.live_fleet import FleetHolder, check_no_other_fleet, last_fleet, only_fleet
+from tasks.running.live_fleet import (
+    FleetHolder,
+    WaitingRun,
+    check_no_other_fleet,
+    last_fleet,
+    only_fleet,
+    waiting_runs,
+)
 from tests.infra.builders import bootstrap, offer, plan
 from tests.waiting import wait_for
 
@@ -154,15 +161,20 @@ def test_a_run_that_may_wait_says_for_whom_and_begins_once_the_other_is_gone(wor
     entered = threading.Event()
 
     def wait_and_enter():
-        with only_fleet(workspace, "run-2", max_wait_s=60):
+        with only_fleet(workspace, "run-2", flow_run_id="second", max_wait_s=60):
             entered.set()
 
     waiting = threading.Thread(target=wait_and_enter)
     with only_fleet(workspace, "run-1"), fleet(workspace, "run-1"):
         waiting.start()
         wait_for(lambda: "waiting" in caplog.text)
+        wait_for(lambda: waiting_runs(workspace))
+        assert waiting_runs(workspace) == [
+            WaitingRun(run_id="run-2", flow_run_id="second", waits_for="run-1")
+        ]
         assert not entered.wait(0.3)
     waiting.join(timeout=30)
+    assert waiting_runs(workspace) == []
 
     assert entered.is_set()
     assert (
@@ -199,3 +211,12 @@ def test_machines_that_were_stopped_no_longer_refuse(workspace):
         end_machines_of(workspace, "run-1")
 
         check_no_other_fleet(workspace, "run-2")
+
+
+def test_a_run_that_was_killed_while_it_waited_waits_no_more(workspace):
+    workspace.waiting_directory.mkdir()
+    (workspace.waiting_directory / "run-2").write_text(
+        '{"run_id": "run-2", "flow_run_id": "", "waits_for": "run-1"}'
+    )
+
+    assert waiting_runs(workspace) == []
