@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -95,12 +94,6 @@ class ProfiledModel:
 
     measured: Mapping[str, DeviceProfile] = field(default_factory=dict)
     """Device types of `profiles` that such a machine was rented for, which still counts."""
-
-    local_request: ProfileRequest | None = None
-    """What `local_profile` was measured for; None where nothing is trained here."""
-
-    cache_directory: Path | None = None
-    """Of measured profiles."""
 
     @property
     def estimated_device_types(self) -> tuple[str, ...]:
@@ -219,8 +212,6 @@ def profile_layers(
         profiles=profiles_for_larger_tables(profiles, measured=graph, planned=planned_graph),
         planned_request=large_request,
         measured=measured,
-        local_request=request,
-        cache_directory=cache,
     )
 
 

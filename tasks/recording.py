@@ -75,6 +75,11 @@ def record_plan(workspace: Workspace, report: PlanReport, bills: Sequence[Bill] 
         client.log_artifact(run.mlflow_run_id, str(path))
 
 
+def record_promises(workspace: Workspace, report: PlanReport) -> None:
+    """Write the promised speed to MLflow before the training, which is then held against it."""
+    tracking.record_metrics(workspace, report.tracked, report.promises())
+
+
 @task(name="record run", cache_policy=NO_CACHE)
 def record_run(workspace: Workspace, report: RunReport) -> None:
     """Write what came of the plan to MLflow: throughput, quality, the bill, and what later runs learn from."""

@@ -27,12 +27,10 @@ from heterps_core.planning.search.optimum import MAX_SECONDS, find_optimum
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction, predict_dry_run
-from heterps_core.planning.simulate.dry_run_workers import simulate_workers
 from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simulate_plan
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.machine import num_cores
-from heterps_core.profiling.profile_cache import worker_costs_of
-from heterps_core.training.job import DELAYED, TrainingConfig, TrainingJob, default_update_mode
+from heterps_core.training.job import DELAYED, TrainingConfig, default_update_mode
 from tasks.planning.deadline import Deadline
 from tasks.planning.extra_costs import job_extra_costs, pause_share
 from tasks.planning.planning_time import PlanningTime
@@ -321,18 +319,11 @@ def simulate_choice(problem: SchedulingProblem, result: SearchResult) -> PlanSim
     return simulate_plan(problem, result.plan.stages)
 
 
-@task(name="predict dry run", cache_policy=NO_CACHE)
-def predict_launch(
+def predict_dry_run_here(
     profiled: ProfiledModel, stages: Sequence[Stage], config: TrainingConfig
 ) -> DryRunPrediction:
-    """Predict what the dry run on this machine should reach, pass by pass, on the cores that workers share.
-
-    What its workers cost is measured first, where no earlier run has kept it.
-
-    Raises:
-        HeterpsError: The measurement failed.
-    """
-    prediction = predict_dry_run(
+    """Predict the dry run's speed from the profile of this machine, before anything is trained."""
+    return predict_dry_run(
         profiled.graph,
         profiled.local_profile,
         stages,
@@ -341,11 +332,3 @@ def predict_launch(
         num_cores=num_cores(),
         drains=config.update_mode != DELAYED,
     )
-    request = profiled.local_request
-    if request is None or request.dataset is None:
-        return prediction
-    job = TrainingJob(
-        run_id="profiling", model=request.model, dataset=request.dataset, stages=tuple(stages), config=config
-    )
-    costs = worker_costs_of(job, request, profiled.graph, cache_directory=profiled.cache_directory)
-    return replace(prediction, step_seconds=simulate_workers(costs, job, num_cores=num_cores()))

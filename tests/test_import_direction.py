@@ -66,7 +66,7 @@ LIGHT = [
     "heterps_core.profiling.layer_profile",
     "heterps_core.planning.problem.scheduling_problem",
     "heterps_core.planning.cost_model.evaluation",
-    "heterps_core.planning.simulate.dry_run_workers",
+    "heterps_core.planning.simulate.dry_run",
     "flows.cli",
 ]
 

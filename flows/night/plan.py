@@ -20,6 +20,7 @@ from heterps_core.data.reading.days import Night, parse_day
 from heterps_core.device_types import get_device_type, in_markets
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.models.model_graph import host_bytes_of_worker
+from heterps_core.planning.calibration.correction import NO_CORRECTION
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers
 from heterps_core.planning.search.optimum import MAX_SECONDS
@@ -66,6 +67,7 @@ from tasks.scheduling import (
     Searches,
     explain_choice,
     make_problem,
+    predict_dry_run_here,
     search_chosen,
     search_in_time,
     simulate_choice,
@@ -375,6 +377,12 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         day_number=0 if asked.day is None else parse_day(asked.day).toordinal(),
         **settings,
     )
+    prediction, correction = None, NO_CORRECTION
+    if run.is_dry_run:
+        stages = provisioning.launch_stages
+        prediction = predict_dry_run_here(profiled, stages, config)
+        hardware = profiled.local_profile.hardware_fingerprint
+        correction = learning.of_step(stages, hardware=hardware, model=problem.model)
     report = PlanReport(
         run_id=run.run_id,
         model=asked.sized_model,
@@ -389,6 +397,8 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         provisioning=provisioning,
         tracked=run.tracked,
         config=config,
+        prediction=prediction,
+        correction=correction,
         is_estimated=bool(profiled.estimated_device_types),
         tables=tables_table(
             run.dataset.manifest.columns,

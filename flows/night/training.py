@@ -29,7 +29,7 @@ from tasks.judging.promotion_gates import PromotionDecision
 from tasks.profiling import charge_measurements
 from tasks.promotion import promote_if_better
 from tasks.publishing import publish_decision, publish_report
-from tasks.recording import record_plan, record_run, register_model
+from tasks.recording import record_plan, record_promises, record_run, register_model
 from tasks.records.runs import COMPLETED, keep_explanation
 from tasks.reports.run_report import RunReport, training_summary
 from tasks.running.budget import check_not_stopped, within_budget
@@ -39,7 +39,6 @@ from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run
 from tasks.running.stragglers import Stragglers
 from tasks.running.tidying import drop_what_resuming_needs
-from tasks.scheduling import predict_launch
 from tasks.training import resume_summary, stopped_error, train
 
 
@@ -53,6 +52,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         TrainingError: A worker failed in a way that would come again, or too many launches were lost.
     """
     keep_explanation(run.workspace, plan.report)
+    record_promises(run.workspace, plan.report)
     provisioning = at_prices_of_now(run, plan.report.provisioning)
     run_directory = run.directory
     if run.is_resumed:
@@ -159,7 +159,6 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         planned,
         this_machine=plan.profiled.local_profile.hardware_fingerprint,
         learning=plan.learning,
-        prediction=predict_launch(plan.profiled, plan.report.provisioning.launch_stages, plan.config),
         training=training,
         baseline=measure_baseline(run.clicks) if run.asked.baseline else None,
         best_reachable=run.clicks.best_reachable,

@@ -16,51 +16,11 @@ from pathlib import Path
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError, HeterpsError
-from heterps_core.json_codec import JsonDocument, JsonForm
+from heterps_core.json_codec import JsonDocument
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.node.failures import OutOfMemoryError
 from heterps_core.training.node.host_memory import MemoryWatch
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageCosts:
-    """Core seconds of one replica of a stage, while all others work too."""
-
-    forward_seconds: float
-    """For a micro-batch, like the next three."""
-
-    backward_seconds: float
-    """Gradients of what entered, on the last stage the loss too, and sending and receiving rows."""
-
-    weight_gradient_seconds: float
-    """What is put off until the stage has to wait, or to the end of the step."""
-
-    num_weight_gradients: int
-    """In so many equal parts, 0 or more."""
-
-    gradient_sum_seconds: float
-    """For a step, like the next two: gradients added up with the other replicas."""
-
-    update_seconds: float
-    reading_seconds: float
-    updates_together: bool
-    """Replicas wait for one another before and after the update, because they share a table."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerCosts(JsonDocument):
-    """What all workers of a plan cost."""
-
-    json_form = JsonForm(what="worker costs", version=4, way_out="measure them again")
-
-    stages: tuple[StageCosts, ...]
-    step_seconds: float
-    """Of a whole step by the clock, with waits and whatever else ran on this machine: the reward of a search by
-    measurements, and no cost."""
-
-    measured_at: str
-
 
 REQUEST_NAME, RESULT_NAME = "request.json", "result.json"
 
@@ -130,13 +90,15 @@ def measure_in_fresh_process(request: ProfileRequest) -> LayerProfile:
     return LayerProfile.from_json(_measured("heterps_core.profiling.layer_profiler", request, request))
 
 
-def measure_worker_costs(job: TrainingJob) -> WorkerCosts:
-    """Measure what the workers of a job cost where all of them run on this machine; see `worker_profiler`.
+def measure_step_seconds(job: TrainingJob) -> float:
+    """Return the seconds of a step where all workers of a job run on this machine; see `step_profiler`.
 
     Raises:
         HeterpsError: As `measure_in_fresh_process`.
     """
-    return WorkerCosts.from_json(_measured("heterps_core.profiling.worker_profiler", job, job.config))
+    seconds = _measured("heterps_core.profiling.step_profiler", job, job.config)
+    assert isinstance(seconds, float)
+    return seconds
 
 
 def _measured(

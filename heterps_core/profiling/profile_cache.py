@@ -23,18 +23,12 @@ from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, SCHEMA_VERSI
 from heterps_core.profiling.machine import Machine, software_versions, this_machine
 from heterps_core.profiling.measuring_process import (
     ProfileRequest,
-    WorkerCosts,
     measure_in_fresh_process,
-    measure_worker_costs,
 )
-from heterps_core.training.job import TrainingJob
 
 logger = logging.getLogger(__name__)
 
 Kept = TypeVar("Kept", bound=JsonDocument)
-
-WORKERS_NAME = "local-workers"
-"""Begins what stands in place of a device type for what the workers of a plan cost this machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,29 +162,3 @@ def profile_model(
     )
     estimates = {each.name: estimate_profile(graph, measured, each) for each in hardware}
     return {LOCAL_DEVICE_TYPE: measured, **estimates}
-
-
-def worker_costs_of(
-    job: TrainingJob, request: ProfileRequest, graph: ModelGraph, *, cache_directory: Path | None
-) -> WorkerCosts:
-    """Return what the workers of a job cost on this machine, measured or from the cache.
-
-    Raises:
-        HeterpsError: The measurement failed.
-    """
-    config = job.config
-    cuts = "-".join(f"{stage.last_layer}x{stage.num_replicas}" for stage in job.stages)
-    key = ProfileKey.of(
-        replace(
-            request,
-            batch_size=config.batch_size,
-            num_threads=config.num_threads,
-            dense_optimizer=config.dense_optimizer,
-            embedding_optimizer=config.embedding_optimizer,
-            precision=config.precision,
-        ),
-        graph,
-        this_machine(),
-        device_type=f"{WORKERS_NAME}-{cuts}-m{config.num_microbatches}",
-    )
-    return ProfileCache(cache_directory, WorkerCosts).get_or_measure(key, lambda: measure_worker_costs(job))

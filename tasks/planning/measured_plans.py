@@ -25,7 +25,7 @@ from heterps_core.planning.search.measured_search import (
 )
 from heterps_core.planning.simulate.dry_run import dry_run_problem, predict_dry_run
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.profiling.measuring_process import measure_worker_costs
+from heterps_core.profiling.measuring_process import measure_step_seconds
 from heterps_core.text_table import Table
 from heterps_core.training.job import TrainingConfig, TrainingJob, default_microbatches
 from heterps_core.training.node.host_memory import available_bytes
@@ -81,7 +81,7 @@ def search_measured(
     """
 
     def measure(cut: tuple[Stage, ...]) -> float:
-        return measure_worker_costs(_job(profiled, dataset, batch_size, cut)).step_seconds
+        return measure_step_seconds(_job(profiled, dataset, batch_size, cut))
 
     num_layers = len(profiled.graph.layers)
     whole = (0,) * num_layers

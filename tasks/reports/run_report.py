@@ -9,7 +9,7 @@ from typing import Any
 
 from heterps_core.data.distinct_values import IdTurnover
 from heterps_core.judging.quality import ClickQuality
-from heterps_core.planning.calibration.correction import NO_CORRECTION, Correction
+from heterps_core.planning.calibration.correction import Correction
 from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
 from heterps_core.planning.explain.explanation import PlanExplanation
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -51,6 +51,12 @@ class PlanReport:
     provisioning: Provisioning
     tracked: TrackedRun
     config: TrainingConfig
+    prediction: DryRunPrediction | None
+    """Of a dry run on this machine, by the cost model from its profile; None for rented machines."""
+
+    correction: Correction
+    """Of that prediction; rented runs are planned with corrected times instead."""
+
     is_estimated: bool
     """Times of at least one device type of the plan are a roofline and not a measurement."""
 
@@ -87,6 +93,31 @@ class PlanReport:
             self.problem, self.simulation.evaluation, step_seconds=self.simulation.run.step_seconds
         )
 
+    @property
+    def batch_size(self) -> int:
+        """Samples of a trained step; a dry run has its own."""
+        return self.config.batch_size
+
+    @property
+    def predicted_step_seconds(self) -> float:
+        """Of the run that is launched, with what past runs have taught; known before the training."""
+        if self.prediction is not None:
+            return self.prediction.step_seconds * self.correction.factor
+        return self.batch_size / self.chosen.plan.throughput_samples_per_s
+
+    @property
+    def predicted_throughput_samples_per_s(self) -> float:
+        """The same as samples per second."""
+        return self.batch_size / self.predicted_step_seconds
+
+    def promises(self) -> dict[str, float | None]:
+        """Return the speed that is expected of the launched run under its stable names."""
+        return {
+            "predicted/dry_run_throughput_samples_per_s": self.predicted_throughput_samples_per_s,
+            "predicted/step_seconds": self.predicted_step_seconds,
+            "predicted/correction_factor": self.correction.factor,
+        }
+
     def plan_metrics(self) -> dict[str, float | None]:
         """Return the figures of the plan under their stable names, besides those of its search."""
         return {
@@ -102,16 +133,10 @@ class PlanReport:
 class RunReport(PlanReport):
     """Everything that a finished run can be judged by."""
 
-    prediction: DryRunPrediction
-    """As the cost model made it; what was expected of the run is `predicted_step_seconds`."""
-
     hardware: str
     """What trained: for a dry run this machine, else the plan's device types."""
 
     learning: Learning
-    correction: Correction
-    """Of a dry run's prediction; rented runs are planned with corrected times instead."""
-
     training: TrainingRun
     baseline: Baseline | str | None
     """Or why there is none; None where none was asked for."""
@@ -131,30 +156,8 @@ class RunReport(PlanReport):
             **{field.name: getattr(planned, field.name) for field in fields(planned)},
             hardware=this_machine if is_dry_run else rented,
             learning=learning,
-            correction=(
-                learning.of_step(stages, hardware=this_machine, model=planned.problem.model)
-                if is_dry_run
-                else NO_CORRECTION
-            ),
             **outcome,
         )
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of a trained step; a dry run has its own."""
-        return self.prediction.batch_size
-
-    @property
-    def predicted_step_seconds(self) -> float:
-        """What was expected of the run that was launched, with what past runs have taught."""
-        if self.provisioning.is_dry_run:
-            return self.prediction.step_seconds * self.correction.factor
-        return self.batch_size / self.chosen.plan.throughput_samples_per_s
-
-    @property
-    def predicted_throughput_samples_per_s(self) -> float:
-        """The same as samples per second."""
-        return self.batch_size / self.predicted_step_seconds
 
     @property
     def measured_step_seconds(self) -> float | None:
@@ -170,8 +173,8 @@ class RunReport(PlanReport):
     @property
     def stages(self) -> tuple[StageOutcome, ...]:
         """What came of each launched stage."""
-        is_dry_run = self.provisioning.is_dry_run
-        evaluation = self.prediction.evaluation if is_dry_run else self.chosen.evaluation
+        is_dry_run = self.prediction is not None
+        evaluation = self.chosen.evaluation if self.prediction is None else self.prediction.evaluation
         return stage_outcomes(
             self.provisioning.launch_stages,
             seconds_by_stage(evaluation.stages, is_dry_run=is_dry_run),
@@ -199,7 +202,7 @@ class RunReport(PlanReport):
             for stage in self.stages
         )
         slowest = max(stage.predicted_seconds for stage in stages)
-        uncorrected = self.prediction.step_seconds if is_dry_run else slowest
+        uncorrected = slowest if self.prediction is None else self.prediction.step_seconds
         return RunSpeed(
             run_id=self.run_id,
             model=self.problem.model,
@@ -263,9 +266,6 @@ class RunReport(PlanReport):
         return (
             {
                 **self.night_metrics(),
-                "predicted/dry_run_throughput_samples_per_s": self.predicted_throughput_samples_per_s,
-                "predicted/step_seconds": self.predicted_step_seconds,
-                "predicted/correction_factor": self.correction.factor,
                 "measured/step_seconds": self.measured_step_seconds,
                 "measured/throughput_samples_per_s": self.training.throughput_samples_per_s,
                 "measured/undisturbed_throughput_samples_per_s": self.training.undisturbed_throughput_samples_per_s,

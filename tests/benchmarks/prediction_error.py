@@ -159,7 +159,7 @@ def predicted_samples_per_s(plan: RandomPlan, dataset: PreparedDataset, cache: P
     from heterps_core.profiling.layer_profiler import trace_model
     from heterps_core.profiling.profile_cache import profile_model
     from tasks.profiling import ProfiledModel, profile_request
-    from tasks.scheduling import predict_launch
+    from tasks.scheduling import predict_dry_run_here
 
     # Layers are timed once for all batch sizes of a model: they matter for another prediction.
     request = profile_request(dataset, model=plan.model, batch_size=max(BATCH_SIZES))
@@ -171,11 +171,9 @@ def predicted_samples_per_s(plan: RandomPlan, dataset: PreparedDataset, cache: P
         planned_graph=graph,
         profiles={},
         planned_request=request,
-        local_request=request,
-        cache_directory=cache,
     )
-    prediction = predict_launch.fn(profiled, plan.stages, plan.config(seed))
-    return prediction.batch_size / prediction.step_seconds
+    prediction = predict_dry_run_here(profiled, plan.stages, plan.config(seed))
+    return plan.batch_size / prediction.step_seconds
 
 
 def measured_samples_per_s(plan: RandomPlan, dataset: PreparedDataset, folder: Path, seed: int) -> float:

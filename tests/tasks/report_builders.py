@@ -1,11 +1,13 @@
 """A planned and a finished run of the small problem, as the flow would hand them to its last steps."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from heterps_core.data.distinct_values import ColumnValues, IdTurnover, tables_table
 from heterps_core.judging.held_out import HeldOutJudgement, ModelQuality
 from heterps_core.judging.quality import ClickQuality
+from heterps_core.planning.calibration.correction import NO_CORRECTION
 from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.simulate.dry_run import DryRunPrediction
@@ -28,9 +30,19 @@ RUN_ID = "20261121-0230-00000001"
 STEP_SECONDS, NUM_STEPS, ROWS = 0.025, 40, 100
 
 
-def make_plan_report(*, run_id=RUN_ID, tracked=None, provider="local", data="clicks <of> a day"):
+def make_plan_report(
+    *,
+    run_id=RUN_ID,
+    tracked=None,
+    provider="local",
+    data="clicks <of> a day",
+    predicted_step_seconds=0.020,
+):
     problem = make_problem()
     result = make_result(problem)
+    prediction = DryRunPrediction(
+        evaluation=evaluate(problem, result.plan.stages), step_seconds=predicted_step_seconds
+    )
     return PlanReport(
         run_id=run_id,
         model="ctrdnn",
@@ -47,6 +59,8 @@ def make_plan_report(*, run_id=RUN_ID, tracked=None, provider="local", data="cli
         ),
         tracked=tracked or TrackedRun(mlflow_run_id="0" * 32, experiment_id="1", run_id="r"),
         config=TrainingConfig(batch_size=ROWS, num_microbatches=1, num_epochs=1, seed=0),
+        prediction=prediction if provider == "local" else None,
+        correction=NO_CORRECTION,
         is_estimated=False,
         tables=tables_table([ColumnValues(name="C1", missing_share=0.0, num_values=700)], [1_024]),
         day="2026-11-20",
@@ -129,21 +143,19 @@ def make_run_report(
     planned=None,
     learning=None,
     training=None,
-    predicted_step_seconds=0.020,
     baseline=NO_BASELINE,
     id_turnover=(),
     restarts=(),
 ):
     planned = planned or make_plan_report()
+    if learning is not None and planned.prediction is not None:
+        stages = planned.provisioning.launch_stages
+        learned = learning.of_step(stages, hardware="machine", model=planned.problem.model)
+        planned = replace(planned, correction=learned)
     return RunReport.of(
         planned,
         this_machine="machine",
         learning=learning or Learning(),
-        prediction=DryRunPrediction(
-            evaluation=evaluate(planned.problem, planned.chosen.plan.stages),
-            step_seconds=predicted_step_seconds,
-            batch_size=ROWS,
-        ),
         training=training or make_training(),
         baseline=baseline,
         best_reachable=ClickQuality(auc=0.7500, log_loss=0.4900, num_rows=500),

@@ -33,10 +33,7 @@ class DryRunPrediction:
     never wait for one another."""
 
     step_seconds: float
-    """Of a training step on this machine, with what the cost model leaves out: by `predict_dry_run`'s formula, or
-    better by `simulate_workers` where the parts of a worker were measured."""
-
-    batch_size: int
+    """Of a training step on this machine, with what the cost model leaves out; see `predict_dry_run`."""
 
 
 def predict_dry_run(
@@ -86,7 +83,6 @@ def predict_dry_run(
     return DryRunPrediction(
         evaluation=evaluation,
         step_seconds=max(step_seconds, work_seconds / num_cores),
-        batch_size=batch_size,
     )
 
 

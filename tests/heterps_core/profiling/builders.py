@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
 from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
-from heterps_core.profiling.measuring_process import StageCosts, WorkerCosts
 from heterps_core.profiling.timing import Timing
 
 BATCH_SIZE = 100
@@ -96,23 +92,3 @@ def make_profile(
         sum_over_step=0.95,
         measured_at="2026-07-01T00:00:00+00:00",
     )
-
-
-def make_stage_costs(**changes: Any) -> StageCosts:
-    """Return a stage that costs nothing but what is given."""
-    costs = StageCosts(
-        forward_seconds=0.0,
-        backward_seconds=0.0,
-        weight_gradient_seconds=0.0,
-        num_weight_gradients=0,
-        gradient_sum_seconds=0.0,
-        update_seconds=0.0,
-        reading_seconds=0.0,
-        updates_together=False,
-    )
-    return replace(costs, **changes)
-
-
-def make_worker_costs(*stages: StageCosts) -> WorkerCosts:
-    """Return what the workers of a plan cost."""
-    return WorkerCosts(stages=stages, step_seconds=0.1, measured_at="2026-07-01T00:00:00+00:00")
