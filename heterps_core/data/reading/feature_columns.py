@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from heterps_core.data.reading.arrow_errors import named_reading
 from heterps_core.data.reading.bucket_path import SourcePath
-from heterps_core.data.reading.parquet_reader import named_reading, open_parquet
+from heterps_core.data.reading.parquet_reader import check_names, open_parquet
 from heterps_core.data.reading.readers import is_parquet
 from heterps_core.data.reading.text_reader import find_layout, open_text
 from heterps_core.data.schema import DataSchema
@@ -35,11 +36,7 @@ def read_columns(file: SourcePath, schema: DataSchema, names: Sequence[str]) -> 
 def _parquet_columns(path: SourcePath, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with named_reading(path), open_parquet(path) as source:
         file = pq.ParquetFile(source)
-        missing = [name for name in names if name not in file.schema_arrow.names]
-        if missing:
-            raise DataError(
-                path, f"must have the columns {', '.join(missing)}; has {', '.join(file.schema_arrow.names)}"
-            )
+        check_names(path, file.schema_arrow.names, names)
         yield from file.iter_batches(ROWS_PER_BATCH, columns=list(names))
 
 

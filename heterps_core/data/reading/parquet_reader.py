@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, named_reading, one_line
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.row_batch import (
     RowBatch,
@@ -23,6 +24,15 @@ from heterps_core.data.reading.row_batch import (
 )
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
+
+_Rows = TypeVar("_Rows")
+
+_PLAIN_TYPES = {
+    pa.float16(): pa.float32(),
+    pa.string_view(): pa.string(),
+    pa.binary_view(): pa.binary(),
+}
+"""By types that lack functions which the reader needs."""
 
 
 def read_footer(
@@ -59,25 +69,51 @@ def read_group(file: pq.ParquetFile, index: int, schema: DataSchema, *, path: So
     Raises:
         DataError: The row group is damaged, or a row breaks the schema.
     """
-    with named_reading(path, f"row group {index} of {file.num_row_groups} "):
-        record_batch = _record_batch(file, index, schema.used_columns, schema)
-        batch = check_rows(record_batch, schema, is_padded=False)
-    if batch is None:
-        raise _find_bad_row(path, record_batch, schema, _rows_before(file, index))
-    return batch
+    return _checked_group(
+        file,
+        index,
+        schema.used_columns,
+        schema,
+        check=lambda rows: check_rows(rows, schema, is_padded=False),
+        path=path,
+    )
 
 
 def read_group_targets(
     file: pq.ParquetFile, index: int, schema: DataSchema, *, path: SourcePath | str
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
     """Return labels [n] and weights [n] of one row group, without reading its features; else as `read_group`."""
-    with named_reading(path, f"row group {index} of {file.num_row_groups} "):
-        record_batch = _record_batch(file, index, schema.target_columns, schema)
-        targets = check_targets(record_batch.columns, schema, is_padded=False)
-    if targets is None:
-        only_targets = replace(schema, numeric_columns=(), count_columns=())
-        raise _find_bad_row(path, record_batch, only_targets, _rows_before(file, index))
-    return targets
+    return _checked_group(
+        file,
+        index,
+        schema.target_columns,
+        replace(schema, numeric_columns=(), count_columns=()),
+        check=lambda rows: check_targets(rows.columns, schema, is_padded=False),
+        path=path,
+    )
+
+
+def _checked_group(
+    file: pq.ParquetFile,
+    index: int,
+    names: Sequence[str],
+    schema: DataSchema,
+    *,
+    check: Callable[[pa.RecordBatch], _Rows | None],
+    path: SourcePath | str,
+) -> _Rows:
+    """Return what a check makes of columns of a row group; raises what breaks the schema where it is None."""
+    part = f"row group {index} of {file.num_row_groups} "
+    with named_reading(path, part):
+        table = file.read_row_group(index, columns=list(names), use_threads=False)
+    try:
+        record_batch = _record_batch(table, names, schema)
+        rows = check(record_batch)
+        if rows is None:
+            raise _find_bad_row(path, record_batch, schema, _rows_before(file, index))
+    except ARROW_ERRORS as error:
+        raise _unreadable_column(path, part, table, schema) from error
+    return rows
 
 
 def read_parquet(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
@@ -97,80 +133,117 @@ def open_parquet(path: SourcePath | str) -> pa.NativeFile:
     return path.open_ranges() if isinstance(path, BucketPath) else pa.OSFile(str(path))
 
 
-@contextmanager
-def named_reading(path: SourcePath | str, part: str = "") -> Iterator[None]:
-    """Raise what Arrow or the system say within the block as a `DataError` of this file."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            path, f"{part}cannot be read as Parquet: {error}; write or get the file again"
-        ) from error
+def check_names(path: SourcePath | str, found: Sequence[str], needed: Sequence[str]) -> None:
+    """Check that a file has each of some columns, and once.
 
-
-def _check_columns(path: SourcePath | str, columns: pa.Schema, schema: DataSchema) -> None:
-    missing = [column for column in schema.used_columns if column not in columns.names]
+    Raises:
+        DataError: It has not.
+    """
+    missing = [column for column in needed if column not in found]
     if missing:
         raise DataError(
             path,
-            f"must have the columns {', '.join(missing)}; has {', '.join(columns.names)}; write them, empty where "
-            f"they are missing, or leave them out of the schema",
+            f"must have the columns {', '.join(missing)}; has {', '.join(found)}; write them, empty where they are "
+            f"missing, or leave them out of the schema",
         )
+    twice = [column for column in needed if found.count(column) > 1]
+    if twice:
+        raise DataError(
+            path, f"must name each column once, but has {twice[0]!r} twice; write it again with other names"
+        )
+
+
+def plain_column(column: pa.Array) -> pa.Array:
+    """Return a column without a type that only some of Arrow's functions take: extensions, views, short numbers."""
+    if isinstance(column, pa.ExtensionArray):
+        return plain_column(column.storage)
+    kind = column.type
+    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
+        return column.cast(pa.decimal128(kind.precision, kind.scale))
+    return column.cast(_PLAIN_TYPES[kind]) if kind in _PLAIN_TYPES else column
+
+
+def _check_columns(path: SourcePath | str, columns: pa.Schema, schema: DataSchema) -> None:
+    check_names(path, columns.names, schema.used_columns)
     for name in schema.used_columns:
-        wanted = pa.float64() if name in schema.number_columns else pa.string()
         found = columns.field(name).type
-        if name in schema.list_columns and is_list(found):
-            found = found.value_type
-        if pa.types.is_nested(found):
+        column = pa.nulls(0, found)
+        if is_list(found) and name in schema.list_columns:
+            column = column.flatten()
+        is_number = name in schema.number_columns
+        if pa.types.is_nested(plain_column(column).type):
             raise DataError(
                 path,
-                f"column {name} holds a {columns.field(name).type} in each row, and only multi_hot_columns and "
-                f"sequence_columns may hold lists, of texts or numbers; name it there, or leave it out of the schema",
+                f"column {name} holds a {found} in each row, and only multi_hot_columns and sequence_columns may "
+                f"hold lists, of texts or numbers; name it there, or leave it out of the schema",
             )
-        if not _can_be_cast(found, wanted):
+        if _conversion_problem(column, is_number=is_number):
             raise DataError(
                 path,
-                f"column {name} must hold {'numbers' if wanted == pa.float64() else 'texts or numbers'}, "
-                f"got {found}; write it as such, or leave it out of the schema",
+                f"column {name} must hold {'numbers' if is_number else 'texts or numbers'}, got {found}; write it as "
+                f"such, or leave it out of the schema",
             )
 
 
-def _can_be_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
+def _conversion_problem(column: pa.Array, *, is_number: bool) -> str:
+    """Return why a column cannot be read as numbers, or as texts; empty where it can."""
     try:
-        pa.nulls(0, found).cast(wanted)
-    except pa.ArrowNotImplementedError:
-        return False
-    return True
+        plain = plain_column(column)
+        if is_list(plain.type):
+            plain = plain.flatten()
+        if is_number and not is_text(plain.type):
+            plain.cast(pa.float64(), safe=False)
+        else:
+            texts = plain if pa.types.is_dictionary(plain.type) else plain.dictionary_encode()
+            column_texts(texts.dictionary).validate(full=True)
+    except ARROW_ERRORS as error:
+        return one_line(error)
+    return ""
 
 
-def _record_batch(
-    file: pq.ParquetFile, index: int, names: tuple[str, ...], schema: DataSchema
-) -> pa.RecordBatch:
-    """Read columns of a row group, with null where a NaN, or a number that is a missing marker of the schema, stands.
+def _unreadable_column(path: SourcePath | str, part: str, table: pa.Table, schema: DataSchema) -> DataError:
+    """Return the error of the first column of a row group that cannot be converted."""
+    for name in table.column_names:
+        is_number = name in schema.number_columns
+        problem = _conversion_problem(_as_array(table, name), is_number=is_number)
+        if problem:
+            return DataError(
+                path,
+                f"{part}holds in column {name}, of type {table.schema.field(name).type}, what is no "
+                f"{'number' if is_number else 'text'}: {problem}; write it as such, or leave it out of the schema",
+            )
+    return DataError(path, f"{part}cannot be read as {schema.name} data")
+
+
+def _record_batch(table: pa.Table, names: Sequence[str], schema: DataSchema) -> pa.RecordBatch:
+    """Return columns of a row group, with null where a NaN, or a missing marker that is a number, stands.
 
     Those that are not numeric come as dictionaries.
     """
-    table = file.read_row_group(index, columns=list(names), use_threads=False)
     markers = pa.array(
         [float(marker) for marker in schema.missing_markers if _is_number(marker)], pa.float64()
     )
     columns = []
     for name in names:
-        column = pa.concat_arrays(
-            table.column(name).unify_dictionaries().chunks or [pa.array([], table.schema.field(name).type)]
-        )
+        column = plain_column(_as_array(table, name))
         if pa.types.is_floating(column.type):
             column = _null_where(pc.is_nan(column.cast(pa.float64())), column)
         if is_list(column.type):
             pass
         elif name not in schema.number_columns:
             column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+            column.dictionary.validate(full=True)
         elif pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         elif _is_numeric(column.type) and len(markers):
             column = _null_where(pc.is_in(column.cast(pa.float64(), safe=False), markers), column)
         columns.append(column)
     return pa.record_batch(columns, names=list(names))
+
+
+def _as_array(table: pa.Table, name: str) -> pa.Array:
+    column = table.column(name)
+    return pa.concat_arrays(column.unify_dictionaries().chunks or [pa.array([], column.type)])
 
 
 def _null_where(condition: pa.BooleanArray, column: pa.Array) -> pa.Array:
@@ -181,6 +254,11 @@ def _null_where(condition: pa.BooleanArray, column: pa.Array) -> pa.Array:
 
 def _is_numeric(column_type: pa.DataType) -> bool:
     return bool(pa.types.is_floating(column_type) or pa.types.is_integer(column_type))
+
+
+def is_text(column_type: pa.DataType) -> bool:
+    """Tell whether an Arrow column holds texts."""
+    return bool(pa.types.is_string(column_type) or pa.types.is_large_string(column_type))
 
 
 def _is_number(text: str) -> bool:

@@ -9,15 +9,26 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, named_reading
 from heterps_core.data.reading.bucket_path import SourcePath
-from heterps_core.data.reading.parquet_reader import named_reading, open_parquet
+from heterps_core.data.reading.parquet_reader import (
+    check_names,
+    is_text,
+    open_parquet,
+    plain_column,
+)
 from heterps_core.data.reading.readers import is_parquet
+from heterps_core.data.reading.row_batch import shorten
 from heterps_core.data.reading.text_reader import find_layout, open_text
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
-_TEXT_KINDS = (pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC"))
-"""That a text may stand for: numbers, times by ISO 8601, the same with a zone."""
+_TEXT_KINDS = (
+    pa.int64(),
+    pa.float64(),
+    *(pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("ns", "us")),
+)
+"""What a text may stand for: numbers, times by ISO 8601, the same with a zone; nanoseconds end in the year 2262."""
 
 
 def check_time_order(files: Sequence[SourcePath], schema: DataSchema) -> None:
@@ -28,62 +39,120 @@ def check_time_order(files: Sequence[SourcePath], schema: DataSchema) -> None:
     Raises:
         DataError: A row is earlier than the one before it, or has no time; names file and row, which count from 1.
     """
-    latest = pa.array([])
+    latest: pa.Array | None = None
     for file in files if schema.time_column else ():
         num_rows = 0
         for times in times_of(file, schema):
-            if len(latest) and times.type != latest.type:
-                raise DataError(
-                    file,
-                    f"column {schema.time_column} holds {times.type}, {latest.type} before; write both alike",
-                )
-            both = pa.concat_arrays([latest.cast(times.type), times])
-            is_earlier = pc.less(both.slice(1), both.slice(0, max(len(both) - 1, 0)))
-            found = pc.index(is_earlier, True).as_py()
+            first, rows = _alike(file, times if latest is None else latest, times, schema)
+            both = pa.concat_arrays([first, rows][latest is None :])
+            found = pc.index(is_earlier(both), True).as_py()
             if found >= 0:
                 # What a query reads of a text file is text.
-                order = f'"{schema.time_column}"' + "::DOUBLE" * pa.types.is_floating(times.type)
+                quoted = str(schema.time_column).replace('"', '""')
+                order = f'"{quoted}"' + "::DOUBLE" * (_is_number(rows.type) and not is_parquet(file, schema))
                 raise DataError(
                     file,
                     f"rows must be in the order of {schema.time_column}, as the latest are held out, but row "
-                    f"{num_rows + found + 2 - len(latest):,} has {both[found + 1]} behind {both[found]}; sort them, "
-                    f"or give --prepare-sql a file with: SELECT * FROM rows ORDER BY {order}",
+                    f"{num_rows + found + 2 - (len(both) - len(rows)):,} has {_shown(both[found + 1])} behind "
+                    f"{_shown(both[found])}; sort them, or give --prepare-sql a file with: SELECT * FROM rows "
+                    f"ORDER BY {order}",
                 )
             num_rows += len(times)
-            latest = both.slice(max(len(both) - 1, 0))
+            latest = both.slice(len(both) - 1)
 
 
 def times_of(file: SourcePath, schema: DataSchema) -> Iterator[pa.Array]:
-    """Yield the `time_column` of a file in parts, as numbers or times.
+    """Yield the `time_column` of a file in parts of at least one row, as numbers or times.
 
     Raises:
         DataError: The file cannot be read or lacks the column, or a row has no time, or something else.
     """
     name, num_rows = str(schema.time_column), 0
     for part in (_of_parquet if is_parquet(file, schema) else _of_text)(file, schema, name):
-        times = part.dictionary_decode() if pa.types.is_dictionary(part.type) else part
-        if pa.types.is_floating(times.type):
-            times = pc.if_else(pc.is_nan(times), None, times)
+        if not len(part):
+            continue
+        times = comparable_times(part)
+        if times is None:
+            raise DataError(
+                file,
+                f"the time_column {name} must hold numbers, or times such as 2026-11-01 12:00:00, got "
+                f"{shorten(_shown(part[0]))}",
+            )
         if times.null_count:
             row = num_rows + pc.index(pc.is_null(times), True).as_py() + 1
             raise DataError(file, f"row {row:,} must have a value in the time_column {name}, but has none")
-        yield _comparable(file, times, name)
+        yield times
         num_rows += len(times)
+
+
+def comparable_times(column: pa.Array) -> pa.Array | None:
+    """Return a column as numbers or times that can be compared, null where missing; None where it holds others."""
+    try:
+        times = plain_column(column)
+        if pa.types.is_dictionary(times.type):
+            times = plain_column(times.dictionary_decode())
+        if pa.types.is_floating(times.type) or pa.types.is_decimal(times.type):
+            times = times.cast(pa.float64())
+            return pc.if_else(pc.is_nan(times), None, times)
+    except ARROW_ERRORS:
+        return None
+    if pa.types.is_temporal(times.type) or pa.types.is_uint64(times.type):
+        return times
+    kinds = _TEXT_KINDS if is_text(times.type) else (pa.int64(),) * pa.types.is_integer(times.type)
+    for kind in kinds:
+        try:
+            return times.cast(kind)
+        except ARROW_ERRORS:
+            continue
+    return None
+
+
+def is_earlier(times: pa.Array) -> pa.BooleanArray:
+    """Return for each of the times [n] but the first whether it is earlier than the one before it, [n - 1]."""
+    return pc.less(times.slice(1), times.slice(0, max(len(times) - 1, 0)))
+
+
+def _alike(
+    file: SourcePath, latest: pa.Array, times: pa.Array, schema: DataSchema
+) -> tuple[pa.Array, pa.Array]:
+    """Return the latest time before some times, and these, in one type: numbers, or times of one unit and zone."""
+    if latest.type == times.type:
+        return latest, times
+    try:
+        if _is_number(latest.type) and _is_number(times.type):
+            return latest.cast(pa.float64(), safe=False), times.cast(pa.float64(), safe=False)
+        if pa.types.is_temporal(latest.type) and pa.types.is_temporal(times.type):
+            return latest.cast(times.type, safe=False), times
+    except ARROW_ERRORS:
+        pass
+    raise DataError(
+        file, f"column {schema.time_column} holds {times.type}, {latest.type} before; write both alike"
+    )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        return str(value)
+    except ARROW_ERRORS:
+        # Such as a date beyond the year 9999.
+        return f"a {value.type} that has no text"
 
 
 def _of_parquet(file: SourcePath, schema: DataSchema, name: str) -> Iterator[pa.Array]:
     with named_reading(file), open_parquet(file) as source:
         opened = pq.ParquetFile(source)
-        if name not in opened.schema_arrow.names:
-            found = ", ".join(opened.schema_arrow.names)
-            raise DataError(file, f"must have the time_column {name} of the schema; has {found}")
+        check_names(file, opened.schema_arrow.names, [name])
         for batch in opened.iter_batches(columns=[name]):
             yield batch.column(0)
 
 
 def _of_text(file: SourcePath, schema: DataSchema, name: str) -> Iterator[pa.Array]:
     layout = find_layout(file, schema, needed=[name])
-    with named_reading(file), open_text(file) as stream:
+    with named_reading(file, problem="cannot be read as text"), open_text(file) as stream:
         convert = pa_csv.ConvertOptions(
             include_columns=[name],
             column_types={name: pa.string()},
@@ -92,19 +161,3 @@ def _of_text(file: SourcePath, schema: DataSchema, name: str) -> Iterator[pa.Arr
         )
         for batch in pa_csv.open_csv(stream, **layout.reading_options(), convert_options=convert):
             yield pc.ascii_trim_whitespace(batch.column(0))
-
-
-def _comparable(file: SourcePath, times: pa.Array, name: str) -> pa.Array:
-    kind = times.type
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind):
-        return times
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        for each in _TEXT_KINDS:
-            try:
-                return times.cast(each)
-            except pa.ArrowInvalid:
-                continue
-    shown = times[0] if len(times) else kind
-    raise DataError(
-        file, f"the time_column {name} must hold numbers, or times such as 2026-11-01 12:00:00, got {shown!s}"
-    )
