@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,12 +11,9 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from heterps_core.cluster import Cluster
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ProvisioningError, UnknownNameError
-from heterps_core.hardware import InstanceOffer, Market
-from heterps_core.planning.provisioning.offer_choice import choose_instances
-from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.hardware import InstanceOffer
 from infra.billing.caps import Caps
 from infra.prices.live_prices import LivePrices, Recheck, Refresh, recheck, refresh
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceFile, newest_refreshed, write_refreshed
@@ -81,10 +78,8 @@ def source_of(provider: str) -> type[LivePrices]:
     return sources[provider]
 
 
-def refresh_before_renting(
-    workspace: Workspace, provider: str, *, regions: Sequence[str], max_age: timedelta = REFRESH_AFTER
-) -> None:
-    """Refresh the prices where the newest refresh is older than `max_age`; a failure is logged and ignored.
+def refresh_before_renting(workspace: Workspace, provider: str, *, regions: Sequence[str]) -> None:
+    """Refresh prices if the newest refresh is older than `REFRESH_AFTER`; a failure is logged and ignored.
 
     Where the provider has no prices to ask for, nothing is done.
     """
@@ -94,7 +89,7 @@ def refresh_before_renting(
     newest = newest_refreshed(price_folder(workspace))
     if newest is not None:
         now = datetime.now(UTC)
-        if min((offer.price_age(now) for offer in newest.offers()), default=max_age) < max_age:
+        if min((offer.price_age(now) for offer in newest.offers()), default=REFRESH_AFTER) < REFRESH_AFTER:
             return
     try:
         refresh_prices_of(workspace, prices, regions=regions)
@@ -141,30 +136,6 @@ def recheck_prices(
         fallback_plans=tuple(fallbacks),
         predicted_cost_usd=predicted_cost_usd,
     )
-
-
-def billed_usd_per_hour(cluster: Cluster, offers: Iterable[InstanceOffer]) -> float:
-    """Return what the machines of a cluster are billed now: those on spot by the present price of their zone."""
-    spot = {
-        (offer.instance_type.name, offer.zone): offer.price_usd_per_hour
-        for offer in offers
-        if offer.market is Market.SPOT
-    }
-    services_usd_per_hour = get_provider(cluster.provider).services_usd_per_machine_hour()
-    total = 0.0
-    for node in cluster.nodes:
-        pool = (node.instance_type, node.zone if node.market is Market.SPOT else None)
-        total += spot.get(pool, node.price_usd_per_hour) + node.disk_usd_per_hour + services_usd_per_hour
-    return total
-
-
-def unplanned_usd_per_hour(
-    stages: Sequence[Stage], *, provider: str, offers: Iterable[InstanceOffer]
-) -> float:
-    """Return what is billed besides a plan's price: addresses, and that one machine is bought on-demand."""
-    bought = choose_instances(stages, offers)
-    services_usd_per_hour = get_provider(provider).billed_usd_per_hour(bought) - bought.price_usd_per_hour
-    return services_usd_per_hour + bought.rendezvous_usd_per_hour
 
 
 def _recheck(prices: type[LivePrices] | None, offers: Sequence[InstanceOffer]) -> Recheck:

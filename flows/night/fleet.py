@@ -9,32 +9,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from flows.night.plan import NightPlan, OpenedRun, plan_night
+from flows.night.plan import NightPlan, OpenedRun
 from heterps_core.cluster import Cluster
 from heterps_core.device_types import get_device_type
-from heterps_core.errors import BudgetExceededError, HeterpsError, ProvisioningError
+from heterps_core.errors import BudgetExceededError, ProvisioningError
 from heterps_core.hardware import Market
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.step_metrics import read_progress
 from infra.billing.caps import Caps
 from infra.ledger.ledger import EndReason
-from infra.machines.failover import SPOT_RETRY_S
 from infra.providers.base import InsufficientCapacityError
-from tasks.prices import billed_usd_per_hour, recheck_prices, unplanned_usd_per_hour
-from tasks.provisioning import Provisioning, check_lifetime
+from tasks.prices import recheck_prices
+from tasks.provisioning import Provisioning
 from tasks.records.mlflow_store import client_of
 from tasks.records.runs import utc_now
 from tasks.running.budget import spending_of, spent_this_month_usd
 from tasks.running.fleet_decision import (
     Decision,
-    Option,
     Rest,
     Way,
     decide_on_growth,
     decide_on_loss,
-    decide_on_prices,
 )
 from tasks.running.growth import Growth, with_missing
 from tasks.running.losses import (
@@ -49,17 +45,12 @@ from tasks.running.progress import log_step
 from tasks.running.replacement import (
     end_nodes,
     forget_lost,
-    planned_machines,
     replaced_machines,
-    share_beside,
     smaller,
 )
 from tasks.training import write_job
 
 _Launched = TypeVar("_Launched")
-
-PRICES_INTERVAL_S = 1_800.0
-"""Between two looks at the prices of now: spot prices move by the hour."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +162,7 @@ def growth_of(
     present: tuple[Provisioning, Cluster],
     launched: tuple[Provisioning, Cluster],
 ) -> Growth:
-    """Return what looks whether a fleet that shrank should grow to its former size, a whole rented one move.
+    """Return the monitor that decides whether a fleet that shrank grows to its former size.
 
     Args:
         fleet: Ends what is launched.
@@ -181,11 +172,8 @@ def growth_of(
     (now, cluster), (planned, first) = present, launched
     whole = with_missing(cluster, first)
     missing = [node for node in whole.nodes if node not in cluster.nodes]
-    interval_s = SPOT_RETRY_S if missing else math.inf if run.is_dry_run else PRICES_INTERVAL_S
 
     def decide(refused: Mapping[Way, str]) -> Decision:
-        if not missing:
-            return _decided_on_prices(run, plan, now, cluster, refused)
         return decide_on_growth(
             _rest_of(run, plan, now, step=_last_step(run)),
             now=now,
@@ -197,9 +185,7 @@ def growth_of(
         )
 
     def launch(count: int) -> tuple[Cluster, Provisioning]:
-        bought = at_prices_of_now(run, planned if missing else now)
-        if not missing:
-            return fleet.enter_context(_launch_of(run, planned_machines)(cluster, bought))
+        bought = at_prices_of_now(run, planned)
         left_out = [node.node_id for node in missing[count:]]
         grown = replace(whole, nodes=tuple(node for node in whole.nodes if node.node_id not in left_out))
         if left_out:
@@ -207,49 +193,7 @@ def growth_of(
         absent = MachinesLost(message="", node_ids=tuple(node.node_id for node in missing[:count]))
         return fleet.enter_context(_launch_of(run, replaced_machines)(grown, absent, bought)), bought
 
-    return Growth(
-        run.directory, num_missing=len(missing), decide=decide, launch=launch, interval_s=interval_s
-    )
-
-
-def _decided_on_prices(
-    run: OpenedRun, plan: NightPlan, bought: Provisioning, cluster: Cluster, refused: Mapping[Way, str]
-) -> Decision:
-    """Decide whether a whole fleet moves to the machines that were planned, or to another plan, at the prices of now.
-
-    Another plan is made while the fleet trains: where it cannot be, or is beyond a cap, the fleet stays.
-    """
-    decision = Decision(options=())
-    try:
-        problem, offers = plan.at_prices_of_now()
-        decided = partial(
-            decide_on_prices,
-            _rest_of(run, plan, bought, step=_last_step(run), problem=problem),
-            bought,
-            usd_per_hour=billed_usd_per_hour(cluster, offers),
-            extra_usd_per_hour=partial(unplanned_usd_per_hour, provider=run.asked.provider, offers=offers),
-            share_beside=share_beside(bought, cluster),
-            refused=refused,
-        )
-        decision = decided()
-        if decision.chosen is not None and decision.chosen.way is Way.REPLAN:
-            planned = plan_night(replace(run, is_resumed=True), without=plan.without).report
-            check_lifetime(planned.chosen.evaluation, provider=run.asked.provider)
-            decision = decided(planned=planned.provisioning.launch_stages)
-    except HeterpsError as error:
-        stay = [option for option in decision.options if option.way is Way.STAY]
-        decision = Decision(options=(*stay, Option(way=Way.REPLAN, refusal=str(error))))
-    return decision
-
-
-def end_left(run: OpenedRun, cluster: Cluster, following: Cluster) -> bool:
-    """End the machines of a cluster that have no place in the one that goes on; tell whether there are any."""
-    kept = {node.provider_instance_id for node in following.nodes}
-    left = [node.node_id for node in cluster.nodes if node.provider_instance_id not in kept]
-    if left:
-        end_nodes(run.workspace, cluster, left, run_id=run.run_id, reason=EndReason.LEFT)
-        log_step("fleet", f"{', '.join(left)} ended, as what was planned goes on in place of it")
-    return bool(left)
+    return Growth(run.directory, num_missing=len(missing), decide=decide, launch=launch)
 
 
 def _last_step(run: OpenedRun) -> int:
@@ -277,7 +221,6 @@ def _rest_of(
     provisioning: Provisioning,
     *,
     step: int,
-    problem: SchedulingProblem | None = None,
 ) -> Rest:
     """Return what is left behind a step, at the speed that the run was measured at.
 
@@ -290,7 +233,7 @@ def _rest_of(
         spent = spending_of(run.workspace, run.asked.provider, run.run_id, now=utc_now())
         usd_left = caps.max_usd_per_run - spent.run_usd
     return Rest.of(
-        problem or plan.report.problem,
+        plan.report.problem,
         share_left=max(num_steps - step, 1) / num_steps,
         slowness=_slowness_of(run, plan, provisioning),
         seconds_left=math.inf if plan.deadline is None else plan.deadline.seconds_left(utc_now()),
@@ -337,7 +280,5 @@ def at_prices_of_now(run: OpenedRun, provisioning: Provisioning) -> Provisioning
     )
     log_step("prices", rechecked.summary)
     if run.asked.caps == Caps():
-        log_step(
-            "caps", "none is set: only the plan's own price limits this run; max_usd_per_run and _month would"
-        )
+        log_step("caps", "no cap set; set max_usd_per_run or max_usd_per_month")
     return rechecked

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from zoneinfo import ZoneInfo
 
@@ -17,8 +17,8 @@ from flows.service.schedule import nightly_timezone
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.distinct_values import tables_table
 from heterps_core.data.reading.days import Night, parse_day
-from heterps_core.device_types import get_device_type, in_markets
-from heterps_core.hardware import InstanceOffer, Market
+from heterps_core.device_types import in_markets
+from heterps_core.hardware import Market
 from heterps_core.models.model_graph import host_bytes_of_worker
 from heterps_core.planning.calibration.correction import NO_CORRECTION
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -46,7 +46,7 @@ from tasks.planning.table_disks import (
     table_memory_bytes,
 )
 from tasks.planning.wire_format import search_with_wire_dtype
-from tasks.prices import REFRESH_AFTER, price_files, refresh_before_renting
+from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import ProfiledModel, planned_job, profile_layers
 from tasks.provisioning import check_lifetime, find_offers, provision
 from tasks.publishing import publish_plan
@@ -59,7 +59,6 @@ from tasks.records.tracking import TrackedRun
 from tasks.reports.cuts_table import cuts_table
 from tasks.reports.run_report import PlanReport, plan_summary, taken_text
 from tasks.running.budget import spent_this_month_usd
-from tasks.running.fleet_decision import REPLAN_SECONDS
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run, open_run
 from tasks.running.start import Start, choose_start, fits_night, load_start
@@ -199,9 +198,6 @@ class NightPlan:
     without: frozenset[str]
     """Device types that could not be had."""
 
-    at_prices_of_now: Callable[[], tuple[SchedulingProblem, tuple[InstanceOffer, ...]]]
-    """Asks for prices and returns the problem with them, and what is sold."""
-
 
 def compared(run: OpenedRun, report: PlanReport) -> PlanReport:
     """Return a report with the plans of the other search methods, which takes seconds."""
@@ -256,27 +252,18 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     )
     log_step("profile", profiled.summary)
 
-    host_bytes = host_bytes_of_worker(job.num_samples)
-
-    def find_prices(max_age: timedelta) -> tuple[PriceCatalogue, tuple[InstanceOffer, ...]]:
-        refresh_before_renting(run.workspace, asked.provider, regions=[asked.region], max_age=max_age)
-        listed = get_provider(asked.provider).price_file
-        prices = PriceCatalogue(price_files(run.workspace, listed=listed))
-        offers = find_offers(device_types, catalogue=prices, region=asked.region)
-        return prices, offers_that_hold_workers(device_types, offers, host_bytes_of_worker=host_bytes)
-
-    prices, offers = find_prices(REFRESH_AFTER)
+    refresh_before_renting(run.workspace, asked.provider, regions=[asked.region])
+    prices = PriceCatalogue(price_files(run.workspace, listed=get_provider(asked.provider).price_file))
+    offers = offers_that_hold_workers(
+        device_types,
+        find_offers(device_types, catalogue=prices, region=asked.region),
+        host_bytes_of_worker=host_bytes_of_worker(job.num_samples),
+    )
     learning = learn_from_runs(run.workspace, run_id=run.run_id)
 
     planning_time = PlanningTime(asked.max_planning_seconds or MAX_SECONDS)
 
-    def problem_with(
-        names: Sequence[str],
-        wire_dtype: str,
-        *,
-        offers: Sequence[InstanceOffer] = offers,
-        planning_time: PlanningTime = planning_time,
-    ) -> SchedulingProblem:
+    def problem_with(names: Sequence[str], wire_dtype: str) -> SchedulingProblem:
         return learning.corrected(
             make_problem(
                 profiled,
@@ -319,13 +306,6 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     with explained_by(deadline):
         wire_dtype, problem, searches = search_with_wire_dtype(asked.wire_dtype, search_with)
     log_step("calibrated", learning.summary(problem))
-
-    def at_prices_of_now() -> tuple[SchedulingProblem, tuple[InstanceOffer, ...]]:
-        planned_markets = {get_device_type(name).market for name in problem.device_types}
-        names = [name for name in device_types if get_device_type(name).market in planned_markets]
-        _, offers = find_prices(timedelta())
-        planning_time = PlanningTime(REPLAN_SECONDS)
-        return problem_with(names, wire_dtype, offers=offers, planning_time=planning_time), offers
 
     chosen = searches.chosen
     floor = floor_text(
@@ -419,7 +399,6 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         deadline=deadline,
         spot_until=spot_until,
         without=frozenset(without),
-        at_prices_of_now=at_prices_of_now,
     )
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
 
 from flows.night.fleet import (
     Replan,
     at_prices_of_now,
-    end_left,
     fleet_after_loss,
     growth_of,
     plan_without,
     write_job_of,
 )
 from flows.night.plan import NightPlan, OpenedRun, compared
-from heterps_core.cluster import Cluster
 from heterps_core.data.distinct_values import turnover_summary
 from heterps_core.training.outcome import Complete, Failed, MachinesLost, Stopped
 from heterps_core.training.storage.store import StorageUsage
@@ -33,11 +29,9 @@ from tasks.recording import record_plan, record_promises, record_run, register_m
 from tasks.records.runs import COMPLETED, keep_explanation
 from tasks.reports.run_report import RunReport, training_summary
 from tasks.running.budget import check_not_stopped, within_budget
-from tasks.running.growth import Growth
 from tasks.running.losses import restarts_of
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run
-from tasks.running.stragglers import Stragglers
 from tasks.running.tidying import drop_what_resuming_needs
 from tasks.training import resume_summary, stopped_error, train
 
@@ -86,32 +80,18 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         if not run.is_dry_run:
             charge_measurements(run.workspace, plan.profiled, run_id=run.run_id)
         launched, bought, replan = cluster, provisioning, Replan()
-        stragglers = Stragglers(run_directory)
         while True:
             growth = growth_of(fleet, run, plan, (provisioning, cluster), (bought, launched))
             with growth:
-                look = partial(_look, growth, stragglers, cluster)
-                outcome = train(run_directory, cluster, on_progress=look)
+                outcome = train(run_directory, cluster, on_progress=growth.look)
             if not isinstance(outcome, Stopped | MachinesLost):
                 break
             check_not_stopped(watch, outcome, run_id=run.run_id)
             if isinstance(outcome, Stopped) and growth.is_end_asked_for():
                 break
-            if stragglers.left is not None:
-                # Where machines were lost meanwhile, it is looked for again.
-                outcome = stragglers.left if isinstance(outcome, Stopped) else outcome
-                stragglers.left = None
             if growth.grown is not None:
-                before, (cluster, provisioning) = cluster, growth.grown
+                cluster, provisioning = growth.grown
                 write_job_of(run, plan, provisioning, is_under_way=True)
-                if end_left(run, before, cluster):
-                    launched, bought = growth.grown
-                if isinstance(outcome, MachinesLost) and outcome.node_ids:
-                    # Those that are left are not missed.
-                    names = {node.node_id for node in cluster.nodes}
-                    outcome = replace(outcome, node_ids=tuple(sorted(names.intersection(outcome.node_ids))))
-                    if not outcome.node_ids:
-                        continue
             if isinstance(outcome, Stopped):
                 if growth.grown is not None:
                     continue
@@ -133,11 +113,6 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         case Failed(error):
             raise error
     return replan
-
-
-def _look(growth: Growth, stragglers: Stragglers, cluster: Cluster) -> None:
-    growth.look()
-    stragglers.look(cluster)
 
 
 def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> None:

@@ -81,7 +81,7 @@ class EndReason(StrEnum):
     LEASE_UNREADABLE = "lease unreadable"
     OWNER_DEAD = "owner process dead"
     GONE = "found gone"
-    LEFT = "the run went on with other machines"
+    LEFT = "the run went on with other machines"  # written by earlier versions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,10 +9,9 @@ by the exact solver, warm with the present one. What is late or beyond a cap is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import MappingProxyType
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import InfeasiblePlanError, ProvisioningError
@@ -34,7 +33,7 @@ RESUME_SECONDS = 10.0
 REPLAN_SECONDS = 10.0
 """Most time of a search whose answer only says what another plan would cost; all machines wait for it."""
 
-WORTH_A_MOVE = 0.95
+WORTH_A_REPLAN = 0.95
 """Other machines must cost at most this share of going on: ending those that are at hand may find no others."""
 
 
@@ -45,13 +44,7 @@ class Way(StrEnum):
     REPLACE = "replace"
     SHRINK = "shrink"
     GROW = "grow"
-    MOVE = "move"
-    """To the machines that were planned, where others were bought in place of them."""
-
     REPLAN = "re-plan"
-
-
-NOTHING_REFUSED: Mapping[Way, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +127,7 @@ def decide(options: Sequence[Option], rest: Rest) -> Decision:
             return (2.0,)
         if option.seconds > rest.seconds_left or option.usd > rest.usd_left:
             return (1.0, option.seconds)
-        return (0.0, option.usd / (WORTH_A_MOVE if option.way in (Way.MOVE, Way.REPLAN) else 1.0))
+        return (0.0, option.usd / (WORTH_A_REPLAN if option.way is Way.REPLAN else 1.0))
 
     return Decision(options=tuple(sorted(options, key=rank)))
 
@@ -216,83 +209,6 @@ def decide_on_growth(
         start_seconds = seconds_to_grow(rest, now, planned)
         options.append(_with_purchase(rest, planned, Way.GROW, start_seconds, usd_per_hour, now))
     return decide(options, rest)
-
-
-def decide_on_prices(
-    rest: Rest,
-    bought: Provisioning,
-    *,
-    usd_per_hour: float,
-    extra_usd_per_hour: Callable[[Sequence[Stage]], float],
-    share_beside: float = 0.0,
-    refused: Mapping[Way, str] = NOTHING_REFUSED,
-    planned: tuple[Stage, ...] | None = None,
-) -> Decision:
-    """Decide whether a whole fleet stays, or goes where machines cost less at the prices of now.
-
-    Where others were bought in place of the machines that were planned, those may be had by now: they are launched
-    beside the training, so it waits for nothing, and both are paid meanwhile. For another plan this fleet is ended.
-    Either costs the end of these machines and the start of the others, which the saving must exceed.
-
-    Args:
-        rest: At the prices of now.
-        bought: What the fleet was bought by.
-        usd_per_hour: Of its machines now, with all else that they are billed.
-        extra_usd_per_hour: Returns what the machines of a plan are billed beyond what the planner counts.
-        share_beside: Of the plan's price, of machines that others were bought in place of.
-        refused: As in `decide_on_loss`.
-        planned: The other plan; None for the cheapest one for the rest.
-    """
-    stages = bought.launch_stages
-    stay = _with_purchase(rest, bought, Way.STAY, 0.0, usd_per_hour, bought)
-    options = [stay]
-
-    def billed(option: Option, both_usd: float = 0.0) -> Option:
-        if option.refusal:
-            return option
-        extra_usd = option.seconds * extra_usd_per_hour(option.stages) + TEARDOWN_SECONDS * usd_per_hour
-        option = replace(option, usd=option.usd + extra_usd / SECONDS_PER_HOUR + both_usd)
-        is_late = option.seconds > rest.seconds_left
-        is_beyond = option.usd > rest.usd_left
-        if option.way is Way.MOVE:
-            # At the speed of now, so where staying is no better it is cheaper, too.
-            is_late &= stay.seconds <= rest.seconds_left
-            is_beyond &= stay.usd <= rest.usd_left
-        if is_late or is_beyond:
-            option = replace(option, refusal=f"{option} is late or beyond the cap")
-        return option
-
-    if Way.MOVE in refused:
-        options.append(Option(way=Way.MOVE, refusal=refused[Way.MOVE]))
-    elif share_beside:
-        price = evaluate(rest.problem, stages).price_usd_per_hour + extra_usd_per_hour(stages)
-        both_usd = STARTUP_SECONDS / SECONDS_PER_HOUR * price * share_beside
-        options.append(billed(_launched(rest, Way.MOVE, stages, RESUME_SECONDS, stages), both_usd))
-    if planned is None:
-        other = with_plan(rest, stages)
-    else:
-        other = _launched(rest, Way.REPLAN, planned, PLANNING_SECONDS + STARTUP_SECONDS, stages)
-    if other.stages == stages:
-        other = Option(way=Way.REPLAN, refusal="the plan that trains is the cheapest one")
-    options.append(billed(other))
-    # Without limits: a fleet that is late or too expensive does not move to one that costs more.
-    return decide(options, Rest(problem=rest.problem))
-
-
-def _launched(
-    rest: Rest, way: Way, stages: tuple[Stage, ...], start_seconds: float, present: Sequence[Stage]
-) -> Option:
-    evaluation = evaluate(rest.problem, stages)
-    option = with_fleet(
-        rest,
-        stages,
-        way=way,
-        start_seconds=start_seconds,
-        price_usd_per_hour=evaluation.price_usd_per_hour,
-        interruptions_per_hour=evaluation.interruptions_per_hour,
-        present=present,
-    )
-    return replace(option, stages=stages)
 
 
 def seconds_to_grow(rest: Rest, present: Provisioning, grown: Provisioning) -> float:

@@ -1,7 +1,7 @@
-"""While a fleet trains, machines that it lacks are launched, or those that were planned where others were bought.
+"""Launches the machines that a fleet lacks while the rest of it trains.
 
-Where that pays, or the night would be late without. Once they are up, the training stops at a step boundary behind a
-checkpoint.
+It does so if that pays, or if the night would be late without them. Once they are up, the training stops at a step
+boundary after a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from heterps_core.errors import BudgetExceededError, ProvisioningError
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.machines.failover import SPOT_RETRY_S
 from tasks.provisioning import Provisioning
-from tasks.running import stragglers
 from tasks.running.fleet_decision import Decision, Way
 from tasks.running.progress import log_step
 
@@ -33,20 +32,18 @@ def with_missing(cluster: Cluster, whole: Cluster) -> Cluster:
 
 
 class Growth:
-    """Looks now and then whether a fleet should grow, from when it shrank until it has grown, or is planned again.
+    """Decides now and then whether a fleet grows, from when it shrank until it has grown, or is planned again.
 
-    A whole fleet is looked at in the same way: whether it stays, moves to the machines that were planned, or is
-    planned again at other prices. As a context it ends once nothing is decided any more.
+    As a context it ends once nothing is decided any more.
 
     Args:
         run: Whose training is asked to stop then.
-        num_missing: Machines that the fleet lacks; 0 for a whole one.
+        num_missing: Machines that the fleet lacks; a whole fleet has nothing to decide.
         decide: Says what is wanted; told which ways failed, and why. Searching and asking for prices take seconds, so
             a look begins it in a thread of its own, and a later one takes the answer.
-        launch: Launches so many of them, or all that were planned beside a whole fleet; returns the cluster that goes
-            on, and what it was bought by. Where all that a fleet lacks cannot be had, half of them are asked for, and
-            so on: capacity returns piece by piece.
-        interval_s: Between two looks; the first is at once, that at a whole fleet after so long.
+        launch: Launches so many of them; returns the cluster that goes on, and its purchase. Where not all can be
+            launched, half of them are tried, and so on: capacity returns piece by piece.
+        interval_s: Between two looks; the first is at once.
     """
 
     def __init__(
@@ -60,7 +57,7 @@ class Growth:
     ) -> None:
         self._run, self._decide, self._launch, self._interval_s = run, decide, launch, interval_s
         self._num_missing = num_missing
-        self._next_look_s = time.monotonic() + (0.0 if num_missing else interval_s)
+        self._next_look_s = time.monotonic()
         self.grown: tuple[Cluster, Provisioning] | None = None
         """The cluster that goes on, and what it was bought by; None until its machines are up."""
 
@@ -82,7 +79,7 @@ class Growth:
 
     def look(self) -> None:
         """Look, where it is time to; the training goes on meanwhile, and is not followed while machines start."""
-        if self.grown is not None or self.wants_replan or self.is_deciding:
+        if not self._num_missing or self.grown is not None or self.wants_replan or self.is_deciding:
             return
         if self._deciding is None:
             if time.monotonic() >= self._next_look_s:
@@ -91,7 +88,7 @@ class Growth:
         decision, self._deciding = self._deciding.result(), None
         count = self._num_missing
         way = _way_of(decision)
-        while self.grown is None and (way is Way.MOVE or (way is Way.GROW and count)):
+        while self.grown is None and way is Way.GROW:
             try:
                 self.grown = self._launch(count)
             except (ProvisioningError, BudgetExceededError) as problem:
@@ -100,7 +97,7 @@ class Growth:
                     self._begin_to_decide({way: str(problem)})
                     return
         self.wants_replan = way is Way.REPLAN
-        log_step("growth" if self._num_missing else "prices", decision.reason)
+        log_step("growth", decision.reason)
         if (self.grown is not None or self.wants_replan) and self._run.stop_reason() is None:
             self._run.request_stop(STOP_REASON)
         self._next_look_s = time.monotonic() + self._interval_s
@@ -111,7 +108,7 @@ class Growth:
 
     def is_end_asked_for(self) -> bool:
         """Return whether the run is to end, as far as its mark of a stop says, which a later one overwrites."""
-        return self._run.stop_reason() not in (None, STOP_REASON, stragglers.STOP_REASON)
+        return self._run.stop_reason() not in (None, STOP_REASON)
 
 
 def _way_of(decision: Decision) -> Way | None:

@@ -67,60 +67,6 @@ def replaced_machines(
         yield cluster.next_generation({node.node_id: node for node in launched.nodes})
 
 
-@contextmanager
-def planned_machines(
-    workspace: Workspace,
-    cluster: Cluster,
-    provisioning: Provisioning,
-    *,
-    run_id: str,
-    run_directory: RunDirectory,
-    model: str,
-    caps: Caps,
-) -> Iterator[tuple[Cluster, Provisioning]]:
-    """Launch the machines that were planned beside others that were bought in place of them; end them at last.
-
-    Yields the cluster of the next generation, without those others, and what it was bought by. They live until
-    `end_nodes`, so a name that is in use gets the number of the generation.
-
-    Raises:
-        BudgetExceededError: A cap is exceeded, that of an hour by all machines that live at once.
-        ProvisioningError: The machines cannot be had.
-    """
-    plan = provisioning.launch_plan
-    kept = as_planned(provisioning, cluster)
-    suffix = f"-generation{cluster.generation + 1}"
-    unnamed = replace(plan, node_ids=()).node_requests()
-    names = tuple(
-        request.node_id if request.node_id in kept else first.node_id + suffix
-        for request, first in zip(plan.node_requests(), unnamed, strict=True)
-    )
-    bought = replace(
-        provisioning,
-        launch_plan=replace(plan, node_ids=names),
-        fallback_plans=tuple(
-            replace(other, node_ids=names)
-            for other in provisioning.fallback_plans
-            if len(other.node_requests()) == len(names)
-        ),
-    )
-    launch = bought.launch_plan.only([name for name in names if name not in kept])
-    launch = replace(launch, groups=tuple(replace(group, alternatives=()) for group in launch.groups))
-    with _launched_beside(
-        workspace,
-        cluster.provider,
-        cluster.nodes,
-        [launch],
-        run_id=run_id,
-        run_directory=run_directory,
-        model=model,
-        caps=caps,
-        predicted_cost_usd=provisioning.predicted_cost_usd * share_beside(provisioning, cluster),
-    ) as launched:
-        nodes = kept | {node.node_id: node for node in launched.nodes}
-        yield replace(cluster, nodes=tuple(nodes[name] for name in names)).next_generation(), bought
-
-
 def _launched_beside(
     workspace: Workspace,
     provider_name: str,
@@ -189,32 +135,6 @@ def plans_of_fleet(provisioning: Provisioning, cluster: Cluster) -> list[Provisi
     if not plans:
         raise ProvisioningError("the fleet must be of a known plan, so that a part of it can be bought again")
     return plans
-
-
-def as_planned(provisioning: Provisioning, cluster: Cluster) -> dict[str, Node]:
-    """Return the machines of a cluster that are those of the first purchase, by name.
-
-    None is, where the cluster is of another purchase or zone; else those are not that stand in for others.
-    """
-    plan = provisioning.launch_plan
-    if not _is_plan_of(plan, cluster.nodes):
-        return {}
-    offers = {request.node_id: request.offer for request in plan.node_requests()}
-    if any(offers[node.node_id].zone != node.zone for node in cluster.nodes):
-        return {}
-    return {
-        node.node_id: node
-        for node in cluster.nodes
-        if offers[node.node_id].instance_type.name == node.instance_type
-    }
-
-
-def share_beside(provisioning: Provisioning, cluster: Cluster) -> float:
-    """Return the share of a plan's price whose machines are to be launched, where others stand in for them."""
-    kept = as_planned(provisioning, cluster)
-    plan = provisioning.launch_plan
-    missing = [request for request in plan.node_requests() if request.node_id not in kept]
-    return sum(request.offer.price_usd_per_hour for request in missing) / plan.price_usd_per_hour
 
 
 def forget_lost(run_directory: RunDirectory, lost: MachinesLost) -> None:

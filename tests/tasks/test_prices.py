@@ -4,26 +4,19 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from heterps_core.cluster import Cluster
 from heterps_core.errors import BudgetExceededError, ProvisioningError
-from heterps_core.hardware import Market
-from heterps_core.planning.provisioning.offer_choice import choose_instances
 from heterps_core.plans.scheduling_plan import Stage
 from infra.billing.caps import Caps
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, write_refreshed
 from infra.providers.aws.prices import AwsPrices
-from infra.providers.aws.provider import AwsEc2Provider
-from infra.providers.base import node_of
 from infra.workspace import Workspace
 from tasks import prices as prices_module
 from tasks.prices import (
-    billed_usd_per_hour,
     price_files,
     price_folder,
     recheck_prices,
     refresh_before_renting,
     refresh_prices_of,
-    unplanned_usd_per_hour,
 )
 from tasks.provisioning import Provisioning, find_offers
 from tests.infra.builders import offer, offer_named, plan
@@ -198,38 +191,3 @@ def test_prices_that_cannot_be_checked_again_stay_and_are_told(monkeypatch, capl
         assert recheck_prices.fn(bought(), provider="aws", caps=Caps()) == bought()
 
     assert "stays as planned: no credentials" in caplog.text
-
-
-def test_machines_on_spot_are_billed_by_the_price_of_their_zone_now_and_others_as_they_were_launched():
-    steady, in_a = offer(), replace(offer(price_usd_per_hour=0.03, market=Market.SPOT), zone="us-east-1a")
-    bought = plan(steady, in_a)
-    nodes = [
-        node_of(request, address="10.0.0.1", provider_instance_id=request.node_id)
-        for request in bought.node_requests()
-    ]
-    cluster = Cluster(
-        run_id="r1", provider="local", nodes=tuple(nodes), rendezvous="10.0.0.1:1", created_at="2026-11-24"
-    )
-    now = [
-        replace(steady, price_usd_per_hour=5.0),
-        replace(in_a, price_usd_per_hour=0.07),
-        replace(in_a, price_usd_per_hour=0.01, zone="us-east-1b"),
-    ]
-
-    assert billed_usd_per_hour(cluster, []) == pytest.approx(0.09 + 0.03)
-    assert billed_usd_per_hour(cluster, now) == pytest.approx(0.09 + 0.07)
-
-
-def test_a_plan_on_spot_is_billed_one_machine_on_demand_and_an_address_for_each():
-    on_spot = replace(offer(price_usd_per_hour=0.03, market=Market.SPOT), zone="us-east-1a")
-    # A machine of one core each: the first costs 0.06 USD more on-demand.
-    stages = (Stage(0, 0, "cpu-c7i-spot", 2),)
-
-    here, rented = (
-        unplanned_usd_per_hour(stages, provider=provider, offers=[offer(), on_spot])
-        for provider in ("local", "aws")
-    )
-
-    num_machines = sum(group.count for group in choose_instances(stages, [offer(), on_spot]).groups)
-    assert here == pytest.approx(0.06)
-    assert rented == pytest.approx(0.06 + num_machines * AwsEc2Provider.services_usd_per_machine_hour())

@@ -10,7 +10,6 @@ the machine that it runs on, as the machines of a fleet are told the same and le
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -18,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from statistics import median
 from typing import NamedTuple
 
 from heterps_core.cluster import Cluster, Node
@@ -49,9 +47,6 @@ NODES = "nodes"
 
 NOTICE_INTERVAL_S = 5.0
 """As AWS recommends for the notice of an interruption."""
-
-PROBED = bytes(1024**2)
-NUM_PROBES, PROBE_PAUSE_S = 15, 0.05
 
 CLUSTER_TIMEOUT_S = 600.0
 """How long a node waits for cluster.json: the slowest instance of a fleet may boot for minutes."""
@@ -165,36 +160,18 @@ def repeated(action: Callable[[], object], *, interval_s: float, name: str) -> I
         thread.join()
 
 
-def probe_seconds() -> float:
-    """Return how long a fixed piece of work takes here by the clock: the median of several tries within a second.
-
-    One alone says little beside workers that use all cores: it took 0.6 to 200 ms.
-    """
-    seconds = []
-    for _ in range(NUM_PROBES):
-        started_s = time.perf_counter()
-        hashlib.sha256(PROBED)
-        seconds.append(time.perf_counter() - started_s)
-        time.sleep(PROBE_PAUSE_S)
-    return median(seconds)
-
-
 @contextmanager
 def heartbeat(run: RunDirectory, node_id: str) -> Iterator[None]:
-    """Write a sign of life every few seconds while the block runs; on a machine of its own with how fast that is."""
-
-    speed: dict[str, float] = {}
+    """Write a sign of life every few seconds while the block runs."""
 
     def beat() -> None:
         sign = {"beat_at_s": time.time(), "pid": os.getpid()}
         memory = {"free_bytes": available_bytes(), "total_bytes": total_bytes()}
         try:
-            run.write_json(node_key(node_id, HEARTBEAT), {**sign, **memory, **speed})
+            run.write_json(node_key(node_id, HEARTBEAT), {**sign, **memory})
         except OSError as error:
             # A full disk may have room again; what it costs the work is told by those who do it.
             logger.warning("no sign of life could be written: %s", error)
-        if is_machine():
-            speed["probe_seconds"] = probe_seconds()
 
     interval_s = HEARTBEAT_INTERVAL_S if run.is_local else BUCKET_HEARTBEAT_INTERVAL_S
     with repeated(beat, interval_s=interval_s, name="heartbeat"):

@@ -1,7 +1,6 @@
 """Of a fleet that loses a machine the others stay as they are, and one takes its place."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import psutil
@@ -20,15 +19,12 @@ from infra.workspace import Workspace
 from tasks.provisioning import Provisioning
 from tasks.running import replacement
 from tasks.running.replacement import (
-    as_planned,
     end_nodes,
-    planned_machines,
     replaced_machines,
-    share_beside,
     smaller,
 )
 from tests.heterps_core.plans.test_provisioning_plan import group
-from tests.infra.builders import bootstrap, offer
+from tests.infra.builders import bootstrap
 
 PURCHASE = ProvisioningPlan(
     replicas=(2, 1),
@@ -180,92 +176,3 @@ def test_a_fleet_that_shrank_can_lose_and_replace_another_machine(workspace, pro
         assert [node.node_id for node in following.nodes] == ["stage0-node1", "stage1-node0"]
         assert following.generation == 3
         assert set(pids_by_machine(provider)) == {("r1.2", "stage0-node1"), ("r1", "stage1-node0")}
-
-
-PLANNED = replace(
-    BOUGHT,
-    launch_plan=replace(
-        PURCHASE,
-        groups=(group(0, count=1, units=2), group(1, count=1, units=1)),
-        planned_price_usd_per_hour=2.0,
-    ),
-    fallback_plans=(PURCHASE,),
-)
-"""One larger machine in place of the two that were had."""
-
-
-def planned_beside(workspace, cluster, bought=PLANNED, **caps):
-    return planned_machines(
-        workspace,
-        cluster,
-        bought,
-        run_id="r1",
-        run_directory=RunDirectory(str(workspace.run_directory("r1"))),
-        model="ctrdnn",
-        caps=Caps(**caps),
-    )
-
-
-def test_planned_machines_are_launched_beside_others_which_end_when_they_are_left(
-    workspace, provider, ledger, fleet
-):
-    others = {("r1", node.node_id) for node in fleet.nodes}
-    assert not as_planned(PLANNED, fleet)
-
-    with planned_beside(workspace, fleet) as (cluster, now):
-        planned = {("r1.2", "stage0-node0-generation2"), ("r1.2", "stage1-node0-generation2")}
-        assert set(pids_by_machine(provider)) == others | planned
-        assert [(node.node_id, node.num_workers) for node in cluster.nodes] == [
-            ("stage0-node0-generation2", 2),
-            ("stage1-node0-generation2", 1),
-        ]
-        assert (cluster.run_id, cluster.generation) == ("r1", 2)
-        assert len(as_planned(now, cluster)) == 2
-
-        end_nodes(
-            workspace, fleet, [node.node_id for node in fleet.nodes], run_id="r1", reason=EndReason.LEFT
-        )
-        assert set(pids_by_machine(provider)) == planned
-        # A machine of those is replaced as one of any other fleet.
-        with replace_lost(workspace, cluster, "stage0-node0-generation2", bought=now) as following:
-            assert following.generation == 3
-            assert set(pids_by_machine(provider)) == {
-                ("r1.3", "stage0-node0-generation2"),
-                *sorted(planned)[1:],
-            }
-    reasons = {entry.reason for entry in ledger.entries() if entry.run_id == "r1"}
-    assert reasons == {EndReason.LEFT}
-
-
-def test_only_machines_that_stand_in_for_others_are_left(workspace, provider, ledger, fleet):
-    """One of two machines of a stage was had as its alternative."""
-    stood_in = replace(fleet.nodes[1], instance_type="m7i.large")
-    cluster = replace(fleet, nodes=(fleet.nodes[0], stood_in, fleet.nodes[2]))
-    groups = tuple(
-        replace(each, alternatives=(offer("m7i.large", price_usd_per_hour=1.5),)) for each in PURCHASE.groups
-    )
-    bought = replace(BOUGHT, launch_plan=replace(PURCHASE, groups=groups))
-    assert set(as_planned(bought, cluster)) == {"stage0-node0", "stage1-node0"}
-    assert share_beside(bought, cluster) == pytest.approx(1 / 3)
-
-    with planned_beside(workspace, cluster, bought) as (following, now):
-        names = ["stage0-node0", "stage0-node1-generation2", "stage1-node0"]
-        assert [node.node_id for node in following.nodes] == names
-        assert following.rendezvous == fleet.rendezvous
-        assert [node.instance_type for node in following.nodes] == [fleet.nodes[0].instance_type] * 3
-        assert share_beside(now, following) == 0
-        assert {key for key in pids_by_machine(provider) if key[0] == "r1.2"} == {("r1.2", names[1])}
-
-
-def test_a_fleet_of_another_zone_is_none_of_the_planned_machines(fleet):
-    elsewhere = replace(fleet, nodes=tuple(replace(node, zone="us-east-1b") for node in fleet.nodes))
-
-    assert len(as_planned(BOUGHT, fleet)) == 3
-    assert as_planned(BOUGHT, elsewhere) == {}
-
-
-def test_a_cap_by_the_hour_counts_both_fleets(workspace, provider, fleet):
-    with pytest.raises(BudgetExceededError):
-        planned_beside(workspace, fleet, max_usd_per_hour=4.0).__enter__()
-
-    assert {key[0] for key in pids_by_machine(provider)} == {"r1"}
