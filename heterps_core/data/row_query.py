@@ -3,6 +3,9 @@
 DuckDB runs the query over Arrow's data sets, which read files of this machine and of buckets alike. Its tables are
 `rows`, the files of the source or of one day of it, and every file, folder or pattern that it names in quotes. It can
 open no other, so it is known what a result was made from: it is kept by the query and what these files hold.
+
+Joins and groups lose the order of rows. So a result without an ORDER BY of its own is sorted by the schema's
+`time_column`; where there is neither, a query that may lose the order is refused, as the latest rows are held out.
 """
 
 from __future__ import annotations
@@ -81,7 +84,7 @@ class RowQuery:
             tempfile.TemporaryDirectory() as scratch,
             self._connected(files, day=day, schema=schema, scratch=scratch) as (connection, text, _),
         ):
-            found = connection.sql(text).columns
+            found = self._relation(connection, text, day=day, schema=schema).columns
         needed = (*schema.used_columns, *schema.time_columns)
         missing = [column for column in needed if column not in found]
         if missing:
@@ -114,14 +117,15 @@ class RowQuery:
             contents = [
                 (table, each.size_bytes, each.tag) for (table, _), each in zip(names, inputs, strict=True)
             ]
-            document = json.dumps([text, schema.column_names, contents])
+            document = json.dumps([text, schema.column_names, schema.time_column, contents])
             place = folder / hashlib.sha256(document.encode()).hexdigest()[:16]
             if not (place / _MADE_FROM).exists():
                 # What a run that was killed left there goes.
                 shutil.rmtree(place, ignore_errors=True)
                 place.mkdir(parents=True)
                 try:
-                    if not _write(connection, text, place / _RESULT):
+                    rows = self._relation(connection, text, day=day, schema=schema)
+                    if not _write(rows, place / _RESULT):
                         of_day = "" if day is None else f" for day {day}"
                         raise DataError(
                             self.path, f"must return at least one row{of_day}, got none of {files[0]}"
@@ -177,10 +181,37 @@ class RowQuery:
                 f"the query of {self.path} cannot be run: {message}; correct it"
             ) from error
 
+    def _relation(
+        self, connection: duckdb.DuckDBPyConnection, text: str, *, day: date | None, schema: DataSchema
+    ) -> duckdb.DuckDBPyRelation:
+        """Return what a query gives, in the order of time.
+
+        Raises:
+            ConfigurationError: The order is not known, and the source has no days.
+        """
+        rows, (tree,) = connection.sql(text), self._tree(connection, text)["statements"]
+        if _is_sorted(tree["node"]):
+            return rows
+        if schema.time_column in rows.columns:
+            quoted = '"{}"'.format(str(schema.time_column).replace('"', '""'))
+            is_text = rows.types[rows.columns.index(str(schema.time_column))] == "VARCHAR"
+            kinds = ("DOUBLE", "TIMESTAMP") if is_text else ()
+            return rows.order(", ".join([*(f"TRY_CAST({quoted} AS {kind})" for kind in kinds), quoted]))
+        if day is None and any(map(_loses_order, _nodes(tree))):
+            raise ConfigurationError(
+                f"{self.path} must end with an ORDER BY of the time, or the schema name a time_column that it "
+                f"returns: the latest rows are held out, and joins, groups, DISTINCT, windows and subqueries lose "
+                f"the order"
+            )
+        return rows
+
+    def _tree(self, connection: duckdb.DuckDBPyConnection, text: str) -> Any:
+        (found,) = connection.execute("SELECT json_serialize_sql(?)", [text]).fetchall()
+        return json.loads(found[0])
+
     def _table_names(self, connection: duckdb.DuckDBPyConnection, text: str) -> list[str]:
         """Return the tables that a query reads, those that it names itself (WITH) not among them."""
-        (found,) = connection.execute("SELECT json_serialize_sql(?)", [text]).fetchall()
-        tree = json.loads(found[0])
+        tree = self._tree(connection, text)
         if tree["error"] or len(tree["statements"]) != 1:
             problem = tree.get("error_message", f"got {len(tree.get('statements', ()))} of them")
             raise ConfigurationError(f"{self.path} must hold one SELECT: {problem}")
@@ -220,11 +251,25 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
         yield from _nodes(child)
 
 
-def _write(connection: duckdb.DuckDBPyConnection, text: str, path: Path) -> int:
+def _is_sorted(select: dict[str, Any]) -> bool:
+    return any(modifier["type"] == "ORDER_MODIFIER" for modifier in select["modifiers"])
+
+
+def _loses_order(node: dict[str, Any]) -> bool:
+    """Tell whether DuckDB may return rows in another order than that of the table below a node."""
+    return bool(
+        node.get("type") in ("JOIN", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "DISTINCT_MODIFIER")
+        or node.get("class") in ("WINDOW", "SUBQUERY")
+        or node.get("group_expressions")
+        or node.get("sample")
+    )
+
+
+def _write(rows: duckdb.DuckDBPyRelation, path: Path) -> int:
     """Write what a query returns as Parquet; returns its number of rows."""
     num_rows = 0
     with (
-        connection.sql(text).to_arrow_reader(ROWS_PER_GROUP) as reader,
+        rows.to_arrow_reader(ROWS_PER_GROUP) as reader,
         pq.ParquetWriter(path, reader.schema, compression="zstd") as writer,
     ):
         for batch in reader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import boto3
@@ -247,3 +248,82 @@ def test_without_duckdb_it_is_told_how_to_get_it(tables, tmp_path, monkeypatch):
         ConfigurationError, match=r"needs the package duckdb, .* pip install 'heterps\[sql\]'"
     ):
         run(query_of(tables, tmp_path), tables["shown"], tmp_path)
+
+
+TIMES = list(range(60_000))
+LOSE_ORDER = {
+    "join": "SELECT r.*, u.country FROM rows r LEFT JOIN '{many_users}' u USING (member)",
+    "comma": "SELECT r.*, u.country FROM rows r, '{many_users}' u WHERE r.member = u.member",
+    "group": "SELECT n, any_value(site) AS site, any_value(label) AS label, 'x' AS country FROM rows GROUP BY n",
+    "distinct": "SELECT DISTINCT *, 'x' AS country FROM rows",
+    "union": "SELECT *, 'x' AS country FROM rows WHERE n > 9 UNION ALL SELECT *, 'x' FROM rows WHERE n <= 9",
+    "window": "SELECT *, row_number() OVER (PARTITION BY site)::TEXT AS country FROM rows",
+    "subquery": "SELECT *, 'x' AS country FROM rows WHERE member IN (SELECT member FROM '{many_users}')",
+    "below": "WITH r AS (SELECT r.*, u.country FROM rows r JOIN '{many_users}' u USING (member)) SELECT * FROM r",
+}
+
+
+@pytest.fixture
+def timed(tables, tmp_path):
+    columns = {
+        "n": TIMES,
+        "member": [n * 7919 % 1_000 for n in TIMES],
+        "site": [f"s{n % 9}" for n in TIMES],
+        "label": [n % 2 for n in TIMES],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "timed.parquet", row_group_size=5_000)
+    users = {"member": list(range(1_000)), "country": [f"c{member % 50}" for member in range(1_000)]}
+    pq.write_table(pa.table(users), tmp_path / "many_users.parquet")
+    tables |= {"timed": tmp_path / "timed.parquet", "many_users": tmp_path / "many_users.parquet"}
+    return tables
+
+
+@pytest.mark.parametrize("way", LOSE_ORDER)
+def test_rows_of_a_query_that_loses_the_order_are_sorted_or_refused(timed, tmp_path, way):
+    files = list_source_files(str(timed["timed"]))
+    in_time = replace(SCHEMA, time_column="n")
+    query = query_of(timed, tmp_path, LOSE_ORDER[way])
+    folder = tmp_path / "results"
+
+    for use in (query.check, partial(query.result, folder=folder)):
+        with pytest.raises(ConfigurationError, match=r"must end with an ORDER BY .*, or .* a time_column"):
+            use(files, day=None, schema=SCHEMA)
+    query.check(files, day=DAY, schema=SCHEMA)
+    query.check(files, day=None, schema=in_time)
+    found = query.result(files, day=None, schema=in_time, folder=folder)
+    assert pq.read_table(found)["n"].to_pylist() == TIMES
+    ordered = query_of(timed, tmp_path, f"{LOSE_ORDER[way]} ORDER BY n DESC")
+    found = ordered.result(files, day=None, schema=in_time, folder=folder)
+    assert pq.read_table(found)["n"].to_pylist() == TIMES[::-1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT *, 'x' AS country FROM rows",
+        "SELECT n, site, label + 0 AS label, upper(site) AS country FROM rows WHERE member > 3; -- all",
+        "WITH few AS (SELECT * FROM rows WHERE n % 3 > 0) SELECT *, 'x' AS country FROM few LIMIT 30000",
+    ],
+)
+def test_a_query_of_one_table_keeps_its_order(timed, tmp_path, text):
+    query, files = query_of(timed, tmp_path, text), list_source_files(str(timed["timed"]))
+
+    found = query.result(files, day=None, schema=SCHEMA, folder=tmp_path / "results")
+
+    times = pq.read_table(found)["n"].to_pylist()
+    assert times == sorted(times)
+    assert len(times) >= 30_000
+
+
+@pytest.mark.parametrize(
+    "times",
+    [["10", "9", "200"], ["2026-11-02T00:00:00Z", "2026-11-01T23:00:00.5Z", "2026-11-10"]],
+)
+def test_times_in_text_are_sorted_by_value(tmp_path, times):
+    (tmp_path / "x.csv").write_text("label,site,at\n" + "".join(f"1,s,{at}\n" for at in times))
+    schema = replace(SCHEMA, categorical_columns=("site",), time_column="at")
+    query = query_of({}, tmp_path, "SELECT DISTINCT * FROM rows")
+
+    found = query.result([tmp_path / "x.csv"], day=None, schema=schema, folder=tmp_path / "results")
+
+    assert pq.read_table(found)["at"].to_pylist() == [times[1], times[0], times[2]]
